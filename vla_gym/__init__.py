@@ -1,0 +1,15 @@
+"""LIBERO as a Gymnasium environment with a frozen vision-language-action model (VLA) inside.
+
+Importing this package registers the environment ids and does nothing else::
+
+    import gymnasium, vla_gym
+
+    env = gymnasium.make("Libero-goal-v0", task_ids=8)  # images, proprioception, 7-D actions
+    env = gymnasium.make("LiberoVLA-goal-v0", task_ids=8)  # RL token + the VLA's own action chunk
+"""
+
+from vla_gym.registration import register_envs
+
+__version__ = "0.1.0"
+
+register_envs()

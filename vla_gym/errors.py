@@ -1,0 +1,36 @@
+"""Every error that vla_gym raises on purpose: one class per kind of mistake.
+
+Messages follow one pattern: what was expected, what came, what to do.
+"""
+
+
+class VlaGymError(Exception):
+    """Base class of every error raised on purpose by this package."""
+
+
+class UnknownTaskError(VlaGymError, ValueError):
+    """A suite name or a task id does not exist."""
+
+
+class AssetError(VlaGymError, FileNotFoundError):
+    """An asset pack is missing, incomplete or not what it claims to be."""
+
+
+class CompileError(VlaGymError, RuntimeError):
+    """The separate process that compiles a scene failed."""
+
+
+class InvalidActionError(VlaGymError, ValueError):
+    """An action has the wrong shape, the wrong dtype or is not finite."""
+
+
+class RenderError(VlaGymError, RuntimeError):
+    """No usable OpenGL context (EGL missing, no device, out of memory)."""
+
+
+class WeightsError(VlaGymError, ValueError):
+    """A checkpoint is missing, corrupt or belongs to another architecture."""
+
+
+class ConfigError(VlaGymError, ValueError):
+    """A configuration value is out of range or two values contradict each other."""

@@ -1,0 +1,99 @@
+"""Plain data that describes a compiled task: what the simulation and the env read.
+
+Nothing here imports mujoco, robosuite or libero. Arrays are float64 or int64 and read-only by
+convention. All lengths are metres, angles radians, quaternions (w, x, y, z).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """Indices and constants of the Panda, its gripper and upstream's OSC_POSE controller.
+
+    Attributes:
+        eef_site: Name of the site that the controller moves (between the finger pads).
+        joint_qpos, joint_qvel, joint_actuators: (7,) addresses of the arm.
+        gripper_qpos: (2,) addresses of the finger joints in qpos.
+        gripper_actuators: (2,) actuator ids of the fingers.
+        torque_low, torque_high: (7,) actuator limits in N m.
+        gripper_bias, gripper_weight: (2,) ctrl = bias + weight * command, command in [-1, 1].
+        gripper_speed: Change of the gripper command per 2 ms substep (0.01).
+        init_qpos: (7,) nominal joint positions at reset.
+        init_noise: Standard deviation of upstream's gaussian reset noise on them (0.02 rad).
+        kp, damping_ratio: controller gains (150, 1).
+        position_scale, rotation_scale: action 1.0 in metres (0.05) and radians (0.5).
+        substeps: physics steps in one control step (25).
+    """
+
+    eef_site: str
+    joint_qpos: np.ndarray
+    joint_qvel: np.ndarray
+    joint_actuators: np.ndarray
+    gripper_qpos: np.ndarray
+    gripper_actuators: np.ndarray
+    torque_low: np.ndarray
+    torque_high: np.ndarray
+    gripper_bias: np.ndarray
+    gripper_weight: np.ndarray
+    gripper_speed: float
+    init_qpos: np.ndarray
+    init_noise: float
+    kp: float
+    damping_ratio: float
+    position_scale: float
+    rotation_scale: float
+    substeps: int
+
+
+@dataclass(frozen=True)
+class ObjectSpec:
+    """One movable object or fixture of the scene.
+
+    Attributes:
+        name: BDDL instance name, e.g. ``"akita_black_bowl_1"``.
+        category: BDDL category, e.g. ``"akita_black_bowl"``.
+        is_fixture: Fixtures have no free joint; their pose is written into the model.
+        body: Name of the root body in the compiled model, e.g. ``"akita_black_bowl_1_main"``.
+        joints: Joint names in upstream's order.
+        contact_geoms: Names of the geoms that upstream's ``check_contact`` looks at.
+        horizontal_radius, bottom_offset, top_offset: upstream's placement geometry,
+            (), (3,), (3,).
+    """
+
+    name: str
+    category: str
+    is_fixture: bool
+    body: str
+    joints: tuple[str, ...]
+    contact_geoms: tuple[str, ...]
+    horizontal_radius: float
+    bottom_offset: np.ndarray
+    top_offset: np.ndarray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A start of an episode before it has settled.
+
+    Attributes:
+        qpos: (nq,) positions.
+        qvel: (nv,) velocities.
+        time: Simulation time in seconds.
+        fixture_pos: (F, 3) and fixture_quat: (F, 4), in the order of ``TaskModel.fixtures``.
+        nullspace_qpos: (7,) joint positions that the controller's null space pulls towards
+            (upstream: the joint positions at ``env.reset``, noise included).
+        init_state_id: Index of the official state, or -1 for a sampled layout.
+    """
+
+    qpos: np.ndarray
+    qvel: np.ndarray
+    time: float
+    fixture_pos: np.ndarray
+    fixture_quat: np.ndarray
+    nullspace_qpos: np.ndarray
+    init_state_id: int = -1

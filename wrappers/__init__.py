@@ -1,0 +1,6 @@
+"""Gymnasium wrappers of vla_gym; import them as ``vla_gym.wrappers``."""
+
+from vla_gym.wrappers.action_chunk import ActionChunk
+from vla_gym.wrappers.frozen_vla import FrozenVLAObservation
+
+__all__ = ["ActionChunk", "FrozenVLAObservation"]

@@ -1,0 +1,79 @@
+"""Several control steps as one action, over any single-step environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from vla_gym.errors import ConfigError, InvalidActionError
+
+
+class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
+    """Execute a chunk of actions per ``step`` and stop at the episode's end.
+
+    With ``chunk_len=3`` a ``step`` is::
+
+        action (3, *shape)   a0     a1     a2
+        reward               r0  +  g r1 + g^2 r2          (g = gamma, 1 if None)
+        observation                        the last one
+        info                 executed_steps=3, discount=g^3
+
+    and if the episode ends after a1, a2 is never executed, ``executed_steps`` is 2 and
+    ``discount`` is g^2. Over ``Libero-*`` it equals the environment's own ``chunk_len``, which is
+    faster because it renders only once a chunk.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], chunk_len: int, gamma: float | None = None) -> None:
+        """Wrap an environment with a Box action.
+
+        Args:
+            env: Environment whose action space is a Box.
+            chunk_len: Number of actions in a chunk, at least 1.
+            gamma: Discount per inner step in (0, 1], or None for an undiscounted sum.
+
+        Raises:
+            ConfigError: If the action space is not a Box, or an argument is out of range.
+        """
+        super().__init__(env)
+        inner = env.action_space
+        if not isinstance(inner, spaces.Box):
+            raise ConfigError(f"ActionChunk expects a Box action space, got {inner}.")
+        if chunk_len < 1:
+            raise ConfigError(f"chunk_len must be at least 1, got {chunk_len}.")
+        if gamma is not None and not 0.0 < gamma <= 1.0:
+            raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
+        self.chunk_len, self.gamma = chunk_len, gamma
+
+        def repeat(bound: np.ndarray) -> np.ndarray:
+            return np.repeat(bound[None], chunk_len, axis=0)
+
+        self.action_space = spaces.Box(repeat(inner.low), repeat(inner.high), dtype=inner.dtype.type)
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Execute the rows of ``action`` (chunk_len, ...) until they or the episode end.
+
+        Raises:
+            InvalidActionError: Wrong shape, or a value that is not finite; nothing has moved then.
+        """
+        rows = np.asarray(action)
+        if rows.shape != self.action_space.shape or not np.isfinite(rows).all():
+            raise InvalidActionError(
+                f"Expected finite actions of shape {self.action_space.shape}, got shape "
+                f"{rows.shape}, finite: {bool(np.isfinite(rows).all())}."
+            )
+        gamma = 1.0 if self.gamma is None else self.gamma
+        total, scale, executed = 0.0, 1.0, 0
+        for row in rows:
+            obs, reward, terminated, truncated, info = self.env.step(row)
+            total += scale * float(reward)
+            scale *= gamma
+            executed += 1
+            if terminated or truncated:
+                break
+        info = {**info, "executed_steps": executed}
+        if self.gamma is not None:
+            info["discount"] = gamma**executed
+        return obs, total, terminated, truncated, info
