@@ -1,0 +1,136 @@
+"""Open a drawer of the cabinet by its handle; open the top one and put the bowl inside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_gym.experts.geometry import (
+    GRIPPER_DOWN,
+    BodyPoint,
+    local_corners,
+    rotation_x,
+    rotation_z,
+)
+from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, hold
+from vla_gym.experts.pick_and_place import Placement, _offset_target, place_bowl
+from vla_gym.experts.privileged import PrivilegedSim
+
+CABINET = "wooden_cabinet_1"
+# LIBERO calls the cabinet's drawer open below -0.14 m (range -0.16 .. 0.01); pull a little more.
+OPEN_QPOS = -0.145
+# How far behind the handle's front face the pads close: half the depth of LIBERO's bar.
+HANDLE_HALF_DEPTH = 0.008
+PULL_LEAD = 0.06
+
+
+class DrawerSkill:
+    """Phases that open one drawer.
+
+    The gripper comes in horizontally, because only 1.6 cm are free behind the handle's bar and the
+    handles sit above each other, so nothing fits in from above.
+    """
+
+    def __init__(self, sim: PrivilegedSim, level: str) -> None:
+        """Read handle and opening direction.
+
+        Args:
+            sim: Simulation.
+            level: ``"top"``, ``"middle"`` or ``"bottom"``.
+        """
+        self._sim = sim
+        self._joint = f"{CABINET}_{level}_level"
+        body = f"{CABINET}_cabinet_{level}"
+        self.handle = BodyPoint(sim, body, _handle_center(local_corners(sim, body)))
+        # Every LIBERO cabinet opens along its own -y axis.
+        self.outward = sim.body_mat(body) @ np.array([0.0, -1.0, 0.0])
+        yaw = np.arctan2(self.outward[1], self.outward[0]) - np.pi / 2.0
+        self.rotation = rotation_z(yaw) @ rotation_x(-np.pi / 2.0) @ GRIPPER_DOWN
+
+    def is_open(self) -> bool:
+        """Return whether the drawer has been pulled far enough."""
+        return self._sim.joint_qpos(self._joint) < OPEN_QPOS
+
+    def in_front(self, distance: float) -> np.ndarray:
+        """Return the point (3,) that lies ``distance`` metres in front of the handle."""
+        return self.handle() + self.outward * distance
+
+    def phases(self) -> list[Phase]:
+        """Return reach, approach, close, pull, let go, back off."""
+        rotation = self.rotation
+        return [
+            Phase(
+                "reach handle",
+                lambda: self.in_front(0.10),
+                rotation,
+                OPEN,
+                tolerance=0.02,
+                rotation_tolerance=0.12,
+                max_steps=100,
+            ),
+            Phase(
+                "approach handle",
+                self.handle,
+                rotation,
+                OPEN,
+                tolerance=0.008,
+                max_steps=50,
+                speed=0.7,
+            ),
+            hold("close on handle", self.handle, 9, CLOSED, rotation),
+            Phase(
+                "pull",
+                self._pull_target,
+                rotation,
+                CLOSED,
+                tolerance=0.005,
+                max_steps=90,
+                speed=0.8,
+                check=self.is_open,
+                retry_from="reach handle",
+            ),
+            hold("let go", self.handle, 5, OPEN, rotation, speed=0.3),
+            Phase(
+                "back off",
+                lambda: self.in_front(0.08),
+                rotation,
+                OPEN,
+                tolerance=0.02,
+                max_steps=25,
+            ),
+        ]
+
+    def _pull_target(self) -> np.ndarray:
+        if self.is_open():
+            return self._sim.eef_pose()[0]
+        return self.in_front(PULL_LEAD)
+
+
+def _handle_center(corners: np.ndarray) -> np.ndarray:
+    """Return the middle (3,) of the handle bar: what sticks out furthest along local -y.
+
+    Args:
+        corners: (K, 3) collision corners of the drawer in its own frame.
+    """
+    front = corners[:, 1].min()
+    bar = corners[corners[:, 1] < front + HANDLE_HALF_DEPTH]
+    middle = (bar.min(axis=0) + bar.max(axis=0)) / 2.0
+    return np.array([middle[0], front + HANDLE_HALF_DEPTH, middle[2]])
+
+
+def open_middle_drawer(sim: PrivilegedSim) -> Expert:
+    """Open the middle drawer."""
+    return Expert(sim, DrawerSkill(sim, "middle").phases())
+
+
+def bowl_in_top_drawer(sim: PrivilegedSim) -> Expert:
+    """Open the top drawer and put the bowl inside."""
+    drawer = DrawerSkill(sim, "top")
+
+    def above_handle() -> np.ndarray:
+        return drawer.in_front(0.08) + np.array([-0.02, 0.0, 0.16])
+
+    rise = Phase("rise", above_handle, tolerance=0.04, rotation_tolerance=0.4, max_steps=50)
+    target = _offset_target(lambda: sim.site_pos(f"{CABINET}_top_region"), 0.0, 0.0, -0.01)
+    # The open drawer covers half of the bowl: only the rim on its far side can be reached.
+    bowl = place_bowl(sim, Placement(target, travel_height=1.30), angle=np.deg2rad(160.0))
+    return Expert(sim, [*drawer.phases(), rise, *bowl])

@@ -1,0 +1,124 @@
+"""Where and how to take hold of an object, read from its collision geometry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_gym.experts.geometry import (
+    GRIPPER_DOWN,
+    BodyPoint,
+    rotation_z,
+    world_box,
+    wrap_half_turn,
+)
+from vla_gym.experts.phase_machine import CLOSED, OPEN, Phase, Vector, hold
+from vla_gym.experts.privileged import PrivilegedSim
+
+
+@dataclass(frozen=True)
+class Grasp:
+    """A grip-site pose that follows an object.
+
+    Attributes:
+        point: Called for the world position (3,) of the grip site.
+        rotation: (3, 3) orientation of the grip site.
+    """
+
+    point: Vector
+    rotation: np.ndarray
+
+
+def rim_grasp(sim: PrivilegedSim, body: str, angle: float, *, inset: float, depth: float) -> Grasp:
+    """Straddle the wall of a round open object (bowl, plate) from above.
+
+    Args:
+        sim: Simulation.
+        body: Body of an object that is round about the vertical axis.
+        angle: World polar angle of the rim point, radians.
+        inset: Distance of the grip site inside the outermost radius, metres.
+        depth: Distance of the grip site below the highest point, metres.
+    """
+    box = world_box(sim, body)
+    radius = float(np.mean(box.size[:2])) / 2.0 - inset
+    center = BodyPoint.at(sim, body, box.center)
+    height = box.high[2] - depth - box.center[2]
+    offset = np.array([radius * np.cos(angle), radius * np.sin(angle), height])
+    # The fingers open along world y when the yaw is 0; they must open along the radius.
+    yaw = wrap_half_turn(angle - np.pi / 2.0)
+    return Grasp(lambda: center() + offset, rotation_z(yaw) @ GRIPPER_DOWN)
+
+
+def top_grasp(
+    sim: PrivilegedSim,
+    body: str,
+    *,
+    below_top: float = 0.03,
+    min_height: float = 0.014,
+    yaws: tuple[float, ...] = (0.0, np.pi / 2.0, np.pi / 4.0, -np.pi / 4.0),
+) -> Grasp:
+    """Pinch an object from above across its narrowest width.
+
+    Args:
+        sim: Simulation.
+        body: Body to grasp.
+        below_top: Distance of the grip site below the object's top, metres.
+        min_height: Least distance above its lowest point (finger tips reach 1.2 cm further).
+        yaws: Gripper yaws to choose from, the first wins ties within 4 mm.
+    """
+    corners = sim.collision_corners(body)
+    box = world_box(sim, body)
+    best_yaw, best_width = yaws[0], np.inf
+    for yaw in yaws:
+        finger_axis = (rotation_z(yaw) @ GRIPPER_DOWN)[:, 0]
+        width = float(np.ptp(corners @ finger_axis)) + (0.0 if yaw == yaws[0] else 0.004)
+        if width < best_width - 1e-4:
+            best_yaw, best_width = yaw, width
+    height = max(box.low[2] + min_height, box.high[2] - below_top)
+    point = BodyPoint.at(sim, body, np.array([box.center[0], box.center[1], height]))
+    return Grasp(point, rotation_z(best_yaw) @ GRIPPER_DOWN)
+
+
+def pick_phases(
+    grasp: Grasp,
+    *,
+    prefix: str = "",
+    hover: float = 0.10,
+    tolerance: float = 0.008,
+    close_steps: int = 9,
+) -> list[Phase]:
+    """Return the phases hover, descend, close.
+
+    Args:
+        grasp: Where to grasp.
+        prefix: Put before the phase names.
+        hover: Height above the grasp point at which the gripper first aligns, metres.
+        tolerance: Accuracy of the descent, metres.
+        close_steps: Control steps for closing the fingers.
+    """
+
+    def above() -> np.ndarray:
+        return grasp.point() + np.array([0.0, 0.0, hover])
+
+    return [
+        Phase(
+            prefix + "hover",
+            above,
+            grasp.rotation,
+            OPEN,
+            tolerance=0.02,
+            rotation_tolerance=0.15,
+            max_steps=80,
+        ),
+        Phase(
+            prefix + "descend",
+            grasp.point,
+            grasp.rotation,
+            OPEN,
+            tolerance=tolerance,
+            max_steps=50,
+            speed=0.8,
+        ),
+        hold(prefix + "close", grasp.point, close_steps, CLOSED, grasp.rotation),
+    ]

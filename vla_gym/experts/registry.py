@@ -1,0 +1,52 @@
+"""Which task has an expert, and how to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vla_gym.errors import UnknownTaskError
+from vla_gym.experts import drawer, pick_and_place, push, stove
+from vla_gym.experts.phase_machine import Expert
+from vla_gym.experts.privileged import PrivilegedSim
+
+ExpertBuilder = Callable[[PrivilegedSim], Expert]
+
+_BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
+    "goal": {
+        0: drawer.open_middle_drawer,
+        1: pick_and_place.bowl_on_stove,
+        2: pick_and_place.bottle_on_cabinet,
+        3: drawer.bowl_in_top_drawer,
+        4: pick_and_place.bowl_on_cabinet,
+        5: push.plate_to_stove_front,
+        6: pick_and_place.cream_cheese_in_bowl,
+        7: stove.turn_on_stove,
+        8: pick_and_place.bowl_on_plate,
+        9: pick_and_place.bottle_on_rack,
+    },
+}
+
+EXPERT_TASKS: dict[str, tuple[int, ...]] = {
+    suite: tuple(sorted(builders)) for suite, builders in _BUILDERS.items()
+}
+"""Suite name -> ids of the tasks that have an expert."""
+
+
+def make_expert(sim: PrivilegedSim) -> Expert:
+    """Build the expert of the simulation's task.
+
+    Args:
+        sim: Simulation that has been reset: the expert reads the scene's geometry now, so make a
+            new expert after every reset.
+
+    Raises:
+        UnknownTaskError: If the task has no expert.
+    """
+    task = sim.task_model.task
+    builder = _BUILDERS.get(task.suite, {}).get(task.task_id)
+    if builder is None:
+        known = ", ".join(f"{suite} {ids}" for suite, ids in EXPERT_TASKS.items())
+        raise UnknownTaskError(
+            f"No expert for task {task.task_id} of suite {task.suite!r}: experts exist for {known}."
+        )
+    return builder(sim)
