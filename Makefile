@@ -1,0 +1,39 @@
+# Two commands need nothing but this file on a bare Debian: `make demo` and `make test`.
+# Variables: VENV (.venv), PYTHON (interpreter for the venv), TORCH_SPEC (torch==2.13.0).
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test test-slow check format lint types bench wheel
+
+help:  ## Show the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup:  ## System packages, .venv, torch, the package (idempotent).
+	@bash tools/setup.sh
+
+demo: setup  ## Expert and VLA videos, TD3+BC on one task, evaluation (<= 10 min).
+	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: setup  ## The default test suite.
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: setup  ## Parity, experts and training on many episodes.
+	$(BIN)/python -m pytest -m slow --timeout=3600 $(PYTEST_ARGS)
+
+format: setup  ## Check the formatting (ruff format rewrites it).
+	$(BIN)/ruff format --check .
+
+lint: setup  ## Ruff.
+	$(BIN)/ruff check .
+
+types: setup  ## Mypy.
+	$(BIN)/mypy
+
+check: format lint types test  ## Format, lint, types and tests.
+
+bench: setup  ## Speed against upstream LIBERO, interleaved in one run.
+	$(BIN)/python benchmarks/bench_sim.py $(BENCH_ARGS)
+
+wheel: setup  ## Source distribution and wheel in dist/.
+	$(BIN)/python -m build

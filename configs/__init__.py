@@ -1,0 +1,1 @@
+"""Presets of the trainers and the command line, one yaml file each."""
