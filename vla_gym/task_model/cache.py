@@ -1,0 +1,269 @@
+"""The on-disk cache of compiled scenes: keys, verification, locking and the compile process.
+
+A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, init_states.npz and
+manifest.json, which holds the key and the SHA-256 of the others. Nothing in it is used before it
+was verified (a damaged .mjb can abort the process that loads it); what does not verify is built
+anew. Folders appear by an atomic rename, under a lock that other processes respect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import CompileError
+from vla_gym.suites import Task
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+COMPILE_TIMEOUT_S = 300.0
+FILES = ("scene.mjb", "scene.json", "init_states.npz")
+MANIFEST = "manifest.json"
+_LIBERO_DISTRIBUTIONS = ("rlinf-libero", "libero", "hf-libero")
+_COMPILER_SOURCES = ("compile_scene.py", "extract.py", "upstream_env.py")
+
+
+@dataclass(frozen=True)
+class SceneRequest:
+    """What to compile.
+
+    Attributes:
+        scene: Scene name, e.g. ``"goal"``.
+        tasks: All tasks of the scene.
+        pack: Name of the asset pack.
+        pack_digest: Digest of its content.
+        asset_root: Its folder.
+    """
+
+    scene: str
+    tasks: tuple[Task, ...]
+    pack: str
+    pack_digest: str
+    asset_root: Path
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that the compiled scene depends on."""
+        return {
+            "schema": SCHEMA,
+            "compiler": _sources_digest(),
+            "versions": package_versions(),
+            "machine": [platform.system(), platform.machine(), sys.byteorder],
+            "pack": self.pack,
+            "pack_digest": self.pack_digest,
+            "scene": self.scene,
+            "tasks": _tasks_digest(self.tasks),
+        }
+
+    def key(self) -> str:
+        """Return the cache key, readable prefix included."""
+        text = json.dumps(self.identity(), sort_keys=True)
+        return f"{self.scene}-{self.pack}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Return the installed versions that a compiled scene depends on, without importing them.
+
+    Raises:
+        CompileError: If one of the packages is not installed.
+    """
+    versions = {"mujoco": _version("mujoco"), "robosuite": _version("robosuite")}
+    return versions | {"libero": _version(*_LIBERO_DISTRIBUTIONS)}
+
+
+def load_scene(
+    request: SceneRequest, cache_dir: Path, timeout_s: float = COMPILE_TIMEOUT_S
+) -> Path:
+    """Return the verified folder of a scene, compiling it first if necessary.
+
+    Args:
+        request: What to compile.
+        cache_dir: Folder of all caches; ``scenes/`` is made in it.
+        timeout_s: Deadline of the compile process and of the wait for another one, in seconds.
+
+    Raises:
+        CompileError: If the compile process fails or misses its deadline, or the cache folder
+            cannot be written.
+    """
+    key = request.key()
+    scenes = cache_dir / "scenes"
+    folder = scenes / key
+    if verify(folder, key):
+        return folder
+    try:
+        scenes.mkdir(parents=True, exist_ok=True)
+        with _lock(scenes / f"{key}.lock", timeout_s):
+            # Another process may have built it while this one waited.
+            if not verify(folder, key):
+                _build(request, key, folder, timeout_s)
+    except OSError as error:
+        raise CompileError(
+            f"The scene cache {scenes} cannot be written ({error}): expected a writable folder. "
+            "Set VLA_GYM_CACHE to one."
+        ) from error
+    return folder
+
+
+def verify(folder: Path, key: str) -> bool:
+    """Return whether a scene folder is complete, belongs to ``key`` and is undamaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["key"] != key or set(manifest["sha256"]) != set(FILES):
+            raise ValueError("it belongs to another scene, pack or version")
+        for name in FILES:
+            if file_sha256(folder / name) != manifest["sha256"][name]:
+                raise ValueError(f"{name} does not match its checksum")
+    except FileNotFoundError:
+        if folder.exists():
+            logger.warning("Cached scene %s is incomplete and will be rebuilt.", folder)
+        return False
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("Cached scene %s will be rebuilt: %s.", folder, error)
+        return False
+    return True
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> None:
+    logger.info("Compiling scene %s (once; a few seconds) ...", key)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{key}-") as scratch:
+        fresh = Path(scratch) / "scene"
+        fresh.mkdir()
+        _run_compiler(request, Path(scratch), fresh, timeout_s)
+        missing = [name for name in FILES if not (fresh / name).is_file()]
+        if missing:
+            raise CompileError(f"The compile process did not write {', '.join(missing)}.")
+        manifest = {
+            "key": key,
+            "identity": request.identity(),
+            "sha256": {name: file_sha256(fresh / name) for name in FILES},
+        }
+        (fresh / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        if folder.exists() or folder.is_symlink():
+            # What is there did not verify. It goes away with the scratch folder.
+            folder.rename(Path(scratch) / "damaged")
+        fresh.rename(folder)
+
+
+def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: float) -> None:
+    """Run compile_scene in its own process group, with its output captured."""
+    request_file = scratch / "request.json"
+    content = {
+        "suite": request.tasks[0].suite,
+        "task_ids": [task.task_id for task in request.tasks],
+        "pack": request.pack,
+        "assets": str(request.asset_root.resolve()),
+        "out": str(out.resolve()),
+    }
+    request_file.write_text(json.dumps(content), encoding="utf-8")
+    log = scratch / "output.txt"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vla_gym.task_model.compile_scene", str(request_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            cwd=scratch,
+            env=_compiler_environment(),
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if status != 0:
+        reason = f"took more than {timeout_s:g} s" if status is None else f"ended with {status}"
+        output = log.read_text(encoding="utf-8", errors="replace").strip()
+        raise CompileError(
+            f"Compiling scene {request.scene!r} from the {request.pack!r} assets in "
+            f"{request.asset_root} failed: the compile process {reason}. Its output ends with:\n"
+            + output[-3000:]
+        )
+
+
+def _compiler_environment() -> dict[str, str]:
+    # The parent may run from a checkout that is not installed, in another working directory.
+    package_root = str(Path(__file__).resolve().parents[2])
+    path = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(path)}
+
+
+@contextlib.contextmanager
+def _lock(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold an exclusive lock between processes; it is freed even if its holder dies."""
+    deadline = time.monotonic() + timeout_s
+    with path.open("w", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise CompileError(
+                        f"Another process has held {path} for more than {timeout_s:g} s: "
+                        "end it, then try again."
+                    ) from None
+                time.sleep(0.05)
+        yield
+
+
+@cache
+def _sources_digest() -> str:
+    digest = hashlib.sha256()
+    for name in _COMPILER_SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _tasks_digest(tasks: Sequence[Task]) -> str:
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(f"{task.suite}/{task.task_id}/{task.name}\n".encode())
+        digest.update(task.bddl_file.read_bytes())
+        digest.update(task.init_states_file.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}"
+    raise CompileError(
+        f"None of the packages {', '.join(distributions)} is installed. "
+        "Install the project's dependencies: pip install vla-gym"
+    )
+
+
+def remove_scene(folder: Path) -> None:
+    """Delete one cached scene; a missing one is no error."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""Compiles one scene through LIBERO's own problem classes: a program, not a module to import.
+
+Usage: ``python -m vla_gym.task_model.compile_scene REQUEST.json``. The request names the suite,
+the tasks, the asset folder and the folder that receives scene.mjb, scene.json and
+init_states.npz. Runs in a process of its own because libero and robosuite print, ask questions,
+set global state and pull in heavy packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import CompileError
+from vla_gym.suites import NUM_INIT_STATES, Task, get_task
+from vla_gym.task_model import extract, upstream_env
+from vla_gym.task_model.goals import compile_goal
+from vla_gym.task_model.layouts import Placement
+
+# What tasks must share to share a model: everything but the goal and the words.
+_SCENE_FIELDS = ("problem_name", "fixtures", "regions", "objects", "scene_properties")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile the scene of a request file; return the exit status."""
+    parser = argparse.ArgumentParser(description="Compile one LIBERO scene (internal).")
+    parser.add_argument("request", type=Path, help="JSON file with the request")
+    request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
+    tasks = [get_task(request["suite"], i) for i in request["task_ids"]]
+    with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
+        compile_scene(tasks, request["pack"], Path(request["assets"]), Path(workdir))
+        for name in ("scene.mjb", "scene.json", "init_states.npz"):
+            (Path(workdir) / name).rename(Path(request["out"]) / name)
+    return 0
+
+
+def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: Path) -> None:
+    """Write scene.mjb, scene.json and init_states.npz of one scene into ``workdir``.
+
+    Args:
+        tasks: All tasks of the scene.
+        pack: ``"libero"`` or ``"lite"``; the latter also gets the low-poly robot.
+        asset_root: Folder with LIBERO's layout.
+        workdir: Empty folder.
+
+    Raises:
+        CompileError: If the tasks do not share one scene, or something in it is not supported.
+    """
+    replaced = upstream_env.prepare(asset_root, workdir / "libero")
+    import mujoco  # noqa: PLC0415 - after prepare(): libero picks the GL backend first
+
+    problems = _parse_problems(tasks)
+    wrapper = upstream_env.make_env(tasks[0].bddl_file)
+    if pack == "lite":
+        robot: Any = importlib.import_module("vla_gym.assets.lite.robot")
+        wrapper.env.set_xml_processor(robot.simplify_robot)
+    # The first construction ignores the processor and shows helper sites: reset rebuilds both.
+    wrapper.reset()
+    env = wrapper.env
+    model = env.sim.model._model
+
+    placements = extract.placement_tables(env)
+    for table in placements:
+        if table["is_fixture"]:
+            # One draw of the fixtures is in the model now; put all of them to the middle of their
+            # regions, so that the file does not depend on chance.
+            position, quat = Placement.from_json(table).nominal_pose()
+            body = model.body(env.fixtures_dict[table["name"]].root_body).id
+            model.body_pos[body], model.body_quat[body] = position, quat
+
+    objects, sites = extract.object_tables(env), extract.site_tables(env)
+    scene = {
+        "nq": int(model.nq),
+        "nv": int(model.nv),
+        "robot": extract.robot_table(env),
+        "objects": objects,
+        "sites": sites,
+        "placements": placements,
+        "joint_inits": extract.joint_init_tables(env),
+        "indicators": extract.indicator_tables(env, objects),
+        "reset_qpos": _reset_qpos(env, model),
+        "replaced": replaced,
+        "tasks": {},
+    }
+    for task, problem in zip(tasks, problems, strict=True):
+        compile_goal(problem["goal_state"], objects, sites)
+        scene["tasks"][str(task.task_id)] = {"goal": problem["goal_state"], "name": task.name}
+    np.savez(workdir / "init_states.npz", **_init_states(tasks, 1 + model.nq + model.nv))
+    (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
+    mujoco.mj_saveModel(model, str(workdir / "scene.mjb"), None)
+
+
+def _parse_problems(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    bddl_utils: Any = importlib.import_module("libero.libero.envs.bddl_utils")
+    problems = [bddl_utils.robosuite_parse_problem(str(task.bddl_file)) for task in tasks]
+    for task, problem in zip(tasks, problems, strict=True):
+        for field in (*_SCENE_FIELDS, "initial_state"):
+            if problem[field] != problems[0][field]:
+                raise CompileError(
+                    f"Tasks {tasks[0].name} and {task.name} do not share one scene: "
+                    f"their BDDL files differ in {field}."
+                )
+    return problems
+
+
+def _reset_qpos(env: Any, model: Any) -> list[float]:
+    """Return qpos as upstream's reset leaves it before it places objects, without noise."""
+    robot = env.robots[0]
+    qpos = np.array(model.qpos0)
+    qpos[robot._ref_joint_pos_indexes] = robot.init_qpos
+    qpos[robot._ref_gripper_joint_pos_indexes] = robot.gripper.init_qpos
+    return [float(v) for v in qpos]
+
+
+def _init_states(tasks: Sequence[Task], length: int) -> dict[str, np.ndarray]:
+    """Read the official states, pickled by torch: the one place where a pickle is opened."""
+    torch: Any = importlib.import_module("torch")
+    states = {}
+    for task in tasks:
+        array = np.asarray(torch.load(task.init_states_file, weights_only=False), dtype=np.float64)
+        if array.shape != (NUM_INIT_STATES, length) or not np.isfinite(array).all():
+            raise CompileError(
+                f"Official states of {task.name}: expected {NUM_INIT_STATES} finite rows of "
+                f"{length} numbers for this model, got shape {array.shape}."
+            )
+        states[f"task_{task.task_id}"] = array
+    return states
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Reads everything that a TaskModel needs out of upstream's environment, as JSON-ready data.
+
+Runs in the compile process only. All figures are taken from upstream's own objects, none is
+repeated here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import CompileError
+
+# Predicate name, method of upstream's object, and the range whose ends may be its threshold.
+_JOINT_RULES = {
+    "open": ("is_open", "default_open_ranges"),
+    "close": ("is_close", "default_close_ranges"),
+    "turnon": ("turn_on", "default_turnon_ranges"),
+    "turnoff": ("turn_off", "default_turnoff_ranges"),
+}
+
+
+def robot_table(env: Any) -> dict[str, Any]:
+    """Describe the arm, the gripper and the controller; keys as in ``RobotSpec``."""
+    robot = env.robots[0]
+    controller, gripper, model = robot.controller, robot.gripper, env.sim.model
+    low, high = (np.asarray(v) for v in robot.torque_limits)
+    fingers = [model.actuator_name2id(name) for name in gripper.actuators]
+    finger_range = np.asarray(model.actuator_ctrlrange)[fingers]
+    scale, kp = np.asarray(controller.output_max), np.asarray(controller.kp)
+    if not (_constant(kp) and _constant(scale[:3]) and _constant(scale[3:])):
+        raise CompileError("Upstream's controller gains differ per axis, which is not supported.")
+    critical = 2 * np.sqrt(kp)
+    return {
+        "eef_site": controller.eef_name,
+        "joint_qpos": [int(i) for i in controller.qpos_index],
+        "joint_qvel": [int(i) for i in controller.qvel_index],
+        "joint_actuators": [int(i) for i in robot._ref_joint_actuator_indexes],
+        "gripper_qpos": [int(i) for i in robot._ref_gripper_joint_pos_indexes],
+        "gripper_actuators": fingers,
+        "torque_low": low.tolist(),
+        "torque_high": high.tolist(),
+        "gripper_bias": (0.5 * (finger_range[:, 1] + finger_range[:, 0])).tolist(),
+        "gripper_weight": (0.5 * (finger_range[:, 1] - finger_range[:, 0])).tolist(),
+        "gripper_speed": float(gripper.speed),
+        "init_qpos": np.asarray(robot.init_qpos).tolist(),
+        # robosuite's default, with which LIBERO's official states were made; ControlEnv itself
+        # switches the noise off because an official state follows.
+        "init_noise": 0.02,
+        "kp": float(kp[0]),
+        "damping_ratio": float(np.asarray(controller.kd)[0] / critical[0]),
+        "position_scale": float(scale[0]),
+        "rotation_scale": float(scale[3]),
+        "substeps": int(env.control_timestep / env.model_timestep),
+    }
+
+
+def object_tables(env: Any) -> dict[str, dict[str, Any]]:
+    """Describe movable objects, then fixtures, by instance name."""
+    model = env.sim.model
+    tables = {}
+    for name, obj in [*env.objects_dict.items(), *env.fixtures_dict.items()]:
+        tables[name] = {
+            "category": obj.category_name,
+            "is_fixture": name in env.fixtures_dict,
+            "body": obj.root_body,
+            "body_id": int(model.body_name2id(obj.root_body)),
+            "joints": list(obj.joints),
+            "joint_qpos": [_first_address(model, joint) for joint in obj.joints],
+            "contact_geoms": list(obj.contact_geoms),
+            "contact_geom_ids": [int(model.geom_name2id(geom)) for geom in obj.contact_geoms],
+            "horizontal_radius": float(obj.horizontal_radius),
+            "bottom_offset": np.asarray(obj.bottom_offset).tolist(),
+            "top_offset": np.asarray(obj.top_offset).tolist(),
+            "joint_rules": _joint_rules(obj),
+        }
+    return tables
+
+
+def site_tables(env: Any) -> dict[str, dict[str, Any]]:
+    """Describe the regions that goals may name, by region name."""
+    model = env.sim.model
+    tables = {}
+    for name, site in env.object_sites_dict.items():
+        size = [float(v) for v in np.atleast_1d(site.size)]
+        tables[name] = {
+            "id": int(model.site_name2id(name)),
+            "size": size + [0.0] * (3 - len(size)),
+            "parent": site.parent_name,
+            "joint_qpos": [_first_address(model, joint) for joint in site.joints or ()],
+        }
+    return tables
+
+
+def placement_tables(env: Any) -> list[dict[str, Any]]:
+    """Describe upstream's placement samplers in their order; keys as in ``Placement``.
+
+    Raises:
+        CompileError: If the task places objects in a way that is not supported yet.
+    """
+    if (
+        env.conditional_placement_initializer.samplers
+        or env.conditional_placement_on_objects_initializer.samplers
+    ):
+        raise CompileError("Objects that start in or on other objects are not supported yet.")
+    tables = []
+    for sampler in env.placement_initializer.samplers.values():
+        for obj in sampler.mujoco_objects:
+            if hasattr(obj, "init_quat"):
+                raise CompileError(f"{obj.name} has an init_quat, which is not supported yet.")
+            tables.append(_placement(sampler, obj, obj.name in env.fixtures_dict))
+    return tables
+
+
+def joint_init_tables(env: Any) -> list[dict[str, Any]]:
+    """Describe joints that the BDDL's ``:init`` opens, closes or turns on."""
+    tables = []
+    for sampler in env.object_property_initializers:
+        state = env.object_states_dict[sampler.name]
+        owner = (
+            env.object_sites_dict[sampler.name]
+            if sampler.name in env.object_sites_dict
+            else env.get_object(state.object_name)
+        )
+        low, high = sampler.joint_ranges
+        addresses = [_first_address(env.sim.model, joint) for joint in owner.joints]
+        tables.append({"joint_qpos": addresses, "low": float(low), "high": float(high)})
+    return tables
+
+
+def indicator_tables(env: Any, objects: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Describe sites that upstream shows while an object is on (a stove's red burner).
+
+    Upstream toggles alpha ``a`` to ``1 - a`` whenever visibility changes; ``a`` may be negative
+    (hidden by robosuite), so both values are stored.
+    """
+    model = env.sim.model
+    tables = []
+    for name in dict.fromkeys(env.visualization_sites_list):
+        for site, _ in env.get_object(name).object_properties["vis_site_names"].values():
+            index = int(model.site_name2id(site))
+            hidden = float(model.site_rgba[index][3])
+            if hidden > 0:
+                raise CompileError(f"Indicator site {site!r} is visible after reset.")
+            rule = objects[name]["joint_rules"]["turnon"]
+            tables.append(
+                {
+                    "site": site,
+                    "site_id": index,
+                    "joint_qpos": objects[name]["joint_qpos"],
+                    "comparison": rule[0],
+                    "threshold": rule[1],
+                    "alpha_off": hidden,
+                    "alpha_on": float(np.float32(1) - np.float32(hidden)),
+                }
+            )
+    return tables
+
+
+def _placement(sampler: Any, obj: Any, is_fixture: bool) -> dict[str, Any]:
+    scalar_last = any("TableRegionSampler" in base.__name__ for base in type(sampler).__mro__)
+    rotation = sampler.rotation
+    if isinstance(rotation, Mapping):
+        rotation = {axis: [float(min(v)), float(max(v))] for axis, v in rotation.items()}
+    elif rotation is not None:
+        values = np.atleast_1d(np.asarray(rotation, dtype=np.float64))
+        rotation = [float(values.min()), float(values.max())]
+    return {
+        "name": obj.name,
+        "is_fixture": is_fixture,
+        "x_ranges": np.asarray(sampler.x_ranges, dtype=np.float64).tolist(),
+        "y_ranges": np.asarray(sampler.y_ranges, dtype=np.float64).tolist(),
+        "reference_pos": [float(v) for v in sampler.reference_pos],
+        "z_offset": float(sampler.z_offset),
+        "rotation": rotation,
+        "rotation_axis": sampler.rotation_axis,
+        "scalar_last": scalar_last,
+        "keep_inside": bool(sampler.ensure_object_boundary_in_range),
+        "avoid_overlap": bool(sampler.ensure_valid_placement),
+        "radius": float(obj.horizontal_radius),
+        "bottom": float(obj.bottom_offset[-1]),
+        "top": float(obj.top_offset[-1]),
+    }
+
+
+def _joint_rules(obj: Any) -> dict[str, tuple[str, float]]:
+    properties = getattr(obj, "object_properties", {})
+    ranges = properties.get("articulation", {})
+    shown = dict(properties.get("vis_site_names", {}))
+    rules = {}
+    for predicate, (method, range_name) in _JOINT_RULES.items():
+        test = getattr(obj, method, None)
+        if callable(test) and len(ranges.get(range_name, ())) > 0:
+            rules[predicate] = _probe(test, [float(v) for v in ranges[range_name]])
+    # turn_on and turn_off also record what should be shown: undo what the probes left.
+    if shown:
+        properties["vis_site_names"].update(shown)
+    return rules
+
+
+def _probe(test: Callable[[float], bool], candidates: list[float]) -> tuple[str, float]:
+    """Find which end of a range a test compares with, and how, by asking at and beside it."""
+    patterns = {
+        (True, False, False): "<",
+        (True, True, False): "<=",
+        (False, False, True): ">",
+        (False, True, True): ">=",
+    }
+    for value in candidates:
+        points = (math.nextafter(value, -math.inf), value, math.nextafter(value, math.inf))
+        pattern = (bool(test(points[0])), bool(test(points[1])), bool(test(points[2])))
+        if pattern in patterns:
+            return patterns[pattern], value
+    raise CompileError(f"No joint threshold found among {candidates} for {test}.")
+
+
+def _first_address(model: Any, joint: str) -> int:
+    address = model.get_joint_qpos_addr(joint)
+    return int(address[0] if isinstance(address, tuple) else address)
+
+
+def _constant(values: np.ndarray) -> bool:
+    return bool(np.all(values == values[0]))

@@ -1,0 +1,299 @@
+"""Goal predicates with LIBERO's exact rules, evaluated from plain arrays.
+
+A BDDL goal such as ``(And (On akita_black_bowl_1 plate_1))`` becomes a tuple of
+:class:`Predicate`: numbers and ids only, resolved once when the task is loaded. Evaluation needs
+neither mujoco nor libero. The rules (upstream files ``object_states/base_object_states.py``,
+``objects/site_object.py`` and ``objects/articulated_objects.py``), with ``p`` the position of the
+root body of the object named first:
+
+========= ==================== ====================================================================
+BDDL      second argument      true when
+========= ==================== ====================================================================
+On        object               ``target.z <= p.z``, in contact, and ``|target.xy - p.xy| < 0.03``
+On        site of an object    ``d = R_site (p - site)``: ``|d.xy| < size.xy`` and
+                               ``size.z - 0.005 < d.z < size.z + 0.1``, and in contact with the
+                               object that owns the site
+On        region of the table  as before, without contact
+In        site                 ``site - |R_site size| < p < site + |R_site size|`` in each axis, the
+                               lower z bound 0.01 lower; no contact asked
+Open, ..  object or site       a threshold on the joints, see :class:`JointRule`
+========= ==================== ====================================================================
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from vla_gym.errors import CompileError
+
+ON_OBJECT = "on_object"
+ON_SITE = "on_site"
+IN_SITE = "in_site"
+JOINT = "joint"
+
+# Distances in metres, fixed in upstream's code.
+ON_OBJECT_RADIUS = 0.03
+ON_SITE_BELOW = 0.005
+ON_SITE_HEIGHT = 0.10
+IN_SITE_BELOW = 0.01
+
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+# Upstream calls an object open or turned on when ANY of its joints is, and closed or turned off
+# when ALL are.
+_ANY_JOINT = {"open": True, "close": False, "turnon": True, "turnoff": False}
+
+
+class SimView(Protocol):
+    """What a goal needs to see of a simulation."""
+
+    @property
+    def body_xpos(self) -> np.ndarray:
+        """Body positions, (nbody, 3), world frame, metres."""
+
+    @property
+    def site_xpos(self) -> np.ndarray:
+        """Site positions, (nsite, 3), world frame, metres."""
+
+    @property
+    def site_xmat(self) -> np.ndarray:
+        """Site orientations, (nsite, 9) or (nsite, 3, 3), row-major, site to world."""
+
+    @property
+    def qpos(self) -> np.ndarray:
+        """Joint positions, (nq,)."""
+
+    def contact_geoms(self) -> np.ndarray:
+        """Geom ids of the active contacts, (ncon, 2) int."""
+
+
+@dataclass(frozen=True)
+class JointRule:
+    """One threshold test on a joint, e.g. ``qpos < -0.14`` for an open drawer.
+
+    Attributes:
+        comparison: One of ``<``, ``<=``, ``>``, ``>=``.
+        threshold: Metres or radians.
+    """
+
+    comparison: str
+    threshold: float
+
+
+def _no_geoms() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """One condition of a goal; unused fields keep their defaults.
+
+    Attributes:
+        kind: ``on_object``, ``on_site``, ``in_site`` or ``joint``.
+        text: The BDDL form, e.g. ``"on akita_black_bowl_1 plate_1"``.
+        body: Body id of the object that must be somewhere.
+        target_body: Body id of the object it must be on (``on_object``).
+        site: Site id (``on_site``, ``in_site``).
+        size: (3,) half sizes of the site in metres.
+        needs_contact: Whether a contact between ``geoms`` and ``target_geoms`` is required.
+        geoms: Geom ids of the object.
+        target_geoms: Geom ids of what it must touch.
+        joint_qpos: (K,) qpos addresses (``joint``).
+        rule: Threshold on each of these joints.
+        any_joint: True if one joint is enough, False if all are needed.
+    """
+
+    kind: str
+    text: str
+    body: int = -1
+    target_body: int = -1
+    site: int = -1
+    size: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    needs_contact: bool = False
+    geoms: np.ndarray = field(default_factory=_no_geoms)
+    target_geoms: np.ndarray = field(default_factory=_no_geoms)
+    joint_qpos: np.ndarray = field(default_factory=_no_geoms)
+    rule: JointRule | None = None
+    any_joint: bool = True
+
+    def geometric(self, view: SimView) -> bool:
+        """Return whether everything but the contact holds."""
+        if self.kind == JOINT:
+            return self._joint(view.qpos)
+        position = view.body_xpos[self.body]
+        if self.kind == ON_OBJECT:
+            target = view.body_xpos[self.target_body]
+            near = np.linalg.norm(target[:2] - position[:2]) < ON_OBJECT_RADIUS
+            return bool(target[2] <= position[2] and near)
+        site_position = view.site_xpos[self.site]
+        site_matrix = np.reshape(view.site_xmat[self.site], (3, 3))
+        if self.kind == ON_SITE:
+            return self._above_site(position, site_position, site_matrix)
+        return self._inside_site(position, site_position, site_matrix)
+
+    def contact(self, contact_geoms: np.ndarray) -> bool:
+        """Return whether the contact condition holds (True if none is asked).
+
+        Args:
+            contact_geoms: (ncon, 2) geom ids.
+        """
+        if not self.needs_contact:
+            return True
+        first, second = contact_geoms[:, 0], contact_geoms[:, 1]
+        one_way = np.isin(first, self.geoms) & np.isin(second, self.target_geoms)
+        other_way = np.isin(second, self.geoms) & np.isin(first, self.target_geoms)
+        return bool(np.any(one_way | other_way))
+
+    def _joint(self, qpos: np.ndarray) -> bool:
+        assert self.rule is not None
+        compare = COMPARISONS[self.rule.comparison]
+        results = (compare(qpos[a], self.rule.threshold) for a in self.joint_qpos)
+        return any(results) if self.any_joint else all(results)
+
+    def _above_site(
+        self, position: np.ndarray, site_position: np.ndarray, site_matrix: np.ndarray
+    ) -> bool:
+        # Upstream multiplies by R, not by its transpose: for a site that is turned by anything
+        # but half turns this is not the site's frame. Kept, since results must agree.
+        x, y, z = site_matrix @ (position - site_position)
+        size_x, size_y, size_z = self.size
+        above = size_z - ON_SITE_BELOW < z < size_z + ON_SITE_HEIGHT
+        return bool(above and abs(x) < size_x and abs(y) < size_y)
+
+    def _inside_site(
+        self, position: np.ndarray, site_position: np.ndarray, site_matrix: np.ndarray
+    ) -> bool:
+        reach = np.abs(site_matrix @ self.size)
+        lower = site_position - reach
+        lower[2] -= IN_SITE_BELOW
+        upper = site_position + reach
+        return bool(np.all(position > lower) and np.all(position < upper))
+
+
+def evaluate_goal(goal: Sequence[Predicate], view: SimView) -> bool:
+    """Return whether all predicates of a goal hold.
+
+    Args:
+        goal: The predicates; LIBERO's goals are conjunctions.
+        view: The simulation after kinematics and collision detection of the state to judge.
+    """
+    if not geometric_candidate(goal, view):
+        return False
+    if not any(p.needs_contact for p in goal):
+        return True
+    contact_geoms = view.contact_geoms()
+    return all(p.contact(contact_geoms) for p in goal)
+
+
+def geometric_candidate(goal: Sequence[Predicate], view: SimView) -> bool:
+    """Return whether the goal holds apart from contacts: cheap, and necessary for success."""
+    return all(p.geometric(view) for p in goal)
+
+
+def compile_goal(
+    goal_state: Sequence[Sequence[str]],
+    objects: Mapping[str, Mapping[str, Any]],
+    sites: Mapping[str, Mapping[str, Any]],
+) -> tuple[Predicate, ...]:
+    """Resolve a parsed BDDL goal against the tables of a compiled scene.
+
+    Args:
+        goal_state: Predicates such as ``["on", "akita_black_bowl_1", "plate_1"]``.
+        objects: Per instance ``body_id``, ``joint_qpos``, ``contact_geom_ids`` and ``joint_rules``
+            (predicate name to ``[comparison, threshold]``).
+        sites: Per region ``id``, ``size``, ``parent`` (or None) and ``joint_qpos``.
+
+    Raises:
+        CompileError: If a predicate or a name is unknown, or upstream has no rule for it.
+    """
+    return tuple(_compile_predicate(list(state), objects, sites) for state in goal_state)
+
+
+def _compile_predicate(
+    state: list[str],
+    objects: Mapping[str, Mapping[str, Any]],
+    sites: Mapping[str, Mapping[str, Any]],
+) -> Predicate:
+    name, arguments, text = state[0].lower(), state[1:], " ".join(state)
+    for argument in arguments:
+        if argument not in objects and argument not in sites:
+            raise CompileError(f"Goal '{text}' names {argument!r}, which the scene does not have.")
+    if name in _ANY_JOINT and len(arguments) == 1:
+        return _joint_predicate(name, arguments[0], text, objects, sites)
+    if name in ("on", "in") and len(arguments) == 2 and arguments[0] in objects:
+        return _place_predicate(name, arguments[0], arguments[1], text, objects, sites)
+    raise CompileError(
+        f"Goal '{text}' is not supported: expected On or In with an object and a target, "
+        f"or one of {', '.join(_ANY_JOINT)} with one argument."
+    )
+
+
+def _joint_predicate(
+    name: str,
+    argument: str,
+    text: str,
+    objects: Mapping[str, Mapping[str, Any]],
+    sites: Mapping[str, Mapping[str, Any]],
+) -> Predicate:
+    # An object answers for all its joints; a region (a drawer) for those of its own body, with
+    # the rule of the object that owns it. Upstream's regions know open and close only.
+    table = objects[argument] if argument in objects else sites[argument]
+    owner = argument if argument in objects else table["parent"]
+    rule = objects[owner]["joint_rules"].get(name) if owner in objects else None
+    if rule is None or (argument in sites and name not in ("open", "close")):
+        raise CompileError(f"Goal '{text}': upstream has no rule for {name!r} of {argument!r}.")
+    return Predicate(
+        kind=JOINT,
+        text=text,
+        joint_qpos=np.asarray(table["joint_qpos"], dtype=np.int64),
+        rule=JointRule(rule[0], float(rule[1])),
+        any_joint=_ANY_JOINT[name],
+    )
+
+
+def _place_predicate(
+    name: str,
+    moved: str,
+    target: str,
+    text: str,
+    objects: Mapping[str, Mapping[str, Any]],
+    sites: Mapping[str, Mapping[str, Any]],
+) -> Predicate:
+    body = int(objects[moved]["body_id"])
+    geoms = np.asarray(objects[moved]["contact_geom_ids"], dtype=np.int64)
+    # Upstream looks a name up among objects and fixtures first, then among sites.
+    if target in objects:
+        if name == "in":
+            raise CompileError(f"Goal '{text}': upstream has no rule for In with an object.")
+        return Predicate(
+            kind=ON_OBJECT,
+            text=text,
+            body=body,
+            target_body=int(objects[target]["body_id"]),
+            needs_contact=True,
+            geoms=geoms,
+            target_geoms=np.asarray(objects[target]["contact_geom_ids"], dtype=np.int64),
+        )
+    site = sites[target]
+    parent = objects.get(site["parent"]) if name == "on" and site["parent"] else None
+    return Predicate(
+        kind=ON_SITE if name == "on" else IN_SITE,
+        text=text,
+        body=body,
+        site=int(site["id"]),
+        size=np.asarray(site["size"], dtype=np.float64),
+        needs_contact=parent is not None,
+        geoms=geoms,
+        target_geoms=(
+            np.asarray(parent["contact_geom_ids"], dtype=np.int64) if parent else _no_geoms()
+        ),
+    )

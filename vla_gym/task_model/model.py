@@ -1,0 +1,276 @@
+"""TaskModel: a compiled LIBERO task as plain data, loaded from the cache in a fraction of a second.
+
+Neither robosuite nor libero is imported here, nor mujoco: the simulation layer loads the .mjb.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import UnknownTaskError
+from vla_gym.suites import Task, suite_tasks
+from vla_gym.task_model.assets_bridge import AssetPack, cache_dir as default_cache_dir
+from vla_gym.task_model.assets_bridge import resolve_asset_pack
+from vla_gym.task_model.cache import SceneRequest, load_scene, package_versions
+from vla_gym.task_model.goals import JointRule, Predicate, compile_goal
+from vla_gym.task_model.layouts import Placement, sample_poses
+from vla_gym.task_model.spec import Layout, ObjectSpec, RobotSpec
+
+_ROBOT_INT_FIELDS = (
+    "joint_qpos",
+    "joint_qvel",
+    "joint_actuators",
+    "gripper_qpos",
+    "gripper_actuators",
+)
+_ROBOT_FLOAT_FIELDS = (
+    "torque_low",
+    "torque_high",
+    "gripper_bias",
+    "gripper_weight",
+    "init_qpos",
+)
+
+
+@dataclass(frozen=True)
+class SiteIndicator:
+    """A site that is shown while an object is turned on, such as a stove's red burner.
+
+    Upstream updates it after every control step and when a state is set.
+
+    Attributes:
+        site, site_id: Name and id of the site.
+        joint_qpos: (K,) qpos addresses of the object's joints; one that meets ``rule`` is enough.
+        rule: Threshold on these joints.
+        alpha_off, alpha_on: ``site_rgba[site_id, 3]`` while off and on.
+    """
+
+    site: str
+    site_id: int
+    joint_qpos: np.ndarray
+    rule: JointRule
+    alpha_off: float
+    alpha_on: float
+
+
+@dataclass(frozen=True)
+class TaskModel:
+    """A compiled task.
+
+    Attributes:
+        task: Which task.
+        assets: The asset pack that it was compiled from.
+        scene_key: Name of the compiled scene; tasks with the same key share one model.
+        mjb_path: The compiled model, verified when this object was made.
+        robot: Indices and constants of robot and controller.
+        objects: Movable objects, then fixtures, by instance name.
+        fixtures: Names of the fixtures that a layout places, in the order of
+            ``Layout.fixture_pos``.
+        fixture_bodies: Their root bodies.
+        goal: The goal's predicates, all of which must hold.
+        indicators: Sites whose visibility follows a joint.
+        placements: How objects and fixtures are placed, in upstream's order.
+        versions: Versions of mujoco, robosuite and libero.
+        nq, nv: Sizes of qpos and qvel.
+        notes: Remarks on the model, e.g. textures that the pack lacks.
+        reset_qpos: (nq,) qpos before objects are placed and noise is added.
+        init_states: (50, 1 + nq + nv) official states: time, qpos, qvel.
+        joint_inits: Joints that start at a random position: addresses, low and high.
+        free_qpos: First qpos address of each movable object's free joint.
+    """
+
+    task: Task
+    assets: AssetPack
+    scene_key: str
+    mjb_path: Path
+    robot: RobotSpec
+    objects: dict[str, ObjectSpec]
+    fixtures: tuple[str, ...]
+    fixture_bodies: tuple[str, ...]
+    goal: tuple[Predicate, ...]
+    indicators: tuple[SiteIndicator, ...]
+    placements: tuple[Placement, ...]
+    versions: dict[str, str]
+    nq: int
+    nv: int
+    notes: tuple[str, ...]
+    reset_qpos: np.ndarray
+    init_states: np.ndarray
+    joint_inits: tuple[tuple[np.ndarray, float, float], ...]
+    free_qpos: dict[str, int]
+
+    @property
+    def num_init_states(self) -> int:
+        """Number of official initial states."""
+        return len(self.init_states)
+
+    def official_layout(self, init_state_id: int) -> Layout:
+        """Return one of the official initial states.
+
+        LIBERO's states hold no fixture poses: upstream draws them anew at each reset. Here they
+        are a fixed function of (suite, task_id, init_state_id). The null-space target is the
+        nominal joint position, as in upstream's evaluation (its reset adds no noise).
+
+        Args:
+            init_state_id: 0-based index.
+
+        Raises:
+            UnknownTaskError: If there is no such state.
+        """
+        if not 0 <= init_state_id < len(self.init_states):
+            raise UnknownTaskError(
+                f"init_state_id {init_state_id} is out of range: expected "
+                f"0..{len(self.init_states) - 1}."
+            )
+        state = self.init_states[init_state_id]
+        seed = [zlib.crc32(self.task.suite.encode()), self.task.task_id, int(init_state_id)]
+        fixtures = [p for p in self.placements if p.is_fixture]
+        pos, quat = self._fixture_arrays(sample_poses(fixtures, np.random.default_rng(seed)))
+        return Layout(
+            qpos=state[1 : 1 + self.nq].copy(),
+            qvel=state[1 + self.nq :].copy(),
+            time=float(state[0]),
+            fixture_pos=pos,
+            fixture_quat=quat,
+            nullspace_qpos=self.robot.init_qpos.copy(),
+            init_state_id=int(init_state_id),
+        )
+
+    def sample_layout(self, rng: np.random.Generator) -> Layout:
+        """Draw a fresh layout by LIBERO's rules.
+
+        Args:
+            rng: Source of all randomness.
+        """
+        qpos = self.reset_qpos.copy()
+        for addresses, low, high in self.joint_inits:
+            qpos[addresses] = low + (high - low) * rng.random()
+        noise = rng.standard_normal(len(self.robot.joint_qpos)) * self.robot.init_noise
+        arm = self.robot.init_qpos + noise
+        qpos[self.robot.joint_qpos] = arm
+        poses = sample_poses(self.placements, rng)
+        for name, address in self.free_qpos.items():
+            if name in poses:
+                qpos[address : address + 3], qpos[address + 3 : address + 7] = poses[name]
+        pos, quat = self._fixture_arrays(poses)
+        return Layout(
+            qpos=qpos,
+            qvel=np.zeros(self.nv),
+            time=0.0,
+            fixture_pos=pos,
+            fixture_quat=quat,
+            nullspace_qpos=arm,
+        )
+
+    def _fixture_arrays(
+        self, poses: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        pos = np.array([poses[name][0] for name in self.fixtures]).reshape(-1, 3)
+        quat = np.array([poses[name][1] for name in self.fixtures]).reshape(-1, 4)
+        return pos, quat
+
+
+def load_task_model(
+    task: Task, assets: str | Path = "lite", cache_dir: str | Path | None = None
+) -> TaskModel:
+    """Load a task's model, compiling its scene first if it is not in the cache.
+
+    Args:
+        task: Which task; see :func:`vla_gym.suites.get_task`.
+        assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+        cache_dir: Folder of the cache; the user's cache by default.
+
+    Raises:
+        AssetError: If the asset pack is missing or not one.
+        CompileError: If the scene cannot be compiled.
+    """
+    pack = resolve_asset_pack(assets)
+    scene, tasks = scene_of(task)
+    request = SceneRequest(scene, tasks, pack.name, pack.digest, pack.root)
+    folder = load_scene(request, Path(cache_dir) if cache_dir else default_cache_dir())
+    data = json.loads((folder / "scene.json").read_text(encoding="utf-8"))
+    with np.load(folder / "init_states.npz", allow_pickle=False) as states:
+        init_states = states[f"task_{task.task_id}"]
+    placements = tuple(Placement.from_json(table) for table in data["placements"])
+    objects = {name: _object_spec(name, table) for name, table in data["objects"].items()}
+    placed = {p.name for p in placements}
+    fixtures = tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed)
+    return TaskModel(
+        task=task,
+        assets=pack,
+        scene_key=request.key(),
+        mjb_path=folder / "scene.mjb",
+        robot=_robot_spec(data["robot"]),
+        objects=objects,
+        fixtures=fixtures,
+        fixture_bodies=tuple(objects[name].body for name in fixtures),
+        goal=compile_goal(
+            data["tasks"][str(task.task_id)]["goal"], data["objects"], data["sites"]
+        ),
+        indicators=tuple(_indicator(table) for table in data["indicators"]),
+        placements=placements,
+        versions=dict(package_versions()),
+        nq=data["nq"],
+        nv=data["nv"],
+        notes=tuple(data["replaced"]),
+        reset_qpos=np.array(data["reset_qpos"]),
+        init_states=init_states,
+        joint_inits=tuple(
+            (np.array(t["joint_qpos"], dtype=np.int64), t["low"], t["high"])
+            for t in data["joint_inits"]
+        ),
+        free_qpos={
+            name: table["joint_qpos"][-1]
+            for name, table in data["objects"].items()
+            if not table["is_fixture"]
+        },
+    )
+
+
+def scene_of(task: Task) -> tuple[str, tuple[Task, ...]]:
+    """Return the scene that a task plays in, and all tasks that share it.
+
+    Raises:
+        UnknownTaskError: If the scene of the suite is not known.
+    """
+    if task.suite == "goal":
+        return task.suite, suite_tasks(task.suite)
+    raise UnknownTaskError(f"Suite {task.suite!r} has no scene table yet: expected goal.")
+
+
+def _robot_spec(table: Mapping[str, Any]) -> RobotSpec:
+    arrays = {k: np.array(table[k], dtype=np.int64) for k in _ROBOT_INT_FIELDS}
+    arrays |= {k: np.array(table[k], dtype=np.float64) for k in _ROBOT_FLOAT_FIELDS}
+    return RobotSpec(**{**table, **arrays})
+
+
+def _object_spec(name: str, table: Mapping[str, Any]) -> ObjectSpec:
+    return ObjectSpec(
+        name=name,
+        category=table["category"],
+        is_fixture=table["is_fixture"],
+        body=table["body"],
+        joints=tuple(table["joints"]),
+        contact_geoms=tuple(table["contact_geoms"]),
+        horizontal_radius=table["horizontal_radius"],
+        bottom_offset=np.array(table["bottom_offset"]),
+        top_offset=np.array(table["top_offset"]),
+    )
+
+
+def _indicator(table: Mapping[str, Any]) -> SiteIndicator:
+    return SiteIndicator(
+        site=table["site"],
+        site_id=table["site_id"],
+        joint_qpos=np.array(table["joint_qpos"], dtype=np.int64),
+        rule=JointRule(table["comparison"], table["threshold"]),
+        alpha_off=table["alpha_off"],
+        alpha_on=table["alpha_on"],
+    )

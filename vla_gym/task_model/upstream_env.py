@@ -1,0 +1,102 @@
+"""Builds LIBERO's own environment on any asset pack; only for the compile process and for tests.
+
+Importing libero has side effects (it wants a configuration file, reads the working directory and
+prints), so :func:`prepare` must run first, in a process made for the purpose.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import AssetError
+from vla_gym.suites import libero_data_root
+
+# Textures that upstream's arenas ask for by style. Where a pack lacks one, the texture that the
+# scene file itself names stands in: only the look of floor and walls changes.
+_STAND_INS = {
+    "light-gray-floor-tile.png": "tile_grigia_caldera_porcelain_floor.png",
+    "light-gray-plaster.png": "smooth_light_gray_plaster.png",
+}
+
+
+def prepare(asset_root: Path, workdir: Path) -> list[str]:
+    """Import libero so that it reads its assets from ``asset_root``.
+
+    Args:
+        asset_root: Folder with LIBERO's layout (scenes/, articulated_objects/, ...).
+        workdir: Empty folder for a configuration file and links; must live as long as the
+            process.
+
+    Returns:
+        One line for every texture that had to be replaced.
+
+    Raises:
+        AssetError: If the folder does not have LIBERO's layout.
+    """
+    replaced = _overlay(asset_root, workdir / "assets")
+    _write_config(workdir)
+    os.environ["LIBERO_CONFIG_PATH"] = str(workdir)
+    # Object classes join this module global with "assets/..."; the arenas start from DIR_PATH.
+    importlib.import_module("libero.libero.envs")
+    for name, module in list(sys.modules.items()):
+        if name.startswith("libero.libero.envs.objects") and hasattr(module, "absolute_path"):
+            module.__dict__["absolute_path"] = workdir
+    domain: Any = importlib.import_module("libero.libero.envs.bddl_base_domain")
+    domain.DIR_PATH = str(workdir / "envs")
+    return replaced
+
+
+def make_env(bddl_file: Path, **overrides: Any) -> Any:
+    """Return upstream's ``ControlEnv`` for one task, without cameras unless asked.
+
+    Args:
+        bddl_file: The task.
+        **overrides: Further arguments of ``ControlEnv``.
+    """
+    wrapper: Any = importlib.import_module("libero.libero.envs.env_wrapper")
+    options: dict[str, Any] = {
+        "use_camera_obs": False,
+        "has_offscreen_renderer": False,
+        "has_renderer": False,
+    }
+    return wrapper.ControlEnv(bddl_file_name=str(bddl_file), **{**options, **overrides})
+
+
+def _overlay(asset_root: Path, target: Path) -> list[str]:
+    """Link a pack's files into ``target``, with stand-ins for absent textures."""
+    if not (asset_root / "scenes").is_dir():
+        raise AssetError(
+            f"{asset_root} is not a LIBERO asset folder: expected a folder 'scenes' in it."
+        )
+    textures = target / "textures"
+    textures.mkdir(parents=True)
+    for entry in asset_root.iterdir():
+        if entry.name != "textures":
+            (target / entry.name).symlink_to(entry.resolve())
+    if (asset_root / "textures").is_dir():
+        for entry in (asset_root / "textures").iterdir():
+            (textures / entry.name).symlink_to(entry.resolve())
+    replaced = []
+    for wanted, stand_in in _STAND_INS.items():
+        source = asset_root / "textures" / stand_in
+        if not (textures / wanted).exists() and source.is_file():
+            (textures / wanted).symlink_to(source.resolve())
+            replaced.append(f"texture {wanted} is not in the pack: {stand_in} used instead")
+    return replaced
+
+
+def _write_config(workdir: Path) -> None:
+    root = libero_data_root()
+    paths = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": workdir / "datasets",
+        "assets": workdir / "assets",
+    }
+    lines = [f"{key}: '{value}'" for key, value in paths.items()]
+    (workdir / "config.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
