@@ -1,0 +1,133 @@
+"""Write the lite pack into a folder, once per version of its source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vla_gym.assets.lite import bottles, boxes, cabinets, rings, scenes, stoves, wine_racks
+from vla_gym.assets.lite.mjcf import to_text
+from vla_gym.errors import AssetError
+
+MANIFEST = "lite_pack.json"
+
+GENERATORS: dict[str, Callable[[], ET.Element]] = {
+    "scenes/libero_tabletop_base_style.xml": scenes.libero_tabletop_base_style,
+    "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml": rings.akita_black_bowl,
+    "stable_scanned_objects/plate/plate.xml": rings.plate,
+    "stable_hope_objects/cream_cheese/cream_cheese.xml": boxes.cream_cheese,
+    "turbosquid_objects/wine_bottle/wine_bottle.xml": bottles.wine_bottle,
+    "turbosquid_objects/wine_rack/wine_rack.xml": wine_racks.wine_rack,
+    "articulated_objects/wooden_cabinet.xml": cabinets.wooden_cabinet,
+    "articulated_objects/flat_stove.xml": stoves.flat_stove,
+}
+
+
+def pack_files() -> dict[str, bytes]:
+    """Return every file of the pack, by path relative to its root; the same on every machine."""
+    files = {path: to_text(make()).encode() for path, make in GENERATORS.items()}
+    return files | scenes.textures()
+
+
+def source_digest(folder: Path = Path(__file__).parent) -> str:
+    """Return the digest of the generator's source files.
+
+    Args:
+        folder: The package folder; another one only in tests.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def ensure_lite_pack(parent: Path) -> tuple[Path, str]:
+    """Return the generated pack, writing it first if it is not there or damaged.
+
+    The pack is written into a temporary folder and renamed, so several processes may do this at
+    once and none ever sees half a pack.
+
+    Args:
+        parent: Folder for the packs; created if needed.
+
+    Returns:
+        The pack's root folder and its digest.
+
+    Raises:
+        AssetError: If the folder cannot be written.
+    """
+    digest = source_digest()
+    root = parent / f"lite-{digest[:16]}"
+    if _intact(root, digest):
+        return root, digest
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".lite-", dir=parent))
+        try:
+            write_pack(scratch / "pack", digest)
+            _replace(scratch, root, digest)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise AssetError(
+            f"The lite asset pack cannot be written to {root}: {error}. Make that folder "
+            "writable or point the environment variable VLA_GYM_CACHE to one that is."
+        ) from error
+    return root, digest
+
+
+def write_pack(root: Path, digest: str) -> None:
+    """Write all files and the manifest into a folder that does not exist yet."""
+    sums = {}
+    for relative, data in pack_files().items():
+        path = root / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        sums[relative] = hashlib.sha256(data).hexdigest()
+    manifest = {"name": "lite", "digest": digest, "files": sums}
+    (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def read_manifest(root: Path) -> dict[str, Any] | None:
+    """Return the manifest of a generated pack, or None if the folder is not one."""
+    try:
+        manifest = json.loads((root / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("name") == "lite" else None
+
+
+def _intact(root: Path, digest: str) -> bool:
+    """Tell whether a folder holds this version's pack, byte for byte as it was written."""
+    manifest = read_manifest(root)
+    if manifest is None or manifest.get("digest") != digest:
+        return False
+    try:
+        return bool(manifest["files"]) and all(
+            hashlib.sha256((root / name).read_bytes()).hexdigest() == value
+            for name, value in manifest["files"].items()
+        )
+    except OSError:
+        return False
+
+
+def _replace(scratch: Path, root: Path, digest: str) -> None:
+    """Move the new pack to its place; a damaged one is moved out of the way first."""
+    for _ in range(3):
+        try:
+            os.rename(scratch / "pack", root)
+            return
+        except OSError:
+            # Another process was faster, or what lies there is damaged.
+            if _intact(root, digest):
+                return
+            if root.exists():
+                os.rename(root, Path(tempfile.mkdtemp(dir=scratch)) / "damaged")
+    raise OSError(f"{root} is in use")

@@ -1,0 +1,120 @@
+"""Low-poly visuals for robosuite's Panda, its hand and its mount.
+
+Robosuite draws the arm with about 60 meshes of 200,000 faces, which costs far more than the rest
+of a frame. Here each link becomes a capsule along its bone. Only what is seen changes: collision
+geometry, joints, inertias, sites and cameras stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+from vla_gym.assets.lite import palette
+from vla_gym.assets.lite.mjcf import Body, Shape, Vector, box, cylinder, text
+from vla_gym.errors import CompileError
+
+_ROBOT_BODY = re.compile(r"(robot|gripper|mount)\d+_")
+
+# Bones in the frame of each link body: (body, start, end, radius, colour). The frames are those of
+# the Panda's URDF; the next link's origin is where a bone ends.
+_BONES: tuple[tuple[str, Vector, Vector, float, Vector], ...] = (
+    ("robot0_link0", (-0.06, 0, 0.05), (0, 0, 0.05), 0.075, palette.ROBOT_LINK),
+    ("robot0_link0", (0, 0, 0.05), (0, 0, 0.14), 0.062, palette.ROBOT_LINK),
+    ("robot0_link1", (0, 0, -0.19), (0, 0, -0.04), 0.060, palette.ROBOT_LINK),
+    ("robot0_link1", (0, -0.06, 0), (0, 0.06, 0), 0.062, palette.ROBOT_JOINT),
+    ("robot0_link2", (0, -0.05, 0), (0, -0.19, 0), 0.058, palette.ROBOT_LINK),
+    ("robot0_link3", (0, 0, -0.12), (0, 0, -0.03), 0.056, palette.ROBOT_LINK),
+    ("robot0_link3", (0, 0, -0.02), (0.0825, 0, 0), 0.052, palette.ROBOT_LINK),
+    ("robot0_link4", (0, 0, -0.05), (0, 0, 0.05), 0.056, palette.ROBOT_JOINT),
+    ("robot0_link4", (0, 0, 0), (-0.0825, 0.10, 0), 0.050, palette.ROBOT_LINK),
+    ("robot0_link5", (0, 0, -0.26), (0, 0.06, -0.14), 0.050, palette.ROBOT_LINK),
+    ("robot0_link5", (0, 0.06, -0.14), (0, 0.03, 0), 0.046, palette.ROBOT_LINK),
+    ("robot0_link6", (0, 0, -0.04), (0, 0, 0.05), 0.050, palette.ROBOT_JOINT),
+    ("robot0_link6", (0.01, 0, 0), (0.088, 0, 0), 0.046, palette.ROBOT_LINK),
+    ("robot0_link7", (0, 0, 0), (0, 0, 0.085), 0.044, palette.ROBOT_LINK),
+)
+
+# Solids of the hand, the fingers and the mount: (body, shape, colour). In the gripper's frame the
+# fingers point along z and open along x; in a finger's frame y points away from the other finger.
+_PARTS: tuple[tuple[str, Shape, Vector], ...] = (
+    ("gripper0_right_gripper", box((0.100, 0.026, 0.020), (0, 0, 0.040)), palette.ROBOT_HAND),
+    ("gripper0_right_gripper", cylinder(0.036, -0.022, 0.022), palette.ROBOT_HAND),
+    ("gripper0_leftfinger", box((0.0105, 0.0100, 0.0110), (0, 0.0150, 0.0150)), palette.ROBOT_FINGER),
+    ("gripper0_leftfinger", box((0.0095, 0.0060, 0.0170), (0, 0.0068, 0.0370)), palette.ROBOT_FINGER),
+    (
+        "gripper0_rightfinger",
+        box((0.0105, 0.0100, 0.0110), (0, -0.0150, 0.0150)),
+        palette.ROBOT_FINGER,
+    ),
+    (
+        "gripper0_rightfinger",
+        box((0.0095, 0.0060, 0.0170), (0, -0.0068, 0.0370)),
+        palette.ROBOT_FINGER,
+    ),
+    ("mount0_pedestal", cylinder(0.17, -0.60, -0.01, (-0.02, 0)), palette.ROBOT_MOUNT),
+    ("mount0_controller_box", box((0.11, 0.20, 0.265), (-0.325, 0, -0.38)), palette.ROBOT_MOUNT),
+    ("mount0_pedestal_feet", box((0.385, 0.35, 0.155), (-0.1225, 0, -0.758)), palette.ROBOT_MOUNT),
+)
+
+
+def simplify_robot(xml: str) -> str:
+    """Replace the robot's visual geoms by a few primitives on the same bodies.
+
+    Args:
+        xml: The complete MJCF text that robosuite made for a scene with one mounted Panda.
+
+    Returns:
+        MJCF text with the same bodies, joints, inertias, collision geoms, sites and cameras in the
+        same order. Meshes, materials and textures of the robot that nothing uses any more are
+        gone; asset paths are left as they were.
+
+    Raises:
+        CompileError: If the text is not MJCF or a body of the Panda is missing.
+    """
+    try:
+        root = ET.fromstring(xml)
+    except ET.ParseError as error:
+        raise CompileError(
+            f"Expected robosuite's complete MJCF text, got something that is not XML: {error}. "
+            "Pass the string that the environment's model.get_xml() returns."
+        ) from error
+    bodies = {name: body for body in root.iter("body") if (name := body.get("name"))}
+    needed = [bone[0] for bone in _BONES] + [part[0] for part in _PARTS]
+    missing = sorted(set(needed) - set(bodies))
+    if missing:
+        raise CompileError(
+            "Expected a scene with robosuite's mounted Panda as robot 0, but these bodies are "
+            f"missing: {', '.join(missing)}. The lite visuals are made for that robot alone."
+        )
+    for name, body in bodies.items():
+        if _ROBOT_BODY.match(name):
+            for geom in [g for g in body.findall("geom") if g.get("group") == "1"]:
+                body.remove(geom)
+    for i, (name, start, end, radius, rgba) in enumerate(_BONES):
+        _capsule(bodies[name], f"lite_{name}_bone{i}", start, end, radius, rgba)
+    for i, (name, shape, rgba) in enumerate(_PARTS):
+        Body(bodies[name]).visual(shape, rgba, f"lite_{name}_part{i}")
+    _drop_unused_assets(root)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _capsule(
+    body: ET.Element, name: str, start: Vector, end: Vector, radius: float, rgba: Vector
+) -> None:
+    attributes = {"name": name, "type": "capsule", "group": "1"}
+    attributes |= {"contype": "0", "conaffinity": "0", "rgba": text(rgba)}
+    attributes |= {"fromto": text((*start, *end)), "size": text(radius)}
+    ET.SubElement(body, "geom", attributes)
+
+
+def _drop_unused_assets(root: ET.Element) -> None:
+    """Remove the robot's meshes, materials and textures that no element refers to."""
+    for asset in root.findall("asset"):
+        # Materials go before textures, which only materials refer to.
+        for tag in ("mesh", "material", "texture"):
+            used = {e.get(tag) for e in root.iter() if e.get(tag)}
+            for element in asset.findall(tag):
+                name = element.get("name") or ""
+                if _ROBOT_BODY.match(name) and name not in used:
+                    asset.remove(element)
