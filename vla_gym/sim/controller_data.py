@@ -1,0 +1,145 @@
+"""What both controller implementations share: goal state, gains, and action scaling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numba
+import numpy as np
+
+from vla_gym.errors import InvalidActionError
+from vla_gym.task_model.spec import RobotSpec
+
+ACTION_DIM = 7
+ARM_DIM = 6
+# Squared norm below which upstream treats a float32 quaternion as no rotation.
+_QUAT_EPS = np.finfo(float).eps * 4.0
+
+
+@dataclass
+class ControllerState:
+    """What the controller remembers between control steps.
+
+    Attributes:
+        goal_pos: (3,) target position of the grip site, world frame, metres.
+        goal_mat: (3, 3) target orientation of the grip site. It changes only with an action that
+            rotates; otherwise the last target is held.
+        gripper_command: (2,) integrated finger commands in [-1, 1].
+        nullspace_qpos: (7,) joint positions that the null space pulls towards.
+    """
+
+    goal_pos: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    goal_mat: np.ndarray = field(default_factory=lambda: np.eye(3))
+    gripper_command: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    nullspace_qpos: np.ndarray = field(default_factory=lambda: np.zeros(7))
+
+    def copy(self) -> ControllerState:
+        """Return a deep copy."""
+        return ControllerState(
+            self.goal_pos.copy(),
+            self.goal_mat.copy(),
+            self.gripper_command.copy(),
+            self.nullspace_qpos.copy(),
+        )
+
+
+@dataclass(frozen=True)
+class ControllerGains:
+    """Gains of the operational space controller: kp (6,), kd (6,)."""
+
+    kp: np.ndarray
+    kd: np.ndarray
+
+    @classmethod
+    def from_spec(cls, robot: RobotSpec) -> ControllerGains:
+        """Return upstream's gains: kd = 2 sqrt(kp) times the damping ratio."""
+        kp = np.ones(ARM_DIM) * robot.kp
+        return cls(kp, 2 * np.sqrt(kp) * robot.damping_ratio)
+
+
+def check_actions(actions: np.ndarray, *, ndim: int) -> np.ndarray:
+    """Return ``actions`` as a contiguous float64 array, or refuse them.
+
+    Args:
+        actions: (7,) for ``ndim=1``, (C, 7) with C >= 1 for ``ndim=2``.
+        ndim: Expected number of dimensions.
+
+    Raises:
+        InvalidActionError: Wrong shape, not numeric, or not finite.
+    """
+    expected = "(7,)" if ndim == 1 else "(C, 7) with C >= 1"
+    try:
+        array = np.ascontiguousarray(actions, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidActionError(
+            f"An action must be a numeric array of shape {expected}, got {type(actions).__name__}."
+        ) from error
+    shape = np.shape(actions)
+    if len(shape) != ndim or shape[-1] != ACTION_DIM or array.size == 0:
+        raise InvalidActionError(
+            f"An action must have shape {expected} (dx, dy, dz, three rotations, gripper), "
+            f"got {shape}."
+        )
+    if not np.isfinite(array).all():
+        raise InvalidActionError(
+            f"An action must be finite, got {array.tolist()}. Nothing was executed; check the "
+            "policy for exploding weights or a wrong un-normalisation."
+        )
+    return array
+
+
+def scale_arm_action(action: np.ndarray, robot: RobotSpec) -> np.ndarray:
+    """Return the clipped and scaled arm part of one action.
+
+    Args:
+        action: (7,) float64.
+        robot: Constants of the controller.
+
+    Returns:
+        (6,) position delta in metres and rotation vector in radians.
+    """
+    scale = np.array([robot.position_scale] * 3 + [robot.rotation_scale] * 3)
+    # Adding 0.0 turns a negative zero into a plain one, as upstream's output offset does.
+    return np.clip(action[:ARM_DIM], -1.0, 1.0) * scale + 0.0
+
+
+def has_rotation(scaled: np.ndarray) -> bool:
+    """Tell whether a scaled arm action asks for a new orientation target."""
+    return bool(np.any(scaled[3:] != 0.0))
+
+
+@numba.njit(cache=True)
+def _quat_to_mat(quat_xyzw: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+    """Return the rotation matrix of a quaternion; products in single precision as upstream's."""
+    q = quat_xyzw.astype(np.float32)[np.array([3, 0, 1, 2])]
+    norm = np.dot(q, q)
+    mat = np.eye(3)
+    if norm < _QUAT_EPS:
+        return mat
+    q *= math.sqrt(2.0 / norm)
+    w, x, y, z = q[0], q[1], q[2], q[3]
+    mat[0, 0] = 1.0 - y * y - z * z
+    mat[1, 1] = 1.0 - x * x - z * z
+    mat[2, 2] = 1.0 - x * x - y * y
+    mat[0, 1], mat[1, 0] = x * y - z * w, x * y + z * w
+    mat[0, 2], mat[2, 0] = x * z + y * w, x * z - y * w
+    mat[1, 2], mat[2, 1] = y * z - x * w, y * z + x * w
+    return mat
+
+
+def rotation_delta(rotation_vector: np.ndarray) -> np.ndarray:
+    """Return the (3, 3) rotation matrix of a rotation vector (3,) in radians.
+
+    Single precision inside, because upstream's conversion is: the target orientation would
+    otherwise differ by 1e-8 from upstream's.
+    """
+    angle = np.linalg.norm(rotation_vector)
+    quat = np.zeros(4)
+    if math.isclose(angle, 0.0):
+        quat[3] = 1.0
+        return _quat_to_mat(quat)
+    axis = rotation_vector / angle
+    quat[3] = np.cos(angle / 2.0)
+    quat[:3] = axis * np.sin(angle / 2.0)
+    return _quat_to_mat(quat)

@@ -1,0 +1,253 @@
+"""The simulation of one LIBERO task: reset, step, chunks, success, snapshots."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal
+
+import mujoco
+import numpy as np
+
+from vla_gym.errors import ConfigError
+from vla_gym.sim.access import SimAccess
+from vla_gym.sim.controller_data import ControllerState, check_actions
+from vla_gym.sim.goal_tests import compile_tests
+from vla_gym.sim.model_io import load_shared
+from vla_gym.sim.osc_exact import ExactController
+from vla_gym.sim.osc_fast import FastController
+from vla_gym.sim.snapshot import Snapshot
+from vla_gym.task_model.goals import evaluate_goal
+from vla_gym.task_model.spec import Layout
+
+if TYPE_CHECKING:
+    from vla_gym.task_model import TaskModel
+
+Physics = Literal["fast", "exact"]
+
+NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+# Upstream's evaluations run ten no-ops after an official state; sampled layouts start from
+# placements in the air and get as long as they need, up to this many control steps more.
+SETTLE_STEPS = 10
+MAX_EXTRA_SETTLE_STEPS = 60
+REST_SPEED = 0.01
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+# Settled official states of this process, newest last: (scene, suite, task, state, physics).
+_settled: OrderedDict[tuple[str, str, int, int, str], Snapshot] = OrderedDict()
+_MAX_SETTLED = 2048
+
+
+class LiberoSim(SimAccess):
+    """One LIBERO simulation.
+
+    Simulations of the same scene share one ``MjModel``; each owns its ``MjData``.
+
+    Attributes:
+        task_model: The compiled task that is played.
+        physics: ``"fast"`` (compiled, the default) or ``"exact"`` (upstream's loop bit for bit).
+        elapsed_steps: Control steps since the reset.
+        init_state_id: Official state of the last reset, or -1.
+    """
+
+    def __init__(self, task_model: TaskModel, *, physics: Physics = "fast") -> None:
+        """Create the simulation; :meth:`reset` must be called before stepping.
+
+        Args:
+            task_model: A compiled task.
+            physics: ``"fast"`` or ``"exact"``.
+
+        Raises:
+            ConfigError: Unknown ``physics``.
+        """
+        if physics not in ("fast", "exact"):
+            raise ConfigError(f"physics must be 'fast' or 'exact', got {physics!r}.")
+        self.physics: Physics = physics
+        self._shared = load_shared(task_model)
+        super().__init__(task_model, self._shared.model, mujoco.MjData(self._shared.model))
+        self._controller = ControllerState()
+        robot = task_model.robot
+        self._fast = FastController(self._model, self._data, robot)
+        self._exact = ExactController(self._model, self._data, robot)
+        self._loop = self._fast if physics == "fast" else self._exact
+        self.elapsed_steps = 0
+        self.init_state_id = -1
+        self.set_task(task_model)
+
+    def set_task(self, task_model: TaskModel) -> None:
+        """Play another task of the same scene from now on; the state is kept.
+
+        Raises:
+            ConfigError: If the task belongs to another scene.
+        """
+        if task_model.scene_key != self.task_model.scene_key:
+            raise ConfigError(
+                f"set_task needs a task of scene {self.task_model.scene_key!r}, got one of "
+                f"{task_model.scene_key!r}. Make a new LiberoSim for another scene."
+            )
+        self.task_model = task_model
+        self._tests = compile_tests(task_model.goal)
+
+    def reset(self, layout: Layout, *, settle: bool = True) -> None:
+        """Start an episode from a layout.
+
+        Args:
+            layout: Positions, fixture poses and null-space target.
+            settle: Run the ten no-op control steps of upstream's evaluation; a sampled layout
+                goes on until its objects rest. Official states settle once a process.
+        """
+        key = self._settled_key(layout)
+        if settle and key in _settled:
+            _settled.move_to_end(key)
+            self.set_state(_settled[key])
+            return
+        self._start(layout)
+        if settle:
+            self._settle(until_rest=layout.init_state_id < 0)
+            if layout.init_state_id >= 0:
+                _settled[key] = self.get_state()
+                if len(_settled) > _MAX_SETTLED:
+                    _settled.popitem(last=False)
+
+    def _settled_key(self, layout: Layout) -> tuple[str, str, int, int, str]:
+        task = self.task_model.task
+        scene = self.task_model.scene_key
+        return (scene, task.suite, task.task_id, layout.init_state_id, self.physics)
+
+    def _start(self, layout: Layout) -> None:
+        """Put a layout into the simulation; the controller's goal is the current pose."""
+        data = self._data
+        self._fixture_pos = np.array(layout.fixture_pos, dtype=np.float64)
+        self._fixture_quat = np.array(layout.fixture_quat, dtype=np.float64)
+        with self._shared.lock:
+            self._write_model()
+            mujoco.mj_resetData(self._model, data)
+            data.time = layout.time
+            data.qpos[:] = layout.qpos
+            data.qvel[:] = layout.qvel
+            mujoco.mj_forward(self._model, data)
+        self._loop.last_qpos[:] = data.qpos
+        self._loop.last_qvel[:] = data.qvel
+        position, matrix = self.eef_pose()
+        self._controller = ControllerState(
+            position, matrix, np.zeros(2), np.array(layout.nullspace_qpos, dtype=np.float64)
+        )
+        self.elapsed_steps = 0
+        self.init_state_id = layout.init_state_id
+
+    def _settle(self, *, until_rest: bool) -> None:
+        """Run no-ops; with ``until_rest`` until no object moves, within bounds."""
+        for step in range(SETTLE_STEPS + MAX_EXTRA_SETTLE_STEPS * until_rest):
+            if step >= SETTLE_STEPS and max(self.object_speeds().values(), default=0) < REST_SPEED:
+                break
+            self._advance(NOOP[None])
+        self.elapsed_steps = 0
+
+    def step(self, action: np.ndarray) -> bool:
+        """Execute one control step of 50 ms.
+
+        Args:
+            action: (7,) position delta (3), rotation delta (3), gripper (1: -1 opens, +1 closes);
+                clipped to [-1, 1].
+
+        Returns:
+            Whether the goal is reached after it.
+
+        Raises:
+            InvalidActionError: Wrong shape or not finite; nothing has moved then.
+        """
+        self._advance(check_actions(action, ndim=1)[None])
+        return self.success()
+
+    def run_chunk(self, actions: np.ndarray, max_steps: int | None = None) -> tuple[int, bool]:
+        """Execute control steps until the goal is reached or the chunk ends.
+
+        Args:
+            actions: (C, 7), see :meth:`step`.
+            max_steps: Execute at most this many of them (a step limit), at least 1.
+
+        Returns:
+            The number of control steps executed, and whether the goal is reached after the last.
+
+        Raises:
+            InvalidActionError: Wrong shape or not finite; nothing has moved then.
+            ConfigError: ``max_steps`` below 1.
+        """
+        actions = check_actions(actions, ndim=2)
+        if max_steps is not None:
+            if max_steps < 1:
+                raise ConfigError(f"max_steps must be at least 1, got {max_steps}.")
+            actions = actions[:max_steps]
+        done = 0
+        while done < len(actions):
+            done += self._advance(actions[done:])
+            if self.success():
+                return done, True
+        return done, False
+
+    def _advance(self, actions: np.ndarray) -> int:
+        """Execute checked actions until one may have reached the goal; return how many."""
+        with self._shared.lock:
+            self._write_model()
+            if self.physics == "fast":
+                executed = self._fast.run(actions, self._controller, self._tests)
+            else:
+                self._exact.step(actions[0], self._controller)
+                executed = 1
+        self.elapsed_steps += executed
+        return executed
+
+    @property
+    def data(self) -> mujoco.MjData:
+        """The simulation's own ``MjData``; for rendering and debugging, read only."""
+        return self._data
+
+    def prepare_render(self) -> None:
+        """Write this simulation's fixtures into the shared model; the renderer holds its lock."""
+        self._write_model()
+
+    def success(self) -> bool:
+        """Return whether the task's goal holds now, by upstream's rules."""
+        return evaluate_goal(self.task_model.goal, self.view)
+
+    def get_state(self) -> Snapshot:
+        """Return everything that the future depends on."""
+        physics = np.empty(mujoco.mj_stateSize(self._model, _STATE))
+        mujoco.mj_getState(self._model, self._data, physics, _STATE)
+        return Snapshot(
+            scene_key=self.task_model.scene_key,
+            physics=physics,
+            last_qpos=self._loop.last_qpos.copy(),
+            last_qvel=self._loop.last_qvel.copy(),
+            controller=self._controller.copy(),
+            fixture_pos=self._fixture_pos.copy(),
+            fixture_quat=self._fixture_quat.copy(),
+            elapsed_steps=self.elapsed_steps,
+            init_state_id=self.init_state_id,
+        )
+
+    def set_state(self, snapshot: Snapshot) -> None:
+        """Continue from a snapshot: same future, same images, same success.
+
+        Raises:
+            ConfigError: If the snapshot belongs to another scene.
+        """
+        if snapshot.scene_key != self.task_model.scene_key:
+            raise ConfigError(
+                f"The snapshot belongs to scene {snapshot.scene_key!r}, this simulation to "
+                f"{self.task_model.scene_key!r}."
+            )
+        data = self._data
+        self._fixture_pos = snapshot.fixture_pos.copy()
+        self._fixture_quat = snapshot.fixture_quat.copy()
+        self._controller = snapshot.controller.copy()
+        self._loop.last_qpos[:] = snapshot.last_qpos
+        self._loop.last_qvel[:] = snapshot.last_qvel
+        with self._shared.lock:
+            self._write_model()
+            mujoco.mj_setState(self._model, data, snapshot.physics, _STATE)
+            data.qpos[:] = snapshot.last_qpos
+            data.qvel[:] = snapshot.last_qvel
+            mujoco.mj_step1(self._model, data)
+            mujoco.mj_setState(self._model, data, snapshot.physics, _STATE)
+        self.elapsed_steps = snapshot.elapsed_steps
+        self.init_state_id = snapshot.init_state_id

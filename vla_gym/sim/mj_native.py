@@ -1,0 +1,68 @@
+"""MuJoCo's C functions as numba externals, so that compiled callers are cached on disk.
+
+numba refuses to cache a function that holds a ctypes pointer: the pointer is only valid in one
+process. A symbol that is resolved by name when the cached code is loaded has no such problem, so
+the MuJoCo library is made visible to LLVM once (before any compiled code is loaded) and each
+function is declared with :class:`numba.types.ExternalFunction`.
+
+Model and data are passed as integers: ``MjModel._address`` and ``MjData._address``; arrays as
+``array.ctypes.data``. The functions release no lock themselves; callers are ``nogil``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import mujoco
+from numba import types
+
+from vla_gym.errors import VlaGymError
+
+
+def _load_mujoco_library() -> Path:
+    """Make the symbols of the MuJoCo library that the Python package uses visible to LLVM.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        VlaGymError: If the library is not where the mujoco wheel puts it.
+    """
+    folder = Path(mujoco.__file__).parent
+    candidates = sorted(folder.glob("libmujoco.so*")) + sorted(folder.glob("libmujoco*.dylib"))
+    if not candidates:
+        raise VlaGymError(
+            f"MuJoCo's library was not found: expected libmujoco.so* in {folder}. "
+            "Reinstall it with: pip install --force-reinstall 'mujoco>=3.3,<3.4'"
+        )
+    llvm.load_library_permanently(str(candidates[0]))
+    return candidates[0]
+
+
+LIBRARY = _load_mujoco_library()
+
+# Guards against two different copies: LLVM must call into the library that made the model.
+_library_version = ctypes.CDLL(str(LIBRARY)).mj_version()
+if _library_version != mujoco.mj_version():
+    raise VlaGymError(
+        f"Two MuJoCo versions are loaded: the Python package is {mujoco.mj_version()}, "
+        f"{LIBRARY} is {_library_version}. Reinstall mujoco in a clean environment."
+    )
+
+_ADDRESS = types.intp
+_MODEL_DATA = types.void(_ADDRESS, _ADDRESS)
+
+# void mj_step1(const mjModel* m, mjData* d): position and velocity stages.
+mj_step1 = types.ExternalFunction("mj_step1", _MODEL_DATA)
+# void mj_step2(const mjModel* m, mjData* d): actuation, acceleration, integration.
+mj_step2 = types.ExternalFunction("mj_step2", _MODEL_DATA)
+# void mj_jacSite(m, d, mjtNum* jacp (3, nv), mjtNum* jacr (3, nv), int site)
+mj_jacSite = types.ExternalFunction(  # noqa: N816 - MuJoCo's own name
+    "mj_jacSite", types.void(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, types.int32)
+)
+# void mj_fullM(m, mjtNum* dst (nv, nv), const mjtNum* M)
+mj_fullM = types.ExternalFunction(  # noqa: N816 - MuJoCo's own name
+    "mj_fullM", types.void(_ADDRESS, _ADDRESS, _ADDRESS)
+)

@@ -1,0 +1,61 @@
+"""Compiled models, loaded once a process and shared by every simulation of the same scene."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mujoco
+
+from vla_gym.errors import CompileError
+
+if TYPE_CHECKING:
+    from vla_gym.task_model import TaskModel
+
+
+@dataclass
+class SharedModel:
+    """A model and the lock that its users hold while they write into it or depend on it.
+
+    LIBERO keeps a layout's fixture poses and the look of a hot stove in the model itself, so a
+    simulation writes its own before each chunk and each render, and no other one may do so until
+    that is over.
+    """
+
+    model: mujoco.MjModel
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_shared: dict[tuple[str, Path], SharedModel] = {}
+_shared_lock = threading.Lock()
+
+
+def load_shared(task_model: TaskModel) -> SharedModel:
+    """Return the process-wide model of a scene with its lock.
+
+    Raises:
+        CompileError: If MuJoCo cannot read the compiled model.
+    """
+    path = Path(task_model.mjb_path)
+    key = (task_model.scene_key, path)
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = SharedModel(_read(path))
+        return _shared[key]
+
+
+def load_model(task_model: TaskModel) -> mujoco.MjModel:
+    """Return the process-wide ``MjModel`` of a task's scene; one object per scene."""
+    return load_shared(task_model).model
+
+
+def _read(path: Path) -> mujoco.MjModel:
+    try:
+        return mujoco.MjModel.from_binary_path(str(path))
+    except Exception as error:
+        raise CompileError(
+            f"MuJoCo {mujoco.__version__} cannot read the compiled scene {path}: {error}. "
+            "Delete that folder; it is rebuilt at the next start."
+        ) from error

@@ -1,0 +1,110 @@
+"""The exact control loop: upstream's calls in upstream's order, bit for bit.
+
+One control step is, for each of 25 substeps, ``mj_forward`` (the environment), ``mj_forward``
+again (the controller's update), the controller's torques, ``mj_step``. Every array has the memory
+layout and every product the library (NumPy's BLAS, or numba's) that upstream's has, because these
+decide the last bit. Nothing here is made for speed: see :mod:`vla_gym.sim.osc_fast`.
+"""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from vla_gym.sim.controller_data import (
+    ControllerGains,
+    ControllerState,
+    has_rotation,
+    rotation_delta,
+    scale_arm_action,
+)
+from vla_gym.sim.osc_fast import null_torques, operational_inertia, orientation_error
+from vla_gym.task_model.spec import RobotSpec
+
+
+class ExactController:
+    """Runs control steps on one MjData as upstream does.
+
+    Attributes:
+        last_qpos, last_qvel: (nq,), (nv,) state before the last substep: the one that body poses
+            and contacts in MjData belong to.
+    """
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec) -> None:
+        """Bind to ``data``, which must outlive this object."""
+        self._model, self._data, self._robot = model, data, robot
+        self._gains = ControllerGains.from_spec(robot)
+        self._site = int(model.site(robot.eef_site).id)
+        # Lists: upstream indexes with lists, which decides the layout of the result.
+        self._qpos_index = [int(i) for i in robot.joint_qpos]
+        self._qvel_index = [int(i) for i in robot.joint_qvel]
+        self._actuators = [int(i) for i in robot.joint_actuators]
+        self._gripper_actuators = [int(i) for i in robot.gripper_actuators]
+        self.last_qpos = np.zeros(model.nq)
+        self.last_qvel = np.zeros(model.nv)
+
+    def step(self, action: np.ndarray, state: ControllerState) -> None:
+        """Execute one control step.
+
+        Args:
+            action: (7,) float64, finite.
+            state: Goal state of the controller, changed in place.
+        """
+        model, data = self._model, self._data
+        for substep in range(self._robot.substeps):
+            mujoco.mj_forward(model, data)
+            mujoco.mj_forward(model, data)
+            position = np.array(data.site_xpos[self._site])
+            matrix = np.array(data.site_xmat[self._site].reshape([3, 3]))
+            if substep == 0:
+                scaled = scale_arm_action(action, self._robot)
+                if has_rotation(scaled):
+                    state.goal_mat[:] = np.dot(rotation_delta(scaled[3:]), matrix)
+                state.goal_pos[:] = position + scaled[:3]
+            torques = self._torques(position, matrix, state)
+            torques = np.clip(torques, self._robot.torque_low, self._robot.torque_high)
+            self._move_gripper(action[6], state)
+            data.ctrl[self._actuators] = torques
+            self.last_qpos[:] = data.qpos
+            self.last_qvel[:] = data.qvel
+            mujoco.mj_step(model, data)
+
+    def _jacobians(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the full site Jacobians, (3, nv) each, position and rotation."""
+        position = np.zeros((3, self._model.nv))
+        rotation = np.zeros((3, self._model.nv))
+        mujoco.mj_jacSite(self._model, self._data, position, rotation, self._site)
+        return position, rotation
+
+    def _torques(
+        self, position: np.ndarray, matrix: np.ndarray, state: ControllerState
+    ) -> np.ndarray:
+        """Return the arm's (7,) torques before clipping."""
+        data, nv, gains = self._data, self._model.nv, self._gains
+        jac_p, jac_r = self._jacobians()
+        velocity, spin = np.dot(jac_p, data.qvel), np.dot(jac_r, data.qvel)
+        jac_pos = np.array(jac_p[:, self._qvel_index])
+        jac_rot = np.array(jac_r[:, self._qvel_index])
+        jac = np.array(np.vstack([jac_pos, jac_rot]))
+        mass = np.empty((nv, nv))
+        mujoco.mj_fullM(self._model, mass, data.qM)
+        mass = mass[self._qvel_index, :][:, self._qvel_index]
+        joint_pos = np.array(data.qpos[self._qpos_index])
+        joint_vel = np.array(data.qvel[self._qvel_index])
+
+        error = orientation_error(np.array(state.goal_mat), matrix)
+        force = (state.goal_pos - position) * gains.kp[0:3] + (-velocity) * gains.kd[0:3]
+        torque = error * gains.kp[3:6] + (-spin) * gains.kd[3:6]
+        inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
+        wrench = np.concatenate([np.dot(inertia_pos, force), np.dot(inertia_rot, torque)])
+        torques = np.dot(jac.T, wrench) + data.qfrc_bias[self._qvel_index]
+        torques += null_torques(mass, projection, state.nullspace_qpos, joint_pos, joint_vel)
+        return torques
+
+    def _move_gripper(self, action: float, state: ControllerState) -> None:
+        """Integrate the finger command and write the fingers' controls."""
+        robot, command = self._robot, state.gripper_command
+        move = np.array([-1.0, 1.0]) * robot.gripper_speed * np.sign(action)
+        command[:] = np.clip(command + move, -1.0, 1.0)
+        applied = robot.gripper_bias + robot.gripper_weight * command
+        self._data.ctrl[self._gripper_actuators] = applied

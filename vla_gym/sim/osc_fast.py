@@ -1,0 +1,252 @@
+"""The fast control loop: a whole chunk of control steps in one compiled call.
+
+Upstream (robosuite's ``MujocoEnv.step`` and ``OperationalSpaceController``) runs, for each of the
+25 substeps of a control step, two ``mj_forward`` and one ``mj_step``. Here a substep is
+``mj_step1`` (positions, velocities, bias forces), the controller's torques, ``mj_step2``. The
+physics is the same: ``mj_forward`` leaves no trace that a step depends on. Matrix layouts and the
+order of operations follow upstream's so that rounding stays as close as it can.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numba
+import numpy as np
+
+from vla_gym.sim.controller_data import (
+    ControllerGains,
+    ControllerState,
+    has_rotation,
+    rotation_delta,
+    scale_arm_action,
+)
+from vla_gym.sim.goal_tests import is_candidate
+from vla_gym.sim.mj_native import mj_fullM, mj_jacSite, mj_step1, mj_step2
+from vla_gym.task_model.spec import RobotSpec
+
+Arrays = tuple[np.ndarray, ...]
+
+# Gain of the null space's pull towards the reset posture, in 1/s^2 (upstream's constant).
+NULLSPACE_KP = 10.0
+
+
+@numba.njit(cache=True, nogil=True)
+def operational_inertia(
+    mass: np.ndarray, jac: np.ndarray, jac_pos: np.ndarray, jac_rot: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the inertia felt at the site and the null-space projection.
+
+    Args:
+        mass: (7, 7) joint-space mass matrix of the arm.
+        jac: (6, 7) site Jacobian; ``jac_pos`` and ``jac_rot`` (3, 7) are its halves.
+        jac_pos: See ``jac``.
+        jac_rot: See ``jac``.
+
+    Returns:
+        Translational inertia (3, 3), rotational inertia (3, 3), null-space projection (7, 7).
+    """
+    mass_inv = np.linalg.inv(mass)
+    # The pseudo-inverse keeps these finite near singular postures.
+    full = np.linalg.pinv(np.dot(np.dot(jac, mass_inv), jac.transpose()))
+    position = np.linalg.pinv(np.dot(np.dot(jac_pos, mass_inv), jac_pos.transpose()))
+    rotation = np.linalg.pinv(np.dot(np.dot(jac_rot, mass_inv), jac_rot.transpose()))
+    jac_bar = np.dot(np.dot(mass_inv, jac.transpose()), full)
+    return position, rotation, np.eye(7, 7) - np.dot(jac_bar, jac)
+
+
+@numba.njit(cache=True, nogil=True)
+def null_torques(
+    mass: np.ndarray,
+    projection: np.ndarray,
+    target: np.ndarray,
+    joint_pos: np.ndarray,
+    joint_vel: np.ndarray,
+) -> np.ndarray:
+    """Return the (7,) torques that pull towards a posture without moving the site.
+
+    Args:
+        mass: (7, 7) mass matrix.
+        projection: (7, 7) null-space projection.
+        target: (7,) joint positions wanted.
+        joint_pos: (7,) joint positions.
+        joint_vel: (7,) joint velocities.
+    """
+    damping = np.sqrt(NULLSPACE_KP) * 2
+    posture = np.dot(mass, NULLSPACE_KP * (target - joint_pos) - damping * joint_vel)
+    return np.dot(projection.transpose(), posture)
+
+
+@numba.njit(cache=True, nogil=True)
+def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
+    """Return the rotation error of two (3, 3) matrices as a vector (3,), small angles."""
+    return 0.5 * (
+        np.cross(current[0:3, 0], goal[0:3, 0])
+        + np.cross(current[0:3, 1], goal[0:3, 1])
+        + np.cross(current[0:3, 2], goal[0:3, 2])
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _run(
+    model: int,
+    data: int,
+    views: Arrays,
+    robot: tuple[Any, ...],
+    gains: Arrays,
+    goal: Arrays,
+    work: Arrays,
+    targets: Arrays,
+    tests: np.ndarray,
+) -> int:
+    """Run up to ``len(targets.pos)`` control steps; stop early when the goal may be reached.
+
+    The arguments are tuples of arrays, see :class:`FastController`. Returns the number of control
+    steps executed.
+    """
+    qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, qM = views
+    site, substeps, q_adr, v_adr, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
+    kp, kd = gains
+    goal_pos, goal_mat, grip_command, null_qpos = goal
+    jac_all, mass_all, last_qpos, last_qvel = work
+    delta_pos, delta_mat, rotates, grip_sign = targets
+
+    jac = np.empty((6, 7))
+    # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
+    jac_pos = np.empty((7, 3)).T
+    jac_rot = np.empty((7, 3)).T
+    mass = np.empty((7, 7)).T
+    wrench = np.empty(6)
+    joint_pos = np.empty(7)
+    joint_vel = np.empty(7)
+    jac_p = jac_all[0]
+    jac_r = jac_all[1]
+
+    for step in range(delta_pos.shape[0]):
+        for substep in range(substeps):
+            if substep == substeps - 1:
+                # Body poses and contacts after the step belong to this state, see Snapshot.
+                last_qpos[:] = qpos
+                last_qvel[:] = qvel
+            mj_step1(model, data)
+            pos = site_xpos[site]
+            mat = site_xmat[site].reshape(3, 3)
+            if substep == 0:
+                if rotates[step]:
+                    goal_mat[:, :] = np.dot(delta_mat[step], mat)
+                goal_pos[:] = pos + delta_pos[step]
+            mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
+            mj_fullM(model, mass_all.ctypes.data, qM.ctypes.data)
+            for i in range(7):
+                joint_pos[i] = qpos[q_adr[i]]
+                joint_vel[i] = qvel[v_adr[i]]
+                for k in range(3):
+                    jac_pos[k, i] = jac_p[k, v_adr[i]]
+                    jac_rot[k, i] = jac_r[k, v_adr[i]]
+                    jac[k, i] = jac_pos[k, i]
+                    jac[k + 3, i] = jac_rot[k, i]
+                for j in range(7):
+                    mass[i, j] = mass_all[v_adr[i], v_adr[j]]
+            force = (goal_pos - pos) * kp[0:3] + (-np.dot(jac_p, qvel)) * kd[0:3]
+            error = orientation_error(goal_mat, mat)
+            torque = error * kp[3:6] + (-np.dot(jac_r, qvel)) * kd[3:6]
+            inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
+            wrench[:3] = np.dot(inertia_pos, force)
+            wrench[3:] = np.dot(inertia_rot, torque)
+            task = np.dot(jac.T, wrench)
+            null = null_torques(mass, projection, null_qpos, joint_pos, joint_vel)
+            for i in range(7):
+                value = (task[i] + qfrc_bias[v_adr[i]]) + null[i]
+                ctrl[act[i]] = min(max(value, low[i]), high[i])
+            for i in range(2):
+                move = (-1.0 if i == 0 else 1.0) * speed * grip_sign[step]
+                grip_command[i] = min(max(grip_command[i] + move, -1.0), 1.0)
+                ctrl[grip_act[i]] = grip_bias[i] + grip_weight[i] * grip_command[i]
+            mj_step2(model, data)
+        if is_candidate(tests, qpos, xpos, site_xpos, site_xmat):
+            return step + 1
+    return delta_pos.shape[0]
+
+
+class FastController:
+    """Runs chunks on one MjData with the compiled loop.
+
+    Attributes:
+        last_qpos, last_qvel: (nq,), (nv,) state before the last substep: the one that body poses
+            and contacts in MjData belong to.
+    """
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec) -> None:
+        """Bind to the arrays of ``data``, which must outlive this object."""
+        self._model, self._data, self._robot = model, data, robot
+        gains = ControllerGains.from_spec(robot)
+        self._gains = (gains.kp, gains.kd)
+        self._views = (
+            data.qpos,
+            data.qvel,
+            data.ctrl,
+            data.site_xpos,
+            data.site_xmat,
+            data.xpos,
+            data.qfrc_bias,
+            data.qM,
+        )
+        index = lambda values: np.ascontiguousarray(values, dtype=np.int64)  # noqa: E731
+        real = lambda values: np.ascontiguousarray(values, dtype=np.float64)  # noqa: E731
+        self._constants = (
+            int(model.site(robot.eef_site).id),
+            int(robot.substeps),
+            index(robot.joint_qpos),
+            index(robot.joint_qvel),
+            index(robot.joint_actuators),
+            real(robot.torque_low),
+            real(robot.torque_high),
+            index(robot.gripper_actuators),
+            real(robot.gripper_bias),
+            real(robot.gripper_weight),
+            float(robot.gripper_speed),
+        )
+        self.last_qpos = np.zeros(model.nq)
+        self.last_qvel = np.zeros(model.nv)
+        self._work = (
+            np.zeros((2, 3, model.nv)),
+            np.zeros((model.nv, model.nv)),
+            self.last_qpos,
+            self.last_qvel,
+        )
+
+    def run(self, actions: np.ndarray, state: ControllerState, tests: np.ndarray) -> int:
+        """Execute control steps until the chunk ends or the goal may be reached.
+
+        Args:
+            actions: (C, 7) float64, finite.
+            state: Goal state of the controller, changed in place.
+            tests: Geometric part of the goal, see :func:`vla_gym.sim.goal_tests.compile_tests`.
+
+        Returns:
+            The number of control steps executed, 1..C.
+        """
+        scaled = np.stack([scale_arm_action(a, self._robot) for a in actions])
+        rotates = np.array([has_rotation(s) for s in scaled])
+        delta_mat = np.stack(
+            [
+                rotation_delta(s[3:]) if r else np.eye(3)
+                for s, r in zip(scaled, rotates, strict=True)
+            ]
+        )
+        targets = (np.ascontiguousarray(scaled[:, :3]), delta_mat, rotates, np.sign(actions[:, 6]))
+        goal = (state.goal_pos, state.goal_mat, state.gripper_command, state.nullspace_qpos)
+        return int(
+            _run(
+                self._model._address,
+                self._data._address,
+                self._views,
+                self._constants,
+                self._gains,
+                goal,
+                self._work,
+                targets,
+                tests,
+            )
+        )

@@ -1,0 +1,37 @@
+"""A saved simulation state: everything that the next step depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_gym.sim.controller_data import ControllerState
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a :class:`~vla_gym.sim.LiberoSim`; never changed after it was made.
+
+    Attributes:
+        scene_key: Scene the state belongs to.
+        physics: ``mjSTATE_INTEGRATION`` of MuJoCo: time, positions, velocities, solver warm
+            start, controls, applied forces, mocap poses; float64, flat.
+        last_qpos, last_qvel: (nq,), (nv,) state before the last 2 ms substep. Body poses, contacts
+            and so the image and the success test belong to that state, as in upstream, and are
+            recomputed from it on restore.
+        controller: Goal pose, gripper command and null-space target.
+        fixture_pos, fixture_quat: (F, 3), (F, 4) poses that are written into the model.
+        elapsed_steps: Control steps since the reset.
+        init_state_id: Official initial state, or -1.
+    """
+
+    scene_key: str
+    physics: np.ndarray
+    last_qpos: np.ndarray
+    last_qvel: np.ndarray
+    controller: ControllerState
+    fixture_pos: np.ndarray
+    fixture_quat: np.ndarray
+    elapsed_steps: int
+    init_state_id: int
