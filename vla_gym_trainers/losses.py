@@ -1,0 +1,156 @@
+"""Losses of TD3+BC on RL tokens, as pure functions of tensors.
+
+Notation (RL Token, arXiv 2604.23073): state ``x = (z_rl, proprio)``, action chunk
+``a`` = C actions of 7 numbers, reference chunk ``a~`` of the frozen VLA, actor
+``pi(a | x, a~) = N(mu(x, a~), sigma^2 I)``, critics ``Q_1 .. Q_n``. Shapes: B is the batch size,
+A = C * 7 the flattened chunk, n the number of critics. All tensors are float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ActorLoss(NamedTuple):
+    """Actor loss and its two parts, each a scalar tensor.
+
+    Attributes:
+        loss: ``q_term + bc_weight * bc_term``, the quantity to minimise.
+        q_term: ``-mean(Q) / mean|Q|``.
+        bc_term: Mean over the batch of the squared scaled distance to the reference.
+    """
+
+    loss: Tensor
+    q_term: Tensor
+    bc_term: Tensor
+
+
+def smoothed_target_action(
+    target_mean: Tensor,
+    noise: Tensor,
+    noise_clip: Tensor | float,
+    low: float = -1.0,
+    high: float = 1.0,
+) -> Tensor:
+    """Return the target policy's action with clipped smoothing noise.
+
+    ``a' = clip(mu'(x', a~') + clip(eps, -c, c), low, high)`` (target policy smoothing of TD3).
+
+    Args:
+        target_mean: (B, A) output of the target actor.
+        noise: (B, A) noise ``eps``, already scaled.
+        noise_clip: Bound ``c`` on the absolute value of the noise, a number or (A,).
+        low: Lower bound of the action space.
+        high: Upper bound of the action space.
+
+    Returns:
+        (B, A) actions inside the bounds.
+    """
+    bound = torch.as_tensor(noise_clip, dtype=noise.dtype, device=noise.device)
+    return (target_mean + torch.clamp(noise, -bound, bound)).clamp(low, high)
+
+
+def td3_target(
+    rewards: Tensor,
+    terminations: Tensor,
+    discounts: Tensor,
+    next_q: Tensor,
+    mc_returns: Tensor | None = None,
+    mc_weight: float = 0.0,
+    value_range: tuple[float, float] | None = (0.0, 1.0),
+) -> Tensor:
+    """Return the critics' regression target for chunked transitions.
+
+    ``y_td = r + (1 - terminated) * gamma**k * min_i Q'_i(x', a')`` where ``k`` is the number of
+    control steps that the chunk really executed, so ``discounts = gamma**k`` differs from row to
+    row. A truncated transition (time limit) is not terminal and bootstraps like any other.
+    ``y = (1 - w) * clip(y_td) + w * G`` mixes in the Monte-Carlo return ``G`` where it is known;
+    rows whose episode has not ended hold NaN there and use ``y_td`` alone.
+
+    Args:
+        rewards: (B,) discounted sum of the rewards inside the chunk.
+        terminations: (B,) 1.0 where the episode ended by success, else 0.0.
+        discounts: (B,) ``gamma ** executed_steps``.
+        next_q: (B, n) target critics at the next state and target action.
+        mc_returns: (B,) Monte-Carlo returns, NaN where unknown; None means none is known.
+        mc_weight: Weight ``w`` of the Monte-Carlo return in [0, 1].
+        value_range: Reachable returns (lowest, highest) that targets are clamped to: (0, 1) for a
+            reward of 1 on success. None disables the clamp.
+
+    Returns:
+        (B,) targets, without gradient.
+    """
+    target = rewards + (1.0 - terminations) * discounts * next_q.min(dim=1).values
+    if value_range is not None:
+        target = target.clamp(*value_range)
+    if mc_returns is not None and mc_weight > 0.0:
+        mixed = (1.0 - mc_weight) * target + mc_weight * mc_returns
+        target = torch.where(torch.isnan(mc_returns), target, mixed)
+    return target.detach()
+
+
+def critic_loss(q: Tensor, target: Tensor) -> Tensor:
+    """Return the sum over the critics of the mean squared error to one shared target.
+
+    ``L_Q = sum_i mean_b (Q_i(x_b, a_b) - y_b)^2``.
+
+    Args:
+        q: (B, n) critics at the executed action.
+        target: (B,) targets of :func:`td3_target`.
+
+    Returns:
+        Scalar.
+    """
+    return ((q - target[:, None]) ** 2).mean(dim=0).sum()
+
+
+def reference_distance(actions: Tensor, reference: Tensor, scale: Tensor) -> Tensor:
+    """Return the squared distance of a chunk to the reference in scaled action units.
+
+    ``d_b = sum_j ((a_bj - a~_bj) / scale_j)^2``: a sum over the chunk, not a mean, so that the
+    weight means the same per dimension whatever the chunk length.
+
+    Args:
+        actions: (B, A) chunks.
+        reference: (B, A) chunks of the VLA.
+        scale: (A,) natural size of each action dimension.
+
+    Returns:
+        (B,) distances.
+    """
+    return (((actions - reference) / scale) ** 2).sum(dim=1)
+
+
+def actor_loss(
+    q: Tensor,
+    actions: Tensor,
+    reference: Tensor,
+    scale: Tensor,
+    bc_weight: float,
+    min_q_scale: float = 0.02,
+) -> ActorLoss:
+    """Return the actor's loss: climb Q, stay near the reference.
+
+    ``L_pi = -mean_b Q(x_b, a_b) / max(mean_b |Q(x_b, a_b)|, q_min)``
+    ``       + beta * mean_b ||a_b - a~_b||^2``
+    with ``a = mu(x, a~)``. The division (as in TD3+BC) makes ``beta`` independent of the size of Q;
+    its floor keeps a task without any success yet from being pure amplified noise.
+
+    Args:
+        q: (B,) critic value of the actor's own chunk, with gradient to the actor.
+        actions: (B, A) the actor's chunks.
+        reference: (B, A) the VLA's chunks.
+        scale: (A,) natural size of each action dimension (see :func:`reference_distance`).
+        bc_weight: ``beta`` >= 0.
+        min_q_scale: Floor ``q_min`` of the divisor.
+
+    Returns:
+        The loss and its parts.
+    """
+    q_scale = q.detach().abs().mean().clamp(min=min_q_scale)
+    q_term = -q.mean() / q_scale
+    bc_term = reference_distance(actions, reference, scale).mean()
+    return ActorLoss(q_term + bc_weight * bc_term, q_term.detach(), bc_term.detach())

@@ -1,0 +1,113 @@
+"""Statistics of success counts: intervals and paired exact tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from vla_gym.errors import ConfigError
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return Wilson's score interval of a success rate.
+
+    With ``p = s / n`` and ``z`` the normal quantile of the confidence, centre and half width are
+    ``(p + z^2 / 2n) / (1 + z^2 / n)`` and ``z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)``.
+
+    Args:
+        successes: Number of successes, 0..trials.
+        trials: Number of trials; 0 gives the whole range (0, 1).
+        confidence: Two-sided confidence in (0, 1).
+
+    Returns:
+        Lower and upper bound of the rate, inside [0, 1].
+
+    Raises:
+        ConfigError: If the counts or the confidence are out of range.
+    """
+    if not 0 <= successes <= trials:
+        raise ConfigError(f"Expected 0 <= successes <= trials, got {successes} of {trials}.")
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    if trials == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
+    rate = successes / trials
+    denominator = 1.0 + z * z / trials
+    centre = (rate + z * z / (2.0 * trials)) / denominator
+    spread = math.sqrt(rate * (1.0 - rate) / trials + z * z / (4.0 * trials * trials))
+    half = z * spread / denominator
+    # At 0 or n successes one bound is 0 or 1 exactly; rounding must not move it outside.
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == trials else min(1.0, centre + half)
+    return low, high
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Return the exact two-sided p-value of a sign test.
+
+    Under the null hypothesis each of the ``wins + losses`` decided pairs is a fair coin:
+    ``p = min(1, 2 * P[Binomial(wins + losses, 1/2) <= min(wins, losses)])``. For paired success
+    counts this is McNemar's exact test.
+
+    Args:
+        wins: Pairs where only the new policy succeeded.
+        losses: Pairs where only the baseline succeeded.
+
+    Raises:
+        ConfigError: If a count is negative.
+    """
+    if wins < 0 or losses < 0:
+        raise ConfigError(f"wins and losses must not be negative, got {wins} and {losses}.")
+    decided = wins + losses
+    if decided == 0:
+        return 1.0
+    tail = sum(math.comb(decided, i) for i in range(min(wins, losses) + 1))
+    return min(1.0, 2.0 * tail / 2**decided)
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Two policies on the same initial states.
+
+    Attributes:
+        wins: States where only the policy succeeded.
+        losses: States where only the baseline succeeded.
+        both: States where both succeeded.
+        neither: States where neither succeeded.
+        p_value: Exact two-sided McNemar (sign) test over the decided states.
+    """
+
+    wins: int
+    losses: int
+    both: int
+    neither: int
+    p_value: float
+
+
+def compare_paired(policy: Sequence[bool], baseline: Sequence[bool]) -> PairedComparison:
+    """Compare two success sequences state by state.
+
+    Args:
+        policy: Success of the policy on each state.
+        baseline: Success of the baseline on the same states, in the same order.
+
+    Raises:
+        ConfigError: If the lengths differ.
+    """
+    if len(policy) != len(baseline):
+        raise ConfigError(
+            f"A paired comparison needs the same states for both, got {len(policy)} and "
+            f"{len(baseline)} results. Evaluate both on the same init_state_ids."
+        )
+    pairs = [(bool(p), bool(b)) for p, b in zip(policy, baseline, strict=True)]
+    wins, losses = pairs.count((True, False)), pairs.count((False, True))
+    return PairedComparison(
+        wins=wins,
+        losses=losses,
+        both=pairs.count((True, True)),
+        neither=pairs.count((False, False)),
+        p_value=sign_test(wins, losses),
+    )

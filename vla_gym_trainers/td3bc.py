@@ -1,0 +1,407 @@
+"""TD3+BC on RL tokens, as a stable-baselines3 algorithm."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pathlib
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers import losses
+from vla_gym_trainers.buffers import ChunkReplayBuffer
+from vla_gym_trainers.exploration import ChunkNoise
+from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, reference_chunk, uses_bf16
+
+
+class TD3BC(TD3):
+    """Twin-delayed DDPG whose actor corrects a frozen VLA (RL Token, arXiv 2604.23073).
+
+    Observation: Dict(rl_token (D,), vla_action (C, 7), proprio (P,), ...); action: a whole chunk,
+    Box(-1, 1, (C, 7)). One timestep is one chunk.
+
+    1. Warm-up: the first ``learning_starts`` chunks play the VLA's own action plus noise.
+    2. The input normaliser is fitted to them, and the critics alone learn for
+       ``critic_warmup_steps`` gradient steps: the actor never follows an untrained critic.
+    3. Then ``utd_ratio`` critic steps per collected chunk, an actor step every ``policy_delay``.
+
+    Targets use ``gamma ** executed_steps`` of each transition, stop at success only, and are
+    clamped to ``value_range``; see :func:`vla_gym_trainers.losses.td3_target`.
+
+    With ``pipelined=True`` gradient steps run in a background thread on the transitions gathered so
+    far while the environment collects the next ones with the actor as it was: the actor that
+    collects is one round old, nothing else changes, and the result does not depend on timing.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"RLTokenPolicy": RLTokenPolicy}
+    policy: RLTokenPolicy  # type: ignore[assignment]
+    replay_buffer: ChunkReplayBuffer
+
+    def __init__(
+        self,
+        policy: str | type[RLTokenPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        buffer_size: int = 100_000,
+        learning_starts: int = 2000,
+        batch_size: int = 256,
+        tau: float = 0.01,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 8,
+        utd_ratio: float = 3.0,
+        policy_delay: int = 2,
+        target_policy_noise: float = 0.05,
+        target_noise_clip: float = 0.1,
+        bc_weight: float = 0.1,
+        mc_weight: float = 0.5,
+        critic_warmup_steps: int = 3000,
+        reference_dropout: float = 0.5,
+        noise_white: float = 0.05,
+        noise_chunk: float = 0.1,
+        value_range: tuple[float, float] | None = (0.0, 1.0),
+        pipelined: bool = False,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        _init_setup_model: bool = True,
+    ) -> None:
+        """Create the algorithm; arguments not listed here mean what they mean in SB3's TD3.
+
+        Args:
+            policy: ``"RLTokenPolicy"`` or a subclass of it.
+            env: Environment or VecEnv with the spaces above (see ``LiberoVLA-*``).
+            learning_rate: Of actor and critics.
+            buffer_size: Replay capacity in chunks.
+            learning_starts: Warm-up length in chunks.
+            batch_size: Transitions per gradient step.
+            tau: Polyak coefficient of both targets, per critic step.
+            gamma: Discount per control step; give the environment the same one.
+            train_freq: Chunks per environment between two blocks of gradient steps.
+            utd_ratio: Critic gradient steps per collected chunk (update-to-data ratio).
+            policy_delay: Critic steps per actor step.
+            target_policy_noise: Sigma of target smoothing, in units of the action scale.
+            target_noise_clip: Its bound, in the same units.
+            bc_weight: ``beta``, on the squared scaled distance to the reference, summed over A.
+            mc_weight: Share of the Monte-Carlo return in the targets, in [0, 1].
+            critic_warmup_steps: Critic-only gradient steps after the warm-up.
+            reference_dropout: Probability that the network does not see the reference.
+            noise_white: Exploration noise per control step, in units of the action scale.
+            noise_chunk: Exploration offset shared by a chunk, in the same units.
+            value_range: Reachable returns; None disables the clamp of the targets.
+            pipelined: Learn in a background thread while collecting.
+            stats_window_size: Episodes in ``rollout/success_rate``.
+            tensorboard_log: Folder for TensorBoard.
+            policy_kwargs: See :class:`RLTokenPolicy`.
+            verbose: SB3's verbosity.
+            seed: Seed of networks, noise and replay sampling.
+            device: Torch device.
+            _init_setup_model: SB3's switch used by ``load``.
+
+        Raises:
+            ConfigError: If the spaces do not fit or a number is out of range.
+        """
+        _check_ranges(utd_ratio, bc_weight, mc_weight, reference_dropout, gamma)
+        self.utd_ratio, self.bc_weight, self.mc_weight = utd_ratio, bc_weight, mc_weight
+        self.critic_warmup_steps = critic_warmup_steps
+        self.reference_dropout = reference_dropout
+        self.noise_white, self.noise_chunk = noise_white, noise_chunk
+        self.value_range, self.pipelined = value_range, pipelined
+        self._update_debt = 0.0
+        self._critics_are_warm = False
+        self._rng_state: np.ndarray | None = None
+        self.exploration: ChunkNoise | None = None
+        self._pending: Future[None] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._staged: list[tuple[Any, ...]] = []
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        super().__init__(
+            policy,  # type: ignore[arg-type]
+            env,
+            learning_rate,
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps=-1,
+            replay_buffer_class=ChunkReplayBuffer,
+            replay_buffer_kwargs={"gamma": gamma, "seed": seed},
+            policy_delay=policy_delay,
+            target_policy_noise=target_policy_noise,
+            target_noise_clip=target_noise_clip,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _setup_model(self) -> None:
+        if not isinstance(self.observation_space, spaces.Dict):
+            check_spaces(self.observation_space, self.action_space)
+        super()._setup_model()
+        self._rng = torch.Generator(self.device)
+        self._rng.manual_seed(self.seed if self.seed is not None else torch.seed() % 2**31)
+        if self._rng_state is not None:  # a loaded model goes on where it was saved
+            self._rng.set_state(torch.from_numpy(self._rng_state))
+        if self.exploration is None:
+            scale = self.policy.settings["action_scale"]
+            chunk_len = check_spaces(self.observation_space, self.action_space)
+            self.exploration = ChunkNoise(
+                chunk_len, self.noise_white, self.noise_chunk, scale, self.seed
+            )
+        self._bf16 = uses_bf16(self.policy.precision, self.device)
+        self._acting_actor = copy.deepcopy(self.policy.actor).requires_grad_(False)
+
+    # ---------------------------------------------------------------- collecting
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the noisy chunks to execute, twice (SB3 wants the stored copy apart)."""
+        assert isinstance(self._last_obs, dict) and self.exploration is not None
+        if self.num_timesteps < learning_starts:
+            mean = np.asarray(self._last_obs["vla_action"], np.float32)
+        else:
+            tensors, _ = self.policy.obs_to_tensor(self._last_obs)
+            assert isinstance(tensors, dict)
+            with torch.no_grad():
+                x = self.policy.normalizer(tensors)
+                chunk = self._acting_actor(x, reference_chunk(tensors))
+            assert self.action_space.shape is not None
+            mean = chunk.cpu().numpy().reshape(n_envs, *self.action_space.shape)
+        noise = self.exploration.sample(n_envs) if action_noise is None else action_noise()
+        action = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
+        return action, action
+
+    def _store_transition(self, replay_buffer: Any, *args: Any, **kwargs: Any) -> None:
+        # While the learner thread samples, new transitions wait: it must see a fixed buffer.
+        target: Any = _Staging(self._staged) if self._pending is not None else replay_buffer
+        super()._store_transition(target, *args, **kwargs)
+
+    # ------------------------------------------------------------------ learning
+
+    def train(self, gradient_steps: int, batch_size: int = 256) -> None:
+        """Do ``gradient_steps * utd_ratio`` critic steps (fractions are carried over).
+
+        Args:
+            gradient_steps: Chunks collected since the last call, as SB3 counts them.
+            batch_size: Transitions per gradient step.
+        """
+        self.finish_updates()
+        optimizers: list[torch.optim.Optimizer] = [
+            self.policy.actor_optimizer,
+            self.policy.critic_optimizer,
+        ]
+        self._update_learning_rate(optimizers)
+        if self.replay_buffer.size() == 0:
+            return
+        if not self._critics_are_warm:
+            self._warm_up(batch_size)
+        self._update_debt += gradient_steps * self.utd_ratio
+        steps = int(self._update_debt)
+        self._update_debt -= steps
+        if not self.pipelined:
+            self._learn(steps, batch_size)
+            self.finish_updates()
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="td3bc-learner")
+        self._pending = self._executor.submit(self._learn, steps, batch_size)
+
+    def finish_updates(self) -> None:
+        """Wait for the learner thread, take over its actor and log; its errors are raised here."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+        for transition in self._staged:
+            self.replay_buffer.add(*transition)
+        self._staged.clear()
+        self._acting_actor.load_state_dict(self.policy.actor.state_dict())
+        for name, values in self._metrics.items():
+            self.logger.record(f"train/{name}", float(np.mean(values)))
+        if self._metrics:
+            self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+            self.logger.record("train/replay_size", self.replay_buffer.size())
+        self._metrics.clear()
+
+    def _warm_up(self, batch_size: int) -> None:
+        """Fit the normaliser to the warm-up data, then train the critics alone."""
+        size = self.replay_buffer.size()
+        data = self.replay_buffer.observations
+        self.policy.normalizer.fit(
+            torch.from_numpy(data["rl_token"][:size]).to(self.device),
+            torch.from_numpy(data["proprio"][:size]).to(self.device),
+        )
+        for _ in range(self.critic_warmup_steps):
+            self._critic_step(batch_size)
+        self._critics_are_warm = True
+
+    def _learn(self, steps: int, batch_size: int) -> None:
+        for _ in range(steps):
+            batch = self._critic_step(batch_size)
+            self._n_updates += 1
+            if self._n_updates % self.policy_delay == 0:
+                self._actor_step(batch.observations)
+                _polyak(self.policy.actor, self.policy.actor_target, self.tau * self.policy_delay)
+
+    def _critic_step(self, batch_size: int) -> Any:
+        policy, bf16 = self.policy, self._bf16
+        batch = self.replay_buffer.sample(batch_size)
+        x, next_x = (
+            policy.normalizer(batch.observations),
+            policy.normalizer(batch.next_observations),
+        )
+        with torch.no_grad():
+            next_reference = reference_chunk(batch.next_observations)
+            mean = policy.actor_target(next_x, next_reference, bf16=bf16)
+            noise = torch.randn(mean.shape, generator=self._rng, device=self.device)
+            next_action = losses.smoothed_target_action(
+                mean,
+                noise * self.target_policy_noise * policy.chunk_scale,
+                self.target_noise_clip * policy.chunk_scale,
+            )
+            target = losses.td3_target(
+                batch.rewards[:, 0],
+                batch.dones[:, 0],
+                batch.discounts[:, 0],
+                policy.critic_target(next_x, next_action, bf16=bf16),
+                batch.mc_returns[:, 0],
+                self.mc_weight,
+                self.value_range,
+            )
+        q = policy.critic(x, batch.actions, bf16=bf16)
+        loss = losses.critic_loss(q, target)
+        policy.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        policy.critic_optimizer.step()
+        _polyak(policy.critic, policy.critic_target, self.tau)
+        self._metrics["critic_loss"].append(loss.item())
+        self._metrics["q_mean"].append(q.detach().mean().item())
+        self._metrics["target_mean"].append(target.mean().item())
+        return batch
+
+    def _actor_step(self, observations: dict[str, torch.Tensor]) -> None:
+        policy = self.policy
+        x, reference = policy.normalizer(observations), reference_chunk(observations)
+        draw = torch.rand((len(x), 1), generator=self._rng, device=self.device)
+        keep = (draw >= self.reference_dropout).float()
+        action = policy.actor(x, reference, keep, bf16=self._bf16)
+        policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
+        q = policy.critic(x, action, bf16=self._bf16).mean(dim=1)
+        loss = losses.actor_loss(q, action, reference, policy.chunk_scale, self.bc_weight)
+        policy.actor_optimizer.zero_grad(set_to_none=True)
+        loss.loss.backward()
+        policy.actor_optimizer.step()
+        policy.critic.requires_grad_(True)
+        self._metrics["actor_loss"].append(loss.loss.item())
+        self._metrics["actor_q"].append(q.detach().mean().item())
+        rms = (loss.bc_term / action.shape[1]).sqrt().item()
+        self._metrics["reference_rms"].append(rms)
+
+    # --------------------------------------------------------- SB3's entry points
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str = "TD3BC",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> TD3BC:
+        """Collect and learn for ``total_timesteps`` chunks; see SB3's ``learn``."""
+        try:
+            super().learn(
+                total_timesteps,
+                callback,
+                log_interval,
+                tb_log_name,
+                reset_num_timesteps,
+                progress_bar,
+            )
+        finally:
+            if self._executor is not None:
+                self._executor.shutdown(wait=True)
+                self._executor = None
+        self.finish_updates()
+        return self
+
+    def predict(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Return the greedy chunk; see SB3's ``predict``."""
+        if self._pending is not None:
+            self.finish_updates()
+        return super().predict(*args, **kwargs)
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """Save networks, optimisers and generators to a zip file (replay: save_replay_buffer)."""
+        if self._pending is not None:
+            self.finish_updates()
+        self._rng_state = self._rng.get_state().cpu().numpy()
+        super().save(path, exclude, include)
+
+    def set_parameters(self, *args: Any, **kwargs: Any) -> None:
+        """Load parameters; see SB3's ``set_parameters``."""
+        super().set_parameters(*args, **kwargs)
+        self._acting_actor.load_state_dict(self.policy.actor.state_dict())
+
+    def _excluded_save_params(self) -> list[str]:
+        own = ["_rng", "_executor", "_pending", "_staged", "_acting_actor", "_metrics"]
+        return super()._excluded_save_params() + own
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "policy.actor_optimizer", "policy.critic_optimizer"], []
+
+
+class _Staging:
+    """Stands in for the replay buffer and keeps transitions for later."""
+
+    def __init__(self, transitions: list[tuple[Any, ...]]) -> None:
+        self.transitions = transitions
+
+    def add(self, *transition: Any) -> None:
+        self.transitions.append(transition)
+
+
+@torch.no_grad()
+def _polyak(source: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
+    """``target <- (1 - tau) * target + tau * source``."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+
+
+def _check_ranges(
+    utd_ratio: float, bc_weight: float, mc_weight: float, reference_dropout: float, gamma: float
+) -> None:
+    for name, value, low, high in (
+        ("utd_ratio", utd_ratio, 0.0, float("inf")),
+        ("bc_weight", bc_weight, 0.0, float("inf")),
+        ("mc_weight", mc_weight, 0.0, 1.0),
+        ("reference_dropout", reference_dropout, 0.0, 1.0),
+        ("gamma", gamma, 0.0, 1.0),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"{name} must be in [{low}, {high}], got {value}.")
