@@ -1,0 +1,254 @@
+"""Encoder and decoder of the RL token."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.blocks import Block
+from vla_gym.vla.files import verify_checksums, write_checksums
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class RLTokenConfig:
+    """Sizes of an RL token.
+
+    Attributes:
+        hidden_size: Size H of the VLA's hidden states.
+        max_tokens: Largest number M of hidden states per observation.
+        dim: Size D of the RL token.
+        width: Width of the encoder's and the decoder's transformer.
+        encoder_layers: Blocks of the encoder.
+        decoder_layers: Blocks of the decoder.
+        num_heads: Attention heads of a block.
+        context_dropout: Probability that a training example's decoder sees none of the previous
+            states. With all of them always in sight it can copy its neighbours and the token
+            learns nothing.
+    """
+
+    hidden_size: int
+    max_tokens: int
+    dim: int = 256
+    width: int = 128
+    encoder_layers: int = 2
+    decoder_layers: int = 2
+    num_heads: int = 4
+    context_dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("hidden_size", "max_tokens", "dim", "width", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Expected {name} >= 1, got {getattr(self, name)}.")
+        if self.width % self.num_heads:
+            raise ConfigError(
+                f"Expected width divisible by num_heads, got {self.width} and {self.num_heads}."
+            )
+        if not 0.0 <= self.context_dropout <= 1.0:
+            raise ConfigError(f"Expected 0 <= context_dropout <= 1, got {self.context_dropout}.")
+
+
+class RLTokenEncoder(nn.Module):
+    """Hidden states (B, M, H) to RL token (B, D).
+
+    The states are standardised, projected, given a position and a learnable readout token;
+    after self-attention the readout is projected to D and normalised to zero mean and unit
+    variance, the scale that an actor and a critic like.
+    """
+
+    def __init__(self, config: RLTokenConfig) -> None:
+        """Build an encoder with fresh weights."""
+        super().__init__()
+        self.config = config
+        self.mean: torch.Tensor
+        self.std: torch.Tensor
+        self.register_buffer("mean", torch.zeros(config.hidden_size))
+        self.register_buffer("std", torch.ones(config.hidden_size))
+        self.inp = nn.Linear(config.hidden_size, config.width)
+        self.pos = nn.Parameter(0.02 * torch.randn(config.max_tokens, config.width))
+        self.readout = nn.Parameter(0.02 * torch.randn(config.width))
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.num_heads) for _ in range(config.encoder_layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        self.out = nn.Linear(config.width, config.dim)
+        self.out_norm = nn.LayerNorm(config.dim, elementwise_affine=False)
+
+    @property
+    def dim(self) -> int:
+        """Size D of the RL token."""
+        return self.config.dim
+
+    @property
+    def hidden_size(self) -> int:
+        """Size H of the hidden states."""
+        return self.config.hidden_size
+
+    def fit_scale(self, hidden: torch.Tensor) -> None:
+        """Take mean and standard deviation per dimension from hidden states (B, M, H)."""
+        flat = hidden.detach().float().flatten(0, -2)
+        self.mean.copy_(flat.mean(0))
+        self.std.copy_(flat.std(0).clamp(min=1e-3))
+
+    def standardise(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return (hidden - mean) / std, the space in which the decoder's error is measured."""
+        return (hidden - self.mean) / self.std
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Encode, with gradients to the encoder.
+
+        Args:
+            hidden: (B, M, H) float32, M <= max_tokens.
+            mask: (B, M) bool, True for real tokens; None if all are.
+
+        Returns:
+            (B, D) float32.
+
+        Raises:
+            ConfigError: If the shape does not fit.
+        """
+        shape, config = tuple(hidden.shape), self.config
+        if hidden.ndim != 3 or shape[1] > config.max_tokens or shape[2] != config.hidden_size:
+            raise ConfigError(
+                f"Expected hidden states (B, <= {config.max_tokens}, {config.hidden_size}), "
+                f"got {shape}: use the RL token that was pretrained for this VLA."
+            )
+        x = self.inp(self.standardise(hidden)) + self.pos[: shape[1]]
+        x = torch.cat([x, self.readout.expand(shape[0], 1, -1)], dim=1)
+        keys = None
+        if mask is not None:
+            keys = torch.cat([mask, mask.new_ones(shape[0], 1)], dim=1)[:, None, None, :]
+        for block in self.blocks:
+            x = block(x, keys)
+        return self.out_norm(self.out(self.norm(x[:, -1])))
+
+    @torch.no_grad()
+    def encode(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Encode without gradients; see :meth:`forward`."""
+        return self(hidden, mask)
+
+    def save_pretrained(self, folder: str | Path, decoder: RLTokenDecoder | None = None) -> None:
+        """Write config.json, model.safetensors (float16) and SHA256SUMS.
+
+        Args:
+            folder: Created if missing.
+            decoder: Also saved if given; acting needs only the encoder.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"encoder.{key}": value for key, value in self.state_dict().items()}
+        if decoder is not None:
+            tensors |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
+        half = {key: value.half().contiguous().cpu() for key, value in tensors.items()}
+        save_file(half, folder / "model.safetensors")
+        (folder / "model.safetensors").chmod(0o644)
+        config = {"model_type": "vla_gym_rl_token", **asdict(self.config)}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_checksums(folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> RLTokenEncoder:
+        """Load an encoder in float32.
+
+        Raises:
+            WeightsError: If a file is missing, corrupt or of another architecture.
+        """
+        config, tensors = _read_checkpoint(Path(folder))
+        return _fill(cls(config), tensors, "encoder.", Path(folder))
+
+
+class RLTokenDecoder(nn.Module):
+    """RL token (B, D) to hidden states (B, M, H), autoregressively.
+
+    Position m sees the token and, by teacher forcing, the states before m.
+    """
+
+    def __init__(self, config: RLTokenConfig) -> None:
+        """Build a decoder with fresh weights."""
+        super().__init__()
+        self.config = config
+        self.token_in = nn.Linear(config.dim, config.width)
+        self.state_in = nn.Linear(config.hidden_size, config.width)
+        self.hidden_context = nn.Parameter(0.02 * torch.randn(config.width))
+        self.pos = nn.Parameter(0.02 * torch.randn(config.max_tokens, config.width))
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.num_heads) for _ in range(config.decoder_layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        self.out = nn.Linear(config.width, config.hidden_size)
+
+    def forward(
+        self, token: torch.Tensor, states: torch.Tensor, drop: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Predict every state from the token and the true states before it.
+
+        Args:
+            token: (B, D).
+            states: (B, M, H) standardised hidden states; position m never sees states m and
+                later.
+            drop: (B,) bool: rows that see no previous state at all; None draws them with
+                probability ``context_dropout`` in training mode and keeps all otherwise.
+
+        Returns:
+            (B, M, H) predicted standardised states.
+        """
+        count = states.shape[1]
+        if drop is None:
+            rate = self.config.context_dropout if self.training else 0.0
+            drop = torch.rand(len(token), device=token.device) < rate
+        context = self.state_in(states[:, : count - 1].detach())
+        context = torch.where(drop[:, None, None], self.hidden_context, context)
+        x = torch.cat([self.token_in(token)[:, None], context], dim=1) + self.pos[:count]
+        for block in self.blocks:
+            x = block(x, causal=True)
+        return self.out(self.norm(x))
+
+    @torch.no_grad()
+    def generate(self, token: torch.Tensor, count: int) -> torch.Tensor:
+        """Rebuild ``count`` standardised states from the token alone, each from those before."""
+        states = token.new_zeros(len(token), count, self.config.hidden_size)
+        keep = torch.zeros(len(token), dtype=torch.bool, device=token.device)
+        for m in range(count):
+            states[:, m] = self(token, states[:, : m + 1], drop=keep)[:, m]
+        return states
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> RLTokenDecoder:
+        """Load the decoder that was saved with an encoder.
+
+        Raises:
+            WeightsError: If a file is missing or corrupt, or no decoder was saved.
+        """
+        config, tensors = _read_checkpoint(Path(folder))
+        return _fill(cls(config), tensors, "decoder.", Path(folder))
+
+
+def _read_checkpoint(folder: Path) -> tuple[RLTokenConfig, dict[str, torch.Tensor]]:
+    verify_checksums(folder)
+    try:
+        values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        if values.pop("model_type", None) != "vla_gym_rl_token":
+            raise ValueError("config.json does not describe an RL token")
+        return RLTokenConfig(**values), load_file(folder / "model.safetensors")
+    except Exception as error:  # OS, JSON, field and safetensors errors: the folder is unusable
+        raise WeightsError(f"Cannot load the RL token {folder}: {error}") from error
+
+
+def _fill(module: _Module, tensors: dict[str, torch.Tensor], prefix: str, at: Path) -> _Module:
+    state = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise WeightsError(f"Checkpoint {at} has no fitting {prefix[:-1]}: {error}") from error
+    if not all(torch.isfinite(value).all() for value in state.values()):
+        raise WeightsError(f"Checkpoint {at} holds values that are not finite.")
+    return module

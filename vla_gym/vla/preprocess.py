@@ -1,0 +1,102 @@
+"""Image and proprioception preprocessing shared by cloning, inference and demonstrations.
+
+Only NumPy is imported, so that recording demonstrations needs no torch. There is one function
+for each step on purpose: a policy that sees other pixels in inference than in training fails
+quietly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_gym.errors import ConfigError
+
+#: Order of the camera axis wherever images of several cameras are stacked.
+CAMERAS = ("agentview", "wrist")
+#: Height and width in pixels that the embedded VLA works on.
+IMAGE_SIZE = 64
+
+
+def area_downsample(images: np.ndarray, size: int = IMAGE_SIZE) -> np.ndarray:
+    """Shrink images by averaging whole blocks of pixels, rounding half up.
+
+    Averaging keeps sub-pixel information that picking every k-th pixel would throw away.
+
+    Args:
+        images: (..., H, W, C) uint8; H and W are the same multiple of ``size``.
+        size: Height and width of the result in pixels.
+
+    Returns:
+        (..., size, size, C) uint8; the input itself if it has that size already.
+
+    Raises:
+        ConfigError: If the dtype is not uint8 or the size is no multiple of ``size``.
+    """
+    images = np.asarray(images)
+    if images.dtype != np.uint8 or images.ndim < 3:
+        raise ConfigError(
+            f"Expected uint8 images of shape (..., H, W, C), got {images.dtype} {images.shape}."
+        )
+    height, width, channels = images.shape[-3:]
+    factor = height // size
+    if height != width or factor * size != height or not 1 <= factor <= 16:
+        raise ConfigError(
+            f"Expected square images whose side is a multiple of {size} (at most {16 * size}), "
+            f"got {height}x{width}: render at 128 or 256 pixels."
+        )
+    if factor == 1:
+        return images
+    blocks = images.reshape(*images.shape[:-3], size, factor, size, factor, channels)
+    # 16 x 16 x 255 still fits into uint16, which is twice as fast as the default int64.
+    total = blocks.sum(axis=(-4, -2), dtype=np.uint16)
+    half = np.uint16(factor * factor // 2)
+    return ((total + half) // np.uint16(factor * factor)).astype(np.uint8)
+
+
+def stack_cameras(images: dict[str, np.ndarray], size: int = IMAGE_SIZE) -> np.ndarray:
+    """Downsample every camera's images and stack them in the order of :data:`CAMERAS`.
+
+    Args:
+        images: ``{"agentview": (B, H, W, 3) uint8, "wrist": (B, H, W, 3) uint8}``.
+        size: Height and width of the result in pixels.
+
+    Returns:
+        (B, 2, size, size, 3) uint8.
+
+    Raises:
+        ConfigError: If a camera is missing or the images do not fit.
+    """
+    missing = [name for name in CAMERAS if name not in images]
+    if missing:
+        raise ConfigError(f"Expected images of the cameras {CAMERAS}, got {sorted(images)}.")
+    return np.stack([area_downsample(images[name], size) for name in CAMERAS], axis=1)
+
+
+def proprio_features(proprio: np.ndarray) -> np.ndarray:
+    """Turn the observation's proprioception into features without jumps.
+
+    The end effector points down, so its rotation angle is near pi, where the axis-angle vector
+    flips its sign between neighbouring poses. Two columns of the rotation matrix do not.
+
+    Args:
+        proprio: (B, 8): end-effector position (m), axis-angle (rad), two finger joints (m).
+
+    Returns:
+        (B, 11) float32: position, first two columns of the rotation matrix, finger joints.
+
+    Raises:
+        ConfigError: If the shape is not (B, 8).
+    """
+    proprio = np.asarray(proprio, dtype=np.float64)
+    if proprio.ndim != 2 or proprio.shape[1] != 8:
+        raise ConfigError(f"Expected proprio of shape (B, 8), got {proprio.shape}.")
+    vector = proprio[:, 3:6]
+    angle = np.linalg.norm(vector, axis=1, keepdims=True)
+    x, y, z = (vector / np.maximum(angle, 1e-9)).T
+    sin, cos = np.sin(angle[:, 0]), np.cos(angle[:, 0])
+    rest = 1.0 - cos  # Rodrigues' formula, first and second column
+    first = np.stack([cos + x * x * rest, x * y * rest + z * sin, x * z * rest - y * sin], axis=1)
+    second = np.stack([x * y * rest - z * sin, cos + y * y * rest, y * z * rest + x * sin], axis=1)
+    return np.concatenate([proprio[:, :3], first, second, proprio[:, 6:]], axis=1).astype(
+        np.float32
+    )

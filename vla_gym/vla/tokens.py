@@ -1,0 +1,68 @@
+"""Words to ids, and actions to 256 bins as OpenVLA's action tokenizer does it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+
+PAD, UNK = "<pad>", "<unk>"
+NUM_BINS = 256
+
+
+def split_words(instruction: str) -> list[str]:
+    """Return the lower-case words of an instruction; underscores and punctuation separate."""
+    return re.findall(r"[a-z0-9]+", instruction.lower())
+
+
+def build_vocabulary(instructions: Iterable[str]) -> list[str]:
+    """Return the sorted words of all instructions, after the padding and the unknown word."""
+    return [PAD, UNK, *sorted({word for text in instructions for word in split_words(text)})]
+
+
+class WordTokenizer:
+    """Word-level tokenizer: one id per word, id 0 = padding, id 1 = any unknown word."""
+
+    def __init__(self, vocabulary: Sequence[str], max_words: int) -> None:
+        """Remember the word ids.
+
+        Args:
+            vocabulary: Words in the order of their ids, starting with padding and unknown.
+            max_words: Longer instructions lose their last words.
+        """
+        self._ids = {word: i for i, word in enumerate(vocabulary)}
+        self._max_words = max_words
+
+    def __call__(self, instructions: Sequence[str]) -> torch.Tensor:
+        """Return ids (B, W) int64, padded with 0 to the longest instruction of the batch."""
+        unknown = self._ids[UNK]
+        rows = [
+            [self._ids.get(word, unknown) for word in split_words(text)[: self._max_words]]
+            for text in instructions
+        ]
+        ids = torch.zeros(len(rows), max(1, *map(len, rows)), dtype=torch.long)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        return ids
+
+
+def _edges(device: torch.device) -> torch.Tensor:
+    return torch.linspace(-1.0, 1.0, NUM_BINS, device=device)
+
+
+def actions_to_bins(actions: torch.Tensor) -> torch.Tensor:
+    """Return the bin index (0..255, int64) of every action value; values outside are clipped.
+
+    256 edges make 255 intervals; bin 255 holds exactly 1.0, an oddity that OpenVLA's tokenizer
+    has too and that keeps token ids compatible.
+    """
+    edges = _edges(actions.device)
+    return torch.bucketize(actions.float().clamp(-1, 1).contiguous(), edges, right=True) - 1
+
+
+def bins_to_actions(bins: torch.Tensor) -> torch.Tensor:
+    """Return the centre of every bin (float32); bin 255 shares the last interval's centre."""
+    edges = _edges(bins.device)
+    centres = (edges[1:] + edges[:-1]) / 2
+    return centres[bins.clamp(0, NUM_BINS - 2)]
