@@ -91,7 +91,9 @@ def _pack_at(path: Path, what: str, advice: str) -> AssetPack:
     """Return the pack in a folder, or raise an AssetError that says what is wrong with it."""
     if not path.is_dir():
         state = "is not a folder" if path.exists() else "does not exist"
-        raise AssetError(f"{what}: expected a folder with LIBERO's assets, but {path} {state}. {advice}")
+        raise AssetError(
+            f"{what}: expected a folder with LIBERO's assets, but {path} {state}. {advice}"
+        )
     candidates = [path / sub if sub else path for sub in _SUBFOLDERS]
     missing = [[f for f in REQUIRED_FILES if not (root / f).is_file()] for root in candidates]
     best = min(range(len(candidates)), key=lambda i: len(missing[i]))

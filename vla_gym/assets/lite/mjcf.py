@@ -18,6 +18,11 @@ IDENTITY = (1.0, 0.0, 0.0, 0.0)
 CONTACT = {"solimp": "0.998 0.998 0.001", "solref": "0.001 1", "friction": "0.95 0.3 0.1"}
 
 
+# Every visual uses this material. A part of its colour is emitted, so that faces turned away from
+# the lamps keep their hue.
+MATERIAL = {"name": "lite", "emission": "0.2", "specular": "0.1", "shininess": "0.1"}
+
+
 @dataclass(frozen=True)
 class Shape:
     """One primitive: MuJoCo's geom type, its half sizes, and its pose in the body frame."""
@@ -103,10 +108,16 @@ class Body:
         if rgba is not None:
             self.visual(shape, rgba, None if name is None else f"{name}_vis")
 
-    def visual(self, shape: Shape, rgba: Vector, name: str | None = None) -> None:
+    def visual(
+        self,
+        shape: Shape,
+        rgba: Vector,
+        name: str | None = None,
+        material: str = MATERIAL["name"],
+    ) -> None:
         """Add a shape that is seen but does not collide."""
         attributes = _geom(shape) | {"group": "1", "contype": "0", "conaffinity": "0"}
-        attributes["rgba"] = text(rgba)
+        attributes |= {"rgba": text(rgba), "material": material}
         if name is not None:
             attributes["name"] = name
         ET.SubElement(self.element, "geom", attributes)
@@ -153,7 +164,7 @@ def new_object(model: str, extent: Extent, pos: Vector = (0, 0, 0)) -> tuple[ET.
         The ``<mujoco>`` element and the body ``object``, which becomes the object's main body.
     """
     root = ET.Element("mujoco", {"model": model})
-    ET.SubElement(root, "asset")
+    ET.SubElement(ET.SubElement(root, "asset"), "material", MATERIAL)
     outer = ET.SubElement(ET.SubElement(root, "worldbody"), "body")
     body = ET.SubElement(outer, "body", {"name": "object", "pos": text(pos)})
     markers = {

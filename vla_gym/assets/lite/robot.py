@@ -11,7 +11,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from vla_gym.assets.lite import palette
-from vla_gym.assets.lite.mjcf import Body, Shape, Vector, box, cylinder, text
+from vla_gym.assets.lite.mjcf import MATERIAL, Body, Shape, Vector, box, cylinder, text
 from vla_gym.errors import CompileError
 
 _ROBOT_BODY = re.compile(r"(robot|gripper|mount)\d+_")
@@ -35,23 +35,26 @@ _BONES: tuple[tuple[str, Vector, Vector, float, Vector], ...] = (
     ("robot0_link7", (0, 0, 0), (0, 0, 0.085), 0.044, palette.ROBOT_LINK),
 )
 
+# The fingers glow: the wrist camera sees their unlit side and their position matters most.
+_MATERIAL, _FINGER_MATERIAL = "lite_robot", "lite_finger"
+_MATERIALS = (
+    MATERIAL | {"name": _MATERIAL, "emission": "0.25"},
+    MATERIAL | {"name": _FINGER_MATERIAL, "emission": "0.6"},
+)
+
+# Tessellation of round geoms and box faces: MuJoCo's default (28, 16, 4) costs 2.5 times the time
+# and looks the same at 128x128.
+_QUALITY = {"numslices": "16", "numstacks": "8", "numquads": "2"}
+
 # Solids of the hand, the fingers and the mount: (body, shape, colour). In the gripper's frame the
 # fingers point along z and open along x; in a finger's frame y points away from the other finger.
 _PARTS: tuple[tuple[str, Shape, Vector], ...] = (
-    ("gripper0_right_gripper", box((0.100, 0.026, 0.020), (0, 0, 0.040)), palette.ROBOT_HAND),
-    ("gripper0_right_gripper", cylinder(0.036, -0.022, 0.022), palette.ROBOT_HAND),
-    ("gripper0_leftfinger", box((0.0105, 0.0100, 0.0110), (0, 0.0150, 0.0150)), palette.ROBOT_FINGER),
-    ("gripper0_leftfinger", box((0.0095, 0.0060, 0.0170), (0, 0.0068, 0.0370)), palette.ROBOT_FINGER),
-    (
-        "gripper0_rightfinger",
-        box((0.0105, 0.0100, 0.0110), (0, -0.0150, 0.0150)),
-        palette.ROBOT_FINGER,
-    ),
-    (
-        "gripper0_rightfinger",
-        box((0.0095, 0.0060, 0.0170), (0, -0.0068, 0.0370)),
-        palette.ROBOT_FINGER,
-    ),
+    ("gripper0_right_gripper", box((0.100, 0.019, 0.020), (0, 0, 0.040)), palette.ROBOT_HAND),
+    ("gripper0_right_gripper", cylinder(0.034, -0.022, 0.022), palette.ROBOT_HAND),
+    ("gripper0_leftfinger", box((0.0105, 0.010, 0.012), (0, 0.015, 0.015)), palette.ROBOT_FINGER),
+    ("gripper0_leftfinger", box((0.0095, 0.006, 0.016), (0, 0.007, 0.038)), palette.ROBOT_FINGER),
+    ("gripper0_rightfinger", box((0.0105, 0.01, 0.012), (0, -0.015, 0.015)), palette.ROBOT_FINGER),
+    ("gripper0_rightfinger", box((0.0095, 0.006, 0.016), (0, -0.007, 0.038)), palette.ROBOT_FINGER),
     ("mount0_pedestal", cylinder(0.17, -0.60, -0.01, (-0.02, 0)), palette.ROBOT_MOUNT),
     ("mount0_controller_box", box((0.11, 0.20, 0.265), (-0.325, 0, -0.38)), palette.ROBOT_MOUNT),
     ("mount0_pedestal_feet", box((0.385, 0.35, 0.155), (-0.1225, 0, -0.758)), palette.ROBOT_MOUNT),
@@ -67,7 +70,7 @@ def simplify_robot(xml: str) -> str:
     Returns:
         MJCF text with the same bodies, joints, inertias, collision geoms, sites and cameras in the
         same order. Meshes, materials and textures of the robot that nothing uses any more are
-        gone; asset paths are left as they were.
+        gone; asset paths are left as they were. Round geoms are drawn with fewer faces.
 
     Raises:
         CompileError: If the text is not MJCF or a body of the Panda is missing.
@@ -94,9 +97,20 @@ def simplify_robot(xml: str) -> str:
     for i, (name, start, end, radius, rgba) in enumerate(_BONES):
         _capsule(bodies[name], f"lite_{name}_bone{i}", start, end, radius, rgba)
     for i, (name, shape, rgba) in enumerate(_PARTS):
-        Body(bodies[name]).visual(shape, rgba, f"lite_{name}_part{i}")
+        material = _FINGER_MATERIAL if name.endswith("finger") else _MATERIAL
+        Body(bodies[name]).visual(shape, rgba, f"lite_{name}_part{i}", material)
     _drop_unused_assets(root)
+    asset = _section(root, "asset")
+    for attributes in _MATERIALS:
+        ET.SubElement(asset, "material", attributes)
+    ET.SubElement(_section(root, "visual"), "quality", _QUALITY)
     return ET.tostring(root, encoding="unicode")
+
+
+def _section(root: ET.Element, tag: str) -> ET.Element:
+    """Return a top-level element, added if it is missing."""
+    section = root.find(tag)
+    return ET.SubElement(root, tag) if section is None else section
 
 
 def _capsule(
@@ -104,6 +118,7 @@ def _capsule(
 ) -> None:
     attributes = {"name": name, "type": "capsule", "group": "1"}
     attributes |= {"contype": "0", "conaffinity": "0", "rgba": text(rgba)}
+    attributes["material"] = _MATERIAL
     attributes |= {"fromto": text((*start, *end)), "size": text(radius)}
     ET.SubElement(body, "geom", attributes)
 

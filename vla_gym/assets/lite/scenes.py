@@ -8,12 +8,14 @@ import xml.etree.ElementTree as ET
 import zlib
 
 from vla_gym.assets.lite import palette
-from vla_gym.assets.lite.mjcf import Vector, text
+from vla_gym.assets.lite.mjcf import MATERIAL, Vector, text
 
 # The arena class looks for these texture elements and puts a file name of its style table there;
 # different releases of the libero package name different files.
 FLOOR_TEXTURES = ("light-gray-floor-tile.png", "tile_grigia_caldera_porcelain_floor.png")
 WALL_TEXTURES = ("light-gray-plaster.png", "smooth_light_gray_plaster.png")
+
+TABLE_MATERIAL = "table_texture"
 
 CAMERAS = {
     "frontview": ((1.0, 0, 1.45), (0.56, 0.43, 0.43, 0.56)),
@@ -46,6 +48,7 @@ def libero_tabletop_base_style() -> ET.Element:
         attributes = {"name": texture, "type": "2d", "file": f"../textures/{file}"}
         ET.SubElement(asset, "texture", attributes)
         ET.SubElement(asset, "material", {"name": material, "texture": texture, "specular": "0"})
+    ET.SubElement(asset, "material", MATERIAL | {"name": TABLE_MATERIAL})
     world = ET.SubElement(root, "worldbody")
     floor = {"name": "floor", "type": "plane", "size": "3 3 .125", "pos": "0 0 0"}
     ET.SubElement(world, "geom", floor | {"condim": "3", "group": "1", "material": "floorplane"})
@@ -73,7 +76,7 @@ def _table(world: ET.Element) -> None:
     top = {"type": "box", "pos": "0 0 0", "size": "0.4 0.4 0.4"}
     solid = {"name": "table_collision", "group": "0", "friction": "1 0.005 0.0001"}
     ET.SubElement(table, "geom", top | solid)
-    seen = {"group": "1", "contype": "0", "conaffinity": "0"}
+    seen = {"group": "1", "contype": "0", "conaffinity": "0", "material": TABLE_MATERIAL}
     attributes = top | seen | {"name": "table_visual", "rgba": text(palette.TABLE)}
     ET.SubElement(table, "geom", attributes)
     marker = {"name": "table_top", "pos": "0 0 0.4", "size": "0.001 0.001 0.001"}
