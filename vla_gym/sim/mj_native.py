@@ -12,6 +12,7 @@ Model and data are passed as integers: ``MjModel._address`` and ``MjData._addres
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -55,14 +56,14 @@ _ADDRESS = types.intp
 _MODEL_DATA = types.void(_ADDRESS, _ADDRESS)
 
 # void mj_step1(const mjModel* m, mjData* d): position and velocity stages.
-mj_step1 = types.ExternalFunction("mj_step1", _MODEL_DATA)
+mj_step1: Callable[..., None] = types.ExternalFunction("mj_step1", _MODEL_DATA)
 # void mj_step2(const mjModel* m, mjData* d): actuation, acceleration, integration.
-mj_step2 = types.ExternalFunction("mj_step2", _MODEL_DATA)
+mj_step2: Callable[..., None] = types.ExternalFunction("mj_step2", _MODEL_DATA)
 # void mj_jacSite(m, d, mjtNum* jacp (3, nv), mjtNum* jacr (3, nv), int site)
-mj_jacSite = types.ExternalFunction(  # noqa: N816 - MuJoCo's own name
+mj_jacSite: Callable[..., None] = types.ExternalFunction(
     "mj_jacSite", types.void(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, types.int32)
 )
 # void mj_fullM(m, mjtNum* dst (nv, nv), const mjtNum* M)
-mj_fullM = types.ExternalFunction(  # noqa: N816 - MuJoCo's own name
+mj_fullM: Callable[..., None] = types.ExternalFunction(
     "mj_fullM", types.void(_ADDRESS, _ADDRESS, _ADDRESS)
 )

@@ -112,8 +112,8 @@ def _run(
     jac_all, mass_all, last_qpos, last_qvel = work
     delta_pos, delta_mat, rotates, grip_sign = targets
 
-    jac = np.empty((6, 7))
     # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
+    jac = np.empty((7, 6)).T
     jac_pos = np.empty((7, 3)).T
     jac_rot = np.empty((7, 3)).T
     mass = np.empty((7, 7)).T
