@@ -11,8 +11,9 @@ from vla_gym.experts.geometry import (
     rotation_x,
     rotation_z,
 )
+from vla_gym.experts.grasps import rim_grasp
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, hold
-from vla_gym.experts.pick_and_place import Placement, _offset_target, place_bowl
+from vla_gym.experts.pick_and_place import BOWL, Placement, offset_target, pick_and_place_phases
 from vla_gym.experts.privileged import PrivilegedSim
 
 CABINET = "wooden_cabinet_1"
@@ -30,14 +31,16 @@ class DrawerSkill:
     handles sit above each other, so nothing fits in from above.
     """
 
-    def __init__(self, sim: PrivilegedSim, level: str) -> None:
+    def __init__(self, sim: PrivilegedSim, level: str, open_qpos: float = OPEN_QPOS) -> None:
         """Read handle and opening direction.
 
         Args:
             sim: Simulation.
             level: ``"top"``, ``"middle"`` or ``"bottom"``.
+            open_qpos: Joint position at which to stop pulling, metres (open is negative).
         """
         self._sim = sim
+        self._open_qpos = open_qpos
         self._joint = f"{CABINET}_{level}_level"
         body = f"{CABINET}_cabinet_{level}"
         self.handle = BodyPoint(sim, body, _handle_center(local_corners(sim, body)))
@@ -48,7 +51,7 @@ class DrawerSkill:
 
     def is_open(self) -> bool:
         """Return whether the drawer has been pulled far enough."""
-        return self._sim.joint_qpos(self._joint) < OPEN_QPOS
+        return self._sim.joint_qpos(self._joint) < self._open_qpos
 
     def in_front(self, distance: float) -> np.ndarray:
         """Return the point (3,) that lies ``distance`` metres in front of the handle."""
@@ -122,15 +125,25 @@ def open_middle_drawer(sim: PrivilegedSim) -> Expert:
     return Expert(sim, DrawerSkill(sim, "middle").phases())
 
 
+# Tilted rim grasp for a bowl that lies beneath the open drawer's edge.
+BOWL_ANGLE = np.deg2rad(155.0)
+BOWL_RIM = {"inset": 0.0056, "depth": 0.02, "tilt": 0.3}
+BOWL_DRAWER_QPOS = -0.12
+
+
 def bowl_in_top_drawer(sim: PrivilegedSim) -> Expert:
     """Open the top drawer and put the bowl inside."""
-    drawer = DrawerSkill(sim, "top")
-
-    def above_handle() -> np.ndarray:
-        return drawer.in_front(0.08) + np.array([-0.02, 0.0, 0.16])
-
-    rise = Phase("rise", above_handle, tolerance=0.04, rotation_tolerance=0.4, max_steps=50)
-    target = _offset_target(lambda: sim.site_pos(f"{CABINET}_top_region"), 0.0, 0.0, -0.01)
-    # The open drawer covers half of the bowl: only the rim on its far side can be reached.
-    bowl = place_bowl(sim, Placement(target, travel_height=1.30), angle=np.deg2rad(160.0))
-    return Expert(sim, [*drawer.phases(), rise, *bowl])
+    drawer = DrawerSkill(sim, "top", BOWL_DRAWER_QPOS)
+    grasp = rim_grasp(sim, BOWL, BOWL_ANGLE, **BOWL_RIM)
+    aside = Phase(
+        "aside",
+        lambda: grasp.retracted(0.22),
+        grasp.rotation,
+        OPEN,
+        tolerance=0.05,
+        max_steps=50,
+        turn_speed=1.0,
+    )
+    target = offset_target(lambda: sim.site_pos(f"{CABINET}_top_region"), 0.0, 0.0, -0.01)
+    bowl = pick_and_place_phases(sim, BOWL, grasp, Placement(target, travel_height=1.26))
+    return Expert(sim, [*drawer.phases(), aside, *bowl])

@@ -19,6 +19,12 @@ def rotation_x(angle: float) -> np.ndarray:
     return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
 
 
+def rotation_y(angle: float) -> np.ndarray:
+    """Return the (3, 3) rotation by ``angle`` about the y axis."""
+    c, s = np.cos(angle), np.sin(angle)
+    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
+
+
 def rotation_z(angle: float) -> np.ndarray:
     """Return the (3, 3) rotation by ``angle`` about the z axis."""
     c, s = np.cos(angle), np.sin(angle)

@@ -9,6 +9,7 @@ import numpy as np
 from vla_gym.experts.geometry import (
     GRIPPER_DOWN,
     BodyPoint,
+    rotation_y,
     rotation_z,
     world_box,
     wrap_half_turn,
@@ -29,8 +30,14 @@ class Grasp:
     point: Vector
     rotation: np.ndarray
 
+    def retracted(self, distance: float) -> np.ndarray:
+        """Return the point (3,) that lies ``distance`` metres before the grasp point."""
+        return self.point() - self.rotation[:, 2] * distance
 
-def rim_grasp(sim: PrivilegedSim, body: str, angle: float, *, inset: float, depth: float) -> Grasp:
+
+def rim_grasp(
+    sim: PrivilegedSim, body: str, angle: float, *, inset: float, depth: float, tilt: float = 0.0
+) -> Grasp:
     """Straddle the wall of a round open object (bowl, plate) from above.
 
     Args:
@@ -39,6 +46,7 @@ def rim_grasp(sim: PrivilegedSim, body: str, angle: float, *, inset: float, dept
         angle: World polar angle of the rim point, radians.
         inset: Distance of the grip site inside the outermost radius, metres.
         depth: Distance of the grip site below the highest point, metres.
+        tilt: How far the hand leans outward, radians.
     """
     box = world_box(sim, body)
     radius = float(np.mean(box.size[:2])) / 2.0 - inset
@@ -47,7 +55,8 @@ def rim_grasp(sim: PrivilegedSim, body: str, angle: float, *, inset: float, dept
     offset = np.array([radius * np.cos(angle), radius * np.sin(angle), height])
     # The fingers open along world y when the yaw is 0; they must open along the radius.
     yaw = wrap_half_turn(angle - np.pi / 2.0)
-    return Grasp(lambda: center() + offset, rotation_z(yaw) @ GRIPPER_DOWN)
+    lean = rotation_z(angle) @ rotation_y(tilt) @ rotation_z(-angle)
+    return Grasp(lambda: center() + offset, lean @ rotation_z(yaw) @ GRIPPER_DOWN)
 
 
 def top_grasp(
@@ -93,18 +102,15 @@ def pick_phases(
     Args:
         grasp: Where to grasp.
         prefix: Put before the phase names.
-        hover: Height above the grasp point at which the gripper first aligns, metres.
+        hover: Distance from the grasp point at which the gripper first aligns, metres.
         tolerance: Accuracy of the descent, metres.
         close_steps: Control steps for closing the fingers.
     """
 
-    def above() -> np.ndarray:
-        return grasp.point() + np.array([0.0, 0.0, hover])
-
     return [
         Phase(
             prefix + "hover",
-            above,
+            lambda: grasp.retracted(hover),
             grasp.rotation,
             OPEN,
             tolerance=0.02,

@@ -19,7 +19,6 @@ ROTATION_SCALE = 0.5
 # Proportional gain of the expert on the remaining error: 2 moves at full speed until 2.5 cm
 # before the target and reaches it without overshoot.
 GAIN = 2.0
-MAX_ROTATION_ACTION = 0.5
 MAX_RETRIES = 3
 
 Vector = Callable[[], np.ndarray]
@@ -41,6 +40,7 @@ class Phase:
         rotation_tolerance: Angle that counts as reached, radians; None: not looked at.
         min_steps, max_steps: Control steps.
         speed: Largest norm of the translation action; 1.0 is about 0.3 m/s.
+        turn_speed: Largest norm of the rotation action; 1.0 is about 3 rad/s.
         check: Called when the phase ends; False starts again at ``retry_from``.
         retry_from: Name of the phase to go back to when ``check`` fails.
         on_enter: Called when the phase begins.
@@ -55,6 +55,7 @@ class Phase:
     min_steps: int = 1
     max_steps: int = 60
     speed: float = 1.0
+    turn_speed: float = 0.5
     check: Callable[[], bool] | None = None
     retry_from: str | None = None
     on_enter: Callable[[], None] | None = None
@@ -144,7 +145,7 @@ class Expert:
         self._steps_in_phase += 1
         action = np.empty(7)
         action[:3] = _limit_norm(position_error * (GAIN / POSITION_SCALE), phase.speed)
-        action[3:6] = _limit_norm(rotation_error * (GAIN / ROTATION_SCALE), MAX_ROTATION_ACTION)
+        action[3:6] = _limit_norm(rotation_error * (GAIN / ROTATION_SCALE), phase.turn_speed)
         action[6] = phase.gripper
         return action
 

@@ -136,40 +136,38 @@ def pick_and_place_phases(
     return picking + Carry(sim, body, grasp, placement).phases(retry_from=picking[0].name)
 
 
-def _offset_target(base: Vector, x: float, y: float, z: float) -> Vector:
+def offset_target(base: Vector, x: float, y: float, z: float) -> Vector:
     offset = np.array([x, y, z])
     return lambda: base() + offset
 
 
-def place_bowl(
-    sim: PrivilegedSim, placement: Placement, *, angle: float = np.pi / 2.0
-) -> list[Phase]:
-    """Return the phases that take the bowl by its rim at a polar angle and place it."""
-    grasp = rim_grasp(sim, BOWL, angle, **BOWL_RIM)
+def place_bowl(sim: PrivilegedSim, placement: Placement) -> list[Phase]:
+    """Return the phases that take the bowl by its rim, on the +y side, and place it."""
+    grasp = rim_grasp(sim, BOWL, np.pi / 2.0, **BOWL_RIM)
     return pick_and_place_phases(sim, BOWL, grasp, placement)
 
 
 def bowl_on_plate(sim: PrivilegedSim) -> Expert:
     """Put the bowl on the plate."""
-    target = _offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
+    target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.06, drop=0.004)))
 
 
 def bowl_on_stove(sim: PrivilegedSim) -> Expert:
     """Put the bowl on the burner."""
-    target = _offset_target(lambda: sim.site_pos("flat_stove_1_cook_region"), 0.0, 0.0, 0.03)
+    target = offset_target(lambda: sim.site_pos("flat_stove_1_cook_region"), 0.0, 0.0, 0.03)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.10, drop=0.004)))
 
 
 def bowl_on_cabinet(sim: PrivilegedSim) -> Expert:
     """Put the bowl on top of the cabinet."""
-    target = _offset_target(lambda: sim.site_pos("wooden_cabinet_1_top_side"), 0.0, 0.02, 0.005)
+    target = offset_target(lambda: sim.site_pos("wooden_cabinet_1_top_side"), 0.0, 0.02, 0.005)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.32, drop=0.004)))
 
 
 def cream_cheese_in_bowl(sim: PrivilegedSim) -> Expert:
     """Drop the cream cheese into the bowl."""
-    target = _offset_target(lambda: sim.body_pos(BOWL), 0.0, 0.0, 0.06)
+    target = offset_target(lambda: sim.body_pos(BOWL), 0.0, 0.0, 0.06)
     placement = Placement(target, travel_height=1.10, tolerance=0.015)
     grasp = top_grasp(sim, CREAM_CHEESE)
     return Expert(sim, pick_and_place_phases(sim, CREAM_CHEESE, grasp, placement))
@@ -184,7 +182,7 @@ def _place_bottle(sim: PrivilegedSim, placement: Placement) -> Expert:
 def bottle_on_cabinet(sim: PrivilegedSim) -> Expert:
     """Put the wine bottle on top of the cabinet."""
     # 5 cm in front of the middle: the hand stays clear of the wine rack beside the cabinet.
-    target = _offset_target(lambda: sim.site_pos("wooden_cabinet_1_top_side"), 0.0, 0.05, 0.008)
+    target = offset_target(lambda: sim.site_pos("wooden_cabinet_1_top_side"), 0.0, 0.05, 0.008)
     return _place_bottle(sim, Placement(target, travel_height=1.30))
 
 
@@ -193,5 +191,5 @@ def bottle_on_rack(sim: PrivilegedSim) -> Expert:
 
     The goal holds as soon as the bottle touches the rack inside the region; it need not stay.
     """
-    target = _offset_target(lambda: sim.site_pos("wine_rack_1_top_region"), 0.0, -0.005, 0.0)
+    target = offset_target(lambda: sim.site_pos("wine_rack_1_top_region"), 0.0, -0.005, 0.0)
     return _place_bottle(sim, Placement(target, travel_height=1.36, tolerance=0.004))

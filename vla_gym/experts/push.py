@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_gym.experts.geometry import world_box
 from vla_gym.experts.grasps import pick_phases, rim_grasp
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, hold
-from vla_gym.experts.pick_and_place import PLATE
+from vla_gym.experts.pick_and_place import CREAM_CHEESE, PLATE
 from vla_gym.experts.privileged import PrivilegedSim
 
 STOVE_FRONT = "main_table_stove_front_region"
 # Polar angle of the rim point that is pinched.
-PINCH_ANGLE = 0.5
-PLATE_RIM = {"inset": 0.003, "depth": 0.0025}
-DRAG_LIFT = 0.003
+PINCH_ANGLE = 1.7
+PLATE_RIM = {"inset": 0.005, "depth": 0.006}
+DRAG_LIFT = 0.012
 REACHED = 0.04
+CLEARANCE = 0.012
+GOAL_OFFSET = np.array([0.015, 0.015])
 
 
 class Drag:
-    """Phases that pull a pinched plate to a region, pinching again when it slips."""
+    """Phases that pull a pinched plate to a region, pinching again when it slips.
+
+    The straight way is blocked by the cream cheese, so the plate goes past it first.
+    """
 
     def __init__(self, sim: PrivilegedSim) -> None:
         """Describe the drag; the plate is measured when it begins."""
         self._sim = sim
         self._grasp = rim_grasp(sim, PLATE, PINCH_ANGLE, **PLATE_RIM)
+        self._radius = float(np.max(world_box(sim, PLATE).size[:2])) / 2.0
         self._offset = np.zeros(3)
         self._height = 0.0
 
@@ -34,16 +41,27 @@ class Drag:
         return [
             *picking,
             Phase(
+                "drag past obstacle",
+                self._past_target,
+                rotation,
+                CLOSED,
+                tolerance=0.02,
+                max_steps=90,
+                speed=0.6,
+                check=self._passed,
+                retry_from=picking[0].name,
+                on_enter=self._measure,
+            ),
+            Phase(
                 "drag",
                 self._drag_target,
                 rotation,
                 CLOSED,
                 tolerance=0.01,
-                max_steps=110,
+                max_steps=60,
                 speed=0.6,
                 check=self._arrived,
                 retry_from=picking[0].name,
-                on_enter=self._measure,
             ),
             hold("release", self._drag_target, 5, OPEN, rotation),
             Phase("rise", self._rise_target, rotation, OPEN, tolerance=0.02, max_steps=20),
@@ -58,10 +76,22 @@ class Drag:
         gap = self._sim.body_pos(PLATE) - self._sim.site_pos(STOVE_FRONT)
         return bool(np.linalg.norm(gap[:2]) < REACHED)
 
+    def _passed(self) -> bool:
+        return bool(self._sim.body_pos(PLATE)[1] > self._sim.site_pos(STOVE_FRONT)[1] - 0.03)
+
+    def _grip_target(self, plate_xy: np.ndarray) -> np.ndarray:
+        return np.array([*(plate_xy + self._offset[:2]), self._height])
+
+    def _past_target(self) -> np.ndarray:
+        goal = self._sim.site_pos(STOVE_FRONT)[:2] + GOAL_OFFSET
+        if self._passed():
+            return self._grip_target(goal)
+        obstacle = world_box(self._sim, CREAM_CHEESE)
+        x = max(obstacle.high[0] + self._radius + CLEARANCE, goal[0])
+        return self._grip_target(np.array([x, goal[1]]))
+
     def _drag_target(self) -> np.ndarray:
-        point = self._sim.site_pos(STOVE_FRONT) + self._offset
-        point[2] = self._height
-        return point
+        return self._grip_target(self._sim.site_pos(STOVE_FRONT)[:2] + GOAL_OFFSET)
 
     def _rise_target(self) -> np.ndarray:
         return self._drag_target() + np.array([0.0, 0.0, 0.10])
