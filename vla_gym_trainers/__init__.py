@@ -2,7 +2,8 @@
 
 Importing this package is cheap; the heavy parts are imported on first use::
 
-    from vla_gym_trainers import TD3BC, evaluate
+    from vla_gym_trainers import TD3BC
+    from vla_gym_trainers.evaluate import evaluate
 """
 
 from __future__ import annotations
@@ -12,20 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vla_gym_trainers.buffers import ChunkReplayBuffer
-    from vla_gym_trainers.evaluate import evaluate
     from vla_gym_trainers.policies import RLTokenPolicy
     from vla_gym_trainers.td3bc import TD3BC
-    from vla_gym_trainers.train_td3 import TD3Config, train_td3
 
 _EXPORTS = {
     "ChunkReplayBuffer": "buffers",
     "RLTokenPolicy": "policies",
     "TD3BC": "td3bc",
-    "TD3Config": "train_td3",
-    "evaluate": "evaluate",
-    "train_td3": "train_td3",
 }
-__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "TD3Config", "evaluate", "train_td3"]
+# Functions that share their name with a module (evaluate, train_td3) are imported from there: the
+# import system would replace such an export by the module.
+__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,84 @@
+"""``vla-gym-train mini | rl-token | td3``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+
+from vla_gym.errors import VlaGymError
+
+USAGE = """usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml] [options]
+
+commands:
+  mini      behaviour-clone the embedded VLA from recorded demonstrations
+  rl-token  pretrain the RL-token encoder of a VLA
+  td3       TD3+BC on LIBERO tasks, starting at the frozen VLA
+
+Options of a command, with their defaults: vla-gym-train COMMAND --help
+"""
+
+
+def _train_td3(arguments: Sequence[str]) -> None:
+    # rlinf-libero brings the old `gym`, which SB3 imports if present and which prints a banner.
+    with redirect_stderr(StringIO()):
+        import stable_baselines3  # noqa: F401
+    from vla_gym_trainers.evaluate import format_table
+    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.train_td3 import TD3Config, train_td3
+
+    run = train_td3(parse_config(TD3Config, arguments, "vla-gym-train td3"))
+    if "vla" in run.card["results"]:
+        sys.stdout.write(format_table(run.card) + "\n")
+    sys.stdout.write(f"run directory: {run.run_dir}\n")
+
+
+def _train_mini(arguments: Sequence[str]) -> None:
+    from vla_gym_trainers.mini import MiniConfig, train_mini
+    from vla_gym_trainers.presets import parse_config
+
+    train_mini(parse_config(MiniConfig, arguments, "vla-gym-train mini"))
+
+
+def _train_rl_token(arguments: Sequence[str]) -> None:
+    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.rl_token import RLTokenConfig, train_rl_token
+
+    train_rl_token(parse_config(RLTokenConfig, arguments, "vla-gym-train rl-token"))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "mini": _train_mini,
+    "rl-token": _train_rl_token,
+    "td3": _train_td3,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: Without the program's name; default: the process's.
+
+    Returns:
+        Exit status: 0 done, 1 a mistake that the message explains, 2 wrong usage.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0 if arguments else 2
+    command, rest = arguments[0], arguments[1:]
+    if command not in COMMANDS:
+        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
+        return 2
+    try:
+        COMMANDS[command](rest)
+    except VlaGymError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
