@@ -201,11 +201,12 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
                 process.wait()
     if status != 0:
         reason = f"took more than {timeout_s:g} s" if status is None else f"ended with {status}"
-        output = log.read_text(encoding="utf-8", errors="replace").strip()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        output = "\n".join(line[:400] for line in lines[-40:])
         raise CompileError(
             f"Compiling scene {request.scene!r} from the {request.pack!r} assets in "
             f"{request.asset_root} failed: the compile process {reason}. Its output ends with:\n"
-            + output[-3000:]
+            + output
         )
 
 

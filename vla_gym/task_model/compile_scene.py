@@ -58,14 +58,10 @@ def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: P
     import mujoco  # noqa: PLC0415 - after prepare(): libero picks the GL backend first
 
     problems = _parse_problems(tasks)
-    wrapper = upstream_env.make_env(tasks[0].bddl_file)
-    if pack == "lite":
-        robot: Any = importlib.import_module("vla_gym.assets.lite.robot")
-        wrapper.env.set_xml_processor(robot.simplify_robot)
-    # The first construction ignores the processor and shows helper sites: reset rebuilds both.
-    wrapper.reset()
-    env = wrapper.env
-    model = env.sim.model._model
+    env = upstream_env.make_env(tasks[0].bddl_file).env
+    # The first construction shows helper sites, which a reset hides.
+    upstream_env.reset_env(env)
+    model = env.sim.model._model if pack == "libero" else _low_poly_model(env)
 
     placements = extract.placement_tables(env)
     for table in placements:
@@ -76,16 +72,16 @@ def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: P
             body = model.body(env.fixtures_dict[table["name"]].root_body).id
             model.body_pos[body], model.body_quat[body] = position, quat
 
-    objects, sites = extract.object_tables(env), extract.site_tables(env)
-    scene = {
+    objects, sites = extract.object_tables(env, model), extract.site_tables(env, model)
+    scene: dict[str, Any] = {
         "nq": int(model.nq),
         "nv": int(model.nv),
-        "robot": extract.robot_table(env),
+        "robot": extract.robot_table(env, model),
         "objects": objects,
         "sites": sites,
         "placements": placements,
-        "joint_inits": extract.joint_init_tables(env),
-        "indicators": extract.indicator_tables(env, objects),
+        "joint_inits": extract.joint_init_tables(env, model),
+        "indicators": extract.indicator_tables(env, model, objects),
         "reset_qpos": _reset_qpos(env, model),
         "replaced": replaced,
         "tasks": {},
@@ -96,6 +92,18 @@ def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: P
     np.savez(workdir / "init_states.npz", **_init_states(tasks, 1 + model.nq + model.nv))
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
     mujoco.mj_saveModel(model, str(workdir / "scene.mjb"), None)
+
+
+def _low_poly_model(env: Any) -> Any:
+    """Compile upstream's scene again with the low-poly robot; sites look as upstream left them."""
+    import mujoco  # noqa: PLC0415
+
+    robot: Any = importlib.import_module("vla_gym.assets.lite.robot")
+    model = mujoco.MjModel.from_xml_string(robot.simplify_robot(env.model.get_xml()))
+    original = env.sim.model._model
+    for site in range(original.nsite):
+        model.site(original.site(site).name).rgba = original.site_rgba[site]
+    return model
 
 
 def _parse_problems(tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -115,8 +123,8 @@ def _reset_qpos(env: Any, model: Any) -> list[float]:
     """Return qpos as upstream's reset leaves it before it places objects, without noise."""
     robot = env.robots[0]
     qpos = np.array(model.qpos0)
-    qpos[robot._ref_joint_pos_indexes] = robot.init_qpos
-    qpos[robot._ref_gripper_joint_pos_indexes] = robot.gripper.init_qpos
+    for part in (robot.robot_model, robot.gripper):
+        qpos[[model.joint(name).qposadr[0] for name in part.joints]] = part.init_qpos
     return [float(v) for v in qpos]
 
 

@@ -1,13 +1,14 @@
 """Reads everything that a TaskModel needs out of upstream's environment, as JSON-ready data.
 
 Runs in the compile process only. All figures are taken from upstream's own objects, none is
-repeated here.
+repeated here. ``model`` is the compiled ``mujoco.MjModel`` that is going to be saved: every name
+is resolved in it, since it may differ from the one upstream holds (low-poly robot).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,13 @@ _JOINT_RULES = {
 }
 
 
-def robot_table(env: Any) -> dict[str, Any]:
+def robot_table(env: Any, model: Any) -> dict[str, Any]:
     """Describe the arm, the gripper and the controller; keys as in ``RobotSpec``."""
     robot = env.robots[0]
-    controller, gripper, model = robot.controller, robot.gripper, env.sim.model
+    controller, gripper = robot.controller, robot.gripper
+    arm = robot.robot_model
     low, high = (np.asarray(v) for v in robot.torque_limits)
-    fingers = [model.actuator_name2id(name) for name in gripper.actuators]
+    fingers = [int(model.actuator(name).id) for name in gripper.actuators]
     finger_range = np.asarray(model.actuator_ctrlrange)[fingers]
     scale, kp = np.asarray(controller.output_max), np.asarray(controller.kp)
     if not (_constant(kp) and _constant(scale[:3]) and _constant(scale[3:])):
@@ -36,10 +38,10 @@ def robot_table(env: Any) -> dict[str, Any]:
     critical = 2 * np.sqrt(kp)
     return {
         "eef_site": controller.eef_name,
-        "joint_qpos": [int(i) for i in controller.qpos_index],
-        "joint_qvel": [int(i) for i in controller.qvel_index],
-        "joint_actuators": [int(i) for i in robot._ref_joint_actuator_indexes],
-        "gripper_qpos": [int(i) for i in robot._ref_gripper_joint_pos_indexes],
+        "joint_qpos": _addresses(model, arm.joints),
+        "joint_qvel": [int(model.joint(name).dofadr[0]) for name in arm.joints],
+        "joint_actuators": [int(model.actuator(name).id) for name in arm.actuators],
+        "gripper_qpos": _addresses(model, gripper.joints),
         "gripper_actuators": fingers,
         "torque_low": low.tolist(),
         "torque_high": high.tolist(),
@@ -58,20 +60,19 @@ def robot_table(env: Any) -> dict[str, Any]:
     }
 
 
-def object_tables(env: Any) -> dict[str, dict[str, Any]]:
+def object_tables(env: Any, model: Any) -> dict[str, dict[str, Any]]:
     """Describe movable objects, then fixtures, by instance name."""
-    model = env.sim.model
     tables = {}
     for name, obj in [*env.objects_dict.items(), *env.fixtures_dict.items()]:
         tables[name] = {
             "category": obj.category_name,
             "is_fixture": name in env.fixtures_dict,
             "body": obj.root_body,
-            "body_id": int(model.body_name2id(obj.root_body)),
+            "body_id": int(model.body(obj.root_body).id),
             "joints": list(obj.joints),
-            "joint_qpos": [_first_address(model, joint) for joint in obj.joints],
+            "joint_qpos": _addresses(model, obj.joints),
             "contact_geoms": list(obj.contact_geoms),
-            "contact_geom_ids": [int(model.geom_name2id(geom)) for geom in obj.contact_geoms],
+            "contact_geom_ids": [int(model.geom(geom).id) for geom in obj.contact_geoms],
             "horizontal_radius": float(obj.horizontal_radius),
             "bottom_offset": np.asarray(obj.bottom_offset).tolist(),
             "top_offset": np.asarray(obj.top_offset).tolist(),
@@ -80,17 +81,16 @@ def object_tables(env: Any) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def site_tables(env: Any) -> dict[str, dict[str, Any]]:
+def site_tables(env: Any, model: Any) -> dict[str, dict[str, Any]]:
     """Describe the regions that goals may name, by region name."""
-    model = env.sim.model
     tables = {}
     for name, site in env.object_sites_dict.items():
         size = [float(v) for v in np.atleast_1d(site.size)]
         tables[name] = {
-            "id": int(model.site_name2id(name)),
+            "id": int(model.site(name).id),
             "size": size + [0.0] * (3 - len(size)),
             "parent": site.parent_name,
-            "joint_qpos": [_first_address(model, joint) for joint in site.joints or ()],
+            "joint_qpos": _addresses(model, site.joints or ()),
         }
     return tables
 
@@ -115,9 +115,9 @@ def placement_tables(env: Any) -> list[dict[str, Any]]:
     return tables
 
 
-def joint_init_tables(env: Any) -> list[dict[str, Any]]:
+def joint_init_tables(env: Any, model: Any) -> list[dict[str, Any]]:
     """Describe joints that the BDDL's ``:init`` opens, closes or turns on."""
-    tables = []
+    tables: list[dict[str, Any]] = []
     for sampler in env.object_property_initializers:
         state = env.object_states_dict[sampler.name]
         owner = (
@@ -126,23 +126,27 @@ def joint_init_tables(env: Any) -> list[dict[str, Any]]:
             else env.get_object(state.object_name)
         )
         low, high = sampler.joint_ranges
-        addresses = [_first_address(env.sim.model, joint) for joint in owner.joints]
-        tables.append({"joint_qpos": addresses, "low": float(low), "high": float(high)})
+        addresses = _addresses(model, owner.joints)
+        table = {"joint_qpos": addresses, "low": float(low), "high": float(high)}
+        # Upstream's list grows with every reset.
+        if table not in tables:
+            tables.append(table)
     return tables
 
 
-def indicator_tables(env: Any, objects: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def indicator_tables(
+    env: Any, model: Any, objects: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Describe sites that upstream shows while an object is on (a stove's red burner).
 
     Upstream toggles alpha ``a`` to ``1 - a`` whenever visibility changes; ``a`` may be negative
     (hidden by robosuite), so both values are stored.
     """
-    model = env.sim.model
     tables = []
     for name in dict.fromkeys(env.visualization_sites_list):
         for site, _ in env.get_object(name).object_properties["vis_site_names"].values():
-            index = int(model.site_name2id(site))
-            hidden = float(model.site_rgba[index][3])
+            index = int(model.site(site).id)
+            hidden = float(model.site_rgba[index, 3])
             if hidden > 0:
                 raise CompileError(f"Indicator site {site!r} is visible after reset.")
             rule = objects[name]["joint_rules"]["turnon"]
@@ -217,9 +221,9 @@ def _probe(test: Callable[[float], bool], candidates: list[float]) -> tuple[str,
     raise CompileError(f"No joint threshold found among {candidates} for {test}.")
 
 
-def _first_address(model: Any, joint: str) -> int:
-    address = model.get_joint_qpos_addr(joint)
-    return int(address[0] if isinstance(address, tuple) else address)
+def _addresses(model: Any, joints: Iterable[str]) -> list[int]:
+    """Return the first qpos address of each joint."""
+    return [int(model.joint(name).qposadr[0]) for name in joints]
 
 
 def _constant(values: np.ndarray) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.assets import AssetPack, resolve_asset_pack
+from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites import Task, suite_tasks
-from vla_gym.task_model.assets_bridge import AssetPack, cache_dir as default_cache_dir
-from vla_gym.task_model.assets_bridge import resolve_asset_pack
 from vla_gym.task_model.cache import SceneRequest, load_scene, package_versions
 from vla_gym.task_model.goals import JointRule, Predicate, compile_goal
 from vla_gym.task_model.layouts import Placement, sample_poses
@@ -211,9 +211,7 @@ def load_task_model(
         objects=objects,
         fixtures=fixtures,
         fixture_bodies=tuple(objects[name].body for name in fixtures),
-        goal=compile_goal(
-            data["tasks"][str(task.task_id)]["goal"], data["objects"], data["sites"]
-        ),
+        goal=compile_goal(data["tasks"][str(task.task_id)]["goal"], data["objects"], data["sites"]),
         indicators=tuple(_indicator(table) for table in data["indicators"]),
         placements=placements,
         versions=dict(package_versions()),

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import AssetError
+from vla_gym.errors import AssetError, CompileError
 from vla_gym.suites import libero_data_root
 
 # Textures that upstream's arenas ask for by style. Where a pack lacks one, the texture that the
@@ -64,6 +64,24 @@ def make_env(bddl_file: Path, **overrides: Any) -> Any:
         "has_renderer": False,
     }
     return wrapper.ControlEnv(bddl_file_name=str(bddl_file), **{**options, **overrides})
+
+
+def reset_env(env: Any, attempts: int = 100) -> None:
+    """Reset upstream's inner environment (``ControlEnv.env``), drawing again if a draw fails.
+
+    ``ControlEnv.reset`` is not used: it swallows every exception and tries for ever.
+
+    Raises:
+        CompileError: If no valid placement was drawn in ``attempts`` resets.
+    """
+    errors: Any = importlib.import_module("robosuite.utils.errors")
+    for _ in range(attempts):
+        try:
+            env.reset()
+            return
+        except errors.RandomizationError:
+            continue
+    raise CompileError(f"Upstream's reset found no valid placement in {attempts} attempts.")
 
 
 def _overlay(asset_root: Path, target: Path) -> list[str]:
