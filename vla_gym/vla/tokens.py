@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 PAD, UNK = "<pad>", "<unk>"
@@ -48,7 +49,8 @@ class WordTokenizer:
 
 
 def _edges(device: torch.device) -> torch.Tensor:
-    return torch.linspace(-1.0, 1.0, NUM_BINS, device=device)
+    # NumPy's float64 values, as OpenVLA's; torch's own linspace rounds some of them differently.
+    return torch.from_numpy(np.linspace(-1.0, 1.0, NUM_BINS)).to(device)
 
 
 def actions_to_bins(actions: torch.Tensor) -> torch.Tensor:
@@ -58,11 +60,11 @@ def actions_to_bins(actions: torch.Tensor) -> torch.Tensor:
     has too and that keeps token ids compatible.
     """
     edges = _edges(actions.device)
-    return torch.bucketize(actions.float().clamp(-1, 1).contiguous(), edges, right=True) - 1
+    return torch.bucketize(actions.double().clamp(-1, 1).contiguous(), edges, right=True) - 1
 
 
 def bins_to_actions(bins: torch.Tensor) -> torch.Tensor:
     """Return the centre of every bin (float32); bin 255 shares the last interval's centre."""
     edges = _edges(bins.device)
     centres = (edges[1:] + edges[:-1]) / 2
-    return centres[bins.clamp(0, NUM_BINS - 2)]
+    return centres[bins.clamp(0, NUM_BINS - 2)].float()
