@@ -69,7 +69,8 @@ def _shell(base: Body) -> None:
     lid = block((LEFT - 0.006, FRONT - 0.0005, TOP - 0.002), (RIGHT + 0.006, BACK, TOP + 0.0008))
     base.solid(lid, palette.CABINET_TOP)
     for height in SHELVES[1:]:
-        shelf = block((LEFT, FRONT + 0.009, height - 0.0008), (RIGHT, BACK, height + 0.0008))
+        # The shelves end behind the drawer faces, which reach a little past their heights.
+        shelf = block((LEFT, FRONT + 0.0165, height - 0.0008), (RIGHT, BACK, height + 0.0008))
         base.solid(shelf, None)
 
 
