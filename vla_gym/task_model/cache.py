@@ -149,6 +149,8 @@ def file_sha256(path: Path) -> str:
 
 def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> None:
     logger.info("Compiling scene %s (once; a few seconds) ...", key)
+    for leftover in folder.parent.glob(f".{key}-*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{key}-") as scratch:
         fresh = Path(scratch) / "scene"
         fresh.mkdir()
@@ -183,7 +185,7 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "vla_gym.task_model.compile_scene", str(request_file)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # never written: its end tells the child that we are gone
             stdout=stream,
             stderr=subprocess.STDOUT,
             cwd=scratch,
@@ -199,6 +201,8 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
     if status != 0:
         reason = f"took more than {timeout_s:g} s" if status is None else f"ended with {status}"
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -263,8 +267,3 @@ def _version(*distributions: str) -> str:
         f"None of the packages {', '.join(distributions)} is installed. "
         "Install the project's dependencies: pip install vla-gym"
     )
-
-
-def remove_scene(folder: Path) -> None:
-    """Delete one cached scene; a missing one is no error."""
-    shutil.rmtree(folder, ignore_errors=True)

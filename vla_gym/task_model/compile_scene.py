@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compile the scene of a request file; return the exit status."""
     parser = argparse.ArgumentParser(description="Compile one LIBERO scene (internal).")
     parser.add_argument("request", type=Path, help="JSON file with the request")
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
     tasks = [get_task(request["suite"], i) for i in request["task_ids"]]
     with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
@@ -40,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ("scene.mjb", "scene.json", "init_states.npz"):
             (Path(workdir) / name).rename(Path(request["out"]) / name)
     return 0
+
+
+def _exit_with_parent() -> None:
+    """End this process when its input ends: whoever asked for the scene is gone."""
+    # os.read, not sys.stdin: a buffered reader held by a daemon thread aborts a normal exit.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
 
 
 def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: Path) -> None:
