@@ -6,17 +6,17 @@ import torch
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rl_token import (
-    RLTokenConfig,
     RLTokenDecoder,
     RLTokenEncoder,
+    RLTokenModelConfig,
     explained_variance,
     load_rl_token,
     reconstruction_loss,
 )
 from vla_gym.vla.files import WEIGHTS_ROOT
-from vla_gym_trainers.rl_token import RLTokenTrainConfig, fit, report, split_sources
+from vla_gym_trainers.rl_token import RLTokenConfig, fit, report, split_sources
 
-SMALL = RLTokenConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
+SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
 
 
 def synthetic_states(count, seed=0):
@@ -105,8 +105,8 @@ def test_generation_feeds_back_its_own_states():
     torch.testing.assert_close(decoder(token, states), states, atol=1e-5, rtol=0)
 
 
-def train_small(context_dropout, steps=400):
-    config = RLTokenTrainConfig(
+def train_small(context_dropout, steps=250):
+    config = RLTokenConfig(
         dim=16, width=32, layers=1, context_dropout=context_dropout, steps=steps, batch_size=64
     )
     encoder, decoder = fit(synthetic_states(2000), config)
@@ -165,11 +165,11 @@ def test_wrong_shapes_and_configs_are_refused():
     with pytest.raises(ConfigError, match="Expected hidden states"):
         encoder.encode(torch.zeros(2, 5, 12))
     with pytest.raises(ConfigError, match="divisible"):
-        RLTokenConfig(hidden_size=12, max_tokens=4, width=30)
+        RLTokenModelConfig(hidden_size=12, max_tokens=4, width=30)
     with pytest.raises(ConfigError, match="context_dropout"):
-        RLTokenConfig(hidden_size=12, max_tokens=4, context_dropout=1.5)
+        RLTokenModelConfig(hidden_size=12, max_tokens=4, context_dropout=1.5)
     with pytest.raises(ConfigError, match="rollout_episodes"):
-        RLTokenTrainConfig(demos=None)
+        RLTokenConfig(demos=None)
 
 
 def test_pretraining_command_end_to_end(tmp_path):
@@ -180,7 +180,7 @@ def test_pretraining_command_end_to_end(tmp_path):
 
     MiniVLA(small_config()).save_half(tmp_path / "vla")
     write_demos(tmp_path)
-    config = RLTokenTrainConfig(
+    config = RLTokenConfig(
         vla=str(tmp_path / "vla"),
         demos=str(tmp_path),
         output=str(tmp_path / "run"),

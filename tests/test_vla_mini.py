@@ -281,7 +281,7 @@ def run_config(tmp_path, **kwargs):
 
 def test_cloning_learns_to_follow_the_instruction(tmp_path):
     write_demos(tmp_path)
-    result = train_mini(run_config(tmp_path, steps=70))
+    result = train_mini(run_config(tmp_path, steps=100, batch_size=8))
     assert result["val/l1"] < 0.15
     backend = MiniBackend.from_pretrained(tmp_path / "run" / "model")
     images, texts, proprio = random_inputs(2)

@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from vla_gym.errors import ConfigError
 from vla_gym.rl_token import (
-    RLTokenConfig,
     RLTokenDecoder,
     RLTokenEncoder,
+    RLTokenModelConfig,
     explained_variance,
     reconstruction_loss,
 )
@@ -26,7 +26,7 @@ from vla_gym_trainers.mini_data import read_demo_file
 
 
 @dataclass
-class RLTokenTrainConfig:
+class RLTokenConfig:
     """Options of ``vla-gym-train rl-token``."""
 
     vla: str = "mini"
@@ -169,7 +169,7 @@ def report(
 
 
 def fit(
-    hidden: torch.Tensor, config: RLTokenTrainConfig, writer: SummaryWriter | None = None
+    hidden: torch.Tensor, config: RLTokenConfig, writer: SummaryWriter | None = None
 ) -> tuple[RLTokenEncoder, RLTokenDecoder]:
     """Train encoder and decoder together on hidden states (N, M, H).
 
@@ -177,7 +177,7 @@ def fit(
     standardised states, which are constants (the VLA is frozen).
     """
     torch.manual_seed(config.seed)
-    sizes = RLTokenConfig(
+    sizes = RLTokenModelConfig(
         hidden_size=hidden.shape[2],
         max_tokens=hidden.shape[1],
         dim=config.dim,
@@ -214,7 +214,7 @@ def fit(
     return encoder, decoder
 
 
-def train_rl_token(config: RLTokenTrainConfig) -> dict[str, Any]:
+def train_rl_token(config: RLTokenConfig) -> dict[str, Any]:
     """Collect hidden states, train, report; return (and write) the report.
 
     Raises:

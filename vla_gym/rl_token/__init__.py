@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 from vla_gym.rl_token.losses import explained_variance, reconstruction_loss
-from vla_gym.rl_token.model import RLTokenConfig, RLTokenDecoder, RLTokenEncoder
+from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla.files import resolve_weights
 
 __all__ = [
-    "RLTokenConfig",
+    "RLTokenModelConfig",
     "RLTokenDecoder",
     "RLTokenEncoder",
     "explained_variance",

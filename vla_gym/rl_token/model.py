@@ -19,7 +19,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class RLTokenConfig:
+class RLTokenModelConfig:
     """Sizes of an RL token.
 
     Attributes:
@@ -65,7 +65,7 @@ class RLTokenEncoder(nn.Module):
     variance, the scale that an actor and a critic like.
     """
 
-    def __init__(self, config: RLTokenConfig) -> None:
+    def __init__(self, config: RLTokenModelConfig) -> None:
         """Build an encoder with fresh weights."""
         super().__init__()
         self.config = config
@@ -172,7 +172,7 @@ class RLTokenDecoder(nn.Module):
     Position m sees the token and, by teacher forcing, the states before m.
     """
 
-    def __init__(self, config: RLTokenConfig) -> None:
+    def __init__(self, config: RLTokenModelConfig) -> None:
         """Build a decoder with fresh weights."""
         super().__init__()
         self.config = config
@@ -232,13 +232,13 @@ class RLTokenDecoder(nn.Module):
         return _fill(cls(config), tensors, "decoder.", Path(folder))
 
 
-def _read_checkpoint(folder: Path) -> tuple[RLTokenConfig, dict[str, torch.Tensor]]:
+def _read_checkpoint(folder: Path) -> tuple[RLTokenModelConfig, dict[str, torch.Tensor]]:
     verify_checksums(folder)
     try:
         values: dict[str, Any] = json.loads((folder / "config.json").read_text())
         if values.pop("model_type", None) != "vla_gym_rl_token":
             raise ValueError("config.json does not describe an RL token")
-        return RLTokenConfig(**values), load_file(folder / "model.safetensors")
+        return RLTokenModelConfig(**values), load_file(folder / "model.safetensors")
     except Exception as error:  # OS, JSON, field and safetensors errors: the folder is unusable
         raise WeightsError(f"Cannot load the RL token {folder}: {error}") from error
 
