@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
@@ -32,8 +33,9 @@ MAX_EXTRA_SETTLE_STEPS = 60
 REST_SPEED = 0.01
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
-# Settled official states of this process, newest last: (scene, suite, task, state, physics).
-_settled: OrderedDict[tuple[str, str, int, int, str], Snapshot] = OrderedDict()
+# Settled official states of this process, newest last: (scene, physics, digest of the layout).
+_SettledKey = tuple[str, str, bytes]
+_settled: OrderedDict[_SettledKey, Snapshot] = OrderedDict()
 _MAX_SETTLED = 2048
 
 
@@ -108,10 +110,20 @@ class LiberoSim(SimAccess):
                 if len(_settled) > _MAX_SETTLED:
                     _settled.popitem(last=False)
 
-    def _settled_key(self, layout: Layout) -> tuple[str, str, int, int, str]:
-        task = self.task_model.task
-        scene = self.task_model.scene_key
-        return (scene, task.suite, task.task_id, layout.init_state_id, self.physics)
+    def _settled_key(self, layout: Layout) -> _SettledKey:
+        """Return what the settled state depends on; the layout by content, not by its number."""
+        arrays = (
+            layout.qpos,
+            layout.qvel,
+            layout.fixture_pos,
+            layout.fixture_quat,
+            layout.nullspace_qpos,
+            np.array([layout.time, layout.init_state_id]),
+        )
+        digest = hashlib.blake2b(digest_size=16)
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
+        return (self.task_model.scene_key, self.physics, digest.digest())
 
     def _start(self, layout: Layout) -> None:
         """Put a layout into the simulation; the controller's goal is the current pose."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,22 @@ from vla_gym.errors import CompileError
 
 if TYPE_CHECKING:
     from vla_gym.task_model import TaskModel
+
+
+logger = logging.getLogger("vla_gym.mujoco")
+
+
+def _log_warnings() -> None:
+    """Send MuJoCo's warnings to ``logging``; by default it writes MUJOCO_LOG.TXT where we stand.
+
+    A warning is usually an unstable simulation, which MuJoCo resets to its default state, as it
+    does under upstream. A handler that the program has set already is kept.
+    """
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(lambda message: logger.warning("MuJoCo: %s", message))
+
+
+_log_warnings()
 
 
 @dataclass

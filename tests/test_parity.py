@@ -1,0 +1,249 @@
+"""Parity with upstream LIBERO on the real meshes: states, success, images, resets.
+
+Both sides use the same compiled model, fixture placement and null-space target. The default run
+looks at few tasks; the ``slow`` tests are the full comparison (all ten goal tasks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from upstream import Upstream, model_arrays
+
+from vla_gym.experts import make_expert
+from vla_gym.sim import LiberoSim, SceneRenderer, Snapshot
+from vla_gym.sim.libero_sim import NOOP
+from vla_gym.suites import get_task
+from vla_gym.task_model import Layout, TaskModel, load_task_model
+
+pytestmark = pytest.mark.libero_assets
+
+ALL_TASKS = range(10)
+SETTLE = np.repeat(NOOP[None], 10, axis=0)
+# One control step of the fast loop from the same state, in metres and radians.
+FAST_TOLERANCE = 1e-9
+
+
+@pytest.fixture(scope="module")
+def upstream(libero_assets_dir: Path) -> Iterator[Upstream]:
+    with Upstream(libero_assets_dir) as child:
+        yield child
+
+
+def load(task_id: int) -> TaskModel:
+    return load_task_model(get_task("goal", task_id), assets="libero")
+
+
+def expert_actions(model: TaskModel, init_state_id: int, noise: float = 0.0) -> np.ndarray:
+    """Return the actions of one expert episode after settling, (T, 7), until success."""
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(init_state_id))
+    expert, rng, actions = make_expert(sim), np.random.default_rng(init_state_id), []
+    for _ in range(model.task.max_control_steps):
+        action = expert.act()
+        action[:3] += rng.normal(0, noise, 3)
+        actions.append(action)
+        if sim.step(action):
+            break
+    return np.array(actions)
+
+
+def random_actions(count: int, seed: int) -> np.ndarray:
+    """Return actions that wander and press down into the scene, (count, 7)."""
+    rng = np.random.default_rng(seed)
+    drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
+    drift[:, 2] -= 0.3
+    return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
+
+
+def snapshots_along(model: TaskModel, actions: np.ndarray, every: int) -> list[Snapshot]:
+    """Return states before every ``every``-th action of an episode from official state 0."""
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    states = []
+    for index, action in enumerate(actions):
+        if index % every == 0:
+            states.append(sim.get_state())
+        sim.step(action)
+    return states
+
+
+def check_exact_episode(upstream: Upstream, task_id: int, init_state_id: int) -> int:
+    """(a) Compare a whole expert episode bit for bit; return its length."""
+    model = load(task_id)
+    layout = model.official_layout(init_state_id)
+    actions = np.concatenate([SETTLE, expert_actions(model, init_state_id)])
+    upstream.build("goal", task_id)
+    upstream.start(layout, model.fixtures)
+    theirs = upstream.steps(actions)
+    sim = LiberoSim(model, physics="exact")
+    sim.reset(layout, settle=False)
+    for index, action in enumerate(actions):
+        success = sim.step(action)
+        where = f"task {task_id}, control step {index}"
+        np.testing.assert_array_equal(sim.qpos, theirs["qpos"][index], err_msg=where)
+        np.testing.assert_array_equal(sim.qvel, theirs["qvel"][index], err_msg=where)
+        assert success == theirs["success"][index], where
+    return len(actions)
+
+
+def check_fast_steps(upstream: Upstream, task_id: int, count: int) -> np.ndarray:
+    """(b) Return max |dqpos| of single control steps from ``2 * count`` synced states."""
+    model = load(task_id)
+    upstream.build("goal", task_id)
+    expert = expert_actions(model, 0)
+    every = max(1, len(expert) // count)
+    sources = [
+        snapshots_along(model, expert, every)[:count],
+        snapshots_along(model, random_actions(4 * count, task_id), 4)[:count],
+    ]
+    states = [state for source in sources for state in source]
+    actions = np.concatenate(
+        [expert[::every][: len(sources[0])], random_actions(len(sources[1]), 100 + task_id)]
+    )
+    theirs = upstream.step_from(states, actions, model.fixtures)
+    sim, errors = LiberoSim(model), []
+    for state, action, qpos in zip(states, actions, theirs, strict=True):
+        sim.set_state(state)
+        sim.step(action)
+        errors.append(np.abs(sim.qpos - qpos).max())
+    return np.array(errors)
+
+
+def check_images(upstream: Upstream, task_id: int, count: int, size: int) -> None:
+    """(d) Compare both cameras, proprio and success on states along an expert episode."""
+    model = load(task_id)
+    upstream.build("goal", task_id, image_size=size)
+    sim, renderer = LiberoSim(model), SceneRenderer(model, size, size, profile="libero")
+    actions = expert_actions(model, 1)
+    layout = model.official_layout(1)
+    states = snapshots_along(model, actions, max(1, len(actions) // count))[: count - 1]
+    sim.reset(layout)
+    sim.run_chunk(actions)
+    states.append(sim.get_state())  # the goal is reached: a stove may be lit
+    images = np.empty((2, size, size, 3), np.uint8)
+    for index, state in enumerate(states):
+        sim.set_state(state)
+        qpos, qvel = sim.qpos, sim.qvel
+        sim.reset(_layout_at(layout, qpos, qvel), settle=False)
+        renderer.render(sim, images)
+        theirs = upstream.observe(
+            qpos, qvel, model.fixtures, layout.fixture_pos, layout.fixture_quat
+        )
+        where = f"task {task_id}, state {index}"
+        np.testing.assert_array_equal(images, theirs["images"], err_msg=where)
+        np.testing.assert_array_equal(
+            sim.proprio(), theirs["proprio"].astype(np.float32), err_msg=where
+        )
+        assert sim.success() == theirs["success"], where
+    renderer.close()
+
+
+def _layout_at(layout: Layout, qpos: np.ndarray, qvel: np.ndarray) -> Layout:
+    return Layout(**{**vars(layout), "qpos": qpos, "qvel": qvel, "time": 0.0})
+
+
+def check_settled_restore(upstream: Upstream, task_id: int, init_state_id: int) -> None:
+    """(e) A restored settled state plus 50 steps equals upstream's whole reset path."""
+    model = load(task_id)
+    layout = model.official_layout(init_state_id)
+    actions = random_actions(50, seed=task_id)
+    upstream.build("goal", task_id)
+    upstream.start(layout, model.fixtures, through_reset=True)
+    theirs = upstream.steps(np.concatenate([SETTLE, actions]))
+    sim = LiberoSim(model, physics="exact")
+    sim.reset(layout)  # settles and caches
+    sim.run_chunk(random_actions(5, seed=99))
+    sim.reset(layout)  # restores
+    np.testing.assert_array_equal(sim.qpos, theirs["qpos"][9])
+    for index, action in enumerate(actions):
+        sim.step(action)
+        where = f"task {task_id}, control step {index}"
+        np.testing.assert_array_equal(sim.qpos, theirs["qpos"][10 + index], err_msg=where)
+        np.testing.assert_array_equal(sim.qvel, theirs["qvel"][10 + index], err_msg=where)
+
+
+def test_the_cached_model_is_upstreams(upstream: Upstream) -> None:
+    upstream.build("goal", 8)
+    model = load(8)
+    ours, theirs = model_arrays(LiberoSim(model)._model), upstream.model_arrays()
+    assert ours.keys() == theirs.keys()
+    # Fixture poses belong to the layout, paths of mesh and texture files to the machine.
+    own = {"body_pos", "body_quat", "site_rgba", "mesh_pathadr", "tex_pathadr", "paths"}
+    different = {k for k in ours if not np.array_equal(ours[k], theirs[k], equal_nan=True)}
+    assert different <= own
+    moved = np.flatnonzero(np.any(ours["body_pos"] != theirs["body_pos"], axis=1))
+    allowed = {LiberoSim(model)._model.body(name).id for name in model.fixture_bodies}
+    assert set(moved) <= allowed
+
+
+@pytest.mark.parametrize("task_id", [7, 8])
+def test_exact_episode(upstream: Upstream, task_id: int) -> None:
+    check_exact_episode(upstream, task_id, init_state_id=0)
+
+
+def test_fast_single_steps(upstream: Upstream) -> None:
+    assert check_fast_steps(upstream, 8, count=10).max() <= FAST_TOLERANCE
+
+
+def test_images(upstream: Upstream) -> None:
+    check_images(upstream, 7, count=3, size=128)
+
+
+def test_settled_restore(upstream: Upstream) -> None:
+    check_settled_restore(upstream, 0, init_state_id=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task_id", ALL_TASKS)
+def test_exact_episode_of_every_task(upstream: Upstream, task_id: int) -> None:
+    length = check_exact_episode(upstream, task_id, init_state_id=2)
+    print(f"task {task_id}: {length} control steps equal bit for bit")  # noqa: T201
+
+
+@pytest.mark.slow
+def test_fast_single_steps_of_every_task(upstream: Upstream) -> None:
+    errors = np.concatenate([check_fast_steps(upstream, task, count=25) for task in ALL_TASKS])
+    print(  # noqa: T201
+        f"{len(errors)} states, max |dqpos| {errors.max():.1e}, equal {np.mean(errors == 0):.1%}"
+    )
+    assert len(errors) >= 500
+    assert errors.max() <= FAST_TOLERANCE
+
+
+@pytest.mark.slow
+def test_success_of_whole_episodes(upstream: Upstream) -> None:
+    agree, successes, divergence = 0, 0, []
+    for task_id in ALL_TASKS:
+        model = load(task_id)
+        upstream.build("goal", task_id)
+        for state in range(10):
+            actions = expert_actions(model, state, noise=0.15)
+            layout = model.official_layout(state)
+            upstream.start(layout, model.fixtures)
+            theirs = upstream.steps(np.concatenate([SETTLE, actions]))
+            sim = LiberoSim(model)
+            sim.reset(layout)
+            executed, success = sim.run_chunk(actions)
+            agree += success == bool(theirs["success"][-1]) and executed == len(actions)
+            successes += success
+            divergence.append(np.abs(sim.qpos - theirs["qpos"][-1]).max())
+    print(  # noqa: T201
+        f"agree {agree}/100, succeeded {successes}, max |dqpos| at the end {max(divergence):.1e}"
+    )
+    assert agree >= 97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task_id", ALL_TASKS)
+def test_images_of_every_task(upstream: Upstream, task_id: int) -> None:
+    check_images(upstream, task_id, count=20, size=256)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task_id", ALL_TASKS)
+def test_settled_restore_of_every_task(upstream: Upstream, task_id: int) -> None:
+    check_settled_restore(upstream, task_id, init_state_id=10 + task_id)
