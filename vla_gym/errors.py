@@ -34,3 +34,7 @@ class WeightsError(VlaGymError, ValueError):
 
 class ConfigError(VlaGymError, ValueError):
     """A configuration value is out of range or two values contradict each other."""
+
+
+class DemoError(VlaGymError, RuntimeError):
+    """A scripted expert failed so often that the demonstrations could not be recorded."""
