@@ -95,9 +95,7 @@ def _drawer(body: Body, drawer: Drawer, front: Vector) -> None:
     for side in (DRAWER_LEFT, DRAWER_RIGHT - 0.0048):
         body.solid(block((side, DRAWER_FRONT, low), (side + 0.0048, DRAWER_BACK, high)), inner)
     body.solid(
-        block(
-            (DRAWER_LEFT, DRAWER_FRONT, low), (DRAWER_RIGHT, DRAWER_BACK, drawer.floor + 0.004)
-        ),
+        block((DRAWER_LEFT, DRAWER_FRONT, low), (DRAWER_RIGHT, DRAWER_BACK, drawer.floor + 0.004)),
         inner,
     )
     _handle(body, drawer.handle)

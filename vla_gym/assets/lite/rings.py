@@ -59,15 +59,15 @@ def _add(body: Body, shapes: list[Shape], rgba: Vector) -> None:
 
 
 def akita_black_bowl() -> ET.Element:
-    """Return a bowl of 10.8 cm diameter whose rim is 5.2 cm above the body's origin.
+    """Return a bowl of 10.6 cm diameter whose rim is 5.2 cm above the body's origin.
 
-    The upper wall is steep (14 degrees from upright) so that two parallel finger pads hold it; the
+    The upper wall is steep (13 degrees from upright) so that two parallel finger pads hold it; the
     foot's underside is 1.6 mm above the origin, where LIBERO's bowl touches the table.
     """
     root, body = new_object("akita_black_bowl", Extent(-0.06, 0.04, 0.025), (0, -0.1, 0))
     body.inertial(0.00559, (6.0e-6, 6.0e-6, 9.0e-6), (0, 0, 0.0227))
-    _add(body, ring(Tier(12, (0.0435, 0.0155), (0.0525, 0.0515), 0.0032)), palette.BOWL_OUTSIDE)
-    _add(body, ring(Tier(8, (0.0250, 0.0045), (0.0440, 0.0165), 0.0030)), palette.BOWL_OUTSIDE)
+    _add(body, ring(Tier(12, (0.0428, 0.0155), (0.0508, 0.0515), 0.0032)), palette.BOWL_OUTSIDE)
+    _add(body, ring(Tier(8, (0.0250, 0.0045), (0.0432, 0.0165), 0.0030)), palette.BOWL_OUTSIDE)
     body.solid(block((-0.021, -0.021, 0.0016), (0.021, 0.021, 0.0068)), None)
     body.visual(cylinder(0.027, 0.0016, 0.0068), palette.BOWL_INSIDE)
     return root
