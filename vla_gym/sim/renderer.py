@@ -150,8 +150,14 @@ class SceneRenderer:
         """Make the context current, and make it at first."""
         if self._context is None:
             self._make_context()
-        else:
+            return
+        try:
             self._gl.make_current()
+        except Exception as error:
+            raise RenderError(
+                f"The OpenGL context cannot be used here ({error}): it belongs to the thread that "
+                "rendered first. Use one SceneRenderer a thread."
+            ) from error
 
     def _make_context(self) -> None:
         self._gl = _new_gl_context(self.width, self.height)
@@ -159,10 +165,10 @@ class SceneRenderer:
         with self._shared.lock:
             # The context takes its buffer size and samples from the model, which others share.
             quality, size = model.vis.quality, model.vis.global_
-            saved = (quality.offsamples, size.offwidth, size.offheight)
+            saved = (quality.offsamples, quality.shadowsize, size.offwidth, size.offheight)
             size.offwidth, size.offheight = self.width, self.height
             if self.profile == "fast":
-                quality.offsamples = 0
+                quality.offsamples = quality.shadowsize = 0
             try:
                 self._gl.make_current()
                 self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
@@ -172,7 +178,7 @@ class SceneRenderer:
                 message = f"MuJoCo could not use OpenGL ({error}). {_EGL_HELP}"
                 raise RenderError(message) from error
             finally:
-                quality.offsamples, size.offwidth, size.offheight = saved
+                quality.offsamples, quality.shadowsize, size.offwidth, size.offheight = saved
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         if self.profile == "fast":
             self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
@@ -196,8 +202,9 @@ def _new_gl_context(width: int, height: int) -> Any:
         egl = importlib.import_module("mujoco.egl")
     except Exception as error:
         raise RenderError(f"EGL is not available ({error}). {_EGL_HELP}") from error
+    # With the class attribute, a context whose constructor failed can be collected in silence.
+    context_class = type("HeadlessContext", (egl.GLContext,), {"_context": None})
     try:
-        context = egl.GLContext(width, height)
+        return context_class(width, height)
     except Exception as error:
         raise RenderError(f"No EGL device can render ({error}). {_EGL_HELP}") from error
-    return context
