@@ -106,7 +106,6 @@ def pick_phases(
         tolerance: Accuracy of the descent, metres.
         close_steps: Control steps for closing the fingers.
     """
-
     return [
         Phase(
             prefix + "hover",

@@ -137,6 +137,7 @@ def pick_and_place_phases(
 
 
 def offset_target(base: Vector, x: float, y: float, z: float) -> Vector:
+    """Return a live point: ``base()`` plus a constant world offset, metres."""
     offset = np.array([x, y, z])
     return lambda: base() + offset
 
