@@ -1,0 +1,242 @@
+"""``vla-gym doctor | tasks | play | demos | eval``; each command imports what it needs itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from vla_gym.errors import ConfigError, VlaGymError
+
+USAGE = """usage: vla-gym COMMAND [options]
+
+commands:
+  doctor  what this machine has, what is missing and how to mend it
+  tasks   the tasks: ids, instructions, step limits
+  play    record a video of the expert, the VLA or a trained policy
+  demos   record demonstrations of the scripted experts
+  eval    play the VLA and a trained policy greedily on the official initial states
+
+Options of a command, with their defaults: vla-gym COMMAND --help
+"""
+
+Config = TypeVar("Config")
+
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE = 0, 1, 2
+
+
+@dataclass
+class DoctorConfig:
+    """Report on Python, packages, off-screen OpenGL, asset packs, cache and cores."""
+
+    json: bool = False
+    """Print the report as JSON."""
+
+
+@dataclass
+class TasksConfig:
+    """List the tasks."""
+
+    suite: str | None = None
+    """Only this suite; default: all."""
+    json: bool = False
+    """Print the list as JSON."""
+
+
+@dataclass
+class PlayConfig:
+    """Record one episode as an mp4: both cameras, the instruction, the step, the outcome."""
+
+    suite: str = "goal"
+    """Suite name."""
+    task_id: int = 8
+    """Task in the suite; see vla-gym tasks."""
+    who: Literal["expert", "vla", "policy"] = "expert"
+    """Who acts."""
+    policy: Path | None = None
+    """A run directory or .zip of vla-gym-train td3; needed for --who policy."""
+    vla: str = "mini"
+    """Name or directory of the frozen VLA."""
+    chunk_len: int | None = None
+    """Control steps the VLA executes per decision; default: its horizon. A policy has its own."""
+    init_state_id: int = 0
+    """Official initial state, 0..49."""
+    assets: str = "lite"
+    """Asset pack: lite, libero, or a path."""
+    physics: Literal["fast", "exact"] = "fast"
+    """Physics mode."""
+    out: Path = Path("episode.mp4")
+    """The video."""
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    config = _parse(DoctorConfig, arguments, "doctor")
+    from vla_gym.doctor import as_json, print_report, run_checks
+
+    checks = run_checks()
+    report = as_json(checks)
+    if config.json:
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        print_report(checks)
+    return EXIT_OK if report["ok"] else EXIT_PROBLEM
+
+
+def _tasks(arguments: Sequence[str]) -> int:
+    config = _parse(TasksConfig, arguments, "tasks")
+    from vla_gym.experts import EXPERT_TASKS
+    from vla_gym.suites import SUITES, suite_tasks
+
+    suites = SUITES if config.suite is None else (config.suite,)
+    rows = [
+        {
+            "suite": task.suite,
+            "task_id": task.task_id,
+            "instruction": task.instruction,
+            "max_control_steps": task.max_control_steps,
+            "expert": task.task_id in EXPERT_TASKS.get(task.suite, ()),
+        }
+        for suite in suites
+        for task in suite_tasks(suite)
+    ]
+    if config.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return EXIT_OK
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_edge=False)
+    for heading in ("suite", "task_id", "instruction", "step limit", "expert"):
+        table.add_column(heading)
+    for row in rows:
+        cells = [str(value) for value in list(row.values())[:-1]]
+        table.add_row(*cells, "yes" if row["expert"] else "no")
+    Console().print(table)
+    return EXIT_OK
+
+
+def _play(arguments: Sequence[str]) -> int:
+    config = _parse(PlayConfig, arguments, "play")
+    if (config.policy is not None) != (config.who == "policy"):
+        raise ConfigError("--policy and --who policy belong together: give both or neither.")
+    from vla_gym.video import record_expert, record_policy
+
+    where = (config.out, config.suite, config.task_id)
+    kwargs: dict[str, Any] = {
+        "init_state_id": config.init_state_id,
+        "assets": config.assets,
+        "physics": config.physics,
+    }
+    if config.who == "expert":
+        success = record_expert(*where, **kwargs)
+    else:
+        act, chunk_len = None, config.chunk_len
+        if config.policy is not None:
+            _import_sb3()
+            from vla_gym_trainers.evaluate import load_policy
+
+            model = load_policy(config.policy)
+            chunk_len = int(model.action_space.shape[0])
+
+            def act(obs):  # type: ignore[no-untyped-def]
+                return model.predict(obs, deterministic=True)[0]
+
+        label = "VLA" if act is None else "trained policy"
+        success = record_policy(
+            *where, policy=act, vla=config.vla, chunk_len=chunk_len, label=label, **kwargs
+        )
+    sys.stdout.write(f"{config.out}: {'success' if success else 'no success'}\n")
+    return EXIT_OK
+
+
+def _demos(arguments: Sequence[str]) -> int:
+    from vla_gym.demos import DemosConfig, record_demos
+
+    for path in record_demos(_parse(DemosConfig, arguments, "demos")):
+        sys.stdout.write(f"{path}\n")
+    return EXIT_OK
+
+
+def _eval(arguments: Sequence[str]) -> int:
+    _import_sb3()
+    from vla_gym_trainers.evaluate import EvalConfig, format_table, run_eval
+
+    config = _parse(EvalConfig, arguments, "eval")
+    sys.stdout.write(format_table(run_eval(config)) + "\n")
+    if config.out is not None:
+        sys.stdout.write(f"result card: {config.out}\n")
+    return EXIT_OK
+
+
+def _import_sb3() -> None:
+    """Import stable-baselines3 without the banner of the old ``gym`` that it picks up.
+
+    Raises:
+        ConfigError: If the trainers' extra is not installed.
+    """
+    try:
+        with redirect_stderr(StringIO()):
+            import stable_baselines3  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"
+        ) from error
+
+
+def _parse(config_class: type[Config], arguments: Sequence[str], command: str) -> Config:
+    import tyro
+
+    return tyro.cli(
+        config_class,
+        args=list(arguments),
+        prog=f"vla-gym {command}",
+        description=config_class.__doc__,
+    )
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "doctor": _doctor,
+    "tasks": _tasks,
+    "play": _play,
+    "demos": _demos,
+    "eval": _eval,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: Without the program's name; default: the process's.
+
+    Returns:
+        Exit status: 0 done, 1 the doctor found a problem, 2 wrong usage or a mistake that the
+        message explains.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return EXIT_OK if arguments else EXIT_USAGE
+    command, rest = arguments[0], arguments[1:]
+    if command == "--version":
+        from vla_gym import __version__
+
+        sys.stdout.write(f"vla-gym {__version__}\n")
+        return EXIT_OK
+    if command not in COMMANDS:
+        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
+        return EXIT_USAGE
+    try:
+        return COMMANDS[command](rest)
+    except VlaGymError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
