@@ -99,6 +99,9 @@ def test_lite_pack_is_complete_and_reused(own_cache):
     assert (pack.root / REQUIRED_FILES[0]).stat().st_mtime_ns == written
     # By path it is still known as what it is.
     assert resolve_asset_pack(pack.root) == pack
+    (pack.root / OBJECT_FILES[0]).write_text("<mujoco/>")
+    with pytest.raises(AssetError, match="generated lite pack, but stable_scanned_objects"):
+        resolve_asset_pack(pack.root)
 
 
 @pytest.mark.parametrize("damage", ["changed", "deleted", "manifest"])

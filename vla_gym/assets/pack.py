@@ -104,10 +104,15 @@ def _pack_at(path: Path, what: str, advice: str) -> AssetPack:
             f"{len(missing[best])} of {len(REQUIRED_FILES)} files ({shown}). {advice}"
         )
     root = candidates[best]
-    from vla_gym.assets.lite.generate import read_manifest
+    from vla_gym.assets.lite.generate import damaged_files, read_manifest
 
     manifest = read_manifest(root)
     if manifest is not None:
+        if damaged := damaged_files(root, manifest):
+            raise AssetError(
+                f"{what}: {root} is a generated lite pack, but {', '.join(damaged)} is not as it "
+                "was written. Give 'lite' to have the pack written again."
+            )
         return AssetPack("lite", root, manifest["digest"])
     return AssetPack("libero", root, _folder_digest(root))
 

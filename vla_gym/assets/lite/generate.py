@@ -101,21 +101,34 @@ def read_manifest(root: Path) -> dict[str, Any] | None:
         manifest = json.loads((root / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("name") == "lite" else None
+    if not isinstance(manifest, dict) or manifest.get("name") != "lite":
+        return None
+    valid = isinstance(manifest.get("digest"), str) and isinstance(manifest.get("files"), dict)
+    return manifest if valid else None
+
+
+def damaged_files(root: Path, manifest: dict[str, Any]) -> list[str]:
+    """Return the files of a generated pack that are missing or not as they were written."""
+    damaged = []
+    for name, expected in manifest["files"].items():
+        try:
+            found = hashlib.sha256((root / name).read_bytes()).hexdigest()
+        except OSError:
+            found = ""
+        if found != expected:
+            damaged.append(name)
+    return damaged
 
 
 def _intact(root: Path, digest: str) -> bool:
     """Tell whether a folder holds this version's pack, byte for byte as it was written."""
     manifest = read_manifest(root)
-    if manifest is None or manifest.get("digest") != digest:
-        return False
-    try:
-        return bool(manifest["files"]) and all(
-            hashlib.sha256((root / name).read_bytes()).hexdigest() == value
-            for name, value in manifest["files"].items()
-        )
-    except OSError:
-        return False
+    return (
+        manifest is not None
+        and manifest["digest"] == digest
+        and bool(manifest["files"])
+        and not damaged_files(root, manifest)
+    )
 
 
 def _replace(scratch: Path, root: Path, digest: str) -> None:

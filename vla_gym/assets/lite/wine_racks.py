@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from vla_gym.assets.lite import palette
 from vla_gym.assets.lite.mjcf import Extent, block, box, new_object, turn
 
-# The planks rise towards +y; 0.5 rad lifts their far edge by 8 cm.
+# The planks rise towards +y; 31 degrees lift their far edge by 8 cm.
 SLOPE = 0.5455
 
 
