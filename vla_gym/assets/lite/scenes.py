@@ -87,8 +87,8 @@ def _table(world: ET.Element) -> None:
 
 
 def _lights_and_cameras(world: ET.Element) -> None:
-    for name, pos in (("light1", "1 1 4"), ("light2", "-3 -3 4")):
-        light = {"name": name, "pos": pos, "dir": "0 -.15 -1", "directional": "false"}
+    for name, where in (("light1", "1 1 4"), ("light2", "-3 -3 4")):
+        light = {"name": name, "pos": where, "dir": "0 -.15 -1", "directional": "false"}
         light |= {"diffuse": ".8 .8 .8", "specular": ".3 .3 .3", "castshadow": "false"}
         ET.SubElement(world, "light", light)
     for name, (pos, quat) in CAMERAS.items():
