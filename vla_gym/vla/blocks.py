@@ -33,6 +33,14 @@ class Block(nn.Module):
             proj(y).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        # Written out: for ~30 tokens on a CPU, torch's fused attention is slower, above all in
+        # its backward pass (a training step 167 -> 133 ms).
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        if causal:
+            count = x.shape[1]
+            mask = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        y = scores.softmax(dim=-1).to(v.dtype) @ v
         x = x + self.o_proj(y.transpose(1, 2).flatten(2))
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
