@@ -1,9 +1,10 @@
 """The on-disk cache of compiled scenes: keys, verification, locking and the compile process.
 
 A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, init_states.npz and
-manifest.json, which holds the key and the SHA-256 of the others. Nothing in it is used before it
-was verified (a damaged .mjb can abort the process that loads it); what does not verify is built
-anew. Folders appear by an atomic rename, under a lock that other processes respect.
+manifest.json, which holds what the scene was made from (its digest is the key) and the SHA-256 of
+the other files. Nothing in it is used before it was verified (a damaged .mjb can abort the process
+that loads it); what does not verify is built anew. Folders appear by an atomic rename, under a
+lock that other processes respect.
 """
 
 from __future__ import annotations
@@ -74,8 +75,7 @@ class SceneRequest:
 
     def key(self) -> str:
         """Return the cache key, readable prefix included."""
-        text = json.dumps(self.identity(), sort_keys=True)
-        return f"{self.scene}-{self.pack}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        return _key(self.identity())
 
 
 @cache
@@ -126,7 +126,7 @@ def verify(folder: Path, key: str) -> bool:
     """Return whether a scene folder is complete, belongs to ``key`` and is undamaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["key"] != key or set(manifest["sha256"]) != set(FILES):
+        if _key(manifest["identity"]) != key or set(manifest["sha256"]) != set(FILES):
             raise ValueError("it belongs to another scene, pack or version")
         for name in FILES:
             if file_sha256(folder / name) != manifest["sha256"][name]:
@@ -147,6 +147,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _key(identity: dict[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:20]
+    return f"{identity['scene']}-{identity['pack']}-{digest}"
+
+
 def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> None:
     logger.info("Compiling scene %s (once; a few seconds) ...", key)
     for leftover in folder.parent.glob(f".{key}-*"):  # of a process that was killed
@@ -159,7 +165,6 @@ def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> N
         if missing:
             raise CompileError(f"The compile process did not write {', '.join(missing)}.")
         manifest = {
-            "key": key,
             "identity": request.identity(),
             "sha256": {name: file_sha256(fresh / name) for name in FILES},
         }

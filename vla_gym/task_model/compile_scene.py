@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,16 @@ def _low_poly_model(env: Any) -> Any:
 def _parse_problems(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     bddl_utils: Any = importlib.import_module("libero.libero.envs.bddl_utils")
     problems = [bddl_utils.robosuite_parse_problem(str(task.bddl_file)) for task in tasks]
+    check_one_scene(tasks, problems)
+    return problems
+
+
+def check_one_scene(tasks: Sequence[Task], problems: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that tasks may share a model and its layouts.
+
+    Raises:
+        CompileError: If their parsed BDDL files differ in more than goal and words.
+    """
     for task, problem in zip(tasks, problems, strict=True):
         for field in (*_SCENE_FIELDS, "initial_state"):
             if problem[field] != problems[0][field]:
@@ -127,7 +137,6 @@ def _parse_problems(tasks: Sequence[Task]) -> list[dict[str, Any]]:
                     f"Tasks {tasks[0].name} and {task.name} do not share one scene: "
                     f"their BDDL files differ in {field}."
                 )
-    return problems
 
 
 def _reset_qpos(env: Any, model: Any) -> list[float]:
