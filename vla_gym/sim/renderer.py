@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +30,16 @@ _GL_RENDERER = 0x1F01
 _EGL_HELP = (
     "MuJoCo renders through EGL. On Debian or Ubuntu: apt-get install -y libegl1 libgl1-mesa-dri"
 )
+
+# Renderers that hold an OpenGL context. They are closed at interpreter exit, before MuJoCo's own
+# exit handler takes the display away from under them.
+_open: weakref.WeakSet[SceneRenderer] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for renderer in list(_open):
+        with contextlib.suppress(Exception):
+            renderer.close()
 
 
 class SceneRenderer:
@@ -161,6 +173,10 @@ class SceneRenderer:
 
     def _make_context(self) -> None:
         self._gl = _new_gl_context(self.width, self.height)
+        # Handlers run last in, first out: after the context exists, so that ours runs first.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        _open.add(self)
         model = self._shared.model
         with self._shared.lock:
             # The context takes its buffer size and samples from the model, which others share.
