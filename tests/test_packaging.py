@@ -82,8 +82,7 @@ def test_wheel_contents(wheel):
         "vla_gym_trainers",
     }
     expected = [
-        *ROOT.glob("vla_gym/weights/*/*.safetensors"),
-        *ROOT.glob("vla_gym/weights/*/*.json"),
+        *ROOT.glob("vla_gym/weights/*/*"),
     ]
     expected += [ROOT / "vla_gym" / "configs" / file.name for file in ROOT.glob("configs/*.yaml")]
     expected += [ROOT / "vla_gym" / "wrappers" / file.name for file in ROOT.glob("wrappers/*.py")]

@@ -1,0 +1,223 @@
+"""The whole chain in one run: what `make demo` shows within 10 minutes on two cores.
+
+1. a report on this machine;
+2. videos of the scripted expert and of the frozen VLA on the task;
+3. TD3+BC on the RL token, starting at the VLA, on freshly sampled layouts;
+4. both on the same official initial states, and an exact paired test;
+5. a video of a state that only the trained policy solves.
+
+Everything lands in one run directory. Run it with --help for the options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+# One thread each for the software renderer and for numerical libraries: the training loop already
+# learns in a second thread while it collects, and more of them fight for two cores.
+for _variable in ("LP_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from vla_gym.doctor import as_json, print_report, run_checks  # noqa: E402
+from vla_gym.errors import VlaGymError  # noqa: E402
+from vla_gym.suites import get_task  # noqa: E402
+
+console = Console()
+
+
+@dataclass
+class DemoConfig:
+    """Train TD3+BC from the embedded VLA on one task of libero_goal, and show what it changed."""
+
+    preset: str = "td3_demo"
+    """Training settings: a preset's name or a yaml file."""
+    task_id: int | None = None
+    """Another task of the suite than the preset's."""
+    minutes: float | None = None
+    """Another limit of training time than the preset's, in minutes."""
+    eval_states: int | None = None
+    """Another number of official states for the evaluation (1..50) than the preset's."""
+    seed: int = 0
+    """Seed of training."""
+    run_dir: Path | None = None
+    """Where everything goes; default: runs/demo-<time>."""
+
+
+def main(config: DemoConfig) -> int:
+    """Run the demo and return the exit status."""
+    started = time.perf_counter()
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    run_dir = config.run_dir or Path("runs") / f"demo-{stamp}"
+    run_dir.mkdir(parents=True, exist_ok=True)
+
+    with stage("This machine"):
+        checks = run_checks()
+        print_report(checks)
+        (run_dir / "doctor.json").write_text(json.dumps(as_json(checks), indent=2) + "\n")
+        if not as_json(checks)["ok"]:
+            console.print("Mend what is marked 'fail', then start again.", style="bold red")
+            return 1
+
+    with redirect_stderr(StringIO()):  # SB3 imports the old `gym`, which prints a banner
+        from vla_gym_trainers.train_td3 import train_td3
+    settings = training_settings(config, run_dir)
+    task = get_task(settings.suite, settings.task_ids[0])
+    console.print(f"\nTask: [bold]{task.instruction}[/bold] (libero_{task.suite}, {task.task_id})")
+
+    with stage("Videos: the scripted expert and the frozen VLA (the first use compiles the scene)"):
+        record_start(settings, run_dir)
+    with stage("TD3+BC on sampled layouts, then both on the same official states"):
+        run = train_td3(settings)
+    # Read back what was written, so that the table shows what the file says.
+    results = json.loads((run.run_dir / "card.json").read_text(encoding="utf-8"))["results"]
+    with stage("Videos: a state that only the trained policy solves"):
+        record_win(settings, results, run_dir)
+
+    print_results(results)
+    minutes = (time.perf_counter() - started) / 60
+    console.print(f"Everything is in [bold]{run_dir}[/bold] ({minutes:.1f} minutes in all):")
+    for name, meaning in (
+        ("*.mp4", "videos"),
+        ("card.json", "result card: figures, versions, GL renderer, asset pack, seeds"),
+        ("policy.zip", "the policy; `vla-gym eval --policy` plays it"),
+        ("tensorboard/", "training curves"),
+    ):
+        console.print(f"  {name:<13} {meaning}", highlight=False)
+    return 0
+
+
+@contextmanager
+def stage(title: str) -> Iterator[None]:
+    """Show a heading, and at the end how long the stage took."""
+    console.rule(f"[bold]{title}", align="left")
+    started = time.perf_counter()
+    yield
+    console.print(f"({time.perf_counter() - started:.0f} s)", style="dim")
+
+
+def training_settings(config: DemoConfig, run_dir: Path) -> Any:
+    """Return the preset's settings with the command line's changes."""
+    from vla_gym_trainers.presets import load_preset
+    from vla_gym_trainers.train_td3 import TD3Config
+
+    settings = load_preset(TD3Config, config.preset)
+    changes: dict[str, Any] = {"run_dir": run_dir, "seed": config.seed}
+    if config.task_id is not None:
+        changes["task_ids"] = (config.task_id,)
+    if config.minutes is not None:
+        changes["max_minutes"] = config.minutes
+    if config.eval_states is not None:
+        changes["eval_states"] = config.eval_states
+    return dataclasses.replace(settings, **changes)
+
+
+def place(settings: Any) -> dict[str, Any]:
+    """Return the environment arguments that videos share with the training."""
+    return {"assets": settings.assets, "physics": settings.physics}
+
+
+def record_start(settings: Any, run_dir: Path) -> None:
+    """Record the expert and the VLA on the first official state."""
+    from vla_gym.video import record_expert, record_policy
+
+    where = (settings.suite, settings.task_ids[0])
+    expert = record_expert(run_dir / "expert.mp4", *where, **place(settings))
+    report_video(run_dir / "expert.mp4", expert)
+    vla = {"vla": settings.vla, "chunk_len": settings.chunk_len}
+    success = record_policy(run_dir / "vla.mp4", *where, **vla, **place(settings))
+    report_video(run_dir / "vla.mp4", success)
+
+
+def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
+    """Record VLA and policy on the first state where only the policy succeeded, if there is one."""
+    from vla_gym.video import record_policy
+    from vla_gym_trainers.evaluate import load_policy
+
+    vla, policy = results["vla"][0], results["policy"][0]
+    outcomes = zip(policy["init_state_ids"], policy["successes"], vla["successes"], strict=True)
+    wins = [state for state, won, baseline in outcomes if won and not baseline]
+    if not wins:
+        console.print("There is none in this run.")
+        return
+    model = load_policy(run_dir)
+
+    def act(obs: dict[str, Any]) -> Any:
+        return model.predict(obs, deterministic=True)[0]
+
+    common = {"vla": settings.vla, "chunk_len": int(model.action_space.shape[0])}
+    for name, player, label in (("vla", None, "VLA"), ("policy", act, "TD3+BC")):
+        path = run_dir / f"state{wins[0]:02d}_{name}.mp4"
+        where = (path, settings.suite, settings.task_ids[0])
+        report_video(
+            path,
+            record_policy(
+                *where,
+                policy=player,
+                label=label,
+                init_state_id=wins[0],
+                **common,
+                **place(settings),
+            ),
+        )
+
+
+def report_video(path: Path, success: bool) -> None:
+    """Say what a video shows."""
+    outcome = "[green]success[/green]" if success else "[red]no success[/red]"
+    console.print(f"  {path}: {outcome}", highlight=False)
+
+
+def print_results(results: dict[str, Any]) -> None:
+    """Show both success rates with their intervals, and the paired test."""
+    table = Table(title="Greedy, official initial states, the same for both", title_justify="left")
+    for heading in ("", "success", "rate", "95 % (Wilson)", "steps when successful"):
+        table.add_column(heading)
+    for name, row in (("frozen VLA", results["vla"][0]), ("TD3+BC", results["policy"][0])):
+        low, high = row["wilson_95"]
+        steps = row["mean_success_steps"]
+        table.add_row(
+            name,
+            f"{row['num_successes']}/{row['num_states']}",
+            f"{row['success_rate']:.2f}",
+            f"{low:.2f} .. {high:.2f}",
+            "-" if steps is None else f"{steps:.0f}",
+        )
+    console.print(table)
+    paired = results["paired"][0]
+    console.print(
+        f"Same states: TD3+BC wins {paired['wins']}, loses {paired['losses']}, equal "
+        f"{paired['both'] + paired['neither']}; exact two-sided sign (McNemar) test "
+        f"p = {paired['p_value']:.3g}.",
+        highlight=False,
+    )
+    console.print(
+        "Root mean square difference of its actions to the VLA's: "
+        f"{results['policy'][0]['reference_rms']:.3f} (actions are in [-1, 1]).\n",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    import tyro
+
+    logging.basicConfig(level=logging.WARNING)
+    try:
+        sys.exit(main(tyro.cli(DemoConfig, description=__doc__)))
+    except VlaGymError as error:
+        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        sys.exit(2)
