@@ -48,7 +48,7 @@ def expected_row(sim: LiberoSim, point: np.ndarray, height: int) -> float:
 
 @pytest.mark.parametrize("profile", ["libero", "fast"])
 def test_images_are_upright(model: TaskModel, sim: LiberoSim, profile: str) -> None:
-    renderer = SceneRenderer(model, SIZE, SIZE, profile=profile)  # type: ignore[arg-type]
+    renderer = SceneRenderer(model, SIZE, SIZE, profile=profile)
     before = render(renderer, sim)
     address = model.free_qpos["akita_black_bowl_1"]
     layout = model.official_layout(0)
@@ -81,7 +81,7 @@ def test_rendering_is_repeatable_and_leaves_the_simulation_alone(
 def test_profiles_differ(model: TaskModel, sim: LiberoSim) -> None:
     images = []
     for profile in ("libero", "fast"):
-        renderer = SceneRenderer(model, SIZE, SIZE, profile=profile)  # type: ignore[arg-type]
+        renderer = SceneRenderer(model, SIZE, SIZE, profile=profile)
         images.append(render(renderer, sim))
         renderer.close()
     assert not np.array_equal(*images)
@@ -120,7 +120,7 @@ def test_wrong_arguments(model: TaskModel, sim: LiberoSim) -> None:
     with pytest.raises(ConfigError, match="agentview"):
         renderer.render(sim, np.zeros((1, SIZE, SIZE, 3), np.uint8), cameras=("nowhere",))
     with pytest.raises(ConfigError, match="profile"):
-        SceneRenderer(model, SIZE, SIZE, profile="pretty")  # type: ignore[arg-type]
+        SceneRenderer(model, SIZE, SIZE, profile="pretty")
     with pytest.raises(ConfigError, match="4096"):
         SceneRenderer(model, 0, SIZE)
 

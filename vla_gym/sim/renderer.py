@@ -8,7 +8,7 @@ import ctypes
 import importlib
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vla_gym.sim.libero_sim import LiberoSim
     from vla_gym.task_model import TaskModel
 
-Profile = Literal["libero", "fast"]
+PROFILES = ("libero", "fast")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 # As upstream's render context: no collision geoms, at most this many geoms in the scene.
@@ -50,7 +50,7 @@ class SceneRenderer:
     """
 
     def __init__(
-        self, task_model: TaskModel, height: int, width: int, *, profile: Profile = "libero"
+        self, task_model: TaskModel, height: int, width: int, *, profile: str = "libero"
     ) -> None:
         """Prepare a renderer; nothing is allocated on the device yet.
 
@@ -64,7 +64,7 @@ class SceneRenderer:
         Raises:
             ConfigError: Bad size or unknown profile.
         """
-        if profile not in ("libero", "fast"):
+        if profile not in PROFILES:
             raise ConfigError(f"profile must be 'libero' or 'fast', got {profile!r}.")
         if not (1 <= height <= 4096 and 1 <= width <= 4096):
             raise ConfigError(f"Image sizes must be within 1..4096, got {height} x {width}.")
