@@ -19,7 +19,7 @@ ROTATION_SCALE = 0.5
 # Proportional gain of the expert on the remaining error: 2 moves at full speed until 2.5 cm
 # before the target and reaches it without overshoot.
 GAIN = 2.0
-MAX_RETRIES = 3
+MAX_RETRIES = 5
 
 Vector = Callable[[], np.ndarray]
 
@@ -42,7 +42,8 @@ class Phase:
         speed: Largest norm of the translation action; 1.0 is about 0.3 m/s.
         turn_speed: Largest norm of the rotation action; 1.0 is about 3 rad/s.
         check: Called when the phase ends; False starts again at ``retry_from``.
-        retry_from: Name of the phase to go back to when ``check`` fails.
+        guard: Called every step; False starts again at ``retry_from`` at once.
+        retry_from: Name of the phase to go back to when ``check`` or ``guard`` fails.
         on_enter: Called when the phase begins.
     """
 
@@ -57,6 +58,7 @@ class Phase:
     speed: float = 1.0
     turn_speed: float = 0.5
     check: Callable[[], bool] | None = None
+    guard: Callable[[], bool] | None = None
     retry_from: str | None = None
     on_enter: Callable[[], None] | None = None
 
@@ -103,8 +105,8 @@ class Expert:
                 f"{[phase.name for phase in self._phases]}."
             )
         for phase in self._phases:
-            if (phase.check is None) != (phase.retry_from is None):
-                raise ConfigError(f"Phase {phase.name!r}: give both check and retry_from or none.")
+            if (phase.check or phase.guard) and phase.retry_from is None:
+                raise ConfigError(f"Phase {phase.name!r} has a check but no retry_from.")
             if phase.retry_from is not None and phase.retry_from not in self._index_of:
                 raise ConfigError(
                     f"Phase {phase.name!r} retries from unknown phase {phase.retry_from!r}: "
@@ -139,9 +141,12 @@ class Expert:
             position_error = np.asarray(phase.target(), dtype=np.float64) - position
             rotation_error = axis_angle(phase.rotation @ rotation.T)
             last = self._index == len(self._phases) - 1
-            if last or not self._finished(phase, position_error, rotation_error):
+            if self._lost(phase):
+                self._retry(phase)
+            elif last or not self._finished(phase, position_error, rotation_error):
                 break
-            self._advance(phase)
+            else:
+                self._advance(phase)
         self._steps_in_phase += 1
         action = np.empty(7)
         action[:3] = _limit_norm(position_error * (GAIN / POSITION_SCALE), phase.speed)
@@ -161,13 +166,22 @@ class Expert:
         limit = phase.rotation_tolerance
         return limit is None or bool(np.linalg.norm(rotation_error) < limit)
 
+    def _lost(self, phase: Phase) -> bool:
+        return self._may_retry(phase) and phase.guard is not None and not phase.guard()
+
+    def _may_retry(self, phase: Phase) -> bool:
+        return phase.retry_from is not None and self._retries < MAX_RETRIES
+
     def _advance(self, phase: Phase) -> None:
-        failed = phase.check is not None and not phase.check()
-        if failed and phase.retry_from is not None and self._retries < MAX_RETRIES:
-            self._retries += 1
-            self._enter(self._index_of[phase.retry_from])
+        if self._may_retry(phase) and phase.check is not None and not phase.check():
+            self._retry(phase)
         else:
             self._enter(self._index + 1)
+
+    def _retry(self, phase: Phase) -> None:
+        assert phase.retry_from is not None
+        self._retries += 1
+        self._enter(self._index_of[phase.retry_from])
 
     def _enter(self, index: int) -> None:
         self._index = index

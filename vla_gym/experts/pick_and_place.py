@@ -29,26 +29,31 @@ class Placement:
         travel_height: World height of the grip site while carrying, metres.
         drop: Height above ``target`` at which the fingers open, metres.
         tolerance: Accuracy of the last descent, metres.
+        lower_steps: Most control steps for the last descent.
         release_steps: Control steps for opening the fingers.
         retreat: Height that the gripper rises after the release, metres.
+        until_success: Lower again as long as the task's goal is not reached, then let go.
     """
 
     target: Vector
     travel_height: float
     drop: float = 0.0
     tolerance: float = 0.012
+    lower_steps: int = 50
     release_steps: int = 4
     retreat: float = 0.12
+    until_success: bool = False
 
 
 class Carry:
     """Phases that lift a grasped body and put it at a placement.
 
-    The offset between grip site and body is measured once, when the lift begins, and the body is
-    taken for lost when it moves more than ``max_slip`` against it.
+    The offset between grip site and body is measured when the lift begins and again before the
+    descent, since a body may turn between the fingers. It is taken for lost when the point where
+    it was grasped has moved more than ``max_slip`` against the gripper.
     """
 
-    max_slip = 0.045
+    max_slip = 0.03
 
     def __init__(self, sim: PrivilegedSim, body: str, grasp: Grasp, placement: Placement) -> None:
         """Describe the carry; nothing is measured before its first phase begins."""
@@ -57,6 +62,7 @@ class Carry:
         self._grasp = grasp
         self._placement = placement
         self._offset = np.zeros(3)
+        self._held_at = np.zeros(3)
         self._lift_from = np.zeros(3)
 
     def phases(self, retry_from: str) -> list[Phase]:
@@ -70,9 +76,9 @@ class Carry:
                 CLOSED,
                 tolerance=0.03,
                 max_steps=40,
-                check=self.is_held,
+                guard=self.is_held,
                 retry_from=retry_from,
-                on_enter=self._measure,
+                on_enter=self._measure_grasp,
             ),
             Phase(
                 "transport",
@@ -81,7 +87,7 @@ class Carry:
                 CLOSED,
                 tolerance=0.02,
                 max_steps=90,
-                check=self.is_held,
+                guard=self.is_held,
                 retry_from=retry_from,
             ),
             Phase(
@@ -90,8 +96,11 @@ class Carry:
                 rotation,
                 CLOSED,
                 tolerance=place.tolerance,
-                max_steps=50,
+                max_steps=place.lower_steps,
                 speed=0.6,
+                check=self._sim.success if place.until_success else None,
+                retry_from="transport" if place.until_success else None,
+                on_enter=self._measure_offset,
             ),
             hold("release", self._low_target, place.release_steps, OPEN, rotation),
             Phase("retreat", self._retreat_target, rotation, OPEN, tolerance=0.03, max_steps=30),
@@ -99,12 +108,18 @@ class Carry:
 
     def is_held(self) -> bool:
         """Return whether the body still moves with the gripper."""
-        slip = self._sim.eef_pose()[0] - self._sim.body_pos(self._body) - self._offset
-        return bool(np.linalg.norm(slip) < self.max_slip)
+        return bool(np.linalg.norm(self._grip_error() - self._held_at) < self.max_slip)
 
-    def _measure(self) -> None:
+    def _grip_error(self) -> np.ndarray:
+        return self._sim.eef_pose()[0] - self._grasp.point()
+
+    def _measure_grasp(self) -> None:
         self._lift_from = self._sim.eef_pose()[0]
-        self._offset = self._lift_from - self._sim.body_pos(self._body)
+        self._held_at = self._grip_error()
+        self._measure_offset()
+
+    def _measure_offset(self) -> None:
+        self._offset = self._sim.eef_pose()[0] - self._sim.body_pos(self._body)
 
     def _lift_target(self) -> np.ndarray:
         height = max(self._placement.travel_height, self._lift_from[2] + 0.05)
@@ -193,4 +208,7 @@ def bottle_on_rack(sim: PrivilegedSim) -> Expert:
     The goal holds as soon as the bottle touches the rack inside the region; it need not stay.
     """
     target = offset_target(lambda: sim.site_pos("wine_rack_1_top_region"), 0.0, -0.005, 0.0)
-    return _place_bottle(sim, Placement(target, travel_height=1.36, tolerance=0.004))
+    placement = Placement(
+        target, travel_height=1.36, tolerance=0.004, lower_steps=25, until_success=True
+    )
+    return _place_bottle(sim, placement)

@@ -52,3 +52,7 @@ class PrivilegedSim(Protocol):
     def collision_corners(self, body: str) -> np.ndarray:
         """Return the corners (K, 3) of the boxes around all collision geoms of a body."""
         ...
+
+    def success(self) -> bool:
+        """Return whether the task's goal is reached."""
+        ...

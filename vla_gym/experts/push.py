@@ -16,6 +16,7 @@ PINCH_ANGLE = 1.7
 PLATE_RIM = {"inset": 0.005, "depth": 0.006}
 DRAG_LIFT = 0.012
 REACHED = 0.04
+MAX_SLIP = 0.03
 CLEARANCE = 0.012
 GOAL_OFFSET = np.array([0.015, 0.015])
 
@@ -36,7 +37,7 @@ class Drag:
 
     def phases(self) -> list[Phase]:
         """Return pick, drag, release, rise."""
-        picking = pick_phases(self._grasp, close_steps=10)
+        picking = pick_phases(self._grasp, tolerance=0.012, close_steps=10)
         rotation = self._grasp.rotation
         return [
             *picking,
@@ -49,6 +50,7 @@ class Drag:
                 max_steps=90,
                 speed=0.6,
                 check=self._passed,
+                guard=self._is_held,
                 retry_from=picking[0].name,
                 on_enter=self._measure,
             ),
@@ -61,11 +63,16 @@ class Drag:
                 max_steps=60,
                 speed=0.6,
                 check=self._arrived,
+                guard=self._is_held,
                 retry_from=picking[0].name,
             ),
             hold("release", self._drag_target, 5, OPEN, rotation),
             Phase("rise", self._rise_target, rotation, OPEN, tolerance=0.02, max_steps=20),
         ]
+
+    def _is_held(self) -> bool:
+        slip = self._sim.eef_pose()[0] - self._sim.body_pos(PLATE) - self._offset
+        return bool(np.linalg.norm(slip[:2]) < MAX_SLIP)
 
     def _measure(self) -> None:
         position = self._sim.eef_pose()[0]
