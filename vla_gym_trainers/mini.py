@@ -18,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.suites import SUITES, suite_tasks
 from vla_gym.vla.mini import GRIPPER, MiniVLA, MiniVLAConfig, load_model, to_pixel_values
 from vla_gym.vla.tokens import UNK, WordTokenizer, actions_to_bins, build_vocabulary
 from vla_gym_trainers.mini_data import DemoSet, drop_words, load_demos, random_shift
@@ -193,7 +194,10 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
     std = np.maximum(train.std(0), 0.02)
     return MiniVLA(
         MiniVLAConfig(
-            vocabulary=build_vocabulary(demos.instructions),
+            # All suites' words: the checkpoint can then be trained on with more tasks.
+            vocabulary=build_vocabulary(
+                [*demos.instructions, *(t.instruction for s in SUITES for t in suite_tasks(s))]
+            ),
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
             proprio_mean=[round(float(x), 6) for x in train.mean(0)],
@@ -215,6 +219,7 @@ def _start(config: MiniConfig, demos: DemoSet) -> _Run:
         ],
         lr=config.learning_rate,
         betas=(0.9, 0.98),
+        fused=True,
     )
     ema = copy.deepcopy(model).eval().requires_grad_(False)
     run = _Run(model, ema, optimizer, np.random.default_rng(config.seed))

@@ -103,7 +103,7 @@ class CameraStem(nn.Module):
     def __init__(self, config: MiniVLAConfig) -> None:
         super().__init__()
         self.num_tokens = config.tokens_per_camera
-        channels = (3, 32, 64, 96, config.stem_channels)
+        channels = (3, 16, 48, 64, config.stem_channels)
         layers: list[nn.Module] = []
         for i, (inner, outer) in enumerate(zip(channels, channels[1:], strict=False)):
             kernel = 5 if i == 0 else 3
