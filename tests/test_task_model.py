@@ -294,6 +294,29 @@ def test_a_failing_compiler_shows_its_output(tmp_path: Path) -> None:
     assert str(broken) in message and "google_scanned_objects.py" in message
 
 
+def test_missing_system_libraries_are_named() -> None:
+    output = "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"
+    assert "apt-get install libgl1" in cache._advice(output)
+    assert cache._advice("ValueError: something else") == ""
+
+
+def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
+    asked = {"suite": "goal", "task_ids": list(range(10)), "pack": "lite", "out": str(tmp_path)}
+    asked["assets"] = str(resolve_asset_pack("lite").root)
+    (tmp_path / "request.json").write_text(json.dumps(asked))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "vla_gym.task_model.compile_scene", str(tmp_path / "request.json")],
+        env=cache._compiler_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdin is not None
+    child.stdin.close()  # what the end of the parent does
+    assert child.wait(30) == 1
+    assert not (tmp_path / "scene.mjb").exists()
+
+
 def test_tasks_of_different_scenes_are_refused(tmp_path: Path) -> None:
     from vla_gym.task_model import compile_scene
 

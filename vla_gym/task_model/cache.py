@@ -216,15 +216,31 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
             f"Compiling scene {request.scene!r} from the {request.pack!r} assets in "
             f"{request.asset_root} failed: the compile process {reason}. Its output ends with:\n"
             + output
+            + _advice(output)
         )
 
 
 def _compiler_environment() -> dict[str, str]:
+    """Return the child's environment: our package importable, one thread, no GL context."""
+    dropped = ("PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    environment |= dict.fromkeys(threads, "1")
+    # robosuite loads a GL backend even where nothing is rendered; this one needs no library.
+    environment["MUJOCO_GL"] = "glx"
     # The parent may run from a checkout that is not installed, in another working directory.
-    package_root = str(Path(__file__).resolve().parents[2])
-    path = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(path)}
+    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    return environment
+
+
+def _advice(output: str) -> str:
+    """Return what to do about a known cause of failure, or nothing."""
+    if any(library in output for library in ("libGL.so", "libgthread", "libglib")):
+        return "\nOpenCV's system libraries are missing: apt-get install libgl1 libglib2.0-0"
+    if "No space left" in output:
+        return "\nFree some space there or point VLA_GYM_CACHE to another disk."
+    return ""
 
 
 @contextlib.contextmanager

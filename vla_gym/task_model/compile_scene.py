@@ -2,8 +2,8 @@
 
 Usage: ``python -m vla_gym.task_model.compile_scene REQUEST.json``. The request names the suite,
 the tasks, the asset folder and the folder that receives scene.mjb, scene.json and
-init_states.npz. Runs in a process of its own because libero and robosuite print, ask questions,
-set global state and pull in heavy packages.
+init_states.npz. It ends early when its standard input ends. It is a process of its own because
+libero and robosuite print, ask questions, set global state and pull in heavy packages.
 """
 
 from __future__ import annotations

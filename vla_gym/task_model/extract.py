@@ -1,7 +1,7 @@
 """Reads everything that a TaskModel needs out of upstream's environment, as JSON-ready data.
 
-Runs in the compile process only. All figures are taken from upstream's own objects, none is
-repeated here. ``model`` is the compiled ``mujoco.MjModel`` that is going to be saved: every name
+Runs in the compile process only. All figures but one (the reset noise) are taken from upstream's
+own objects. ``model`` is the compiled ``mujoco.MjModel`` that is going to be saved: every name
 is resolved in it, since it may differ from the one upstream holds (low-poly robot).
 """
 

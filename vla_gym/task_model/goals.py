@@ -93,7 +93,7 @@ def _no_geoms() -> np.ndarray:
     return np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Predicate:
     """One condition of a goal; unused fields keep their defaults.
 

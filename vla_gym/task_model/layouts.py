@@ -22,7 +22,7 @@ MAX_RESTARTS = 100
 _AXES = {"x": 0, "y": 1, "z": 2}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Placement:
     """How one object or fixture is placed on the table.
 

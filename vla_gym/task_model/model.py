@@ -39,7 +39,7 @@ _ROBOT_FLOAT_FIELDS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SiteIndicator:
     """A site that is shown while an object is turned on, such as a stove's red burner.
 
@@ -60,7 +60,7 @@ class SiteIndicator:
     alpha_on: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TaskModel:
     """A compiled task.
 

@@ -1,0 +1,128 @@
+"""States around the success of a goal, for tests that compare predicates with upstream's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from vla_gym.task_model import TaskModel
+from vla_gym.task_model.goals import IN_SITE, JOINT, ON_OBJECT, Predicate
+
+
+@dataclass
+class State:
+    """Positions and fixture poses of one state at rest."""
+
+    qpos: np.ndarray
+    fixture_pos: np.ndarray
+    fixture_quat: np.ndarray
+
+
+class DataView:
+    """An MjData as a ``SimView``."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @property
+    def body_xpos(self) -> np.ndarray:
+        return self.data.xpos
+
+    @property
+    def site_xpos(self) -> np.ndarray:
+        return self.data.site_xpos
+
+    @property
+    def site_xmat(self) -> np.ndarray:
+        return self.data.site_xmat
+
+    @property
+    def qpos(self) -> np.ndarray:
+        return self.data.qpos
+
+    def contact_geoms(self) -> np.ndarray:
+        return self.data.contact.geom
+
+
+class StateMaker:
+    """Draws states of one scene, many of them just inside or outside a goal."""
+
+    def __init__(self, task_model: TaskModel) -> None:
+        self.model = mujoco.MjModel.from_binary_path(str(task_model.mjb_path))
+        self.data = mujoco.MjData(self.model)
+        self.view = DataView(self.data)
+        self.bodies = [self.model.body(name).id for name in task_model.fixture_bodies]
+
+    def show(self, state: State) -> DataView:
+        """Put a state into the simulation and return its view."""
+        self.model.body_pos[self.bodies] = state.fixture_pos
+        self.model.body_quat[self.bodies] = state.fixture_quat
+        self.data.qpos[:] = state.qpos
+        mujoco.mj_forward(self.model, self.data)
+        return self.view
+
+    def near(self, task_model: TaskModel, rng: np.random.Generator) -> State:
+        """Draw a state around a task's goal."""
+        state = self._background(task_model, rng)
+        for predicate in task_model.goal:
+            if predicate.kind == JOINT:
+                assert predicate.rule is not None
+                spread = rng.choice([0.0, 1e-16, 1e-9, 1e-3, 0.05])
+                for address in predicate.joint_qpos:
+                    value = predicate.rule.threshold + spread * rng.normal()
+                    state.qpos[address] = value
+            else:
+                self._place(predicate, state, rng)
+        return state
+
+    def _background(self, task_model: TaskModel, rng: np.random.Generator) -> State:
+        layout = task_model.sample_layout(rng)
+        state = State(layout.qpos, layout.fixture_pos, layout.fixture_quat)
+        for joint in range(self.model.njnt):
+            # Drawers and knobs anywhere between closed and beyond open.
+            name = self.model.joint(joint).name
+            if any(name.startswith(fixture) for fixture in task_model.fixtures):
+                low, high = self.model.jnt_range[joint]
+                state.qpos[self.model.jnt_qposadr[joint]] = rng.uniform(low, high)
+        return state
+
+    def _place(self, predicate: Predicate, state: State, rng: np.random.Generator) -> None:
+        address = self.model.jnt_qposadr[self.model.body_jntadr[predicate.body]]
+        state.qpos[address + 3 : address + 7] = _turn(rng)
+        self.show(state)
+        if predicate.kind == ON_OBJECT:
+            target, reach = self.data.xpos[predicate.target_body].copy(), np.array([0.03, 0.03, 0])
+        else:
+            target = self.data.site_xpos[predicate.site].copy()
+            reach = np.abs(self.data.site_xmat[predicate.site].reshape(3, 3) @ predicate.size)
+        offset = rng.uniform(-1.15, 1.15, 3) * reach
+        if predicate.kind == IN_SITE:
+            state.qpos[address : address + 3] = target + offset
+            return
+        offset[2] = rng.uniform(-0.03, 0.13)
+        state.qpos[address : address + 3] = target + offset
+        if predicate.needs_contact and rng.random() < 0.7:
+            self._lower(predicate, state, int(address) + 2, float(target[2]))
+
+    def _lower(self, predicate: Predicate, state: State, height: int, floor: float) -> None:
+        """Lower an object in small steps until it touches its target."""
+        z = floor + 0.12
+        for step in (0.01, 0.001):
+            while z > floor - 0.02:
+                state.qpos[height] = z
+                if predicate.contact(self.show(state).contact_geoms()):
+                    break
+                z -= step
+            z += step if step > 0.001 else 0.0
+
+
+def _turn(rng: np.random.Generator) -> np.ndarray:
+    """Draw an orientation: upright and turned, or tumbled in a quarter of the cases."""
+    if rng.random() < 0.25:
+        quat = rng.normal(size=4)
+        return quat / np.linalg.norm(quat)
+    angle = rng.uniform(-np.pi, np.pi)
+    return np.array([np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)])

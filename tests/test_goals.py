@@ -1,0 +1,296 @@
+"""Goal predicates: every rule at its boundary, and parity with upstream's own code."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import CompileError
+from vla_gym.suites import suite_tasks
+from vla_gym.task_model import evaluate_goal, geometric_candidate, load_task_model
+from vla_gym.task_model.goals import Predicate, compile_goal
+
+UP = np.eye(3).reshape(9)
+OBJECTS = {
+    "bowl_1": {"body_id": 1, "joint_qpos": [0], "contact_geom_ids": [3, 4], "joint_rules": {}},
+    "plate_1": {"body_id": 2, "joint_qpos": [7], "contact_geom_ids": [5], "joint_rules": {}},
+    "cabinet_1": {
+        "body_id": 3,
+        "joint_qpos": [14, 15],
+        "contact_geom_ids": [6],
+        "joint_rules": {"open": ["<", -0.14], "close": [">", 0.0]},
+    },
+    "stove_1": {
+        "body_id": 4,
+        "joint_qpos": [16],
+        "contact_geom_ids": [7],
+        "joint_rules": {"turnon": [">=", 0.5], "turnoff": ["<", 0.0]},
+    },
+}
+SITES = {
+    "cabinet_1_top": {"id": 0, "size": [0.1, 0.2, 0.05], "parent": "cabinet_1", "joint_qpos": [14]},
+    "table_zone": {"id": 1, "size": [0.04, 0.04, 0.007], "parent": None, "joint_qpos": []},
+}
+
+
+def goal(*words: str) -> tuple[Predicate, ...]:
+    return compile_goal([list(words)], OBJECTS, SITES)
+
+
+class View:
+    """A world of four bodies and two sites, everything at the origin."""
+
+    def __init__(self) -> None:
+        self.body_xpos = np.zeros((5, 3))
+        self.site_xpos = np.zeros((2, 3))
+        self.site_xmat = np.stack([UP, UP])
+        self.qpos = np.zeros(17)
+        self.contacts: list[tuple[int, int]] = []
+
+    def contact_geoms(self) -> np.ndarray:
+        return np.array(self.contacts, dtype=np.int32).reshape(-1, 2)
+
+
+def below(value: float) -> float:
+    return math.nextafter(value, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        ((0.0, 0.0, 0.0), True),  # the same height is high enough
+        ((0.0, 0.0, -1e-12), False),
+        ((below(0.03), 0.0, 0.1), True),
+        ((0.03, 0.0, 0.1), False),  # strictly nearer than 3 cm
+        ((0.022, 0.022, 0.1), False),
+    ],
+)
+def test_on_object(offset: tuple[float, float, float], expected: bool) -> None:
+    view = View()
+    view.body_xpos[1] = offset
+    assert not evaluate_goal(goal("on", "bowl_1", "plate_1"), view)  # nothing touches
+    assert geometric_candidate(goal("on", "bowl_1", "plate_1"), view) is expected
+    view.contacts = [(3, 9), (5, 4)]
+    assert evaluate_goal(goal("on", "bowl_1", "plate_1"), view) is expected
+
+
+def test_contact_counts_in_either_order_and_between_the_two_only() -> None:
+    on = goal("on", "bowl_1", "plate_1")
+    view = View()
+    for contacts, expected in [
+        ([], False),
+        ([(3, 4)], False),
+        ([(3, 6)], False),
+        ([(5, 9)], False),
+        ([(3, 5)], True),
+        ([(5, 3)], True),
+        ([(0, 0), (6, 7), (4, 5)], True),
+    ]:
+        view.contacts = contacts
+        assert evaluate_goal(on, view) is expected, contacts
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        ((0.0, 0.0, 0.05), True),
+        ((0.0, 0.0, 0.05 - 0.005), False),
+        ((0.0, 0.0, 0.0451), True),
+        ((0.0, 0.0, below(0.05 + 0.10)), True),
+        ((0.0, 0.0, 0.05 + 0.10), False),
+        ((below(0.1), 0.0, 0.1), True),
+        ((0.1, 0.0, 0.1), False),
+        ((-0.1, 0.0, 0.1), False),
+        ((0.0, below(0.2), 0.1), True),
+        ((0.0, 0.2, 0.1), False),
+    ],
+)
+def test_on_site(offset: tuple[float, float, float], expected: bool) -> None:
+    view = View()
+    view.body_xpos[1] = offset
+    on = goal("on", "bowl_1", "cabinet_1_top")
+    assert geometric_candidate(on, view) is expected
+    assert not evaluate_goal(on, view)
+    view.contacts = [(6, 4)]
+    assert evaluate_goal(on, view) is expected
+
+
+def test_on_site_uses_the_site_matrix_as_upstream_does() -> None:
+    view = View()
+    # A quarter turn about z: R maps (0, 0.15) to (-0.15, 0), outside 0.1; R^T would do the same
+    # for both signs, so tilt about x as well, where R and R^T differ.
+    view.site_xmat[0] = np.array([[0, -1, 0], [0, 0, -1], [1, 0, 0]], dtype=float).reshape(9)
+    view.contacts = [(6, 4)]
+    view.body_xpos[1] = [0.06, 0.0, 0.0]  # R d = (0, 0, 0.06)
+    assert evaluate_goal(goal("on", "bowl_1", "cabinet_1_top"), view)
+    view.body_xpos[1] = [0.0, 0.0, -0.06]  # R^T d = (-0.0, ...), R d = (0, 0.06, 0)
+    assert not evaluate_goal(goal("on", "bowl_1", "cabinet_1_top"), view)
+
+
+def test_on_a_region_of_the_table_needs_no_contact() -> None:
+    view = View()
+    view.body_xpos[2] = [0.0, 0.0, 0.01]
+    on = goal("on", "plate_1", "table_zone")
+    assert evaluate_goal(on, view)
+    view.body_xpos[2] = [0.04, 0.0, 0.01]
+    assert not evaluate_goal(on, view)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        ((0.0, 0.0, 0.0), True),
+        ((below(0.1), 0.0, 0.0), True),
+        ((0.1, 0.0, 0.0), False),
+        ((0.0, 0.0, -0.0599), True),  # the lower bound is a centimetre lower
+        ((0.0, 0.0, -0.05 - 0.01), False),
+        ((0.0, 0.0, 0.05), False),
+    ],
+)
+def test_in_site(offset: tuple[float, float, float], expected: bool) -> None:
+    view = View()
+    view.body_xpos[1] = offset
+    inside = goal("in", "bowl_1", "cabinet_1_top")
+    assert evaluate_goal(inside, view) is expected  # no contact is asked for
+    assert geometric_candidate(inside, view) is expected
+
+
+@pytest.mark.parametrize(
+    ("words", "address", "value", "expected"),
+    [
+        (("open", "cabinet_1_top"), 14, -0.14, False),
+        (("open", "cabinet_1_top"), 14, below(-0.14), True),
+        (("open", "cabinet_1_top"), 15, -0.2, False),  # another drawer
+        (("open", "cabinet_1"), 15, -0.2, True),  # any joint
+        (("close", "cabinet_1"), 14, 0.1, False),  # all joints
+        (("close", "cabinet_1_top"), 14, 0.0, False),
+        (("close", "cabinet_1_top"), 14, 1e-9, True),
+        (("turnon", "stove_1"), 16, 0.5, True),
+        (("turnon", "stove_1"), 16, below(0.5), False),
+        (("turnoff", "stove_1"), 16, -1e-9, True),
+        (("turnoff", "stove_1"), 16, 0.0, False),
+    ],
+)
+def test_joints(words: tuple[str, ...], address: int, value: float, expected: bool) -> None:
+    view = View()
+    view.qpos[address] = value
+    assert evaluate_goal(goal(*words), view) is expected
+
+
+def test_goals_are_conjunctions() -> None:
+    both = goal("turnon", "stove_1") + goal("on", "bowl_1", "plate_1")
+    view = View()
+    view.contacts = [(3, 5)]
+    assert not evaluate_goal(both, view)
+    view.qpos[16] = 1.0
+    assert evaluate_goal(both, view)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("on", "bowl_1", "nowhere"),
+        ("in", "bowl_1", "plate_1"),
+        ("near", "bowl_1", "plate_1"),
+        ("open", "bowl_1"),
+        ("turnon", "cabinet_1_top"),
+        ("open", "cabinet_1", "stove_1"),
+        ("on", "table_zone", "plate_1"),
+    ],
+)
+def test_what_upstream_cannot_judge_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(CompileError, match=" ".join(words)):
+        goal(*words)
+
+
+def _compare(assets: Path, states_a_task: int, seed: int, states: dict | None = None) -> dict:
+    """Judge states of all ten tasks by both codes; return the true and false counts a task."""
+    from _upstream_goals import ask_upstream
+    from goal_states import StateMaker
+
+    models = [load_task_model(task, assets) for task in suite_tasks("goal")]
+    assert len({m.scene_key for m in models}) == 1
+    maker = StateMaker(models[0])
+    rng = np.random.default_rng(seed)
+    if states is None:
+        states = {
+            m.task.task_id: [maker.near(m, rng) for _ in range(states_a_task)] for m in models
+        }
+    flat = [state for m in models for state in states[m.task.task_id]]
+    ours = []
+    for state in flat:
+        view = maker.show(state)
+        ours.append([evaluate_goal(m.goal, view) for m in models])
+        for m, success in zip(models, ours[-1], strict=True):
+            assert geometric_candidate(m.goal, view) or not success
+    theirs = ask_upstream(
+        assets,
+        qpos=np.array([s.qpos for s in flat]),
+        fixture_pos=np.array([s.fixture_pos for s in flat]),
+        fixture_quat=np.array([s.fixture_quat for s in flat]),
+        fixtures=np.array(models[0].fixtures),
+        goals=json.dumps([m.goal[0].text.split() for m in models]),
+    )["holds"]
+    judged = np.array(ours)
+    differing = np.argwhere(judged != theirs)
+    assert len(differing) == 0, f"(state, task) where the codes differ: {differing[:10].tolist()}"
+    counts, start = {}, 0
+    for column, m in enumerate(models):
+        assert len(m.goal) == 1
+        own = judged[start : start + len(states[m.task.task_id]), column]
+        start += len(own)
+        counts[m.task.task_id] = SimpleNamespace(true=int(own.sum()), false=int((~own).sum()))
+    return counts
+
+
+@pytest.mark.libero_assets
+def test_parity_with_upstream_on_near_success_states(libero_assets_dir: Path) -> None:
+    for task_id, count in _compare(libero_assets_dir, 40, seed=1).items():
+        assert count.true >= 4 and count.false >= 4, (task_id, count)
+
+
+@pytest.mark.slow
+@pytest.mark.libero_assets
+def test_parity_with_upstream_on_200_random_states_a_task(libero_assets_dir: Path) -> None:
+    for task_id, count in _compare(libero_assets_dir, 200, seed=2).items():
+        assert count.true >= 20 and count.false >= 20, (task_id, count)
+
+
+@pytest.mark.slow
+@pytest.mark.libero_assets
+def test_parity_with_upstream_on_200_expert_states_a_task(libero_assets_dir: Path) -> None:
+    from goal_states import State
+
+    from vla_gym.experts import make_expert
+    from vla_gym.sim import LiberoSim
+
+    states: dict[int, list] = {}
+    for task in suite_tasks("goal"):
+        model = load_task_model(task, libero_assets_dir)
+        sim = LiberoSim(model)
+        rows = states.setdefault(task.task_id, [])
+        successes = 0
+        for init_state in range(50):
+            layout = model.official_layout(init_state)
+            sim.reset(layout)
+            expert = make_expert(sim)
+            episode, done = [], False
+            while not done and len(episode) < task.max_control_steps:
+                done = sim.step(expert.act())
+                episode.append(State(sim.qpos.copy(), layout.fixture_pos, layout.fixture_quat))
+            for _ in range(5 if done else 0):  # a few states beyond success
+                sim.step(np.array([0, 0, 0, 0, 0, 0, expert.act()[6]]))
+                episode.append(State(sim.qpos.copy(), layout.fixture_pos, layout.fixture_quat))
+            successes += done
+            # The end of an episode is where predicates change: all of it, and some of the rest.
+            rows += episode[-25:] + episode[:-25:20]
+            if len(rows) >= 200 and successes:
+                break
+        assert len(rows) >= 200 and successes, task.name
+    for task_id, count in _compare(libero_assets_dir, 0, seed=3, states=states).items():
+        assert count.true >= 2 and count.false >= 20, (task_id, count)
