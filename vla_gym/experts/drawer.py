@@ -43,7 +43,7 @@ class DrawerSkill:
         self._open_qpos = open_qpos
         self._joint = f"{CABINET}_{level}_level"
         body = f"{CABINET}_cabinet_{level}"
-        self.handle = BodyPoint(sim, body, _handle_center(local_corners(sim, body)))
+        self.handle = BodyPoint(sim, body, handle_center(local_corners(sim, body)))
         # Every LIBERO cabinet opens along its own -y axis.
         self.outward = sim.body_mat(body) @ np.array([0.0, -1.0, 0.0])
         yaw = np.arctan2(self.outward[1], self.outward[0]) - np.pi / 2.0
@@ -108,7 +108,7 @@ class DrawerSkill:
         return self.in_front(PULL_LEAD)
 
 
-def _handle_center(corners: np.ndarray) -> np.ndarray:
+def handle_center(corners: np.ndarray) -> np.ndarray:
     """Return the middle (3,) of the handle bar: what sticks out furthest along local -y.
 
     Args:
