@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import CompileError
 from vla_gym.suites import suite_tasks
 from vla_gym.task_model import evaluate_goal, geometric_candidate, load_task_model
@@ -248,9 +249,14 @@ def _compare(assets: Path, states_a_task: int, seed: int, states: dict | None = 
     return counts
 
 
-@pytest.mark.libero_assets
-def test_parity_with_upstream_on_near_success_states(libero_assets_dir: Path) -> None:
-    for task_id, count in _compare(libero_assets_dir, 40, seed=1).items():
+@pytest.mark.parametrize("assets", ["lite", pytest.param("real", marks=pytest.mark.libero_assets)])
+def test_parity_with_upstream_on_near_success_states(
+    assets: str, request: pytest.FixtureRequest
+) -> None:
+    folder = resolve_asset_pack("lite").root
+    if assets == "real":
+        folder = request.getfixturevalue("libero_assets_dir")
+    for task_id, count in _compare(folder, 30, seed=1).items():
         assert count.true >= 4 and count.false >= 4, (task_id, count)
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -148,10 +149,15 @@ class Predicate:
         """
         if not self.needs_contact:
             return True
-        first, second = contact_geoms[:, 0], contact_geoms[:, 1]
-        one_way = np.isin(first, self.geoms) & np.isin(second, self.target_geoms)
-        other_way = np.isin(second, self.geoms) & np.isin(first, self.target_geoms)
-        return bool(np.any(one_way | other_way))
+        mine, theirs = self._contact_sets
+        return any(
+            (a in mine and b in theirs) or (b in mine and a in theirs)
+            for a, b in contact_geoms.tolist()
+        )
+
+    @cached_property
+    def _contact_sets(self) -> tuple[frozenset[int], frozenset[int]]:
+        return frozenset(self.geoms.tolist()), frozenset(self.target_geoms.tolist())
 
     def _joint(self, qpos: np.ndarray) -> bool:
         assert self.rule is not None
