@@ -228,9 +228,7 @@ class LiberoEnv(gym.Env[dict[str, Any], np.ndarray]):
             size = self.image_size
             self._renderer = SceneRenderer(model, size, size, profile=profile)
 
-    def step(
-        self, action: np.ndarray
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Run one control step, or one chunk of them.
 
         Raises:

@@ -62,7 +62,9 @@ class Task:
     @property
     def init_states_file(self) -> Path:
         """Path of the pickled official initial states; read only by the compile process."""
-        return libero_data_root() / "init_files" / f"libero_{self.suite}" / f"{self.name}.pruned_init"
+        return (
+            libero_data_root() / "init_files" / f"libero_{self.suite}" / f"{self.name}.pruned_init"
+        )
 
 
 @cache

@@ -50,7 +50,9 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         def repeat(bound: np.ndarray) -> np.ndarray:
             return np.repeat(bound[None], chunk_len, axis=0)
 
-        self.action_space = spaces.Box(repeat(inner.low), repeat(inner.high), dtype=inner.dtype.type)
+        self.action_space = spaces.Box(
+            repeat(inner.low), repeat(inner.high), dtype=inner.dtype.type
+        )
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Execute the rows of ``action`` (chunk_len, ...) until they or the episode end.

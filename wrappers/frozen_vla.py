@@ -95,9 +95,7 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         obs, info = self.env.reset(seed=seed, options=options)
         return self._convert(obs, info), info
 
-    def step(
-        self, action: np.ndarray
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute a chunk and let the VLA look at the last frame."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._convert(obs, info), float(reward), terminated, truncated, info
