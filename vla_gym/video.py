@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from vla_gym.env import LiberoEnv
-
-if TYPE_CHECKING:
-    from vla_gym.sim.renderer import Profile
 
 FPS = 20  # control steps per second: videos play in real time
 CAPTION_HEIGHT = 48  # pixels; with 256-pixel cameras all sides are multiples of 16, as H.264 wants
@@ -94,7 +91,7 @@ class FrameRecorder(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         model = self.libero_env.task_model
         if self._scene_key != model.scene_key:
             self._close_renderer()
-            profile: Profile = "libero" if model.assets.name == "libero" else "fast"
+            profile = "libero" if model.assets.name == "libero" else "fast"
             self._renderer = SceneRenderer(model, self.size, self.size, profile=profile)
             self._scene_key = model.scene_key
         images = np.empty((2, self.size, self.size, 3), np.uint8)
