@@ -3,7 +3,7 @@
 # torch, the package itself. `make setup` calls it; safe to run again at any time.
 #
 #   VENV        folder of the virtual environment      (default .venv)
-#   PYTHON      interpreter that makes it              (default: the first python >= 3.11 found)
+#   PYTHON      interpreter that makes it              (default: the first Python 3.11 or 3.12 found)
 #   TORCH_SPEC  what pip installs as torch             (default torch==2.13.0)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ has_library() { ldconfig -p 2>/dev/null | grep -q "$1" || [ -n "$(find /usr/lib 
 missing_packages() {
     has_library libEGL.so.1 || echo libegl1
     if ! has_library libEGL_nvidia.so.0; then
-        [ -n "$(find /usr/lib /usr/local/lib -name 'swrast_dri.so' -print -quit 2>/dev/null)" ] || echo libgl1-mesa-dri
+        [ -n "$(find /usr/lib /usr/local/lib \( -name 'swrast_dri.so' -o -name 'libgallium*' \) -print -quit 2>/dev/null)" ] || echo libgl1-mesa-dri
     fi
     has_library libGL.so.1 || echo libgl1
     has_library libgthread-2.0.so.0 || echo libglib2.0-0
@@ -29,8 +29,8 @@ missing_packages() {
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
+    for candidate in ${PYTHON:-} python3 python3.12 python3.11 /usr/bin/python3; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
@@ -67,7 +67,7 @@ mapfile -t needed < <( { missing_packages; python_packages "$(find_python)"; } |
 install_packages "${needed[@]}"
 
 python=$(find_python)
-[ -n "$python" ] || die "Python 3.11, 3.12 or 3.13 is needed; none was found. Install one or call: make PYTHON=/path/to/python"
+[ -n "$python" ] || die "Python 3.11 or 3.12 is needed (numpy<2 has no wheels for later ones); none was found. Install one or call: make PYTHON=/path/to/python"
 
 # The stamp holds what the environment was made from, so that a changed pyproject installs again.
 want=$(cat pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)-$(pwd | sha256sum | cut -c1-8)
