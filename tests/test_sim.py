@@ -48,6 +48,7 @@ def same(a: Snapshot, b: Snapshot) -> bool:
     equal = all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays)
     names = ("goal_pos", "goal_mat", "gripper_command", "nullspace_qpos")
     equal &= all(np.array_equal(getattr(a.controller, n), getattr(b.controller, n)) for n in names)
+    equal &= (a.controller.stale is None) == (b.controller.stale is None)
     return equal and (a.elapsed_steps, a.init_state_id) == (b.elapsed_steps, b.init_state_id)
 
 
@@ -111,6 +112,20 @@ def test_snapshot_continues_with_the_same_future(model: TaskModel, sim: LiberoSi
     other.run_chunk(future)
     assert same(other.get_state(), expected)
     assert not same(snapshot, expected), "the snapshot must not follow the simulation"
+
+
+@pytest.mark.parametrize("physics", ["fast", "exact"])
+def test_snapshot_before_the_first_control_step(model: TaskModel, physics: str) -> None:
+    """The first control step has a memory of the reset posture; the snapshot must hold it."""
+    first, second = (LiberoSim(model, physics=physics) for _ in range(2))  # type: ignore[arg-type]
+    first.reset(model.official_layout(2), settle=False)
+    snapshot = first.get_state()
+    action = np.array([0.3, 0, 0, 0, 0.2, 0, 1])
+    first.step(action)
+    second.reset(model.official_layout(3))
+    second.set_state(snapshot)
+    second.step(action)
+    assert same(first.get_state(), second.get_state())
 
 
 def test_snapshot_of_another_scene_is_refused(sim: LiberoSim) -> None:

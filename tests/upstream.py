@@ -132,6 +132,7 @@ class _Child:
         made = time.perf_counter()
         self.env.seed(0)
         self.env.reset()
+        self._keep_fresh_controller()
         return {"make_s": made - begin, "reset_s": time.perf_counter() - made}
 
     @property
@@ -152,54 +153,58 @@ class _Child:
             body = model.body(self._domain.fixtures_dict[name].root_body).id
             model.body_pos[body], model.body_quat[body] = p, q
 
-    def _reset_controller(self, nullspace: np.ndarray) -> None:
-        robot = self._domain.robots[0]
-        robot.controller.update(force=True)
-        robot.controller.initial_joint = np.array(nullspace)
-        robot.controller.reset_goal()
-        robot.gripper.current_action = np.zeros(robot.gripper.dof)
+    def _keep_fresh_controller(self) -> None:
+        """Remember what the controller holds after upstream's reset, see :meth:`start`."""
+        self._fresh = dict(vars(self._domain.robots[0].controller))
+
+    def _clear_counters(self) -> None:
         self._domain.timestep = 0
         self._domain.done = False
 
     def start(
         self, layout: Any, names: tuple[str, ...], *, through_reset: bool = False
     ) -> np.ndarray:
-        """Put a layout into the environment; no settling.
+        """Put an official layout into the environment; no settling.
 
         Args:
             layout: A ``task_model.Layout``.
             names: Fixture names in the layout's order.
-            through_reset: Begin with upstream's own ``env.reset()`` and use its ``set_init_state``
-                (the path that evaluations take) instead of clearing the data.
+            through_reset: Take the path of evaluations: upstream's own ``env.reset()``, then its
+                ``set_init_state``. The default is the same but faster: it clears the data and
+                gives the controller what it held after the last ``env.reset()``.
         """
         import mujoco
 
         if through_reset:
             self.env.reset()
+            self._keep_fresh_controller()
         model, data = self._raw
         self._place(names, layout.fixture_pos, layout.fixture_quat)
+        robot = self._domain.robots[0]
         if not through_reset:
             mujoco.mj_resetData(model, data)
-        flat = np.concatenate([[layout.time], layout.qpos, layout.qvel])
-        self.env.set_init_state(flat)
-        self._reset_controller(layout.nullspace_qpos)
+            vars(robot.controller).update(self._fresh)
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        assert np.array_equal(robot.controller.initial_joint, layout.nullspace_qpos)
+        self.env.set_init_state(np.concatenate([[layout.time], layout.qpos, layout.qvel]))
+        self._clear_counters()
         return data.qpos.copy()
 
     def sync(self, snapshot: Any, names: tuple[str, ...]) -> None:
-        """Continue from a ``vla_gym.sim.Snapshot``."""
+        """Continue from a ``vla_gym.sim.Snapshot`` that was taken after a control step."""
         import mujoco
 
         model, data = self._raw
         self._place(names, snapshot.fixture_pos, snapshot.fixture_quat)
         mujoco.mj_setState(model, data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         mujoco.mj_forward(model, data)
-        state = snapshot.controller
-        self._reset_controller(state.nullspace_qpos)
-        controller = self._domain.robots[0].controller
-        controller.goal_pos = np.array(state.goal_pos)
-        controller.goal_ori = np.array(state.goal_mat)
-        controller.new_update = True
-        self._domain.robots[0].gripper.current_action = np.array(state.gripper_command)
+        robot, state = self._domain.robots[0], snapshot.controller
+        robot.controller.initial_joint = np.array(state.nullspace_qpos)
+        robot.controller.goal_pos = np.array(state.goal_pos)
+        robot.controller.goal_ori = np.array(state.goal_mat)
+        robot.controller.new_update = state.stale is None
+        robot.gripper.current_action = np.array(state.gripper_command)
+        self._clear_counters()
 
     def steps(self, actions: np.ndarray, *, stop: bool = False) -> dict[str, np.ndarray]:
         """Run control steps; return qpos (T, nq), qvel (T, nv), success (T,) after each.

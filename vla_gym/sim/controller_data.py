@@ -17,6 +17,29 @@ ARM_DIM = 6
 _QUAT_EPS = np.finfo(float).eps * 4.0
 
 
+@dataclass(frozen=True)
+class ArmReading:
+    """What the controller reads of the arm before it computes torques.
+
+    Attributes:
+        pos: (3,) and mat: (3, 3) pose of the grip site, world frame.
+        velocity: (3,) and spin: (3,) of the grip site.
+        jac_pos, jac_rot: (3, 7) Jacobians of the grip site, column-major.
+        mass: (7, 7) mass matrix of the arm, column-major.
+        joint_pos, joint_vel: (7,).
+    """
+
+    pos: np.ndarray
+    mat: np.ndarray
+    velocity: np.ndarray
+    spin: np.ndarray
+    jac_pos: np.ndarray
+    jac_rot: np.ndarray
+    mass: np.ndarray
+    joint_pos: np.ndarray
+    joint_vel: np.ndarray
+
+
 @dataclass
 class ControllerState:
     """What the controller remembers between control steps.
@@ -27,20 +50,26 @@ class ControllerState:
             rotates; otherwise the last target is held.
         gripper_command: (2,) integrated finger commands in [-1, 1].
         nullspace_qpos: (7,) joint positions that the null space pulls towards.
+        stale: Upstream's controller reads the arm when it is made, at the reset posture, and does
+            not read it again before its first torques: an official state that is set in between
+            goes unnoticed for one substep, and the first goal starts from the reset posture. The
+            reading to use for that substep; None after the first control step.
     """
 
     goal_pos: np.ndarray = field(default_factory=lambda: np.zeros(3))
     goal_mat: np.ndarray = field(default_factory=lambda: np.eye(3))
     gripper_command: np.ndarray = field(default_factory=lambda: np.zeros(2))
     nullspace_qpos: np.ndarray = field(default_factory=lambda: np.zeros(7))
+    stale: ArmReading | None = None
 
     def copy(self) -> ControllerState:
-        """Return a deep copy."""
+        """Return a copy that shares nothing that changes."""
         return ControllerState(
             self.goal_pos.copy(),
             self.goal_mat.copy(),
             self.gripper_command.copy(),
             self.nullspace_qpos.copy(),
+            self.stale,
         )
 
 

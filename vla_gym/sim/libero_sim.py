@@ -126,22 +126,29 @@ class LiberoSim(SimAccess):
         return (self.task_model.scene_key, self.physics, digest.digest())
 
     def _start(self, layout: Layout) -> None:
-        """Put a layout into the simulation; the controller's goal is the current pose."""
-        data = self._data
+        """Put a layout into the simulation, as upstream's reset and ``set_init_state`` do.
+
+        Upstream makes its controller at the reset posture, before objects and fingers are placed:
+        that is where the first goal and the first reading of the arm come from.
+        """
+        data, model = self._data, self._model
+        nullspace = np.array(layout.nullspace_qpos, dtype=np.float64)
         self._fixture_pos = np.array(layout.fixture_pos, dtype=np.float64)
         self._fixture_quat = np.array(layout.fixture_quat, dtype=np.float64)
         with self._shared.lock:
             self._write_model()
-            mujoco.mj_resetData(self._model, data)
+            mujoco.mj_resetData(model, data)
+            data.qpos[self.task_model.robot.joint_qpos] = nullspace
+            stale = self._exact.read()
+            mujoco.mj_resetData(model, data)
             data.time = layout.time
             data.qpos[:] = layout.qpos
             data.qvel[:] = layout.qvel
-            mujoco.mj_forward(self._model, data)
+            mujoco.mj_forward(model, data)
         self._loop.last_qpos[:] = data.qpos
         self._loop.last_qvel[:] = data.qvel
-        position, matrix = self.eef_pose()
         self._controller = ControllerState(
-            position, matrix, np.zeros(2), np.array(layout.nullspace_qpos, dtype=np.float64)
+            stale.pos.copy(), stale.mat.copy(), np.zeros(2), nullspace, stale
         )
         self.elapsed_steps = 0
         self.init_state_id = layout.init_state_id

@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 
 from vla_gym.sim.controller_data import (
+    ArmReading,
     ControllerGains,
     ControllerState,
     has_rotation,
@@ -53,15 +54,13 @@ class ExactController:
         model, data = self._model, self._data
         for substep in range(self._robot.substeps):
             mujoco.mj_forward(model, data)
-            mujoco.mj_forward(model, data)
-            position = np.array(data.site_xpos[self._site])
-            matrix = np.array(data.site_xmat[self._site].reshape([3, 3]))
+            reading, state.stale = state.stale or self.read(), None
             if substep == 0:
                 scaled = scale_arm_action(action, self._robot)
                 if has_rotation(scaled):
-                    state.goal_mat[:] = np.dot(rotation_delta(scaled[3:]), matrix)
-                state.goal_pos[:] = position + scaled[:3]
-            torques = self._torques(position, matrix, state)
+                    state.goal_mat[:] = np.dot(rotation_delta(scaled[3:]), reading.mat)
+                state.goal_pos[:] = reading.pos + scaled[:3]
+            torques = self._torques(reading, state)
             torques = np.clip(torques, self._robot.torque_low, self._robot.torque_high)
             self._move_gripper(action[6], state)
             data.ctrl[self._actuators] = torques
@@ -69,36 +68,42 @@ class ExactController:
             self.last_qvel[:] = data.qvel
             mujoco.mj_step(model, data)
 
-    def _jacobians(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the full site Jacobians, (3, nv) each, position and rotation."""
-        position = np.zeros((3, self._model.nv))
-        rotation = np.zeros((3, self._model.nv))
-        mujoco.mj_jacSite(self._model, self._data, position, rotation, self._site)
-        return position, rotation
-
-    def _torques(
-        self, position: np.ndarray, matrix: np.ndarray, state: ControllerState
-    ) -> np.ndarray:
-        """Return the arm's (7,) torques before clipping."""
-        data, nv, gains = self._data, self._model.nv, self._gains
-        jac_p, jac_r = self._jacobians()
-        velocity, spin = np.dot(jac_p, data.qvel), np.dot(jac_r, data.qvel)
-        jac_pos = np.array(jac_p[:, self._qvel_index])
-        jac_rot = np.array(jac_r[:, self._qvel_index])
-        jac = np.array(np.vstack([jac_pos, jac_rot]))
+    def read(self) -> ArmReading:
+        """Run ``mj_forward`` and read the arm."""
+        model, data, nv = self._model, self._data, self._model.nv
+        mujoco.mj_forward(model, data)
+        jac_p, jac_r = np.zeros((3, nv)), np.zeros((3, nv))
+        mujoco.mj_jacSite(model, data, jac_p, jac_r, self._site)
         mass = np.empty((nv, nv))
-        mujoco.mj_fullM(self._model, mass, data.qM)
-        mass = mass[self._qvel_index, :][:, self._qvel_index]
-        joint_pos = np.array(data.qpos[self._qpos_index])
-        joint_vel = np.array(data.qvel[self._qvel_index])
+        mujoco.mj_fullM(model, mass, data.qM)
+        return ArmReading(
+            pos=np.array(data.site_xpos[self._site]),
+            mat=np.array(data.site_xmat[self._site].reshape([3, 3])),
+            velocity=np.dot(jac_p, data.qvel),
+            spin=np.dot(jac_r, data.qvel),
+            jac_pos=np.array(jac_p[:, self._qvel_index]),
+            jac_rot=np.array(jac_r[:, self._qvel_index]),
+            mass=mass[self._qvel_index, :][:, self._qvel_index],
+            joint_pos=np.array(data.qpos[self._qpos_index]),
+            joint_vel=np.array(data.qvel[self._qvel_index]),
+        )
 
-        error = orientation_error(np.array(state.goal_mat), matrix)
-        force = (state.goal_pos - position) * gains.kp[0:3] + (-velocity) * gains.kd[0:3]
-        torque = error * gains.kp[3:6] + (-spin) * gains.kd[3:6]
-        inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
+    def _torques(self, arm: ArmReading, state: ControllerState) -> np.ndarray:
+        """Return the arm's (7,) torques before clipping."""
+        kp, kd = self._gains.kp, self._gains.kd
+        # Column-major like its parts: the layout decides the last bit of the products.
+        jac = np.array(np.vstack([arm.jac_pos, arm.jac_rot]))
+        error = orientation_error(np.array(state.goal_mat), arm.mat)
+        force = (state.goal_pos - arm.pos) * kp[0:3] + (-arm.velocity) * kd[0:3]
+        torque = error * kp[3:6] + (-arm.spin) * kd[3:6]
+        inertia_pos, inertia_rot, projection = operational_inertia(
+            arm.mass, jac, arm.jac_pos, arm.jac_rot
+        )
         wrench = np.concatenate([np.dot(inertia_pos, force), np.dot(inertia_rot, torque)])
-        torques = np.dot(jac.T, wrench) + data.qfrc_bias[self._qvel_index]
-        torques += null_torques(mass, projection, state.nullspace_qpos, joint_pos, joint_vel)
+        torques = np.dot(jac.T, wrench) + self._data.qfrc_bias[self._qvel_index]
+        torques += null_torques(
+            arm.mass, projection, state.nullspace_qpos, arm.joint_pos, arm.joint_vel
+        )
         return torques
 
     def _move_gripper(self, action: float, state: ControllerState) -> None:

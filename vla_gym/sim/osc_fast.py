@@ -16,6 +16,7 @@ import numba
 import numpy as np
 
 from vla_gym.sim.controller_data import (
+    ArmReading,
     ControllerGains,
     ControllerState,
     has_rotation,
@@ -89,6 +90,59 @@ def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
+def _read_arm(
+    model: int, data: int, views: Arrays, robot: tuple[Any, ...], work: Arrays, arm: Arrays
+) -> None:
+    """Fill ``arm`` (the fields of :class:`ArmReading`) from the present state."""
+    qpos, qvel, _, site_xpos, site_xmat, _, _, qM = views
+    site, _, q_adr, v_adr = robot[0:4]
+    jac_p, jac_r, mass_all = work[0:3]
+    pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
+    mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
+    mj_fullM(model, mass_all.ctypes.data, qM.ctypes.data)
+    pos[:] = site_xpos[site]
+    mat[:, :] = site_xmat[site].reshape(3, 3)
+    velocity[:] = np.dot(jac_p, qvel)
+    spin[:] = np.dot(jac_r, qvel)
+    for i in range(7):
+        joint_pos[i] = qpos[q_adr[i]]
+        joint_vel[i] = qvel[v_adr[i]]
+        for k in range(3):
+            jac_pos[k, i] = jac_p[k, v_adr[i]]
+            jac_rot[k, i] = jac_r[k, v_adr[i]]
+        for j in range(7):
+            mass[i, j] = mass_all[v_adr[i], v_adr[j]]
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy_reading(source: Arrays, arm: Arrays) -> None:
+    """Copy a reading, field by field."""
+    arm[0][:], arm[1][:, :], arm[2][:], arm[3][:] = source[0], source[1], source[2], source[3]
+    arm[4][:, :], arm[5][:, :], arm[6][:, :] = source[4], source[5], source[6]
+    arm[7][:], arm[8][:] = source[7], source[8]
+
+
+@numba.njit(cache=True, nogil=True)
+def _torques(arm: Arrays, goal: Arrays, gains: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Return the task's and the null space's (7,) torques, without gravity compensation."""
+    pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
+    goal_pos, goal_mat, _, null_qpos = goal
+    kp, kd = gains
+    jac = np.empty((7, 6)).T
+    jac[0:3, :] = jac_pos
+    jac[3:6, :] = jac_rot
+    force = (goal_pos - pos) * kp[0:3] + (-velocity) * kd[0:3]
+    error = orientation_error(goal_mat, mat)
+    torque = error * kp[3:6] + (-spin) * kd[3:6]
+    inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
+    wrench = np.empty(6)
+    wrench[:3] = np.dot(inertia_pos, force)
+    wrench[3:] = np.dot(inertia_rot, torque)
+    null = null_torques(mass, projection, null_qpos, joint_pos, joint_vel)
+    return np.dot(jac.T, wrench), null
+
+
+@numba.njit(cache=True, nogil=True)
 def _run(
     model: int,
     data: int,
@@ -99,29 +153,37 @@ def _run(
     work: Arrays,
     targets: Arrays,
     tests: np.ndarray,
+    use_stale: bool,
+    stale: Arrays,
 ) -> int:
-    """Run up to ``len(targets.pos)`` control steps; stop early when the goal may be reached.
+    """Run control steps until the chunk ends or the goal may be reached.
 
-    The arguments are tuples of arrays, see :class:`FastController`. Returns the number of control
-    steps executed.
+    Args:
+        model: Address of the mjModel.
+        data: Address of the mjData.
+        views: Arrays of the mjData, see :class:`FastController`.
+        robot: Indices and constants.
+        gains: kp (6,), kd (6,).
+        goal: Goal position, goal matrix, gripper command, null-space target; written.
+        work: Site Jacobians (3, nv) twice, mass matrix (nv, nv), last qpos, last qvel; written.
+        targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
+            of the gripper action.
+        tests: See :func:`is_candidate`.
+        use_stale: Whether the first substep uses ``stale``.
+        stale: The fields of an :class:`ArmReading`.
+
+    Returns:
+        The number of control steps executed.
     """
-    qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, qM = views
-    site, substeps, q_adr, v_adr, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
-    kp, kd = gains
-    goal_pos, goal_mat, grip_command, null_qpos = goal
-    jac_all, mass_all, last_qpos, last_qvel = work
+    qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, _ = views
+    _, substeps, _, v_adr, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
+    goal_pos, goal_mat, grip_command, _ = goal
+    last_qpos, last_qvel = work[3:5]
     delta_pos, delta_mat, rotates, grip_sign = targets
-
+    pos, mat = np.empty(3), np.empty((3, 3))
     # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
-    jac = np.empty((7, 6)).T
-    jac_pos = np.empty((7, 3)).T
-    jac_rot = np.empty((7, 3)).T
-    mass = np.empty((7, 7)).T
-    wrench = np.empty(6)
-    joint_pos = np.empty(7)
-    joint_vel = np.empty(7)
-    jac_p = jac_all[0]
-    jac_r = jac_all[1]
+    jac_pos, jac_rot, mass = np.empty((7, 3)).T, np.empty((7, 3)).T, np.empty((7, 7)).T
+    arm = (pos, mat, np.empty(3), np.empty(3), jac_pos, jac_rot, mass, np.empty(7), np.empty(7))
 
     for step in range(delta_pos.shape[0]):
         for substep in range(substeps):
@@ -130,32 +192,15 @@ def _run(
                 last_qpos[:] = qpos
                 last_qvel[:] = qvel
             mj_step1(model, data)
-            pos = site_xpos[site]
-            mat = site_xmat[site].reshape(3, 3)
+            if use_stale and step == 0 and substep == 0:
+                _copy_reading(stale, arm)
+            else:
+                _read_arm(model, data, views, robot, work, arm)
             if substep == 0:
                 if rotates[step]:
                     goal_mat[:, :] = np.dot(delta_mat[step], mat)
                 goal_pos[:] = pos + delta_pos[step]
-            mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
-            mj_fullM(model, mass_all.ctypes.data, qM.ctypes.data)
-            for i in range(7):
-                joint_pos[i] = qpos[q_adr[i]]
-                joint_vel[i] = qvel[v_adr[i]]
-                for k in range(3):
-                    jac_pos[k, i] = jac_p[k, v_adr[i]]
-                    jac_rot[k, i] = jac_r[k, v_adr[i]]
-                    jac[k, i] = jac_pos[k, i]
-                    jac[k + 3, i] = jac_rot[k, i]
-                for j in range(7):
-                    mass[i, j] = mass_all[v_adr[i], v_adr[j]]
-            force = (goal_pos - pos) * kp[0:3] + (-np.dot(jac_p, qvel)) * kd[0:3]
-            error = orientation_error(goal_mat, mat)
-            torque = error * kp[3:6] + (-np.dot(jac_r, qvel)) * kd[3:6]
-            inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
-            wrench[:3] = np.dot(inertia_pos, force)
-            wrench[3:] = np.dot(inertia_rot, torque)
-            task = np.dot(jac.T, wrench)
-            null = null_torques(mass, projection, null_qpos, joint_pos, joint_vel)
+            task, null = _torques(arm, goal, gains)
             for i in range(7):
                 value = (task[i] + qfrc_bias[v_adr[i]]) + null[i]
                 ctrl[act[i]] = min(max(value, low[i]), high[i])
@@ -167,6 +212,11 @@ def _run(
         if is_candidate(tests, qpos, xpos, site_xpos, site_xmat):
             return step + 1
     return delta_pos.shape[0]
+
+
+def _as_tuple(reading: ArmReading) -> Arrays:
+    """Return the fields of a reading as row-major arrays, in order."""
+    return tuple(np.ascontiguousarray(value) for value in vars(reading).values())
 
 
 class FastController:
@@ -207,10 +257,14 @@ class FastController:
             real(robot.gripper_weight),
             float(robot.gripper_speed),
         )
+        # Stands in for the stale reading that only the first control step has.
+        shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
+        self._no_reading = tuple(np.zeros(shape) for shape in shapes)
         self.last_qpos = np.zeros(model.nq)
         self.last_qvel = np.zeros(model.nv)
         self._work = (
-            np.zeros((2, 3, model.nv)),
+            np.zeros((3, model.nv)),
+            np.zeros((3, model.nv)),
             np.zeros((model.nv, model.nv)),
             self.last_qpos,
             self.last_qvel,
@@ -237,6 +291,7 @@ class FastController:
         )
         targets = (np.ascontiguousarray(scaled[:, :3]), delta_mat, rotates, np.sign(actions[:, 6]))
         goal = (state.goal_pos, state.goal_mat, state.gripper_command, state.nullspace_qpos)
+        stale, state.stale = state.stale, None
         return int(
             _run(
                 self._model._address,
@@ -248,5 +303,7 @@ class FastController:
                 self._work,
                 targets,
                 tests,
+                stale is not None,
+                self._no_reading if stale is None else _as_tuple(stale),
             )
         )
