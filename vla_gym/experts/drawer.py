@@ -126,8 +126,11 @@ def open_middle_drawer(sim: PrivilegedSim) -> Expert:
 
 
 # Tilted rim grasp for a bowl that lies beneath the open drawer's edge.
-BOWL_ANGLE = np.deg2rad(155.0)
-BOWL_RIM = {"inset": 0.0056, "depth": 0.02, "tilt": 0.3}
+BOWL_ANGLE = np.deg2rad(95.0)
+BOWL_RIM = {"inset": 0.0056, "depth": 0.016, "tilt": 0.5}
+# The bowl partly lies under the open drawer: it is pulled out before it is lifted.
+PULL_OUT, PULL_OUT_RISE = 0.065, 0.03
+# Opened just so far that the bowl fits: a wider drawer would cover more of it.
 BOWL_DRAWER_QPOS = -0.12
 
 
@@ -145,5 +148,9 @@ def bowl_in_top_drawer(sim: PrivilegedSim) -> Expert:
         turn_speed=1.0,
     )
     target = offset_target(lambda: sim.site_pos(f"{CABINET}_top_region"), 0.0, 0.0, -0.01)
-    bowl = pick_and_place_phases(sim, BOWL, grasp, Placement(target, travel_height=1.26))
+    outward = PULL_OUT * drawer.outward
+    placement = Placement(
+        target, travel_height=1.26, pull_out=(outward[0], outward[1], PULL_OUT_RISE)
+    )
+    bowl = pick_and_place_phases(sim, BOWL, grasp, placement)
     return Expert(sim, [*drawer.phases(), aside, *bowl])

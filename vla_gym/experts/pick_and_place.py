@@ -32,6 +32,8 @@ class Placement:
         lower_steps: Most control steps for the last descent.
         release_steps: Control steps for opening the fingers.
         retreat: Height that the gripper rises after the release, metres.
+        pull_out: World offset by which the object is moved before it is lifted, out from under
+            something; None: lifted straight up.
         until_success: Lower again as long as the task's goal is not reached, then let go.
     """
 
@@ -43,6 +45,7 @@ class Placement:
     release_steps: int = 4
     retreat: float = 0.12
     until_success: bool = False
+    pull_out: tuple[float, float, float] | None = None
 
 
 class Carry:
@@ -68,7 +71,20 @@ class Carry:
     def phases(self, retry_from: str) -> list[Phase]:
         """Return lift, transport, lower, release, retreat; a lost body restarts the pick."""
         place, rotation = self._placement, self._grasp.rotation
+        # With nothing to pull out from under, the first phase ends in its first step.
         return [
+            Phase(
+                "pull out",
+                self._pulled_target,
+                rotation,
+                CLOSED,
+                tolerance=0.02,
+                min_steps=0,
+                max_steps=20,
+                guard=self.is_held,
+                retry_from=retry_from,
+                on_enter=self._measure_grasp,
+            ),
             Phase(
                 "lift",
                 self._lift_target,
@@ -78,7 +94,6 @@ class Carry:
                 max_steps=40,
                 guard=self.is_held,
                 retry_from=retry_from,
-                on_enter=self._measure_grasp,
             ),
             Phase(
                 "transport",
@@ -121,9 +136,13 @@ class Carry:
     def _measure_offset(self) -> None:
         self._offset = self._sim.eef_pose()[0] - self._sim.body_pos(self._body)
 
+    def _pulled_target(self) -> np.ndarray:
+        return self._lift_from + np.array(self._placement.pull_out or (0.0, 0.0, 0.0))
+
     def _lift_target(self) -> np.ndarray:
-        height = max(self._placement.travel_height, self._lift_from[2] + 0.05)
-        return np.array([self._lift_from[0], self._lift_from[1], height])
+        point = self._pulled_target()
+        point[2] = max(self._placement.travel_height, point[2] + 0.05)
+        return point
 
     def _above_target(self) -> np.ndarray:
         point = self._placement.target() + self._offset
