@@ -185,7 +185,7 @@ def test_bootstrap_through_truncation_only() -> None:
         ({"mc_weight": 1.5}, "mc_weight"),
         ({"bc_weight": -1.0}, "bc_weight"),
         ({"policy_kwargs": {"n_critics": 1}}, "n_critics"),
-        ({"policy_kwargs": {"residual_basis": 9}}, "residual_basis"),
+        ({"policy_kwargs": {"residual_basis": -1}}, "residual_basis"),
         ({"policy_kwargs": {"action_scale": (1.0, 1.0)}}, "action_scale"),
     ],
 )

@@ -110,11 +110,12 @@ class ChunkActor(nn.Module):
             chunk_len: C.
             net_arch: Widths of the hidden layers.
             residual_limit: (7,) largest correction per action dimension, ``s`` above.
-            residual_basis: Number of time functions, 0 for one number per control step.
+            residual_basis: Number of time functions (never more than C), 0 for one number per
+                control step.
         """
         super().__init__()
         self.chunk_len = chunk_len
-        rank = residual_basis or chunk_len
+        rank = min(residual_basis or chunk_len, chunk_len)
         widths = [state_dim + chunk_len * ACTION_DIM + 1, *net_arch]
         layers: list[nn.Module] = []
         for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
@@ -201,7 +202,7 @@ class RLTokenPolicy(BasePolicy):
         n_critics: int = 2,
         action_scale: Sequence[float] = ACTION_SCALE,
         residual_scale: float = 1.0,
-        residual_basis: int = 0,
+        residual_basis: int = 2,
         precision: Precision = "auto",
         optimizer_kwargs: dict[str, Any] | None = None,
         **base_kwargs: Any,
@@ -229,8 +230,8 @@ class RLTokenPolicy(BasePolicy):
         chunk_len = check_spaces(observation_space, action_space)
         if n_critics < 2:
             raise ConfigError(f"n_critics must be at least 2 (twin critics), got {n_critics}.")
-        if not 0 <= residual_basis <= chunk_len:
-            raise ConfigError(f"residual_basis must be in 0..{chunk_len}, got {residual_basis}.")
+        if residual_basis < 0:
+            raise ConfigError(f"residual_basis must not be negative, got {residual_basis}.")
         if len(action_scale) != ACTION_DIM or min(action_scale) <= 0:
             raise ConfigError(f"action_scale must be 7 positive numbers, got {action_scale}.")
         self.settings: dict[str, Any] = {

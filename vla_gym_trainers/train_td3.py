@@ -53,12 +53,12 @@ class TD3Config:
     """Replay capacity in chunks."""
     train_freq: int = 8
     """Chunks between two blocks of gradient steps."""
-    utd_ratio: float = 3.0
+    utd_ratio: float = 2.0
     """Critic gradient steps per chunk."""
     pipelined: bool = True
     """Learn in a second thread while collecting (same result whatever the timing)."""
 
-    gamma: float = 0.99
+    gamma: float = 0.995
     """Discount per control step."""
     learning_rate: float = 3e-4
     """Adam's step size, actor and critics."""
@@ -68,19 +68,19 @@ class TD3Config:
     """Polyak coefficient of the targets per critic step."""
     policy_delay: int = 2
     """Critic steps per actor step."""
-    bc_weight: float = 0.1
+    bc_weight: float = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
     mc_weight: float = 0.5
     """Share of Monte-Carlo returns in the critics' targets."""
     reference_dropout: float = 0.5
     """Probability that the actor's network does not see the reference in training."""
-    noise_white: float = 0.05
+    noise_white: float = 0.01
     """Exploration noise per control step (1 = full translation)."""
-    noise_chunk: float = 0.1
+    noise_chunk: float = 0.04
     """Exploration offset shared by all steps of a chunk."""
-    target_policy_noise: float = 0.05
+    target_policy_noise: float = 0.02
     """Target smoothing noise."""
-    target_noise_clip: float = 0.1
+    target_noise_clip: float = 0.05
     """Bound of the target smoothing noise."""
     net_arch: tuple[int, ...] = (256, 256)
     """Hidden widths of actor and critics."""
@@ -88,7 +88,7 @@ class TD3Config:
     """Number of critics (targets take the minimum)."""
     residual_scale: float = 1.0
     """Largest correction of the VLA's action."""
-    residual_basis: int = 0
+    residual_basis: int = 2
     """Correct with this many smooth time functions per dimension; 0: each control step freely."""
     precision: Precision = "auto"
     """Hidden layers in training: bf16, fp32, or bf16 where the CPU has instructions for it."""
