@@ -21,7 +21,17 @@ CABINET = "wooden_cabinet_1"
 OPEN_QPOS = -0.145
 # How far behind the handle's front face the pads close: half the depth of LIBERO's bar.
 HANDLE_HALF_DEPTH = 0.008
+# The pull aims at a point this far ahead of the handle, until the drawer is open.
 PULL_LEAD = 0.06
+
+# The bowl lies beside and partly beneath the open drawer: the hand takes its outer rim and leans
+# away from the drawer, by 0.5 rad, so that it does not touch it.
+BOWL_ANGLE = np.deg2rad(95.0)
+BOWL_RIM = {"inset": 0.0056, "depth": 0.016, "tilt": 0.5}
+# The bowl partly lies under the open drawer: it is pulled out before it is lifted.
+PULL_OUT, PULL_OUT_RISE = 0.065, 0.03
+# Opened just so far that the bowl fits: a wider drawer would cover more of it.
+BOWL_DRAWER_QPOS = -0.12
 
 
 class DrawerSkill:
@@ -123,15 +133,6 @@ def handle_center(corners: np.ndarray) -> np.ndarray:
 def open_middle_drawer(sim: PrivilegedSim) -> Expert:
     """Open the middle drawer."""
     return Expert(sim, DrawerSkill(sim, "middle").phases())
-
-
-# Tilted rim grasp for a bowl that lies beneath the open drawer's edge.
-BOWL_ANGLE = np.deg2rad(95.0)
-BOWL_RIM = {"inset": 0.0056, "depth": 0.016, "tilt": 0.5}
-# The bowl partly lies under the open drawer: it is pulled out before it is lifted.
-PULL_OUT, PULL_OUT_RISE = 0.065, 0.03
-# Opened just so far that the bowl fits: a wider drawer would cover more of it.
-BOWL_DRAWER_QPOS = -0.12
 
 
 def bowl_in_top_drawer(sim: PrivilegedSim) -> Expert:

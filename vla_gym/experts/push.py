@@ -11,13 +11,16 @@ from vla_gym.experts.pick_and_place import CREAM_CHEESE, PLATE
 from vla_gym.experts.privileged import PrivilegedSim
 
 STOVE_FRONT = "main_table_stove_front_region"
-# Polar angle of the rim point that is pinched.
+# The leading edge is pinched (polar angle, radians): a plate that is pulled follows straight.
+# At 0.5 rad, beside it, it turns about the fingers and slips in every other episode.
 PINCH_ANGLE = 1.7
 PLATE_RIM = {"inset": 0.005, "depth": 0.006}
+# All in metres. The rim is raised a little, so that the plate does not stick to the table.
 DRAG_LIFT = 0.012
 REACHED = 0.04
 MAX_SLIP = 0.03
 CLEARANCE = 0.012
+# From the region's middle towards the side that the plate comes from, away from the cheese.
 GOAL_OFFSET = np.array([0.015, 0.015])
 
 
