@@ -58,6 +58,23 @@ def test_missing_real_meshes_are_only_a_warning(monkeypatch, tmp_path):
     assert "VLA_GYM_LIBERO_ASSETS" in check.mend
 
 
+def test_corrupt_weights_are_found(monkeypatch, tmp_path):
+    from vla_gym.vla import files
+
+    monkeypatch.setattr(files, "WEIGHTS_ROOT", tmp_path)
+    assert doctor.check_weights("mini").status == "fail"  # absent
+    for name in ("mini", "mini-rl-token"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_text("weights")
+        files.write_checksums(tmp_path / name)
+    assert doctor.check_weights("mini").status == "ok"
+    (tmp_path / "mini-rl-token" / "model.safetensors").write_text("weighty")
+    corrupt = doctor.check_weights("mini")
+    assert corrupt.status == "fail"
+    assert "model.safetensors" in corrupt.mend
+
+
 def test_unusable_cache_folder(monkeypatch, tmp_path):
     blocker = tmp_path / "file"
     blocker.write_text("")

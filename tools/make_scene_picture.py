@@ -1,4 +1,4 @@
-"""Draw docs/scene.png: both cameras of the goal scene on the lite pack, in the middle of an episode.
+"""Draw docs/scene.png: both cameras of the goal scene on the lite pack, amid an episode.
 
 Usage: python tools/make_scene_picture.py [OUT.png]
 """

@@ -120,6 +120,22 @@ def check_assets(pack: str) -> Check:
     return Check(name, "ok", f"{found.root} (digest {found.digest[:12]})")
 
 
+def check_weights(name: str) -> Check:
+    """The shipped weights of a VLA and of its RL token, against their checksums."""
+    from vla_gym.errors import WeightsError
+    from vla_gym.vla.files import resolve_weights, verify_checksums
+
+    title = f"weights: {name}"
+    try:
+        folders = [resolve_weights(name), resolve_weights(name, suffix="-rl-token")]
+        for folder in folders:
+            verify_checksums(folder)
+    except WeightsError as error:
+        return Check(title, "fail", "absent or corrupt", str(error))
+    size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+    return Check(title, "ok", f"{folders[0].name}, {folders[1].name} ({size / 1e6:.1f} MB)")
+
+
 def check_cache() -> Check:
     """The cache folder: where, writable, how much space is left."""
     from vla_gym.assets import cache_dir
@@ -172,8 +188,9 @@ def run_checks() -> list[Check]:
     checks += [
         ("gl", check_gl),
         ("cuda", check_cuda),
-        ("assets: lite", lambda: check_assets("lite")),
-        ("assets: libero", lambda: check_assets("libero")),
+        ("assets: lite", partial(check_assets, "lite")),
+        ("assets: libero", partial(check_assets, "libero")),
+        ("weights: mini", partial(check_weights, "mini")),
         ("cache", check_cache),
         ("cores", check_cores),
     ]
