@@ -40,15 +40,17 @@ from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
 from vla_gym.task_model import TaskModel, load_task_model
 
+CLOCKS = {"wall": "perf_counter", "cpu": "process_time"}
 CHUNK = 8
 STATE_STEPS = 40
 
 
-def timed(function: Callable[..., Any], *args: Any) -> float:
-    """Return the seconds that a call takes."""
-    begin = time.perf_counter()
+def timed(clock: str, function: Callable[..., Any], *args: Any) -> float:
+    """Return the seconds that a call takes by a clock of the time module."""
+    now = getattr(time, clock)
+    begin = now()
     function(*args)
-    return time.perf_counter() - begin
+    return now() - begin
 
 
 def each(function: Callable[[np.ndarray], Any], values: np.ndarray) -> None:
@@ -57,7 +59,7 @@ def each(function: Callable[[np.ndarray], Any], values: np.ndarray) -> None:
         function(value)
 
 
-def bench_steps(model: TaskModel, upstream: Upstream, rounds: int) -> dict[str, float]:
+def bench_steps(model: TaskModel, upstream: Upstream, rounds: int, clock: str) -> dict[str, float]:
     """Time control steps without cameras, alone and in chunks of 8; milliseconds."""
     upstream.build(model.task.suite, model.task.task_id)
     rng = np.random.default_rng(0)
@@ -66,16 +68,18 @@ def bench_steps(model: TaskModel, upstream: Upstream, rounds: int) -> dict[str, 
     for _ in range(rounds + 1):
         actions = rng.uniform(-0.6, 0.6, (STATE_STEPS, 7))
         upstream.start(layout, model.fixtures)
-        times["upstream"].append(upstream.timed_steps(actions) / STATE_STEPS)
+        times["upstream"].append(upstream.timed_steps(actions, clock) / STATE_STEPS)
         sim.reset(layout, settle=False)
-        times["step"].append(timed(each, sim.step, actions) / STATE_STEPS)
+        times["step"].append(timed(clock, each, sim.step, actions) / STATE_STEPS)
         sim.reset(layout, settle=False)
         chunks = actions.reshape(-1, CHUNK, 7)
-        times["chunk"].append(timed(each, sim.run_chunk, chunks) / STATE_STEPS)
+        times["chunk"].append(timed(clock, each, sim.run_chunk, chunks) / STATE_STEPS)
     return {name: 1e3 * statistics.median(values[1:]) for name, values in times.items()}
 
 
-def bench_cameras(model: TaskModel, upstream: Upstream, rounds: int, size: int) -> dict[str, float]:
+def bench_cameras(
+    model: TaskModel, upstream: Upstream, rounds: int, size: int, clock: str
+) -> dict[str, float]:
     """Time chunks of 8 with an observation; milliseconds a control step.
 
     Upstream renders at every control step: it has no way to skip one.
@@ -97,16 +101,18 @@ def bench_cameras(model: TaskModel, upstream: Upstream, rounds: int, size: int) 
     for _ in range(rounds + 1):
         actions = rng.uniform(-0.6, 0.6, (CHUNK, 7))
         upstream.start(layout, model.fixtures)
-        times["upstream"].append(upstream.timed_steps(actions) / CHUNK)
+        times["upstream"].append(upstream.timed_steps(actions, clock) / CHUNK)
         for name, renderer in renderers.items():
             sim.reset(layout, settle=False)
-            times[name].append(timed(play, renderer, actions) / CHUNK)
+            times[name].append(timed(clock, play, renderer, actions) / CHUNK)
     for renderer in renderers.values():
         renderer.close()
     return {name: 1e3 * statistics.median(values[1:]) for name, values in times.items()}
 
 
-def bench_resets(model: TaskModel, upstream: Upstream, rounds: int, size: int) -> dict[str, float]:
+def bench_resets(
+    model: TaskModel, upstream: Upstream, rounds: int, size: int, clock: str
+) -> dict[str, float]:
     """Time resets that end with both images; seconds.
 
     ``upstream`` is env.reset() and set_init_state; ``upstream_settled`` adds the ten no-op steps
@@ -125,13 +131,13 @@ def bench_resets(model: TaskModel, upstream: Upstream, rounds: int, size: int) -
         renderer.render(sim, images)
 
     for index in range(rounds + 1):
-        plain, settled = upstream.timed_reset(model.init_states[index])
+        plain, settled = upstream.timed_reset(model.init_states[index], clock)
         times["upstream"].append(plain)
         times["upstream_settled"].append(settled)
         official, sampled = model.official_layout(index), model.sample_layout(rng)
-        times["first"].append(timed(ours, official))
-        times["again"].append(timed(ours, official))
-        times["sampled"].append(timed(ours, sampled))
+        times["first"].append(timed(clock, ours, official))
+        times["again"].append(timed(clock, ours, official))
+        times["sampled"].append(timed(clock, ours, sampled))
     renderer.close()
     return {name: statistics.median(values[1:]) for name, values in times.items()}
 
@@ -144,16 +150,24 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256, help="image size (default: 256)")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default: 10)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="wall time, or CPU time on a machine that has other work (default: wall)",
+    )
     options = parser.parse_args()
+    clock = CLOCKS[options.clock]
     model = load_task_model(get_task("goal", options.task), assets=options.assets)
     with Upstream(model.assets.root) as upstream:
-        steps = bench_steps(model, upstream, options.rounds)
+        steps = bench_steps(model, upstream, options.rounds, clock)
         upstream.build("goal", options.task, image_size=options.size)
-        cameras = bench_cameras(model, upstream, options.rounds, options.size)
-        resets = bench_resets(model, upstream, max(3, options.rounds // 2), options.size)
+        cameras = bench_cameras(model, upstream, options.rounds, options.size, clock)
+        resets = bench_resets(model, upstream, max(3, options.rounds // 2), options.size, clock)
     renderer = SceneRenderer(model, 16, 16)
     report = {
         "assets": options.assets,
+        "clock": options.clock,
         "renderer": renderer.renderer_info(),
         "image_size": options.size,
         "step_ms": steps,
