@@ -12,10 +12,15 @@ from vla_gym.errors import ConfigError
 class ChunkNoise:
     """White noise per control step plus one offset per chunk that all its steps share.
 
-    ``eps[n, t] = scale * (white * u[n, t] + chunk * v[n])`` with u, v standard normal. A controller
-    averages white noise out; the shared offset really moves the arm (8 steps of +0.1 are 4 cm).
-    Both numbers are in units of the action scale. White noise on the gripper does nothing (the
-    simulation takes the sign) unless the reference is undecided, which is where it should explore.
+    ``eps[n, t] = level[n] * scale * (white * u[n, t] + chunk * v[n])`` with u, v standard normal. A
+    controller averages white noise out; the shared offset really moves the arm (8 steps of +0.05
+    are 2 cm). Both numbers are in units of the action scale. White noise on the gripper does
+    nothing (the simulation takes the sign) unless the reference is undecided, which is where it
+    should explore.
+
+    ``level[n]`` is drawn uniformly from [0, 1] for each episode: how much noise a task bears
+    differs by far (a rim grasp fails at half of what a placement forgives), and with a fixed size
+    a delicate task would give hardly any success to learn from.
     """
 
     def __init__(
@@ -38,10 +43,18 @@ class ChunkNoise:
         self.chunk_len, self.white, self.chunk = chunk_len, white, chunk
         self.scale = np.asarray(scale, np.float64)
         self.rng = np.random.default_rng(seed)
+        self._levels: list[float] = []
+
+    def end_episode(self, env: int) -> None:
+        """Draw a new level for the next episode of one environment."""
+        self._levels[env] = float(self.rng.uniform())
 
     def sample(self, n_envs: int) -> np.ndarray:
         """Return (n_envs, C, A) float64 noise."""
         size = len(self.scale)
+        while len(self._levels) < n_envs:
+            self._levels.append(float(self.rng.uniform()))
+        level = np.asarray(self._levels[:n_envs])[:, None, None]
         independent = self.rng.standard_normal((n_envs, self.chunk_len, size))
         shared = self.rng.standard_normal((n_envs, 1, size))
-        return self.scale * (self.white * independent + self.chunk * shared)
+        return level * self.scale * (self.white * independent + self.chunk * shared)

@@ -68,7 +68,7 @@ class TD3BC(TD3):
         critic_warmup_steps: int = 3000,
         reference_dropout: float = 0.5,
         noise_white: float = 0.01,
-        noise_chunk: float = 0.04,
+        noise_chunk: float = 0.06,
         value_range: tuple[float, float] | None = (0.0, 1.0),
         pipelined: bool = False,
         stats_window_size: int = 100,
@@ -99,8 +99,9 @@ class TD3BC(TD3):
             mc_weight: Share of the Monte-Carlo return in the targets, in [0, 1].
             critic_warmup_steps: Critic-only gradient steps after the warm-up.
             reference_dropout: Probability that the network does not see the reference.
-            noise_white: Exploration noise per control step, in units of the action scale.
-            noise_chunk: Exploration offset shared by a chunk, in the same units.
+            noise_white: Exploration noise per control step, in units of the action scale: the
+                largest, each episode draws its own level (see :class:`ChunkNoise`).
+            noise_chunk: Exploration offset shared by a chunk, likewise.
             value_range: Reachable returns; None disables the clamp of the targets.
             pipelined: Learn in a background thread while collecting.
             stats_window_size: Episodes in ``rollout/success_rate``.
@@ -191,10 +192,21 @@ class TD3BC(TD3):
         action = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
         return action, action
 
-    def _store_transition(self, replay_buffer: Any, *args: Any, **kwargs: Any) -> None:
+    def _store_transition(
+        self,
+        replay_buffer: Any,
+        buffer_action: np.ndarray,
+        new_obs: Any,
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
         # While the learner thread samples, new transitions wait: it must see a fixed buffer.
         target: Any = _Staging(self._staged) if self._pending is not None else replay_buffer
-        super()._store_transition(target, *args, **kwargs)
+        super()._store_transition(target, buffer_action, new_obs, reward, dones, infos)
+        assert self.exploration is not None
+        for env in np.flatnonzero(dones):
+            self.exploration.end_episode(int(env))
 
     # ------------------------------------------------------------------ learning
 

@@ -75,9 +75,9 @@ class TD3Config:
     reference_dropout: float = 0.5
     """Probability that the actor's network does not see the reference in training."""
     noise_white: float = 0.01
-    """Exploration noise per control step (1 = full translation)."""
-    noise_chunk: float = 0.04
-    """Exploration offset shared by all steps of a chunk."""
+    """Largest exploration noise per control step (1 = full translation)."""
+    noise_chunk: float = 0.06
+    """Largest exploration offset shared by all steps of a chunk; each episode draws its level."""
     target_policy_noise: float = 0.02
     """Target smoothing noise."""
     target_noise_clip: float = 0.05
