@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,87 +17,15 @@ from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import WeightsError
 from vla_gym.suites import SUITES, suite_tasks
 from vla_gym.vla.mini import GRIPPER, MiniVLA, MiniVLAConfig, load_model, to_pixel_values
 from vla_gym.vla.tokens import UNK, WordTokenizer, actions_to_bins, build_vocabulary
+from vla_gym_trainers.mini_config import MiniConfig
 from vla_gym_trainers.mini_data import DemoSet, drop_words, load_demos, random_shift
 
+__all__ = ["MiniConfig", "train_mini"]
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class MiniConfig:
-    """Options of ``vla-gym-train mini``."""
-
-    demos: str = "demos"
-    """Folder of *.npz files written by ``vla-gym demos``."""
-    output: str = "runs/mini"
-    """Run directory: TensorBoard, checkpoint.pt, model/ (float16), result.json."""
-    demos_per_task: int | None = None
-    """Use only the first so many episodes of each task; None for all."""
-    minutes: float | None = 12.0
-    """Length of the run in wall-clock minutes; the learning rate follows a cosine over it."""
-    steps: int | None = None
-    """Length of the run in optimiser steps instead; set minutes to None."""
-    batch_size: int = 64
-    """Frames per step; tasks are drawn uniformly."""
-    learning_rate: float = 6e-4
-    """Peak learning rate of AdamW, after 100 steps of warm-up."""
-    weight_decay: float = 0.02
-    """Weight decay of matrices; biases and norms have none."""
-    ema: float = 0.999
-    """Decay of the weight average that is evaluated and saved."""
-    token_loss_weight: float = 0.1
-    """Weight of the token head's cross-entropy beside the L1 loss."""
-    gripper_loss_weight: float = 0.5
-    """Weight of the gripper in the L1 loss."""
-    shift_pixels: int = 3
-    """Largest random shift of an image (of 64 pixels)."""
-    proprio_noise: float = 0.03
-    """Noise on proprioception in units of its standard deviation."""
-    word_dropout: float = 0.02
-    """Probability that a word is replaced by the unknown word."""
-    held_out_episodes: int = 2
-    """Episodes a task that are only used for validation."""
-    hidden_size: int = 192
-    """Width of the transformer."""
-    num_layers: int = 4
-    """Blocks of the transformer."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """bf16 autocast; ``auto`` uses it where the CPU has the instructions, and on CUDA."""
-    device: str = "cpu"
-    """Torch device."""
-    threads: int = 1
-    """Torch threads. One is fastest when other processes run on the same cores."""
-    seed: int = 0
-    """Seed of weights, batches and augmentation."""
-    save_minutes: float = 2.0
-    """Minutes between checkpoints and validations."""
-    snapshot_minutes: tuple[float, ...] = ()
-    """Also keep the averaged weights as model-<m>min/ at these times."""
-    init_from: str | None = None
-    """Start from this checkpoint (a name or a folder) instead of fresh weights."""
-    resume: bool = False
-    """Continue the run in ``output`` where its checkpoint left it."""
-    eval_episodes: int = 0
-    """Closed-loop episodes a task on sampled layouts at the end; 0 for none."""
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: If the length is not given exactly once or a value is out of range.
-        """
-        if (self.minutes is None) == (self.steps is None):
-            raise ConfigError(
-                f"Give either minutes or steps, got minutes={self.minutes}, steps={self.steps}: "
-                "set the other to None."
-            )
-        if (self.minutes or self.steps or 0) <= 0 or self.batch_size < 1 or self.threads < 1:
-            raise ConfigError("minutes or steps, batch_size and threads must be positive.")
-        if not 0.0 <= self.ema < 1.0:
-            raise ConfigError(f"Expected 0 <= ema < 1, got {self.ema}.")
 
 
 @dataclass
@@ -118,7 +46,6 @@ class _Run:
             "ema": self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng": self.rng.bit_generator.state,
-            "vocabulary": self.model.config.vocabulary,
             "step": self.step,
             "seconds": self.seconds,
         }
@@ -133,8 +60,6 @@ class _Run:
         """
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            if state["vocabulary"] != self.model.config.vocabulary:
-                raise ValueError("its vocabulary differs; were the demonstrations changed?")
             self.model.load_state_dict(state["model"])
             self.ema.load_state_dict(state["ema"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -184,7 +109,12 @@ def use_bf16(precision: str, device: str) -> bool:
 
 
 def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
-    """Make the network: fresh, or from ``config.init_from`` (whose vocabulary must suffice)."""
+    """Make the network: fresh, from ``config.init_from``, or for the checkpoint to resume.
+
+    The last two keep their vocabulary and their normalisation, whatever the demonstrations are.
+    """
+    if config.resume:
+        return load_model(Path(config.output) / "model")
     if config.init_from is not None:
         from vla_gym.vla.files import resolve_weights
 
@@ -349,7 +279,7 @@ def _loop(
     bar = tqdm(total=round(total), unit="s" if minutes is not None else "it", desc="mini")
     while True:
         used = run.seconds if minutes is not None else float(run.step)
-        bar.update(min(int(used), bar.total) - bar.n)
+        bar.update(min(int(used), round(total)) - bar.n)
         if used >= total:
             break
         cosine = 0.5 * (1 + math.cos(math.pi * used / total))

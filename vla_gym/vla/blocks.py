@@ -1,10 +1,12 @@
-"""The transformer block of the embedded VLA and of the RL token."""
+"""Layers of the embedded VLA and of the RL token."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from vla_gym.vla.preprocess import IMAGE_SIZE
 
 
 class Block(nn.Module):
@@ -44,3 +46,28 @@ class Block(nn.Module):
         y = scores.softmax(dim=-1).to(v.dtype) @ v
         x = x + self.o_proj(y.transpose(1, 2).flatten(2))
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class CameraStem(nn.Module):
+    """Four stride-2 convolutions (64 -> 4 pixels), flattened and projected to K tokens.
+
+    Flattening keeps absolute position, which a few pooled tokens would lose.
+    """
+
+    def __init__(self, width: int, num_tokens: int, stem_channels: int) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        channels = (3, 16, 48, 64, stem_channels)
+        layers: list[nn.Module] = []
+        for i, (inner, outer) in enumerate(zip(channels, channels[1:], strict=False)):
+            kernel = 5 if i == 0 else 3
+            layers += [nn.Conv2d(inner, outer, kernel, 2, kernel // 2)]
+            layers += [nn.GroupNorm(8, outer), nn.GELU()]
+        self.convs = nn.Sequential(*layers)
+        side = IMAGE_SIZE // 16
+        self.proj = nn.Linear(stem_channels * side * side, num_tokens * width)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, 3, 64, 64) to tokens (B, K, width)."""
+        tokens = self.proj(self.convs(images).flatten(1))
+        return tokens.unflatten(1, (self.num_tokens, -1))

@@ -23,9 +23,9 @@ from transformers.utils import logging as hf_logging
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import VLAOutput
-from vla_gym.vla.blocks import Block
+from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.files import write_checksums
-from vla_gym.vla.preprocess import CAMERAS, IMAGE_SIZE, proprio_features, stack_cameras
+from vla_gym.vla.preprocess import CAMERAS, proprio_features, stack_cameras
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK, WordTokenizer, bins_to_actions
 
 ACTION_DIM = 7
@@ -94,33 +94,6 @@ class MiniVLAOutput(ModelOutput):
     token_logits: torch.Tensor | None = None
 
 
-class CameraStem(nn.Module):
-    """Four stride-2 convolutions (64 -> 4 pixels), flattened and projected to K tokens.
-
-    Flattening keeps absolute position, which a few pooled tokens would lose.
-    """
-
-    def __init__(self, config: MiniVLAConfig) -> None:
-        super().__init__()
-        self.num_tokens = config.tokens_per_camera
-        channels = (3, 16, 48, 64, config.stem_channels)
-        layers: list[nn.Module] = []
-        for i, (inner, outer) in enumerate(zip(channels, channels[1:], strict=False)):
-            kernel = 5 if i == 0 else 3
-            layers += [nn.Conv2d(inner, outer, kernel, 2, kernel // 2)]
-            layers += [nn.GroupNorm(8, outer), nn.GELU()]
-        self.convs = nn.Sequential(*layers)
-        side = IMAGE_SIZE // 16
-        self.proj = nn.Linear(
-            config.stem_channels * side * side, config.tokens_per_camera * config.hidden_size
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images (B, 3, 64, 64) to tokens (B, K, hidden_size)."""
-        tokens = self.proj(self.convs(images).flatten(1))
-        return tokens.unflatten(1, (self.num_tokens, -1))
-
-
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """Silence transformers' bars, which flicker for a file of a few megabytes."""
@@ -144,7 +117,9 @@ class MiniVLA(PreTrainedModel):
         """Build the network with fresh weights."""
         super().__init__(config)
         width = config.hidden_size
-        self.stems = nn.ModuleList(CameraStem(config) for _ in CAMERAS)
+        self.stems = nn.ModuleList(
+            CameraStem(width, config.tokens_per_camera, config.stem_channels) for _ in CAMERAS
+        )
         self.camera_pos = nn.Parameter(
             0.02 * torch.randn(len(CAMERAS), config.tokens_per_camera, width)
         )
