@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vla_gym.errors import CompileError, UnknownTaskError
+from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym.task_model import TaskModel, load_task_model
 from vla_gym.task_model.layouts import Placement, sample_poses
@@ -128,15 +129,33 @@ def test_sampling_leaves_global_randomness_alone(lite: TaskModel) -> None:
 def test_sampled_layouts(lite: TaskModel) -> None:
     rng = np.random.default_rng(0)
     layouts = [lite.sample_layout(rng) for _ in range(200)]
-    arm = np.array([layout.nullspace_qpos for layout in layouts])
+    arm = np.array([layout.qpos[lite.robot.joint_qpos] for layout in layouts])
     assert np.allclose(arm.std(axis=0), 0.02, rtol=0.25)
     assert np.allclose(arm.mean(axis=0), lite.robot.init_qpos, atol=0.006)
     for layout in layouts:
         assert layout.qpos.shape == (lite.nq,) and layout.qvel.shape == (lite.nv,)
         assert layout.init_state_id == -1 and layout.time == 0 and not layout.qvel.any()
-        assert np.array_equal(layout.qpos[lite.robot.joint_qpos], layout.nullspace_qpos)
+        assert np.array_equal(layout.nullspace_qpos, lite.robot.init_qpos)
         assert np.allclose(layout.qpos[lite.robot.gripper_qpos], [0.020833, -0.020833])
         assert layout.fixture_pos.shape == (3, 3) and layout.fixture_quat.shape == (3, 4)
+
+
+def test_sampled_and_official_episodes_begin_with_the_arm_alike(lite: TaskModel) -> None:
+    sim = LiberoSim(lite)
+    starts: dict[str, np.ndarray] = {}
+    for kind in ("official", "sampled"):
+        poses = []
+        for index in range(25):
+            rng = np.random.default_rng(index)
+            sim.reset(
+                lite.official_layout(index) if kind == "official" else lite.sample_layout(rng)
+            )
+            position, matrix = sim.eef_pose()
+            poses.append(np.append(position, np.abs(matrix[0])))
+        starts[kind] = np.array(poses)
+    official, sampled = starts["official"], starts["sampled"]
+    np.testing.assert_allclose(sampled.mean(axis=0), official.mean(axis=0), atol=0.008)
+    np.testing.assert_allclose(sampled.std(axis=0), official.std(axis=0), atol=0.006)
 
 
 def test_official_layouts(lite: TaskModel) -> None:

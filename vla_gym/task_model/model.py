@@ -146,6 +146,9 @@ class TaskModel:
     def sample_layout(self, rng: np.random.Generator) -> Layout:
         """Draw a fresh layout by LIBERO's rules.
 
+        The arm's joints carry the noise of the official states, and the controller starts as it
+        does from an official state: so both kinds of episode begin alike.
+
         Args:
             rng: Source of all randomness.
         """
@@ -166,7 +169,7 @@ class TaskModel:
             time=0.0,
             fixture_pos=pos,
             fixture_quat=quat,
-            nullspace_qpos=arm,
+            nullspace_qpos=self.robot.init_qpos.copy(),
         )
 
     def _fixture_arrays(
