@@ -129,10 +129,10 @@ def test_pipelined_errors_surface() -> None:
     model = make(pipelined=True)
     model.learn(61)
 
-    def broken(batch_size: int) -> Any:
+    def broken(batch_size: int, env: Any = None) -> Any:
         raise RuntimeError(f"learner failed on a batch of {batch_size}")
 
-    model._critic_step = broken  # type: ignore[method-assign]
+    model.replay_buffer.sample = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="learner failed"):
         model.learn(32, reset_num_timesteps=False)
 

@@ -1,7 +1,4 @@
-"""Networks of TD3+BC on RL tokens: normaliser, chunk actor, critic ensemble, SB3 policy.
-
-Shapes: B batch, D size of the RL token, P size of proprio, C chunk length, A = C * 7, n critics.
-"""
+"""The SB3 policy of TD3+BC on RL tokens: networks, targets, optimisers and their settings."""
 
 from __future__ import annotations
 
@@ -13,11 +10,17 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.networks import (
+    ACTION_DIM,
+    ChunkActor,
+    CriticEnsemble,
+    FeatureNormalizer,
+    reference_chunk,
+)
 
-ACTION_DIM = 7
 #: Natural size of one control step's action per dimension: translations use the whole range,
 #: rotations of LIBERO's tasks rarely exceed 0.3, the gripper is -1 or +1. It scales exploration
 #: noise, residuals and the distance to the reference; it never limits what can be executed.
@@ -32,161 +35,6 @@ def uses_bf16(precision: Precision, device: torch.device) -> bool:
     return precision == "bf16"
 
 
-class FeatureNormalizer(nn.Module):
-    """State ``x = (z_rl, proprio)``, standardised with statistics of the warm-up data."""
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, token_dim: int, proprio_dim: int, limit: float = 8.0) -> None:
-        """Start as the identity; :meth:`fit` sets the statistics once.
-
-        Args:
-            token_dim: D.
-            proprio_dim: P.
-            limit: Standardised values are clamped to [-limit, limit].
-        """
-        super().__init__()
-        self.token_dim, self.limit = token_dim, limit
-        self.register_buffer("mean", torch.zeros(token_dim + proprio_dim))
-        self.register_buffer("scale", torch.ones(token_dim + proprio_dim))
-
-    @torch.no_grad()
-    def fit(self, token: Tensor, proprio: Tensor) -> None:
-        """Set mean and scale from data.
-
-        Args:
-            token: (N, D) RL tokens.
-            proprio: (N, P) proprioception.
-        """
-        data = torch.cat([token, proprio], dim=1).double()
-        std = data.std(dim=0, unbiased=False)
-        # Floors: a token dimension that hardly varies is noise and must not be blown up to 1.
-        std[: self.token_dim] += 0.05 * std[: self.token_dim].max() + 1e-6
-        std[self.token_dim :] += 1e-3
-        self.mean.copy_(data.mean(dim=0))
-        self.scale.copy_(std)
-
-    def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return x, (B, D + P) float32, from ``rl_token`` (B, D) and ``proprio`` (B, P)."""
-        x = torch.cat([observation["rl_token"].float(), observation["proprio"].float()], dim=1)
-        return ((x - self.mean) / self.scale).clamp(-self.limit, self.limit)
-
-
-def reference_chunk(observation: dict[str, Tensor]) -> Tensor:
-    """Return the VLA's own chunk of an observation, flattened to (B, A)."""
-    return observation["vla_action"].float().flatten(1)
-
-
-class ChunkActor(nn.Module):
-    """``mu(x, a~) = clip(a~ + s * tanh(f(x, m * a~, m)))``: a residual over the VLA's chunk.
-
-    The last layer of f starts at zero, so the untrained actor is the VLA to the last bit. ``m`` is
-    the reference-dropout mask (0 hides the reference from f in training, 1 otherwise). Because the
-    residual is added to the reference in any case, dropout hides only the network's input: f has to
-    find its correction from x alone half of the time, but the policy always follows the VLA.
-    The alternative, a plain network that is first cloned to the reference, starts about 0.01 rms
-    away from it and loses the guarantee.
-
-    ``residual_basis = K > 0`` restricts the correction to K smooth functions of time inside the
-    chunk (constant, linear, ...: cosines), i.e. 7 * K numbers in place of 7 * C.
-    """
-
-    basis: Tensor
-    residual_limit: Tensor
-
-    def __init__(
-        self,
-        state_dim: int,
-        chunk_len: int,
-        net_arch: Sequence[int],
-        residual_limit: Tensor,
-        residual_basis: int = 0,
-    ) -> None:
-        """Build the network.
-
-        Args:
-            state_dim: D + P.
-            chunk_len: C.
-            net_arch: Widths of the hidden layers.
-            residual_limit: (7,) largest correction per action dimension, ``s`` above.
-            residual_basis: Number of time functions (never more than C), 0 for one number per
-                control step.
-        """
-        super().__init__()
-        self.chunk_len = chunk_len
-        rank = min(residual_basis or chunk_len, chunk_len)
-        widths = [state_dim + chunk_len * ACTION_DIM + 1, *net_arch]
-        layers: list[nn.Module] = []
-        for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
-            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], rank * ACTION_DIM)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        time = (torch.arange(chunk_len) + 0.5) / chunk_len
-        basis = torch.stack([torch.cos(torch.pi * k * time) for k in range(rank)])
-        self.register_buffer("basis", basis if residual_basis else torch.eye(chunk_len))
-        self.register_buffer("residual_limit", residual_limit)
-
-    def forward(
-        self, x: Tensor, reference: Tensor, keep: Tensor | None = None, bf16: bool = False
-    ) -> Tensor:
-        """Return the mean chunk.
-
-        Args:
-            x: (B, D + P) normalised state.
-            reference: (B, A) the VLA's chunk.
-            keep: (B, 1) 0 where the reference is hidden from the network; None keeps all.
-            bf16: Run the hidden layers in bfloat16.
-
-        Returns:
-            (B, A) in [-1, 1].
-        """
-        if keep is None:
-            keep = torch.ones(len(x), 1, device=x.device)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            hidden = self.body(torch.cat([x, reference * keep, keep], dim=1))
-        coefficients = torch.tanh(self.head(hidden.float())).unflatten(1, (-1, ACTION_DIM))
-        residual = torch.einsum("bkd,kt->btd", coefficients, self.basis) * self.residual_limit
-        return (reference + residual.flatten(1)).clamp(-1.0, 1.0)
-
-
-class CriticEnsemble(nn.Module):
-    """n independent Q(x, a), evaluated as one batched product per layer, with LayerNorm."""
-
-    def __init__(
-        self, state_dim: int, action_size: int, net_arch: Sequence[int], num_critics: int
-    ) -> None:
-        """Build the networks.
-
-        Args:
-            state_dim: D + P.
-            action_size: A.
-            net_arch: Widths of the hidden layers.
-            num_critics: n.
-        """
-        super().__init__()
-        self.num_critics = num_critics
-        widths = [state_dim + action_size, *net_arch, 1]
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
-            bound = width_in**-0.5
-            weight = torch.empty(num_critics, width_in, width_out).uniform_(-bound, bound)
-            self.weights.append(nn.Parameter(weight))
-            self.biases.append(nn.Parameter(torch.zeros(num_critics, 1, width_out)))
-
-    def forward(self, x: Tensor, action: Tensor, bf16: bool = False) -> Tensor:
-        """Return (B, n) values of state x (B, D + P) and chunk (B, A)."""
-        hidden = torch.cat([x, action], dim=1).expand(self.num_critics, -1, -1)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-                hidden = torch.bmm(hidden, weight) + bias
-                hidden = nn.functional.layer_norm(hidden, hidden.shape[-1:]).relu()
-        values = torch.baddbmm(self.biases[-1], hidden.float(), self.weights[-1])
-        return values[..., 0].T
-
-
 class RLTokenPolicy(BasePolicy):
     """SB3 policy that holds actor, critics, their targets, their optimisers and the normaliser.
 
@@ -199,7 +47,7 @@ class RLTokenPolicy(BasePolicy):
         action_space: spaces.Box,
         lr_schedule: Schedule,
         net_arch: Sequence[int] = (256, 256),
-        n_critics: int = 2,
+        n_critics: int = 4,
         action_scale: Sequence[float] = ACTION_SCALE,
         residual_scale: float = 1.0,
         residual_basis: int = 2,

@@ -19,10 +19,11 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers import losses
 from vla_gym_trainers.buffers import ChunkReplayBuffer
 from vla_gym_trainers.exploration import ChunkNoise
-from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, reference_chunk, uses_bf16
+from vla_gym_trainers.networks import reference_chunk
+from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, uses_bf16
+from vla_gym_trainers.updates import UpdateSettings, actor_step, critic_step, polyak
 
 
 class TD3BC(TD3):
@@ -64,7 +65,7 @@ class TD3BC(TD3):
         target_policy_noise: float = 0.02,
         target_noise_clip: float = 0.05,
         bc_weight: float = 1.0,
-        mc_weight: float = 0.5,
+        mc_weight: float = 0.25,
         critic_warmup_steps: int = 3000,
         reference_dropout: float = 0.5,
         noise_white: float = 0.01,
@@ -168,7 +169,6 @@ class TD3BC(TD3):
             self.exploration = ChunkNoise(
                 chunk_len, self.noise_white, self.noise_chunk, scale, self.seed
             )
-        self._bf16 = uses_bf16(self.policy.precision, self.device)
         self._acting_actor = copy.deepcopy(self.policy.actor).requires_grad_(False)
 
     # ---------------------------------------------------------------- collecting
@@ -262,71 +262,35 @@ class TD3BC(TD3):
             torch.from_numpy(data["rl_token"][:size]).to(self.device),
             torch.from_numpy(data["proprio"][:size]).to(self.device),
         )
+        settings = self._settings()
         for _ in range(self.critic_warmup_steps):
-            self._critic_step(batch_size)
+            critic_step(self.policy, self.replay_buffer.sample(batch_size), settings, self._rng)
         self._critics_are_warm = True
 
     def _learn(self, steps: int, batch_size: int) -> None:
+        """Do the gradient steps; runs in the learner thread if pipelined."""
+        policy, settings = self.policy, self._settings()
         for _ in range(steps):
-            batch = self._critic_step(batch_size)
+            batch = self.replay_buffer.sample(batch_size)
+            metrics = critic_step(policy, batch, settings, self._rng)
             self._n_updates += 1
             if self._n_updates % self.policy_delay == 0:
-                self._actor_step(batch.observations)
-                _polyak(self.policy.actor, self.policy.actor_target, self.tau * self.policy_delay)
+                metrics |= actor_step(policy, batch.observations, settings, self._rng)
+                polyak(policy.actor, policy.actor_target, self.tau * self.policy_delay)
+            for name, value in metrics.items():
+                self._metrics[name].append(value)
 
-    def _critic_step(self, batch_size: int) -> Any:
-        policy, bf16 = self.policy, self._bf16
-        batch = self.replay_buffer.sample(batch_size)
-        x, next_x = (
-            policy.normalizer(batch.observations),
-            policy.normalizer(batch.next_observations),
+    def _settings(self) -> UpdateSettings:
+        return UpdateSettings(
+            tau=self.tau,
+            target_policy_noise=self.target_policy_noise,
+            target_noise_clip=self.target_noise_clip,
+            bc_weight=self.bc_weight,
+            mc_weight=self.mc_weight,
+            value_range=self.value_range,
+            reference_dropout=self.reference_dropout,
+            bf16=uses_bf16(self.policy.precision, self.device),
         )
-        with torch.no_grad():
-            next_reference = reference_chunk(batch.next_observations)
-            mean = policy.actor_target(next_x, next_reference, bf16=bf16)
-            noise = torch.randn(mean.shape, generator=self._rng, device=self.device)
-            next_action = losses.smoothed_target_action(
-                mean,
-                noise * self.target_policy_noise * policy.chunk_scale,
-                self.target_noise_clip * policy.chunk_scale,
-            )
-            target = losses.td3_target(
-                batch.rewards[:, 0],
-                batch.dones[:, 0],
-                batch.discounts[:, 0],
-                policy.critic_target(next_x, next_action, bf16=bf16),
-                batch.mc_returns[:, 0],
-                self.mc_weight,
-                self.value_range,
-            )
-        q = policy.critic(x, batch.actions, bf16=bf16)
-        loss = losses.critic_loss(q, target)
-        policy.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        policy.critic_optimizer.step()
-        _polyak(policy.critic, policy.critic_target, self.tau)
-        self._metrics["critic_loss"].append(loss.item())
-        self._metrics["q_mean"].append(q.detach().mean().item())
-        self._metrics["target_mean"].append(target.mean().item())
-        return batch
-
-    def _actor_step(self, observations: dict[str, torch.Tensor]) -> None:
-        policy = self.policy
-        x, reference = policy.normalizer(observations), reference_chunk(observations)
-        draw = torch.rand((len(x), 1), generator=self._rng, device=self.device)
-        keep = (draw >= self.reference_dropout).float()
-        action = policy.actor(x, reference, keep, bf16=self._bf16)
-        policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
-        q = policy.critic(x, action, bf16=self._bf16).mean(dim=1)
-        loss = losses.actor_loss(q, action, reference, policy.chunk_scale, self.bc_weight)
-        policy.actor_optimizer.zero_grad(set_to_none=True)
-        loss.loss.backward()
-        policy.actor_optimizer.step()
-        policy.critic.requires_grad_(True)
-        self._metrics["actor_loss"].append(loss.loss.item())
-        self._metrics["actor_q"].append(q.detach().mean().item())
-        rms = (loss.bc_term / action.shape[1]).sqrt().item()
-        self._metrics["reference_rms"].append(rms)
 
     # --------------------------------------------------------- SB3's entry points
 
@@ -397,12 +361,6 @@ class _Staging:
 
     def add(self, *transition: Any) -> None:
         self.transitions.append(transition)
-
-
-@torch.no_grad()
-def _polyak(source: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
-    """``target <- (1 - tau) * target + tau * source``."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
 
 
 def _check_ranges(

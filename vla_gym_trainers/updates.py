@@ -1,0 +1,130 @@
+"""Gradient steps of TD3+BC: one batch in, networks changed, metrics out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vla_gym_trainers import losses
+from vla_gym_trainers.buffers import ChunkReplaySamples
+from vla_gym_trainers.networks import reference_chunk
+from vla_gym_trainers.policies import RLTokenPolicy
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """Numbers that the gradient steps depend on; see :class:`vla_gym_trainers.td3bc.TD3BC`.
+
+    Attributes:
+        tau: Polyak coefficient per critic step.
+        target_policy_noise: Sigma of target smoothing, in units of the action scale.
+        target_noise_clip: Its bound, in the same units.
+        bc_weight: ``beta``.
+        mc_weight: Share of the Monte-Carlo return in the targets.
+        value_range: Reachable returns, or None.
+        reference_dropout: Probability that the actor's network does not see the reference.
+        bf16: Run hidden layers in bfloat16.
+    """
+
+    tau: float
+    target_policy_noise: float
+    target_noise_clip: float
+    bc_weight: float
+    mc_weight: float
+    value_range: tuple[float, float] | None
+    reference_dropout: float
+    bf16: bool
+
+
+def critic_step(
+    policy: RLTokenPolicy,
+    batch: ChunkReplaySamples,
+    settings: UpdateSettings,
+    rng: torch.Generator,
+) -> dict[str, float]:
+    """Regress the critics to their targets once, and move the target critics.
+
+    Args:
+        policy: Networks and optimisers, changed in place.
+        batch: B transitions.
+        settings: See :class:`UpdateSettings`.
+        rng: Generator of the smoothing noise.
+
+    Returns:
+        ``critic_loss``, ``q_mean`` (over batch and critics), ``target_mean``.
+    """
+    bf16 = settings.bf16
+    x, next_x = policy.normalizer(batch.observations), policy.normalizer(batch.next_observations)
+    with torch.no_grad():
+        next_reference = reference_chunk(batch.next_observations)
+        mean = policy.actor_target(next_x, next_reference, bf16=bf16)
+        noise = torch.randn(mean.shape, generator=rng, device=mean.device)
+        next_action = losses.smoothed_target_action(
+            mean,
+            noise * settings.target_policy_noise * policy.chunk_scale,
+            settings.target_noise_clip * policy.chunk_scale,
+        )
+        target = losses.td3_target(
+            batch.rewards[:, 0],
+            batch.dones[:, 0],
+            batch.discounts[:, 0],
+            policy.critic_target(next_x, next_action, bf16=bf16),
+            batch.mc_returns[:, 0],
+            settings.mc_weight,
+            settings.value_range,
+        )
+    q = policy.critic(x, batch.actions, bf16=bf16)
+    loss = losses.critic_loss(q, target)
+    policy.critic_optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    policy.critic_optimizer.step()
+    polyak(policy.critic, policy.critic_target, settings.tau)
+    return {
+        "critic_loss": loss.item(),
+        "q_mean": q.detach().mean().item(),
+        "target_mean": target.mean().item(),
+    }
+
+
+def actor_step(
+    policy: RLTokenPolicy,
+    observations: dict[str, Tensor],
+    settings: UpdateSettings,
+    rng: torch.Generator,
+) -> dict[str, float]:
+    """Move the actor up the mean of the critics, held to the reference.
+
+    Args:
+        policy: Networks and optimisers; only the actor changes.
+        observations: Observations of B transitions.
+        settings: See :class:`UpdateSettings`.
+        rng: Generator of the reference dropout.
+
+    Returns:
+        ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled distance
+        to the reference per number of the chunk.
+    """
+    x, reference = policy.normalizer(observations), reference_chunk(observations)
+    draw = torch.rand((len(x), 1), generator=rng, device=x.device)
+    keep = (draw >= settings.reference_dropout).float()
+    action = policy.actor(x, reference, keep, bf16=settings.bf16)
+    policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
+    q = policy.critic(x, action, bf16=settings.bf16).mean(dim=1)
+    loss = losses.actor_loss(q, action, reference, policy.chunk_scale, settings.bc_weight)
+    policy.actor_optimizer.zero_grad(set_to_none=True)
+    loss.loss.backward()
+    policy.actor_optimizer.step()
+    policy.critic.requires_grad_(True)
+    return {
+        "actor_loss": loss.loss.item(),
+        "actor_q": q.detach().mean().item(),
+        "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
+    }
+
+
+@torch.no_grad()
+def polyak(source: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
+    """``target <- (1 - tau) * target + tau * source``, parameter by parameter."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
