@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -47,7 +47,7 @@ class LiberoEnv(gym.Env[dict[str, Any], np.ndarray]):
     the count again; ``reset(options={"task_id": t, "init_state_id": i})`` overrides it once.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class LiberoEnv(gym.Env[dict[str, Any], np.ndarray]):
             info["discount"] = float(self.gamma**executed)
         return info
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         """Return the upright agentview image, (image_size, image_size, 3) uint8, or None."""
         if self.render_mode is None:
             return None
