@@ -13,7 +13,6 @@ from vla_gym.rl_token import (
     load_rl_token,
     reconstruction_loss,
 )
-from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym_trainers.rl_token import RLTokenConfig, fit, report, split_sources
 
 SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
@@ -193,9 +192,6 @@ def test_pretraining_command_end_to_end(tmp_path):
     assert load_rl_token(tmp_path / "run" / "model").hidden_size == 32
 
 
-@pytest.mark.skipif(
-    not (WEIGHTS_ROOT / "mini-rl-token" / "config.json").is_file(), reason="no shipped weights yet"
-)
 def test_shipped_encoder_fits_the_shipped_vla():
     from vla_gym.vla import load
 

@@ -307,12 +307,6 @@ def test_config_wants_one_length():
         MiniConfig(ema=1.0)
 
 
-needs_weights = pytest.mark.skipif(
-    not (WEIGHTS_ROOT / "mini" / "config.json").is_file(), reason="no shipped weights yet"
-)
-
-
-@needs_weights
 def test_shipped_weights_fit_the_wheel_and_know_the_goal_suite():
     from vla_gym.suites import suite_tasks
 
