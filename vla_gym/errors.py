@@ -38,3 +38,11 @@ class ConfigError(VlaGymError, ValueError):
 
 class DemoError(VlaGymError, RuntimeError):
     """A scripted expert failed so often that the demonstrations could not be recorded."""
+
+
+class WorkerError(VlaGymError, RuntimeError):
+    """A worker process failed and is not, or not any more, restarted."""
+
+
+class WorkerRestartWarning(RuntimeWarning):
+    """A worker process died, hung or raised, and a new one took its place."""
