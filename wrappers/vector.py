@@ -1,0 +1,225 @@
+"""FrozenVLAObservation for many environments at once: one batched forward pass a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from vla_gym.errors import ConfigError
+from vla_gym.suites import get_task
+from vla_gym.wrappers.vla_features import VIEWS, VLAFeatures
+
+if TYPE_CHECKING:
+    from vla_gym.rl_token import RLTokenEncoder
+    from vla_gym.vla.base import FrozenVLA
+
+_Obs = dict[str, Any]
+_Step = tuple[_Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class FrozenVLAObservation(
+    gym.vector.VectorWrapper[_Obs, np.ndarray, _Obs, np.ndarray, np.ndarray]
+):
+    """Replace the camera images of N environments by what a frozen VLA makes of them.
+
+    The observation of one environment is that of :class:`vla_gym.wrappers.FrozenVLAObservation`;
+    here every entry has N rows. The VLA sees all of them in one forward pass, whatever their
+    instructions, so a row differs from a single environment's by the rounding of batched matrix
+    products only.
+
+    Any autoreset mode: in SAME_STEP the final observations join the batch of their step, and
+    ``infos["final_obs"]`` holds them converted. A reset of some environments
+    (``options["reset_mask"]``) runs the VLA on those alone. What is returned is the caller's own,
+    also when the environment hands out views of shared memory (``copy=False``).
+
+    ``step_wait``, ``recv`` and ``set_state`` convert what they return; every other attribute of
+    the wrapped environment (``step_async``, ``send``, ``reset_send``, ``groups``, ``call``,
+    ``get_attr``, ``set_attr``, ``get_state``, ...) is reached through the wrapper. While one group
+    of environments simulates, the VLA can work for another::
+
+        here, there = envs.groups(2)
+        obs, _ = envs.reset(seed=0)
+        envs.send(obs["vla_action"][there], there)
+        envs.send(obs["vla_action"][here], here)
+        for _ in range(steps):
+            obs, *_, infos = envs.recv(len(here))  # infers; the other group goes on simulating
+            envs.send(obs["vla_action"], infos["env_id"])
+    """
+
+    def __init__(
+        self,
+        env: gym.vector.VectorEnv[_Obs, np.ndarray, np.ndarray],
+        vla: str | FrozenVLA = "mini",
+        rl_token: str | RLTokenEncoder | None = "auto",
+        keep_images: bool = False,
+    ) -> None:
+        """Wrap a vector of chunked LIBERO environments that observe both cameras.
+
+        Args:
+            env: Its infos hold ``instruction``; its observations and actions are those that the
+                single wrapper expects.
+            vla: Name or directory of a VLA, or the model itself.
+            rl_token: ``"auto"`` for the encoder that belongs to the VLA, a name or a directory,
+                the encoder itself, or None for the mean hidden state.
+            keep_images: Whether the camera images stay in the observation.
+
+        Raises:
+            ConfigError: If the environment does not fit the VLA, or the encoder does not.
+        """
+        super().__init__(env)
+        self._features = VLAFeatures(
+            vla, rl_token, env.single_observation_space, env.single_action_space, keep_images
+        )
+        self.vla, self.rl_token = self._features.vla, self._features.rl_token
+        self.single_observation_space = self._features.space
+        self.observation_space = batch_space(self._features.space, env.num_envs)
+        # Of every environment: its instruction, and what the VLA made of its last frame.
+        self._instructions = np.full(env.num_envs, None, dtype=object)
+        self._made = {
+            key: np.zeros((env.num_envs, *(self._features.space[key].shape or ())), np.float32)
+            for key in ("rl_token", "vla_action")
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.env, name)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[_Obs, dict[str, Any]]:
+        """Reset all environments, or those of ``options["reset_mask"]``.
+
+        Rows of the others hold what the VLA made of their last frame.
+        """
+        mask = None if options is None else options.get("reset_mask")
+        # A copy: Gymnasium's own vector environments take the mask out of the caller's dict.
+        options = None if options is None else dict(options)
+        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        every = np.arange(self.num_envs)
+        return self._convert(obs, infos, every, every if mask is None else np.flatnonzero(mask))
+
+    def step(self, actions: np.ndarray) -> _Step:
+        """Step all environments and let the VLA look at their last frames."""
+        return self._convert_step(self.env.step(actions))
+
+    def step_wait(self, timeout: float | None = None) -> _Step:
+        """Wait for what ``step_async`` began, and convert it.
+
+        Args:
+            timeout: In seconds; see the wrapped environment.
+        """
+        env: Any = self.env
+        return self._convert_step(env.step_wait(timeout=timeout))
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> _Step:
+        """Wait for environments that ``send`` or ``reset_send`` began, and convert their rows.
+
+        Args:
+            min_envs: How many to wait for; see the wrapped environment.
+            timeout: In seconds.
+
+        Returns:
+            What ``step`` returns, with one row for each finished environment, sorted by
+            ``infos["env_id"]``. The VLA sees these rows alone.
+        """
+        env: Any = self.env
+        return self._convert_step(env.recv(min_envs=min_envs, timeout=timeout))
+
+    def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> _Obs:
+        """Bring environments to states that ``get_state`` returned.
+
+        Returns:
+            The observations of all environments; those of ``env_ids`` are new.
+        """
+        env: Any = self.env
+        suites = env.get_attr("suite")
+        obs = env.set_state(states, env_ids)
+        every = np.arange(self.num_envs)
+        fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
+        # A state may be of another task, and no info comes with it.
+        for i in fresh:
+            self._instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction
+        return self._convert(obs, {}, every, fresh)[0]
+
+    def _convert_step(self, result: _Step) -> _Step:
+        obs, rewards, terminations, truncations, infos = result
+        env_ids = np.asarray(infos.get("env_id", np.arange(self.num_envs)))
+        obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)))
+        return obs, rewards.copy(), terminations.copy(), truncations.copy(), infos
+
+    def _convert(
+        self, obs: _Obs, infos: dict[str, Any], env_ids: np.ndarray, fresh: np.ndarray
+    ) -> tuple[_Obs, dict[str, Any]]:
+        """Convert observations and final observations with one forward pass.
+
+        Args:
+            obs: n rows.
+            infos: Of these rows, as the wrapped environment gave them.
+            env_ids: (n,) environment of each row.
+            fresh: Positions of the rows that are new; the others keep what the VLA made of them.
+
+        Returns:
+            Observations and infos that share no array with the arguments.
+        """
+        infos = _own(infos)
+        finals = np.flatnonzero(infos["_final_obs"]) if "final_obs" in infos else np.arange(0)
+        # A final observation belongs to the episode that has just ended.
+        of_finals = self._instructions[env_ids[finals]]
+        ended = infos.get("final_info", {})
+        if "instruction" in ended:
+            told = ended["_instruction"][finals]
+            of_finals[told] = ended["instruction"][finals][told]
+        if "instruction" in infos:
+            told = infos["_instruction"]
+            self._instructions[env_ids[told]] = infos["instruction"][told]
+        instructions = [*self._instructions[env_ids[fresh]], *of_finals]
+        if not all(isinstance(instruction, str) for instruction in instructions):
+            raise ConfigError(
+                "Expected infos with the 'instruction' of every environment: reset it first, and "
+                "let the environment put its instruction into info."
+            )
+        if instructions:
+            tokens, actions = self._features(
+                {view: _rows(obs, infos, view, fresh, finals) for view in VIEWS},
+                instructions,
+                _rows(obs, infos, "proprio", fresh, finals),
+            )
+            self._made["rl_token"][env_ids[fresh]] = tokens[: len(fresh)]
+            self._made["vla_action"][env_ids[fresh]] = actions[: len(fresh)]
+        kept = self._features.kept
+        for row, i in enumerate(finals, start=len(fresh)):
+            final = {key: np.copy(infos["final_obs"][i][key])[()] for key in kept}
+            # Copies: a view would keep the whole batch alive.
+            final |= {"rl_token": tokens[row].copy(), "vla_action": actions[row].copy()}
+            infos["final_obs"][i] = final
+        made = {key: rows[env_ids] for key, rows in self._made.items()}
+        return {**made, **{key: np.copy(obs[key]) for key in kept}}, infos
+
+
+def _rows(
+    obs: _Obs, infos: dict[str, Any], key: str, fresh: np.ndarray, finals: np.ndarray
+) -> np.ndarray:
+    """Return the fresh rows of an observation, followed by the final ones."""
+    rows = obs[key] if len(fresh) == len(obs[key]) else obs[key][fresh]
+    if len(finals):
+        rows = np.concatenate([rows, np.stack([infos["final_obs"][i][key] for i in finals])])
+    return rows
+
+
+def _own(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return infos with arrays of their own, nested dicts included."""
+    own: dict[str, Any] = {}
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            own[key] = _own(value)
+        else:
+            own[key] = value.copy() if isinstance(value, np.ndarray) else value
+    return own

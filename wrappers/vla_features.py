@@ -1,0 +1,114 @@
+"""What a frozen VLA makes of a batch of camera images: shared by both FrozenVLAObservation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from vla_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vla_gym.rl_token import RLTokenEncoder
+    from vla_gym.vla.base import FrozenVLA
+
+#: The cameras that every VLA sees.
+VIEWS = ("agentview", "wrist")
+
+
+class VLAFeatures:
+    """A frozen VLA and its RL-token encoder as one function of a batch of observations.
+
+    Attributes:
+        vla: The model.
+        rl_token: The encoder, or None: then the mean hidden state takes the token's place.
+        kept: Keys of the observation that are passed on as they are.
+        space: Observation space of one environment, see ``FrozenVLAObservation``.
+    """
+
+    def __init__(
+        self,
+        vla: str | FrozenVLA,
+        rl_token: str | RLTokenEncoder | None,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        keep_images: bool = False,
+    ) -> None:
+        """Load what is named and check that it fits the spaces of one environment.
+
+        Args:
+            vla: Name or directory of a VLA, or the model itself.
+            rl_token: ``"auto"`` for the encoder that belongs to the VLA, a name or a directory,
+                the encoder itself, or None.
+            observation_space: Of one environment, with both views.
+            action_space: Of one environment, (C, 7).
+            keep_images: Whether the views stay in the observation.
+
+        Raises:
+            ConfigError: If the spaces or the encoder do not fit the VLA.
+        """
+        from vla_gym.rl_token import load_rl_token
+        from vla_gym.vla import load
+
+        self.vla = load(vla) if isinstance(vla, str) else vla
+        if rl_token == "auto":
+            rl_token = self.vla.name
+        self.rl_token = load_rl_token(rl_token) if isinstance(rl_token, str) else rl_token
+        self._check_fit(observation_space, action_space)
+        assert isinstance(observation_space, spaces.Dict) and action_space.shape is not None
+        self.chunk_len = action_space.shape[0]
+        self.kept = ("proprio", "task_id", *(VIEWS if keep_images else ()))
+        dim = self.vla.hidden_size if self.rl_token is None else self.rl_token.dim
+        self.space = spaces.Dict(
+            {
+                "rl_token": spaces.Box(-np.inf, np.inf, (dim,), np.float32),
+                "vla_action": spaces.Box(-1.0, 1.0, action_space.shape, np.float32),
+                **{key: observation_space[key] for key in self.kept},
+            }
+        )
+
+    def _check_fit(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        if not isinstance(observation_space, spaces.Dict) or not set(VIEWS) <= set(
+            observation_space.keys()
+        ):
+            raise ConfigError(
+                f"Expected observations with 'agentview' and 'wrist', got {observation_space}: "
+                "make the environment with cameras=('agentview', 'wrist')."
+            )
+        shape = action_space.shape
+        if shape is None or len(shape) != 2 or shape[0] > self.vla.horizon:
+            raise ConfigError(
+                f"Expected actions of shape (C, 7) with C <= {self.vla.horizon} (the VLA's "
+                f"horizon), got {shape}: set chunk_len, or wrap with ActionChunk."
+            )
+        if self.rl_token is not None and self.rl_token.hidden_size != self.vla.hidden_size:
+            raise ConfigError(
+                f"The RL-token encoder expects hidden states of size {self.rl_token.hidden_size}, "
+                f"the VLA {self.vla.name!r} gives {self.vla.hidden_size}: pretrain one for it with "
+                "'vla-gym-train rl-token'."
+            )
+
+    def __call__(
+        self, views: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Run one batched forward pass.
+
+        Args:
+            views: Keys ``agentview`` and ``wrist``, each (B, H, W, 3) uint8, upright.
+            instructions: B instructions.
+            proprio: (B, 8) float32.
+
+        Returns:
+            RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.
+        """
+        output = self.vla.infer(dict(views), instructions, proprio)
+        if self.rl_token is None:
+            token = output.hidden.mean(dim=1)
+        else:
+            token = self.rl_token.encode(output.hidden)
+        actions = output.actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
+        tokens = token.detach().cpu().numpy().astype(np.float32)
+        return tokens, np.clip(actions, -1.0, 1.0)
