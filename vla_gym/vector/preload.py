@@ -1,0 +1,83 @@
+"""What the process server loads before it forks, so that all workers share it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_gym.suites import Task, get_task
+from vla_gym.task_model import TaskModel, load_task_model
+from vla_gym.task_model.model import scene_of
+
+_warm: set[str] = set()
+WARM_UP_STEPS = 2
+
+
+def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
+    """Load the scenes of some tasks; the first time, also run the simulation a little.
+
+    A scene that is not in the cache is compiled, in a process of its own.
+
+    Args:
+        tasks: Suite and id of each.
+        assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+
+    Raises:
+        UnknownTaskError: If a suite or task does not exist.
+        AssetError: If the asset pack is missing or not one.
+        CompileError: If a scene cannot be compiled or read.
+    """
+    scenes: dict[str, Task] = {}
+    for suite, task_id in tasks:
+        task = get_task(suite, task_id)
+        scenes.setdefault(scene_of(task)[0], task)
+    for task in scenes.values():
+        model = load_task_model(task, assets)
+        _import_mujoco()
+        from vla_gym.sim.model_io import load_shared
+
+        load_shared(model)
+        if "simulation" not in _warm:
+            _warm_up(model)
+            _warm.add("simulation")
+
+
+def _warm_up(model: TaskModel) -> None:
+    """Run one reset and one chunk: compiled code is loaded now, once, and not in each worker."""
+    from vla_gym.sim import LiberoSim
+
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    sim.run_chunk(np.zeros((WARM_UP_STEPS, 7)))
+
+
+def _import_mujoco() -> None:
+    """Import mujoco without an OpenGL backend, whatever MUJOCO_GL says.
+
+    A backend would load OpenGL's libraries before the fork. Our renderer needs none of it; for a
+    user's ``mujoco.Renderer`` a worker gets the wanted one when it asks for it.
+    """
+    if "mujoco" in sys.modules:
+        return
+    wanted = os.environ.get("MUJOCO_GL")
+    os.environ["MUJOCO_GL"] = "disable"
+    try:
+        backend = importlib.import_module("mujoco.gl_context")
+    finally:
+        if wanted is None:
+            del os.environ["MUJOCO_GL"]
+        else:
+            os.environ["MUJOCO_GL"] = wanted
+
+    def late(name: str) -> Any:
+        if name != "GLContext" or backend.__dict__.pop("__getattr__", None) is None:
+            raise AttributeError(f"module 'mujoco.gl_context' has no attribute {name!r}")
+        importlib.reload(backend)
+        return backend.GLContext
+
+    vars(backend)["__getattr__"] = late
