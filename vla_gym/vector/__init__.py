@@ -1,1 +1,24 @@
-"""Vector environments: many environments over worker processes."""
+"""The vector environment: many environments over worker processes that may die."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_gym.vector.slot import SlotState
+    from vla_gym.vector.vector_env import LiberoVectorEnv
+
+__all__ = ["LiberoVectorEnv", "SlotState"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the server of the workers, ``python -m vla_gym.vector.server``, needs none of this.
+    if name == "LiberoVectorEnv":
+        from vla_gym.vector.vector_env import LiberoVectorEnv
+
+        return LiberoVectorEnv
+    if name == "SlotState":
+        from vla_gym.vector.slot import SlotState
+
+        return SlotState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

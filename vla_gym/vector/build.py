@@ -1,0 +1,178 @@
+"""From a plan to running workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.vector import protocol
+from vla_gym.vector.memory import SharedArrays
+from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.pool import LocalPool, Pool, ProcessPool
+from vla_gym.vector.process_server import ProcessServer
+from vla_gym.vector.rows import table_layout
+from vla_gym.vector.runner import Runner
+from vla_gym.vector.worker import EnvSpaces, WorkerSpec, build_slots
+
+
+@dataclass
+class Workforce:
+    """Running workers and what they share.
+
+    Attributes:
+        runner: Their state.
+        memory: The shared table.
+        spaces: Spaces and metadata of the environments.
+        owner: Process that started them.
+    """
+
+    runner: Runner
+    memory: SharedArrays
+    spaces: EnvSpaces
+    owner: int = field(default_factory=os.getpid)
+
+
+def start_workforce(
+    plan: EnvPlan,
+    workers: int | None,
+    mode: AutoresetMode,
+    *,
+    render_devices: Sequence[int] | None,
+    restart: bool,
+    max_restarts: int,
+    step_timeout: float,
+    start_timeout: float,
+) -> Workforce:
+    """Start workers and wait until they have built their environments.
+
+    Raises:
+        ConfigError: If the number of workers is negative, or the spaces don't fit into arrays.
+        AssetError, CompileError: If the scenes can't be loaded.
+        WorkerError: If the environments can't be built.
+    """
+    if workers is not None and (not isinstance(workers, int | np.integer) or workers < 0):
+        raise ConfigError(f"workers must be None or a number from 0 on, got {workers!r}.")
+    cores = len(os.sched_getaffinity(0))
+    local = workers == 0
+    num_workers = max(1, min(cores if workers is None else int(workers), plan.num_envs))
+    environ = _environ(cores, num_workers, render_devices)
+    # An environment that was built in this process to look at its spaces is used, not wasted.
+    first: dict[int, gym.Env[Any, Any]] = {}
+    if plan.plain or local:
+        first[0] = plan.make_env(0)
+        env_spaces = EnvSpaces.of(first[0])
+    else:
+        env_spaces = probe_spaces(plan, environ(0), timeout=start_timeout)
+    if isinstance(env_spaces.action_space, spaces.Dict):
+        raise ConfigError(f"Expected one array as action space, got {env_spaces.action_space}.")
+    blocks = np.array_split(np.arange(plan.num_envs), num_workers)
+    same_step = mode == AutoresetMode.SAME_STEP
+    layout = table_layout(
+        env_spaces.observation_space,
+        env_spaces.action_space,
+        plan.num_envs,
+        num_workers,
+        final_rows=same_step,
+    )
+    pair = (env_spaces.observation_space, env_spaces.action_space)
+    specs = [
+        WorkerSpec(worker, tuple(block.tolist()), plan.make_env, layout, same_step, pair)
+        for worker, block in enumerate(blocks)
+    ]
+    memory = SharedArrays(layout, shared=not local)
+    pool: Pool | None = None
+    try:
+        if local:
+            pool = LocalPool(build_slots(specs[0], memory, first), memory)
+        else:
+            pool = ProcessPool(
+                specs,
+                memory,
+                environ=environ,
+                prepare=lambda server: _prepare(server, plan, start_timeout),
+                step_timeout=step_timeout,
+                start_timeout=start_timeout,
+            )
+        runner = Runner(
+            pool, memory.arrays, blocks, mode, restart=restart, max_restarts=max_restarts
+        )
+        if not local:
+            runner.wait_ready()
+    except BaseException:
+        if pool is not None:
+            pool.close()
+        memory.close()
+        raise
+    return Workforce(runner, memory, env_spaces)
+
+
+def _prepare(server: ProcessServer, plan: EnvPlan, timeout: float) -> None:
+    """Load the models that all workers share."""
+    if plan.suite is not None and plan.assets is not None:
+        tasks = [(task.suite, task.task_id) for task in plan.tasks]
+        server.preload(tasks, plan.assets, timeout=timeout)
+
+
+def _environ(
+    cores: int, num_workers: int, render_devices: Sequence[int] | None
+) -> Callable[[int], dict[str, str]]:
+    """Return the function that gives a worker's environment variables."""
+
+    def environ(worker: int) -> dict[str, str]:
+        variables = {}
+        if "LP_NUM_THREADS" not in os.environ:  # threads of Mesa's software renderer
+            variables["LP_NUM_THREADS"] = str(max(1, cores // num_workers))
+        if render_devices:
+            device = render_devices[worker % len(render_devices)]
+            variables["MUJOCO_EGL_DEVICE_ID"] = str(device)
+        return variables
+
+    return environ
+
+
+def probe_spaces(plan: EnvPlan, environ: Mapping[str, str], *, timeout: float) -> EnvSpaces:
+    """Build environment 0 in a process of its own and return its spaces.
+
+    The trainer's process stays free of whatever a factory or a wrapper does.
+
+    Raises:
+        VlaGymError: What building it raised; other exceptions come as WorkerError.
+    """
+    server = ProcessServer.acquire()
+    try:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            payload = cloudpickle.dumps(WorkerSpec(0, (0,), plan.make_env))
+            pid = server.spawn(payload, [theirs.fileno()], environ, timeout=timeout)
+            theirs.close()
+            with Connection(ours.detach()) as connection:
+                try:
+                    message = connection.recv_bytes() if connection.poll(timeout) else b""
+                except (EOFError, OSError):
+                    message = b""
+        if not message:
+            code = server.kill(pid, timeout=timeout)
+            raise WorkerError(
+                f"Building environment 0 did not end within {timeout:g} s, or its process died "
+                f"(exit code {code}); see what it printed above."
+            )
+        server.exit_code(pid, timeout=timeout)
+        value = protocol.unpack_object(message)
+    finally:
+        server.release()
+    if message[:1] == protocol.FAILED:
+        error, text = value
+        raise error or WorkerError(f"Environment 0 could not be built:\n{text}")
+    result: EnvSpaces = value
+    return result

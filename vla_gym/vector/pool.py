@@ -1,0 +1,406 @@
+"""Worker processes as the trainer sees them: commands out, events in, nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol
+
+import cloudpickle
+import numpy as np
+
+from vla_gym.errors import VlaGymError, WorkerError
+from vla_gym.vector import protocol
+from vla_gym.vector.memory import SharedArrays
+from vla_gym.vector.process_server import ProcessServer, ServerDied
+from vla_gym.vector.slot import Slot
+from vla_gym.vector.worker import WorkerSpec, run_slot
+
+_CLOSE_S = 5.0  # for a worker to close its environments
+_KILL_S = 10.0  # for the kernel to end a killed process
+
+
+class Failure(NamedTuple):
+    """Why a worker is gone.
+
+    Attributes:
+        reason: What was seen, e.g. ``"was killed by signal SIGKILL"``.
+        error: The package's own error, if that is what ended it.
+        raised: Whether it was an exception.
+        started: Whether its environments had been built.
+        command: What it was told last.
+    """
+
+    reason: str
+    error: VlaGymError | None
+    raised: bool
+    started: bool
+    command: str
+
+
+class Event(NamedTuple):
+    """Something that a worker did.
+
+    ``kind`` is ``"ready"``, ``"done"`` (ids, extras by environment id), ``"value"`` (results of a
+    call), ``"raised"`` (an exception and the ids that it left undone; the worker goes on) or
+    ``"failed"`` (a :class:`Failure`).
+    """
+
+    kind: str
+    worker: int
+    ids: np.ndarray
+    value: Any
+
+
+class Pool(Protocol):
+    """What a vector environment needs of its workers."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+
+    def run(
+        self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
+    ) -> None:
+        """Have environments of a worker do what their rows say."""
+
+    def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
+        """Call a method of slots; the results come as an event."""
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Wait for events; an empty list after ``timeout`` seconds."""
+
+    def respawn(self, worker: int) -> None:
+        """Start a worker again after it failed."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+@dataclass
+class _Handle:
+    """A worker process."""
+
+    connection: Connection
+    pid: int
+    ready: bool = False
+    outstanding: int = 0
+    command: str = "start"
+    active_at: float = 0.0
+    progress: int = 0
+
+
+class ProcessPool:
+    """Workers that a :class:`~vla_gym.vector.process_server.ProcessServer` forks."""
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        memory: SharedArrays,
+        *,
+        environ: Callable[[int], Mapping[str, str]],
+        prepare: Callable[[ProcessServer], None],
+        step_timeout: float,
+        start_timeout: float,
+    ) -> None:
+        """Start the workers; ``"ready"`` events tell when they are built.
+
+        Args:
+            specs: One per worker.
+            memory: The shared table.
+            environ: Environment variables of worker ``w``.
+            prepare: Called with a new server before workers are forked from it.
+            step_timeout: Seconds without progress after which a worker counts as hung.
+            start_timeout: The same until its environments are built.
+        """
+        self._specs, self._memory, self._environ = specs, memory, environ
+        self._prepare = prepare
+        self._step_timeout, self._start_timeout = step_timeout, start_timeout
+        self._owner = os.getpid()
+        self._poller = select.poll()
+        self._handles: dict[int, _Handle] = {}
+        self._by_fd: dict[int, int] = {}
+        self._undelivered: list[Event] = []
+        self._server: ProcessServer | None = None
+        try:
+            for worker in range(len(specs)):
+                self._spawn(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids, in the order of the workers."""
+        return tuple(handle.pid for _, handle in sorted(self._handles.items()))
+
+    def _spawn(self, worker: int) -> None:
+        for attempt in (1, 2):
+            try:
+                if self._server is None:
+                    self._server = ProcessServer.acquire()
+                    self._prepare(self._server)
+                self._handles[worker] = self._fork(self._server, worker)
+                break
+            except ServerDied as error:
+                # Its workers died with it; the next server is a new process.
+                self._release()
+                if attempt == 2:
+                    raise WorkerError(f"The server of the workers died twice: {error}") from error
+        handle = self._handles[worker]
+        self._poller.register(handle.connection.fileno(), select.POLLIN)
+        self._by_fd[handle.connection.fileno()] = worker
+
+    def _fork(self, server: ProcessServer, worker: int) -> _Handle:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            # Also a message that is half through must not hold the trainer up for ever.
+            limit = struct.pack("ll", int(self._step_timeout) + 1, 0)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            pid = server.spawn(
+                cloudpickle.dumps(self._specs[worker]),
+                [theirs.fileno(), self._memory.fd],
+                self._environ(worker),
+                timeout=self._start_timeout,
+            )
+            connection = Connection(ours.detach())
+        progress = int(self._memory["progress"][worker])
+        return _Handle(connection, pid, active_at=time.monotonic(), progress=progress)
+
+    def run(
+        self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
+    ) -> None:
+        """Have environments of a worker do what their rows say."""
+        message = protocol.pack(protocol.RUN, ids, options, flag=each)
+        self._send(worker, message, "run", len(ids) if each else 1)
+
+    def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
+        """Call a method of slots; the results come as an event."""
+        message = protocol.pack_object(protocol.CALL, (list(ids), method, arguments))
+        name = f"{method} {arguments[0][0]!r}" if method in ("call", "set_attr") else method
+        self._send(worker, message, name, 1)
+
+    def _send(self, worker: int, message: bytes, command: str, answers: int) -> None:
+        handle = self._handles.get(worker)
+        if handle is None:  # its failure is on the way to the caller
+            return
+        handle.command = command
+        if not handle.outstanding:
+            handle.active_at = time.monotonic()
+        handle.outstanding += answers
+        try:
+            handle.connection.send_bytes(message)
+        except OSError:
+            self._undelivered.append(self._fail(worker, None))
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Wait for events; an empty list after ``timeout`` seconds.
+
+        A worker that makes no progress within its deadline is killed and reported as failed.
+        """
+        if self._undelivered:
+            events, self._undelivered = self._undelivered, []
+            return events
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            wait = self._next_deadline() - time.monotonic()
+            if end is not None:
+                wait = min(wait, end - time.monotonic())
+            ready = self._poller.poll(max(0.0, min(wait, 3600.0)) * 1e3)
+            events = [self._receive(self._by_fd[fd]) for fd, _ in ready]
+            if not events:
+                events = self._expired()
+            if events or (end is not None and time.monotonic() >= end):
+                return events
+
+    def _limit(self, handle: _Handle) -> float:
+        return self._step_timeout if handle.ready else self._start_timeout
+
+    def _next_deadline(self) -> float:
+        busy = [h for h in self._handles.values() if h.outstanding or not h.ready]
+        return min((h.active_at + self._limit(h) for h in busy), default=float("inf"))
+
+    def _expired(self) -> list[Event]:
+        now, events = time.monotonic(), []
+        for worker, handle in list(self._handles.items()):
+            if handle.ready and not handle.outstanding:
+                continue
+            progress = int(self._memory["progress"][worker])
+            if progress != handle.progress:
+                handle.progress, handle.active_at = progress, now
+            elif now >= handle.active_at + self._limit(handle):
+                what = f"made no progress for {self._limit(handle):g} s and was killed"
+                events.append(self._fail(worker, what))
+        return events
+
+    def _receive(self, worker: int) -> Event:
+        handle = self._handles[worker]
+        try:
+            message = handle.connection.recv_bytes()
+        except (EOFError, OSError):
+            return self._fail(worker, None)
+        handle.active_at = time.monotonic()
+        handle.progress = int(self._memory["progress"][worker])
+        code, nothing = message[:1], np.empty(0, np.int32)
+        if code == protocol.READY:
+            handle.ready = True
+            return Event("ready", worker, nothing, None)
+        if code == protocol.FAILED:
+            error, text = protocol.unpack_object(message)
+            return self._fail(worker, f"raised an exception:\n{text}", error, raised=True)
+        if code == protocol.RAISED:
+            error, ids, answers = protocol.unpack_object(message)
+            handle.outstanding -= answers
+            return Event("raised", worker, ids, error)
+        handle.outstanding -= 1
+        if code == protocol.DONE:
+            _, ids, extras = protocol.unpack(message)
+            return Event("done", worker, ids, extras or {})
+        return Event("value", worker, nothing, protocol.unpack_object(message))
+
+    def _fail(
+        self,
+        worker: int,
+        reason: str | None,
+        error: VlaGymError | None = None,
+        *,
+        raised: bool = False,
+    ) -> Event:
+        """Make sure that a worker is gone and say why."""
+        handle = self._handles.pop(worker)
+        fd = handle.connection.fileno()
+        self._poller.unregister(fd)
+        del self._by_fd[fd]
+        handle.connection.close()
+        code: int | None = None
+        try:
+            if self._server is not None:
+                # A process that ended by itself says how; one that only closed its socket does not.
+                if reason is None:
+                    code = self._server.exit_code(handle.pid, timeout=2.0)
+                if code is None:
+                    code = self._server.kill(handle.pid, timeout=_KILL_S)
+        except ServerDied:
+            self._release()
+        except TimeoutError as timeout:
+            raise WorkerError(f"Worker {worker} (pid {handle.pid}) can't be ended.") from timeout
+        reason = reason or _describe(code)
+        failure = Failure(reason, error, raised, handle.ready, handle.command)
+        return Event("failed", worker, np.empty(0, np.int32), failure)
+
+    def respawn(self, worker: int) -> None:
+        """Start a worker again after it failed.
+
+        Raises:
+            WorkerError: If no process can be started.
+        """
+        try:
+            self._spawn(worker)
+        except TimeoutError as error:
+            raise WorkerError(f"Worker {worker} could not be started again: {error}") from error
+
+    def close(self) -> None:
+        """End all workers: idle ones close their environments, others are killed."""
+        if os.getpid() != self._owner:
+            return  # a fork of the trainer: the workers are not ours
+        handles, self._handles, self._by_fd = self._handles, {}, {}
+        idle = {w for w, h in handles.items() if h.ready and not h.outstanding}
+        for worker in list(idle):
+            try:
+                handles[worker].connection.send_bytes(protocol.QUIT)
+            except OSError:
+                idle.discard(worker)
+        end = time.monotonic() + _CLOSE_S
+        for worker, handle in handles.items():
+            try:
+                if self._server is not None:
+                    code = None
+                    if worker in idle:
+                        wait = max(0.0, end - time.monotonic())
+                        code = self._server.exit_code(handle.pid, timeout=wait)
+                    if code is None:
+                        self._server.kill(handle.pid, timeout=_KILL_S)
+            except (ServerDied, TimeoutError):
+                pass  # the server's end takes its workers with it
+            handle.connection.close()
+        self._release()
+
+    def _release(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.release()
+
+
+class LocalPool:
+    """The environments in this process: one worker that does everything at once."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """There are no processes."""
+        return ()
+
+    def __init__(self, slots: dict[int, Slot], memory: SharedArrays) -> None:
+        """Take over built environments."""
+        self._slots, self._memory = slots, memory
+        self._events: list[Event] = []
+
+    def run(
+        self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
+    ) -> None:
+        """Have environments do what their rows say; exceptions become ``"raised"`` events."""
+        del each
+        began = time.perf_counter()
+        extras: dict[int, protocol.Extras] = {}
+        try:
+            for i in ids.tolist():
+                found = run_slot(self._slots[i], (options or {}).get(i))
+                if found:
+                    extras[i] = found
+            self._events.append(Event("done", worker, ids, extras))
+        except Exception as error:
+            self._events.append(Event("raised", worker, ids, error))
+        self._memory["busy_s"][worker] = time.perf_counter() - began
+
+    def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
+        """Call a method of slots."""
+        try:
+            pairs = zip(ids, arguments, strict=True)
+            value = [getattr(self._slots[i], method)(*a) for i, a in pairs]
+            self._events.append(Event("value", worker, np.empty(0, np.int32), value))
+        except Exception as error:
+            self._events.append(Event("raised", worker, np.empty(0, np.int32), error))
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Return what has happened; nothing is ever under way."""
+        del timeout
+        events, self._events = self._events, []
+        return events
+
+    def respawn(self, worker: int) -> None:
+        """Never needed: a failure here is the trainer's own."""
+        raise WorkerError(f"Worker {worker} runs in this process and can't be restarted.")
+
+    def close(self) -> None:
+        """Close the environments."""
+        slots, self._slots = self._slots, {}
+        for slot in slots.values():
+            slot.env.close()
+
+
+def _describe(code: int | None) -> str:
+    if code is None:
+        return "is gone"
+    if code < 0:
+        try:
+            return f"was killed by signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"left with exit code {code}"

@@ -1,0 +1,313 @@
+"""Who does what, and what became of it: the state of every environment of a vector environment."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vla_gym.errors import WorkerError, WorkerRestartWarning
+from vla_gym.vector.pool import Event, Failure, Pool
+from vla_gym.vector.protocol import Extras
+from vla_gym.vector.rows import RESET, STEP
+
+# Remembered of the last whole observation, for the infos of a step that a dead worker took away.
+_REMEMBERED = ("info_set", "info/elapsed_steps", "info/task_id", "info/init_state_id")
+
+
+class Runner:
+    """Drives a pool of workers over the rows of the shared table.
+
+    Attributes:
+        table: The shared arrays, see ``rows.table_layout``.
+        half: (N,) which half of the double buffer holds the current observation.
+        busy: (N,) a command is under way.
+        ended: (N,) a reset is due.
+        killed: (N,) the last command was a step that died with its worker.
+        restarted: (N,) the worker was restarted during the last command.
+        texts, final_texts: Instruction of the current, and of the just ended episode.
+        extras: Infos that are not in the table, by environment, of the last command.
+        finished: Environments whose command is done and not collected yet, in order.
+        seeds, next_episode: (N,) which episode an environment plays next.
+        broken: Why nothing works any more, or None.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        table: Mapping[str, np.ndarray],
+        blocks: Sequence[np.ndarray],
+        mode: AutoresetMode,
+        *,
+        restart: bool,
+        max_restarts: int,
+    ) -> None:
+        """Take over a pool.
+
+        Args:
+            pool: The workers.
+            table: The shared arrays.
+            blocks: Environment ids of each worker.
+            mode: Autoreset mode.
+            restart: Whether failed workers are restarted.
+            max_restarts: Failures of a worker in which none of its episodes ends, before giving up.
+        """
+        self.pool, self.table, self.blocks, self.mode = pool, table, blocks, mode
+        self._restart, self._max_restarts = restart, max_restarts
+        n = sum(len(block) for block in blocks)
+        self.everyone = np.arange(n)
+        self.worker_of = np.concatenate([np.full(len(b), w) for w, b in enumerate(blocks)])
+        self.half = np.zeros(n, np.int8)
+        self.busy, self.ended = np.zeros(n, bool), np.ones(n, bool)
+        self.killed, self.restarted = np.zeros(n, bool), np.zeros(n, bool)
+        self._lost = np.zeros(n, bool)  # the episode died with its worker between two commands
+        self.seeds, self.next_episode = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.texts: list[str | None] = [None] * n
+        self.final_texts: list[str | None] = [None] * n
+        self.extras: dict[int, Extras] = {}
+        self.finished: list[int] = []
+        self.broken: str | None = None
+        self._each = np.zeros(n, bool)
+        self._options: dict[int, dict[str, Any]] = {}
+        self._failures = np.zeros(len(blocks), np.int64)
+        self._known = {key: np.zeros_like(table[key]) for key in _REMEMBERED}
+        self._values: dict[int, Any] = {}
+        self._ready: set[int] = set()
+        self._columns = [name for name in table if name.startswith("obs")]
+
+    def seed(self, ids: np.ndarray, seeds: np.ndarray) -> None:
+        """Start the episode count of environments again, from new seeds."""
+        self.seeds[ids], self.next_episode[ids] = seeds, 0
+        self.table["seed"][ids], self.table["episode"][ids] = seeds, 0
+        self.table["reseed"][ids], self.table["plays_as"][ids] = True, ids
+
+    def restore(self, i: int, seed: int, next_episode: int, plays_as: int, *, ended: bool) -> None:
+        """Put the episode count of an environment where a saved state had it."""
+        self.table["plays_as"][i] = plays_as
+        self.seeds[i] = self.table["seed"][i] = seed
+        self.next_episode[i] = self.table["episode"][i] = next_episode
+        self.table["reseed"][i] = False
+        self.ended[i], self._lost[i] = ended, False
+
+    def reset(
+        self, ids: np.ndarray, options: Mapping[int, dict[str, Any]], *, each: bool = False
+    ) -> None:
+        """Have environments reset."""
+        self._options |= options
+        self._lost[ids] = False
+        self._launch(ids, np.full(len(ids), RESET, np.int8), each)
+
+    def step(self, ids: np.ndarray, *, each: bool = False) -> None:
+        """Have environments execute their action, or reset where the last episode is over."""
+        self._launch(ids, np.where(self.ended[ids], RESET, STEP).astype(np.int8), each)
+
+    def _launch(self, ids: np.ndarray, ops: np.ndarray, each: bool) -> None:
+        table = self.table
+        self.killed[ids] = self.restarted[ids] = False
+        self.busy[ids], self._each[ids] = True, each
+        table["op"][ids], table["half"][ids] = ops, 1 - self.half[ids]
+        if self.extras:
+            for i in ids.tolist():
+                self.extras.pop(i, None)
+        if self._lost.any():
+            for i in ids[self._lost[ids]].tolist():
+                self._lost[i], self.restarted[i] = False, True
+                self._drop_step(i)
+            ids = ids[self.busy[ids]]
+        self._dispatch(ids)
+
+    def _dispatch(self, ids: np.ndarray) -> None:
+        options = {i: self._options[i] for i in ids.tolist() if i in self._options}
+        workers = self.worker_of[ids]
+        try:
+            for worker in np.unique(workers).tolist():
+                block = ids[workers == worker]
+                self.pool.run(worker, block, each=bool(self._each[block[0]]), options=options)
+        except BaseException:
+            self._give_up(ids)
+            raise
+
+    def _give_up(self, ids: np.ndarray) -> None:
+        """Forget commands whose outcome is unknown; a reset is due."""
+        self.busy[ids], self.ended[ids] = False, True
+
+    def wait(self, enough: Callable[[], bool], timeout: float | None = None) -> None:
+        """Handle events until there are enough.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds; what is under way goes on.
+            WorkerError: A worker failed for good.
+            VlaGymError: One that an environment raised.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not enough():
+            left = None if end is None else max(0.0, end - time.monotonic())
+            events = self.pool.poll(left)
+            if not events:
+                raise TimeoutError(f"Not done after {timeout} s; call again to wait on.")
+            error: Exception | None = None
+            for event in events:
+                error = self._handle(event) or error
+            if error is not None:
+                raise error
+
+    def wait_ready(self) -> None:
+        """Wait until every worker has built its environments.
+
+        Raises:
+            WorkerError: If environments can't be built.
+        """
+        self.wait(lambda: len(self._ready) == len(self.blocks))
+
+    def idle(self) -> bool:
+        """Tell whether no command is under way."""
+        return not self.busy.any()
+
+    def call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
+        """Call a method of the slots of idle environments.
+
+        Args:
+            calls: Arguments by environment.
+            method: Name of the method of ``Slot``.
+
+        Raises:
+            WorkerError: If a worker died over it.
+            Exception: What the method raised.
+        """
+        ids = np.array(list(calls), np.int64)
+        workers = np.unique(self.worker_of[ids]).tolist()
+        asked: dict[int, list[int]] = {}
+        self._values.clear()
+        for worker in workers:
+            asked[worker] = ids[self.worker_of[ids] == worker].tolist()
+            self.pool.call(worker, asked[worker], method, [calls[i] for i in asked[worker]])
+        self.wait(lambda: all(worker in self._values for worker in workers))
+        results: dict[int, Any] = {}
+        for worker in workers:
+            value = self._values.pop(worker)
+            if isinstance(value, Exception):
+                raise value
+            results.update(zip(asked[worker], value, strict=True))
+        return [results[i] for i in ids.tolist()]
+
+    def _handle(self, event: Event) -> Exception | None:
+        if event.kind == "done":
+            self._finish(event.ids, event.value)
+        elif event.kind == "ready":
+            self._ready.add(event.worker)
+        elif event.kind == "value":
+            self._values[event.worker] = event.value
+        elif event.kind == "raised":
+            if not self.busy[event.ids].any():  # a call, not a step or reset
+                self._values[event.worker] = event.value
+                return None
+            self._give_up(event.ids)
+            error: Exception = event.value
+            return error
+        elif event.kind == "failed":
+            return self._recover(event.worker, event.value)
+        return None
+
+    def _finish(self, ids: np.ndarray, extras: Mapping[int, Extras]) -> None:
+        """Take note of what a worker has done."""
+        table = self.table
+        self.busy[ids] = False
+        self.half[ids] = table["half"][ids]
+        reset = table["did_reset"][ids]
+        over = table["terminated"][ids] | table["truncated"][ids]
+        self.ended[ids] = over & ~reset
+        if reset.any():
+            fresh = ids[reset]
+            self.next_episode[fresh] += 1
+            table["episode"][fresh] = self.next_episode[fresh]
+            table["reseed"][fresh] = False
+            for i in fresh.tolist():
+                self._options.pop(i, None)
+                self.final_texts[i] = self.texts[i]
+        if table["episode_ended"][ids].any():
+            self._failures[self.worker_of[ids[table["episode_ended"][ids]]]] = 0
+        for i, extra in extras.items():
+            self.extras[i] = extra
+            if extra.text is not None:
+                self.texts[i] = extra.text
+        if self.killed[ids].any():  # with autoreset in the same step
+            table["truncated"][ids[self.killed[ids]]] = True
+        for key, values in self._known.items():
+            values[ids] = table[key][ids]
+        self.finished.extend(ids.tolist())
+
+    def _drop_step(self, i: int) -> None:
+        """Settle a step that died with its worker: truncated, at the last observation."""
+        table, last, target = self.table, self.half[i], 1 - self.half[i]
+        self.killed[i] = True
+        same_step = self.mode == AutoresetMode.SAME_STEP
+        prefix = "final_info" if same_step else "info"
+        for key, values in self._known.items():
+            table[key.replace("info", prefix, 1)][i] = values[i]
+        for key, value in (
+            ("success", False),
+            ("is_success", False),
+            ("executed_steps", 0),
+            ("discount", 1.0),
+        ):
+            table[f"{prefix}/{key}"][i] = value
+        if same_step:
+            for name in self._columns:
+                table[f"final_{name}"][i] = table[name][last, i]
+            table["op"][i] = RESET
+            return
+        for name in self._columns:
+            table[name][target, i] = table[name][last, i]
+        table["reward"][i], table["terminated"][i], table["truncated"][i] = 0.0, False, True
+        table["did_reset"][i] = table["episode_ended"][i] = False
+        self._finish(np.array([i]), {})
+
+    def _recover(self, worker: int, failure: Failure) -> Exception | None:
+        """Restart a failed worker, settle its steps and do its resets again."""
+        block = self.blocks[worker]
+        message = self._message(worker, failure)
+        self._failures[worker] += 1
+        # What its environments raise when they are first built, they raise each time.
+        hopeless = failure.error is not None or (failure.raised and worker not in self._ready)
+        if self._failures[worker] > self._max_restarts:
+            hopeless = True
+            message += (
+                f"\nThat was failure {self._failures[worker]} in a row without an episode of its "
+                f"environments ending (max_restarts={self._max_restarts}): giving up."
+            )
+        if hopeless or not self._restart:
+            self._give_up(block)
+            self.broken = message
+            return failure.error or WorkerError(message)
+        try:
+            self.pool.respawn(worker)
+        except BaseException:
+            self._give_up(block)
+            self.broken = message
+            raise
+        # Whatever it knew is gone: environments are seeded again, calls get no answer.
+        self.table["reseed"][block] = True
+        self._values[worker] = WorkerError(message)
+        busy, idle = block[self.busy[block]], block[~self.busy[block]]
+        self._lost[idle[~self.ended[idle]]] = True
+        self.restarted[busy] = True
+        for i in busy[self.table["op"][busy] == STEP].tolist():
+            self._drop_step(i)
+        again = block[self.busy[block]]
+        if len(again):
+            self._dispatch(again)
+        warnings.warn(f"{message}\nIt was restarted.", WorkerRestartWarning, stacklevel=6)
+        return None
+
+    def _message(self, worker: int, failure: Failure) -> str:
+        block = self.blocks[worker]
+        tasks = ", ".join(
+            f"{i} (task {self._known['info/task_id'][i]}, episode {self.next_episode[i] - 1})"
+            for i in block.tolist()
+        )
+        when = f"during {failure.command!r}" if failure.started else "while it started"
+        return f"Worker {worker} {failure.reason} {when}. Its environments: {tasks}."

@@ -1,0 +1,201 @@
+"""One environment of a vector environment, and its rows of the shared table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from vla_gym.errors import ConfigError
+from vla_gym.vector.memory import leaves, write_value
+from vla_gym.vector.rows import INFO_BITS, INFO_TYPES, RESET, TEXT_INFO
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """State of one environment of a vector environment.
+
+    Attributes:
+        env: State of the environment, see ``LiberoEnv.get_state``.
+        episode_return, episode_length: Statistics of the running episode.
+        seed, next_episode, plays_as: Which episodes follow: those of that environment.
+        ended: Whether a reset is due.
+    """
+
+    env: Any
+    episode_return: float
+    episode_length: int
+    seed: int = 0
+    next_episode: int = 0
+    plays_as: int = 0
+    ended: bool = False
+
+
+class Slot:
+    """Runs one environment and writes what it returns into row ``index`` of the table.
+
+    The same code runs in a worker process and, with ``workers=0``, in the trainer's.
+
+    Attributes:
+        extras: After :meth:`run`: infos that are no plain numbers, and those of the final info.
+        text: After :meth:`run`: the instruction if it changed, else None.
+    """
+
+    def __init__(
+        self, env: gym.Env[Any, Any], index: int, table: Mapping[str, np.ndarray], same_step: bool
+    ) -> None:
+        """Take over an environment.
+
+        Args:
+            env: The environment, not reset yet.
+            index: Its row.
+            table: The shared arrays, see ``rows.table_layout``.
+            same_step: Whether an ended episode is followed by a reset in the same step.
+        """
+        self.env, self.index, self._same_step = env, index, same_step
+        self._table = table
+        names = list(leaves(env.observation_space))
+        # Rows of one environment as arrays; [()] keeps a view even of a scalar column.
+        self._halves = [{n: table[n][half, index, ...] for n in names} for half in (0, 1)]
+        self._final = {n: table[f"final_{n}"][index, ...] for n in names} if same_step else {}
+        self._unwrapped: Any = env.unwrapped
+        self._seeks = hasattr(self._unwrapped, "seek")
+        # A wrapper may keep or change images, so only a bare environment draws into our rows.
+        self._draws = env is self._unwrapped and hasattr(env, "image_out")
+        self._text: str | None = None
+        self._return, self._length = 0.0, 0
+        self.extras: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.text: str | None = None
+
+    def run(self, options: dict[str, Any] | None = None) -> None:
+        """Do what the row asks for: a reset, or a step (with a reset if the mode wants one)."""
+        table, i = self._table, self.index
+        rows = self._halves[table["half"][i]]
+        if self._draws:
+            self._unwrapped.image_out = {
+                name: rows[f"obs/{name}"] for name in self._unwrapped.cameras
+            }
+        self.extras, self.text = ({}, {}), None
+        table["did_reset"][i] = table["episode_ended"][i] = False
+        if table["op"][i] == RESET:
+            table["reward"][i] = 0.0
+            table["terminated"][i] = table["truncated"][i] = False
+            self._reset(rows, options)
+        else:
+            self._step(rows)
+
+    def _step(self, rows: dict[str, np.ndarray]) -> None:
+        table, i = self._table, self.index
+        obs, reward, terminated, truncated, info = self.env.step(table["action"][i].copy())
+        table["reward"][i] = reward
+        table["terminated"][i], table["truncated"][i] = terminated, truncated
+        self._return += float(reward)
+        self._length += int(info.get("executed_steps", 1))
+        ended = bool(terminated or truncated)
+        if ended:
+            success = info.get("success", info.get("is_success", terminated))
+            table["episode_ended"][i] = True
+            table["episode_return"][i] = self._return
+            table["episode_length"][i] = self._length
+            table["episode_success"][i] = bool(success)
+        if ended and self._same_step:
+            write_value(self._final, obs)
+            final_extras = self._write_info("final_info", info)
+            self._reset(rows, None)
+            self.extras = (self.extras[0], final_extras)
+        else:
+            write_value(rows, obs)
+            self.extras = (self._write_info("info", info), {})
+
+    def _reset(self, rows: dict[str, np.ndarray], options: dict[str, Any] | None) -> None:
+        table, i = self._table, self.index
+        seed, episode = int(table["seed"][i]), int(table["episode"][i])
+        self._return, self._length = 0.0, 0
+        reset_seed: int | None = None
+        if table["reseed"][i] and episode == 0:
+            reset_seed = seed
+        elif self._seeks:
+            other = int(table["plays_as"][i])
+            self._unwrapped.seek(seed, episode, *((other,) if other != i else ()))
+        elif table["reseed"][i]:
+            # A restarted environment that cannot be put to its next episode: as reproducible.
+            reset_seed = int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
+        obs, info = self.env.reset(seed=reset_seed, options=options)
+        write_value(rows, obs)
+        self.extras = (self._write_info("info", info), {})
+        table["did_reset"][i] = True
+
+    def _write_info(self, prefix: str, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the numeric infos into the row; return the others."""
+        table, i, present = self._table, self.index, 0
+        extras: dict[str, Any] = {}
+        for key, value in info.items():
+            kind = INFO_TYPES.get(key)
+            if kind is not None and type(value) is kind:
+                table[f"{prefix}/{key}"][i] = value
+                present |= INFO_BITS[key]
+            elif key == TEXT_INFO and type(value) is str:
+                present |= INFO_BITS[key]
+                # The trainer keeps the text of a final info: it was sent when the episode began.
+                if prefix == "info" and value != self._text:
+                    self._text = self.text = value
+            else:
+                extras[key] = value
+        table[f"{prefix}_set"][i] = present
+        return extras
+
+    def get_state(self) -> SlotState:
+        """Return the environment's state.
+
+        Raises:
+            ConfigError: If the environment has no ``get_state``.
+        """
+        return SlotState(self._method("get_state")(), self._return, self._length)
+
+    def set_state(self, state: SlotState) -> None:
+        """Continue from a state; the observation goes into the row."""
+        rows = self._halves[self._table["half"][self.index]]
+        if self._draws:
+            self._unwrapped.image_out = None
+        write_value(rows, self._method("set_state")(state.env))
+        self._return, self._length = state.episode_return, state.episode_length
+
+    def _method(self, name: str) -> Any:
+        if self.env is not self._unwrapped and not any(
+            name in vars(type(layer)) for layer in _layers(self.env)
+        ):
+            raise ConfigError(
+                f"{name} knows nothing of what the wrappers {self.env} hold or change. Give one of "
+                f"them a {name} method, or use an environment without env_wrappers."
+            )
+        try:
+            return self.env.get_wrapper_attr(name)
+        except AttributeError as error:
+            raise ConfigError(f"{self.env} has no {name}.") from error
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the environment or its wrappers, or return an attribute."""
+        if name in ("reset", "step", "close"):
+            raise ConfigError(f"call({name!r}) would go past the vector environment: use {name}().")
+        if name in ("get_state", "set_state"):
+            return getattr(self, name)(*args, **kwargs)
+        if self._draws:
+            self._unwrapped.image_out = None
+        attribute = self.env.get_wrapper_attr(name)
+        return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the environment or of the wrapper that has it."""
+        self.env.set_wrapper_attr(name, value)
+
+
+def _layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
+    """Return the wrappers around an environment, outermost first."""
+    found: list[gym.Env[Any, Any]] = []
+    while isinstance(env, gym.Wrapper):
+        found.append(env)
+        env = env.env
+    return found

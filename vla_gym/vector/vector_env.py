@@ -1,0 +1,578 @@
+"""Many LIBERO environments over worker processes, as one Gymnasium vector environment."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from vla_gym.errors import ConfigError, InvalidActionError, WorkerError
+from vla_gym.suites import Task
+from vla_gym.vector.build import Workforce, start_workforce
+from vla_gym.vector.infos import batch_infos, episode_stats
+from vla_gym.vector.memory import read_value
+from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.slot import SlotState
+
+Arrays = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+    """``num_envs`` LIBERO environments over ``workers`` processes.
+
+    Environment i plays what ``LiberoEnv(..., env_index=i)`` with seed ``seed + i`` plays, whatever
+    the number of workers and whatever happens to the others. Observations, actions, rewards, flags
+    and numeric infos live in shared memory; a worker runs a whole chunk and renders once.
+
+    infos are those of Gymnasium's ``SyncVectorEnv`` (arrays with ``_key`` masks; in SAME_STEP
+    ``final_obs`` and ``final_info``) and:
+        ``episode_stats``: at the step that ends an episode, in every autoreset mode: ``return``,
+        ``length`` in control steps, ``success``, with masks;
+        ``worker_restarted``: (num_envs,) bool, only in a step in which a worker was restarted.
+
+    A worker that dies, hangs or raises is restarted, with a ``WorkerRestartWarning``. Its
+    environments that were stepping report truncated=True, reward 0, their last observation (in
+    SAME_STEP as ``final_obs``), ``worker_restarted`` and no ``episode_stats``: keep such rows out
+    of a replay buffer. Environments that were being reset are reset again. Mistakes that the
+    package itself reports (``VlaGymError``) are raised instead.
+
+    Asynchronous use: :meth:`send` some environments' actions, :meth:`recv` whichever is done.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        suite: str | None = None,
+        *,
+        workers: int | None = None,
+        task_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        task_sampling: Literal["uniform", "round_robin", "balanced"] = "uniform",
+        group_size: int = 1,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        copy: bool = True,
+        env_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+        env_factory: Callable[[int], gym.Env[Any, Any]] | None = None,
+        render_devices: Sequence[int] | None = None,
+        on_worker_failure: Literal["restart", "raise"] = "restart",
+        max_restarts: int = 5,
+        step_timeout: float = 60.0,
+        start_timeout: float = 300.0,
+        **env_kwargs: Any,
+    ) -> None:
+        """Start the workers and build the environments; simulations are built at the first reset.
+
+        Args:
+            num_envs: Number of environments N.
+            suite: Suite name, e.g. ``"goal"``.
+            workers: Worker processes; None for one a core (at most N), 0 for none: the same code
+                in this process.
+            task_ids: One task, several, or all of the suite (None); or N lists, one for each
+                environment.
+            task_sampling: ``"uniform"`` draws each episode's task; ``"round_robin"`` goes through
+                the list; ``"balanced"`` plays each task once in a shuffled block. A schedule: it
+                depends on seed, environment and episode number, never on who finishes when.
+            group_size: So many consecutive environments play the same tasks and layouts.
+            autoreset_mode: ``"NEXT_STEP"``, ``"SAME_STEP"`` or ``"DISABLED"``, as Gymnasium's.
+            copy: False returns views of the shared memory, valid until the next but one step.
+            env_wrappers: Applied to each environment in its worker.
+            env_factory: Builds environment i, instead of LiberoEnv. It is called in the worker.
+            render_devices: EGL devices, given to the workers in turn.
+            on_worker_failure: ``"restart"`` or ``"raise"``.
+            max_restarts: Failures of one worker in which none of its episodes ends, after which
+                :class:`~vla_gym.errors.WorkerError` is raised.
+            step_timeout: A worker without progress for so many seconds counts as hung.
+            start_timeout: The same while it starts; also for compiling scenes that are new here.
+            **env_kwargs: Passed on to :class:`vla_gym.env.LiberoEnv`: ``assets``, ``chunk_len``,
+                ``cameras``, ``image_size``, ``gamma``, ``init_states``, ``render_mode``...
+
+        Raises:
+            ConfigError, UnknownTaskError: If an argument is out of range.
+            AssetError, CompileError: If the scenes can't be loaded.
+            WorkerError: If the environments can't be built.
+        """
+        self.closed = True  # until there is something to close
+        if on_worker_failure not in ("restart", "raise"):
+            raise ConfigError(
+                f"on_worker_failure must be 'restart' or 'raise', got {on_worker_failure!r}."
+            )
+        if max_restarts < 0 or step_timeout <= 0 or start_timeout <= 0:
+            raise ConfigError("max_restarts must not be negative, timeouts must be positive.")
+        self._plan = EnvPlan.make(
+            num_envs,
+            suite,
+            task_ids=task_ids,
+            task_sampling=task_sampling,
+            group_size=group_size,
+            env_wrappers=env_wrappers,
+            env_factory=env_factory,
+            env_kwargs=env_kwargs,
+        )
+        self.num_envs, self.copy = num_envs, copy
+        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        force: Workforce = start_workforce(
+            self._plan,
+            workers,
+            self.autoreset_mode,
+            render_devices=render_devices,
+            restart=on_worker_failure == "restart",
+            max_restarts=max_restarts,
+            step_timeout=step_timeout,
+            start_timeout=start_timeout,
+        )
+        self._finalizer = weakref.finalize(self, _close, force)
+        self.closed = False
+        self._runner, self._table = force.runner, force.memory.arrays
+        self.metadata = {**force.spaces.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = force.spaces.render_mode
+        self.single_observation_space = force.spaces.observation_space
+        self.single_action_space = force.spaces.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._everyone = np.arange(num_envs)
+        self._seeded = False
+        self._waiting: str | None = None
+        self._interrupted = False
+
+    # What is where
+
+    @property
+    def worker_of(self) -> np.ndarray:
+        """(num_envs,) worker of each environment."""
+        return self._runner.worker_of.copy()
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers; empty with ``workers=0``."""
+        return self._runner.pool.pids
+
+    @property
+    def worker_seconds(self) -> np.ndarray:
+        """(workers,) seconds that each worker spent on its last step or reset."""
+        return self._table["busy_s"].copy()
+
+    def tasks_of(self, env_id: int) -> tuple[Task, ...]:
+        """Return the tasks that an environment plays; empty with an ``env_factory``."""
+        return self._plan.tasks_of(env_id)
+
+    def groups(self, k: int) -> list[np.ndarray]:
+        """Split the environments into ``k`` groups, each spread evenly over the workers.
+
+        While one group simulates, another one can be in the VLA: see :meth:`send`.
+
+        Raises:
+            ConfigError: If k is not within 1..num_envs.
+        """
+        if not 1 <= k <= self.num_envs:
+            raise ConfigError(f"The number of groups must be in 1..{self.num_envs}, got {k}.")
+        parts: list[list[int]] = [[] for _ in range(k)]
+        turn = 0
+        for block in self._runner.blocks:
+            for i in block.tolist():
+                parts[turn % k].append(i)
+                turn += 1
+        return [np.array(sorted(part)) for part in parts]
+
+    # Lock-step use
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode in all environments, or in those of ``options["reset_mask"]``.
+
+        Args:
+            seed: Environment i gets ``seed + i``, or its entry of a sequence. It fixes all its
+                following episodes. None goes on to the next episode.
+            options: ``task_id`` and ``init_state_id``, a number or one for each environment (-1
+                for none); ``reset_mask``: (num_envs,) bool.
+
+        Raises:
+            ConfigError, UnknownTaskError: If an option is unknown or out of range.
+        """
+        if self._interrupted:  # by Ctrl-C; its outcome is of no use to anybody
+            self._runner.wait(self._runner.idle)
+            self._collected()
+        self._assert_idle("reset")
+        ids, per_env = self._plan.reset_options(options)
+        self._seed(ids, seed)
+        self._align()
+        self._runner.reset(ids, per_env)
+        self._wait_all()
+        obs, _, _, _, infos = self._collect(None, acted=ids)
+        return obs, infos
+
+    def step(self, actions: Any) -> Arrays:
+        """Execute an action, or a chunk, in every environment.
+
+        Args:
+            actions: (num_envs, ...) as ``action_space``. The row of an environment that is reset
+                instead (NEXT_STEP, after the end of its episode) is ignored.
+
+        Returns:
+            Observations, rewards (float64), terminations, truncations and infos.
+
+        Raises:
+            InvalidActionError: Wrong shape or not finite; nothing has moved then.
+            gymnasium.error.ResetNeeded: Before the first reset; with DISABLED also for an
+                environment whose episode is over.
+            WorkerError: If a worker fails for good.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step; :meth:`step_wait` returns what comes of it."""
+        self._assert_idle("step_async")
+        self._align()
+        self._write_actions(actions, self._everyone)
+        self._runner.step(self._everyone)
+        self._waiting = "step"
+
+    def step_wait(self, timeout: float | None = None) -> Arrays:
+        """Wait for the step that :meth:`step_async` began.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds; it may be called again.
+        """
+        self._assert_open()
+        if self._waiting != "step":
+            raise NoAsyncCallError("step_wait() needs a step_async() before it.", "step")
+        self._wait_all(timeout)
+        return self._collect(None)
+
+    # Asynchronous use
+
+    def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray) -> None:
+        """Begin a step in some environments; :meth:`recv` returns them when they are done.
+
+        Args:
+            actions: (len(env_ids), ...).
+            env_ids: Environments with nothing under way.
+        """
+        ids = self._sendable(env_ids, "send")
+        self._write_actions(actions, ids)
+        self._runner.step(ids, each=True)
+
+    def reset_send(
+        self,
+        env_ids: Sequence[int] | np.ndarray | None = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin a reset of some environments, all by default; see :meth:`reset`, :meth:`recv`."""
+        ids = self._sendable(self._everyone if env_ids is None else env_ids, "reset_send")
+        mask = np.zeros(self.num_envs, bool)
+        mask[ids] = True
+        _, per_env = self._plan.reset_options({**(options or {}), "reset_mask": mask})
+        self._seed(ids, seed)
+        self._runner.reset(ids, per_env, each=True)
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Arrays:
+        """Wait for environments that :meth:`send` or :meth:`reset_send` set going.
+
+        Args:
+            min_envs: Return so many, those that were done first; None for all that are going.
+            timeout: Seconds.
+
+        Returns:
+            As :meth:`step`, with one row for each of the environments ``infos["env_id"]``, in
+            ascending order. A reset has reward 0 and no flags.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds; nothing is lost.
+            ConfigError: If fewer environments are going.
+        """
+        self._assert_open()
+        runner = self._runner
+        if self._waiting is not None:
+            raise AlreadyPendingCallError("recv() does not end a step_async().", self._waiting)
+        going = int(runner.busy.sum()) + len(runner.finished)
+        wanted = going if min_envs is None else int(min_envs)
+        if not 1 <= wanted <= going:
+            raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")
+        self._guard(lambda: runner.wait(lambda: len(runner.finished) >= wanted, timeout))
+        ids = np.array(sorted(runner.finished[:wanted]), np.int64)
+        del runner.finished[:wanted]
+        result = self._collect(ids)
+        result[4]["env_id"] = ids
+        return result
+
+    # States, calls
+
+    def get_state(self, env_ids: Sequence[int] | None = None) -> list[SlotState]:
+        """Return the states of environments, all by default; they can be pickled."""
+        ids = self._callable(env_ids, "get_state")
+        runner, states = self._runner, self._runner.call({i: () for i in ids}, "get_state")
+        return [
+            SlotState(
+                state.env,
+                state.episode_return,
+                state.episode_length,
+                int(runner.seeds[i]),
+                int(runner.next_episode[i]),
+                int(self._table["plays_as"][i]),
+                bool(runner.ended[i]),
+            )
+            for i, state in zip(ids, states, strict=True)
+        ]
+
+    def set_state(self, states: Sequence[SlotState], env_ids: Sequence[int] | None = None) -> Any:
+        """Have environments go on from states, with the episodes that followed there.
+
+        Args:
+            states: From :meth:`get_state` of this or a like vector environment.
+            env_ids: As many environments, all by default.
+
+        Returns:
+            The observations of all environments.
+        """
+        ids = self._callable(env_ids, "set_state")
+        if len(ids) != len(states):
+            raise ConfigError(f"Got {len(states)} states for {len(ids)} environments.")
+        self._align()
+        runner = self._runner
+        self._table["half"][ids] = runner.half[ids]
+        runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
+        for i, state in zip(ids, states, strict=True):
+            runner.restore(i, state.seed, state.next_episode, state.plays_as, ended=state.ended)
+        self._seeded = True
+        return self._observations(None)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every environment, or read an attribute; one result for each."""
+        ids = self._callable(None, "call")
+        return tuple(self._runner.call({i: (name, args, kwargs) for i in ids}, "call"))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment, to one value or to a list or tuple of them."""
+        ids = self._callable(None, "set_attr")
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ConfigError(f"Expected {self.num_envs} values of {name!r}, got {len(values)}.")
+        self._runner.call({i: (name, values[i]) for i in ids}, "set_attr")
+
+    def render(self) -> tuple[Any, ...]:
+        """Return a frame of every environment, or None for each without a ``render_mode``."""
+        return self.call("render")
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the workers; whatever is under way is lost."""
+        del kwargs
+        self._finalizer()
+
+    # Inside
+
+    def _assert_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("This vector environment is closed.")
+        if self._runner.broken is not None:
+            raise WorkerError(f"This vector environment has failed: {self._runner.broken}")
+
+    def _assert_idle(self, name: str) -> None:
+        self._assert_open()
+        if self._waiting is not None:
+            mend = "reset()" if self._interrupted else "step_wait()"
+            raise AlreadyPendingCallError(
+                f"{name}() while a step is under way: call {mend} first.", self._waiting
+            )
+        if self._runner.busy.any() or self._runner.finished:
+            going = np.flatnonzero(self._runner.busy).tolist() + self._runner.finished
+            raise AlreadyPendingCallError(
+                f"{name}() while environments {sorted(going)} were sent and not received: call "
+                "recv() first.",
+                "send",
+            )
+
+    def _callable(self, env_ids: Sequence[int] | None, name: str) -> list[int]:
+        self._assert_idle(name)
+        return self._check_ids(self._everyone if env_ids is None else env_ids).tolist()
+
+    def _check_ids(self, env_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        ids = np.atleast_1d(np.asarray(env_ids))
+        bad = ids.ndim != 1 or ids.dtype.kind not in "iu" or len(np.unique(ids)) != len(ids)
+        if bad or len(ids) == 0 or ids.min() < 0 or ids.max() >= self.num_envs:
+            raise ConfigError(
+                f"env_ids must be different integers in 0..{self.num_envs - 1}, got {env_ids}."
+            )
+        return ids.astype(np.int64)
+
+    def _sendable(self, env_ids: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
+        self._assert_open()
+        ids = self._check_ids(env_ids)
+        if self._waiting is not None:
+            raise AlreadyPendingCallError(f"{name}() during a step_async().", self._waiting)
+        taken = set(ids[self._runner.busy[ids]].tolist()) | (
+            set(ids.tolist()) & set(self._runner.finished)
+        )
+        if taken:
+            raise AlreadyPendingCallError(
+                f"{name}(): environments {sorted(taken)} were sent and not received yet.", "send"
+            )
+        return ids
+
+    def _seed(self, ids: np.ndarray, seed: int | Sequence[int | None] | None) -> None:
+        if isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))
+        elif seed is None and self._seeded:
+            return
+        elif seed is None:
+            seed = int(self.np_random.integers(2**31))
+        rows, seeds = self._plan.seeds(ids, seed)
+        self._runner.seed(rows, seeds)
+        self._seeded = True
+
+    def _write_actions(self, actions: Any, ids: np.ndarray) -> None:
+        """Check actions and put them into the table.
+
+        Raises:
+            InvalidActionError: Wrong shape, dtype or not finite.
+        """
+        if not self._seeded:
+            raise gym.error.ResetNeeded("Call reset() first.")
+        ended = self._runner.ended[ids]
+        if self.autoreset_mode == AutoresetMode.DISABLED and ended.any():
+            raise gym.error.ResetNeeded(
+                f"The episodes of environments {ids[ended].tolist()} are over: with autoreset "
+                "DISABLED, reset them first: reset(options={'reset_mask': mask})."
+            )
+        column = self._table["action"]
+        array = np.asarray(actions)
+        expected = (len(ids), *column.shape[1:])
+        if array.shape != expected or not np.can_cast(array.dtype, column.dtype, "same_kind"):
+            raise InvalidActionError(
+                f"Expected actions of shape {expected} and dtype {column.dtype}, got shape "
+                f"{array.shape} and dtype {array.dtype}."
+            )
+        if column.dtype.kind == "f" and not np.isfinite(array).all():
+            finite = np.isfinite(array).reshape(len(ids), -1).all(1)
+            if not (finite | ended).all():
+                raise InvalidActionError(
+                    f"The actions of environments {ids[~finite & ~ended].tolist()} are not finite. "
+                    "Nothing was executed; check the policy for exploding weights."
+                )
+        column[ids] = array
+
+    def _guard(self, wait: Callable[[], None]) -> None:
+        """Wait; an error that ends the wait also ends the step."""
+        try:
+            wait()
+        except TimeoutError:
+            raise
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
+        except Exception:
+            if self._waiting is not None and self._runner.broken is None:
+                self._runner.wait(self._runner.idle)
+            self._collected()
+            raise
+
+    def _wait_all(self, timeout: float | None = None) -> None:
+        self._guard(lambda: self._runner.wait(self._runner.idle, timeout))
+        self._collected()
+
+    def _collected(self) -> None:
+        self._waiting, self._interrupted = None, False
+        self._runner.finished.clear()
+
+    def _align(self) -> None:
+        """Bring all current observations into the same half of the double buffer."""
+        half = self._runner.half
+        for i in np.flatnonzero(half != half[0]).tolist():
+            for name, array in self._table.items():
+                if name.startswith("obs"):
+                    array[half[0], i] = array[half[i], i]
+            half[i] = half[0]
+
+    def _observations(self, ids: np.ndarray | None) -> Any:
+        table, half = self._table, self._runner.half
+        names = [name for name in table if name.startswith("obs")]
+        if ids is not None:
+            arrays = {name: table[name][half[ids], ids] for name in names}
+        elif (half == half[0]).all():
+            arrays = {name: table[name][half[0]] for name in names}
+            if self.copy:
+                arrays = {name: array.copy() for name, array in arrays.items()}
+        else:
+            arrays = {name: table[name][half, self._everyone] for name in names}
+        return read_value(self.single_observation_space, arrays)
+
+    def _collect(self, ids: np.ndarray | None, acted: np.ndarray | None = None) -> Arrays:
+        """Return what came of a command, for some environments or (None) for all.
+
+        Args:
+            ids: Rows of the result.
+            acted: Which of all environments had a command; None for every one.
+        """
+        table, runner = self._table, self._runner
+        rows = self._everyone if ids is None else ids
+        active = np.ones(len(rows), bool)
+        if acted is not None:
+            active = np.isin(rows, acted)
+        terminated, truncated = table["terminated"][rows], table["truncated"][rows]
+        extras = {i: e.infos for i, e in runner.extras.items() if e.infos}
+        infos = batch_infos(table, "info", rows, active, runner.texts, extras)
+        ended = active & (terminated | truncated)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended.any():
+            self._add_final(infos, rows, ended)
+        counted = ended & table["episode_ended"][rows]
+        if counted.any():
+            infos["episode_stats"] = episode_stats(table, rows, counted)
+            infos["_episode_stats"] = counted
+        restarted = active & runner.restarted[rows]
+        if restarted.any():
+            infos["worker_restarted"], infos["_worker_restarted"] = restarted, restarted.copy()
+        return self._observations(ids), table["reward"][rows], terminated, truncated, infos
+
+    def _add_final(self, infos: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
+        table, runner = self._table, self._runner
+        names = [name for name in table if name.startswith("final_obs")]
+        final_obs = np.full(len(rows), None, dtype=object)
+        for row in np.flatnonzero(ended).tolist():
+            arrays: Mapping[str, Any] = {
+                name.removeprefix("final_"): table[name][rows[row], ...].copy()[()]
+                for name in names
+            }
+            final_obs[row] = read_value(self.single_observation_space, dict(arrays))
+        extras = {i: e.final_infos for i, e in runner.extras.items() if e.final_infos}
+        final = batch_infos(table, "final_info", rows, ended, runner.final_texts, extras)
+        killed = ended & runner.killed[rows]
+        if killed.any():
+            final["worker_restarted"], final["_worker_restarted"] = killed, killed.copy()
+        infos |= {
+            "final_obs": final_obs,
+            "_final_obs": ended.copy(),
+            "final_info": final,
+            "_final_info": ended.copy(),
+        }
+
+
+def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
+    if isinstance(value, AutoresetMode):
+        return value
+    for mode in AutoresetMode:
+        if str(value) in (mode.value, mode.name) or str(value).upper() == mode.name:
+            return mode
+    names = ", ".join(mode.name for mode in AutoresetMode)
+    raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")
+
+
+def _close(force: Workforce) -> None:
+    if os.getpid() == force.owner:
+        force.runner.pool.close()
+        force.memory.close()
