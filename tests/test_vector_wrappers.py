@@ -73,6 +73,14 @@ class PictureEnv(gym.Env):
         return {"instruction": INSTRUCTIONS[self.task], "t": self.t}
 
 
+class StagedEnv(PictureEnv):
+    """Asks for something else at every step, so that each frame has an instruction of its own."""
+
+    def _info(self):
+        info = super()._info()
+        return info | {"instruction": f"{self.t} x {info['instruction']}" + self.t * "!"}
+
+
 class RowVLA:
     """Tells by its output which picture, instruction and proprio each row had; counts its calls."""
 
@@ -122,8 +130,10 @@ def _arrays(infos: dict[str, Any]) -> list[np.ndarray]:
     return [value for value in infos.values() if isinstance(value, np.ndarray)] + sum(nested, [])
 
 
-def make_vector(mode: AutoresetMode, num_envs: int = 3, keep_images: bool = False, cls=Views):
-    envs = cls([PictureEnv] * num_envs, autoreset_mode=mode)
+def make_vector(
+    mode: AutoresetMode, num_envs: int = 3, keep_images: bool = False, env: Any = PictureEnv
+) -> VectorFrozenVLAObservation:
+    envs = Views([env] * num_envs, autoreset_mode=mode)
     return VectorFrozenVLAObservation(envs, RowVLA(), rl_token=None, keep_images=keep_images)
 
 
@@ -150,11 +160,11 @@ def assert_equal_trees(actual: Any, expected: Any, where: str = "") -> None:
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_equals_gymnasiums_vector_of_single_wrappers(mode: AutoresetMode, keep_images: bool):
     """Every array, dtype, mask and final observation, also after the inner arrays changed."""
-    envs = make_vector(mode, keep_images=keep_images)
+    envs = make_vector(mode, keep_images=keep_images, env=StagedEnv)
 
     def single() -> gym.Env:
         return FrozenVLAObservation(
-            PictureEnv(), vla=RowVLA(), rl_token=None, keep_images=keep_images
+            StagedEnv(), vla=RowVLA(), rl_token=None, keep_images=keep_images
         )
 
     expected = SyncVectorEnv([single] * 3, autoreset_mode=mode)

@@ -1,0 +1,250 @@
+"""The SB3 adapter against SB3's own DummyVecEnv, and SB3's algorithms on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+from toy_env import ToyReach
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.sb3_vec_env import sb3_vec_env
+
+SAME_STEP = AutoresetMode.SAME_STEP
+
+
+class Toy(ToyReach):
+    """Some end by success (and call that truncated too), others at the limit of three chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(max_control_steps=12)
+        self.options: Any = None
+        self.number = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        result = super().reset(seed=seed, options=options)
+        self.goal = self.position + self.np_random.uniform(0.2, 0.9)
+        self.number += 1
+        return self._observe(), result[1] | {"number": self.number}
+
+    def step(self, action):
+        obs, reward, success, truncated, info = super().step(action)
+        return obs, reward, success, truncated or success, info
+
+    def render(self):
+        return np.full((2, 2, 3), 100 * self.position[0], np.uint8)
+
+
+def make_toy(num_envs: int = 3, env: Any = Toy, **kwargs: Any):
+    return sb3_vec_env(SyncVectorEnv([env] * num_envs, autoreset_mode=SAME_STEP, **kwargs))
+
+
+def without_times(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    infos = [dict(info) for info in infos]
+    for info in infos:
+        if "episode" in info:
+            info["episode"] = {key: info["episode"][key] for key in ("r", "l")}
+    return infos
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    assert type(actual) is type(expected)
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for key in expected:
+            assert_same(actual[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, np.ndarray):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+    else:
+        assert actual == expected
+
+
+def test_equals_dummy_vec_env_with_monitors():
+    """Observations, rewards, flags and infos of many episodes, in values and types."""
+    ours, theirs = make_toy(), DummyVecEnv([lambda: Monitor(Toy())] * 3)
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    assert ours.seed(4) == theirs.seed(4) == [4, 5, 6]
+    assert_same(ours.reset(), dict(theirs.reset()))
+    assert_same(ours.reset_infos, theirs.reset_infos)
+    ends = {"success": 0, "limit": 0}
+    for _ in range(40):
+        actions = np.ones((3, 4, 7), np.float32)
+        a, b = ours.step(actions), theirs.step(actions)
+        assert_same(a[:3], (dict(b[0]), *b[1:3]))
+        # A scalar of the observation comes as an array, as SB3 stores it.
+        for info in b[3]:
+            if "terminal_observation" in info:
+                final = info["terminal_observation"]
+                info["terminal_observation"] = {k: np.asarray(v) for k, v in final.items()}
+        assert_same(without_times(a[3]), without_times(b[3]))
+        assert_same(ours.reset_infos, theirs.reset_infos)
+        for info, done in zip(a[3], a[2], strict=True):
+            assert ("episode" in info) == done
+            if done:
+                ends["limit" if info["TimeLimit.truncated"] else "success"] += 1
+    assert min(ends.values()) > 5
+
+
+def test_refuses_other_autoreset_modes():
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
+        with pytest.raises(ConfigError, match="SAME_STEP"):
+            sb3_vec_env(SyncVectorEnv([Toy], autoreset_mode=mode))
+
+
+def test_observations_are_the_callers_own():
+    env = make_toy(copy=False)
+    first = env.reset()
+    kept = {key: value.copy() for key, value in first.items()}
+    actions = np.ones((3, 4, 7), np.float32)
+    second, _, dones, infos = env.step(actions)
+    second_kept = {key: value.copy() for key, value in second.items()}
+    while not dones.any():
+        _, _, dones, infos = env.step(actions)
+    final = infos[int(np.argmax(dones))]["terminal_observation"]
+    final_kept = {key: value.copy() for key, value in final.items()}
+    for _ in range(4):
+        env.step(actions)
+    assert_same(first, kept)
+    assert_same(second, second_kept)
+    assert_same(final, final_kept)
+
+
+def test_attributes_and_methods_of_some_environments():
+    env = make_toy(env=lambda: gym.wrappers.RecordEpisodeStatistics(Toy()))
+    env.reset()
+    env.set_attr("max_control_steps", 5, indices=[0, 2])
+    assert env.get_attr("max_control_steps") == [5, 12, 5]
+    assert env.get_attr("max_control_steps", indices=1) == [12]
+    env.env_method("set_wrapper_attr", "gamma", 0.5, indices=2)
+    assert env.get_attr("gamma") == [0.98, 0.98, 0.5]
+    assert env.has_attr("gamma") and not env.has_attr("nothing")
+    assert env.env_is_wrapped(gym.wrappers.RecordEpisodeStatistics) == [True] * 3
+    assert env.env_is_wrapped(gym.wrappers.TimeLimit, indices=[1]) == [False]
+    assert env.env_is_wrapped(Monitor, indices=[0, 1]) == [True] * 2
+
+
+def test_seeds_and_options_are_used_once():
+    env = make_toy()
+    env.seed(3)
+    env.set_options({"a": 1})
+    first = env.reset()
+    assert env.get_attr("options") == [{"a": 1}] * 3
+    second = env.reset()
+    assert env.get_attr("options") == [None] * 3
+    assert (first["proprio"] != second["proprio"]).any()
+    env.seed(3)
+    assert_same(env.reset(), first)
+
+
+class _Options(SyncVectorEnv):
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        return super().reset(seed=seed)
+
+
+def test_options_by_environment():
+    vector_env = _Options([Toy] * 3, autoreset_mode=SAME_STEP)
+    env = sb3_vec_env(vector_env)
+    env.set_options([{"task_id": 2, "init_state_id": 4}, {"task_id": 2}, {"task_id": 2}])
+    env.reset()
+    assert vector_env.options["task_id"] == 2
+    np.testing.assert_array_equal(vector_env.options["init_state_id"], [4, -1, -1])
+    env.set_options([{"other": 1}, {}, {}])
+    with pytest.raises(ConfigError, match="'other'"):
+        env.reset()
+
+
+def test_renders_a_tiled_image():
+    class Drawing(Toy):
+        render_mode = "rgb_array"
+
+    env = make_toy(num_envs=4, env=Drawing)
+    env.reset()
+    assert env.render_mode == "rgb_array" and len(env.get_images()) == 4
+    assert env.render().shape == (4, 4, 3)
+    with pytest.warns(UserWarning, match="rgb_array"):
+        assert make_toy(num_envs=2).get_images() == [None, None]
+
+
+class _Restarting(SyncVectorEnv):
+    """What a vector environment reports whose worker with environment 1 died in the last step."""
+
+    died = False
+
+    def step(self, actions):
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        if self.died:
+            only = np.array([False, True])
+            final = {key: value[1] for key, value in self.last.items()}
+            info = {"success": False, "executed_steps": 0, "worker_restarted": True}
+            infos |= self._add_info({}, {"final_obs": final, "final_info": info}, 1)
+            infos |= {"worker_restarted": only, "_worker_restarted": only.copy()}
+            rewards[1], terminations[1], truncations[1] = 0.0, False, True
+        self.last = obs
+        return obs, rewards, terminations, truncations, infos
+
+
+def test_an_episode_that_died_with_its_worker():
+    vector_env = _Restarting([Toy] * 2, autoreset_mode=SAME_STEP)
+    env = sb3_vec_env(vector_env)
+    env.reset()
+    last, *_ = env.step(np.zeros((2, 4, 7), np.float32))
+    vector_env.died = True
+    _, rewards, dones, infos = env.step(np.zeros((2, 4, 7), np.float32))
+    assert dones.tolist() == [False, True] and rewards[1] == 0
+    assert infos[1]["worker_restarted"] and infos[1]["TimeLimit.truncated"]
+    assert "episode" not in infos[1]  # not an episode to be counted
+    np.testing.assert_array_equal(infos[1]["terminal_observation"]["proprio"], last["proprio"][1])
+    assert "worker_restarted" not in infos[0] and not infos[0]["TimeLimit.truncated"]
+
+
+class Forward:
+    """A policy that always moves forward."""
+
+    def predict(self, obs, **kwargs):
+        del kwargs
+        return np.ones((len(obs["proprio"]), 4, 7), np.float32), None
+
+
+def test_vec_monitor_agrees():
+    env = make_toy()
+    with pytest.warns(UserWarning, match="already wrapped"):
+        monitored = VecMonitor(env)
+    seen = []
+    step_wait = env.step_wait
+
+    def listen():
+        seen.append(step_wait())
+        return seen[-1]
+
+    env.step_wait = listen
+    monitored.seed(0)
+    obs, ended = monitored.reset(), 0
+    for _ in range(12):
+        obs, _, dones, infos = monitored.step(Forward().predict(obs)[0])
+        for i in np.flatnonzero(dones):
+            ours = seen[-1][3][i]["episode"]
+            assert infos[i]["episode"]["r"] == pytest.approx(ours["r"], abs=1e-6)
+            assert infos[i]["episode"]["l"] == ours["l"] <= 3
+        ended += dones.sum()
+    assert ended > 6
+
+
+def test_evaluate_policy_takes_our_episodes():
+    results = []
+    for env in (make_toy(), DummyVecEnv([lambda: Monitor(Toy())] * 3)):
+        env.seed(1)
+        results.append(evaluate_policy(Forward(), env, 20, return_episode_rewards=True))
+    assert results[0] == results[1] and len(results[0][0]) == 20
