@@ -6,27 +6,22 @@ import contextlib
 import os
 import pickle
 import select
-import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from vla_gym.errors import WorkerError
-from vla_gym.vector import server_link
+from vla_gym.vector import server_link, server_start
 from vla_gym.vector.server_link import Context, Reply, Request
 
 WORKER = "vla_gym.vector.worker:main"
 # How long the server may take to answer a question that needs no work; on a loaded machine it may
 # not be scheduled for seconds.
 ANSWER_S = 10.0
-_EXIT_S = 10.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class ServerDied(WorkerError):
@@ -62,12 +57,12 @@ class ProcessServer:
         self._link, remote = server_link.new_pair()
         with remote:
             try:
-                self._process = _start(remote)
+                self._process = server_start.start(remote)
             except BaseException:
                 self._link.close()
                 raise
         self.pid = self._process.pid
-        self._end = weakref.finalize(self, _end, self._owner, self._link, self._process)
+        self._end = weakref.finalize(self, server_start.end, self._owner, self._link, self._process)
 
     @classmethod
     def acquire(cls) -> ProcessServer:
@@ -119,7 +114,12 @@ class ProcessServer:
             ServerTimeout: If another thread's request kept it busy until the deadline.
         """
         pairs = [(str(suite), int(task_id)) for suite, task_id in tasks]
-        self._ask("preload", (pairs, str(assets)), timeout, context=_context({}))
+        self._ask(
+            "preload",
+            (pairs, str(assets)),
+            timeout,
+            context=server_start.trainer_context(server_start.ONE_THREAD),
+        )
 
     def spawn(
         self,
@@ -154,7 +154,8 @@ class ProcessServer:
             raise WorkerError(
                 f"A worker can be given {server_link.MAX_FDS} descriptors, got {len(fds)}."
             )
-        pid = self._ask("spawn", (target, payload), timeout, context=_context(environ), fds=fds)
+        context = server_start.trainer_context(environ)
+        pid: int = self._ask("spawn", (target, payload), timeout, context=context, fds=fds)
         self._exit_codes.pop(pid, None)
         self._running.add(pid)
         return pid
@@ -277,30 +278,37 @@ class ProcessServer:
             raise ServerTimeout from error
         except (BrokenPipeError, ConnectionResetError) as error:
             self._bury(None, error)
+        except OSError as error:
+            raise WorkerError(f"No request can be sent to the process server: {error}.") from error
 
     def _receive(self, number: int, deadline: float) -> Reply:
         """Wait for a reply; those of other requests are kept or, if given up, cleaned away."""
         poller = select.poll()
         poller.register(self._link, select.POLLIN)
         while number not in self._replies:
+            self._check_usable()
             left = max(0.0, deadline - time.monotonic())
             if not poller.poll(1000 * left):
                 raise ServerTimeout
-            message = server_link.receive(self._link)
+            try:
+                message = server_link.receive(self._link)
+            except OSError as error:
+                self._bury(f"sent an answer that cannot be read ({error}) and was killed", error)
             if message is None:
                 self._bury(None, None)
             reply: Reply = message[0]
             if reply.number in self._waiting:
                 self._replies[reply.number] = reply
             elif reply.forked:
-                server_link.kill_group(reply.value)  # whoever asked for it was interrupted
+                # Whoever asked for this worker was interrupted, e.g. by Ctrl-C, and never got it.
+                self._send(Request(0, "discard", (reply.value,)), (), deadline)
         return self._replies.pop(number)
 
     def _bury(self, reason: str | None, cause: BaseException | None) -> NoReturn:
         """Make sure that the server is dead, say so to all later callers, and raise it."""
         if reason is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_S)
+                self._process.wait(server_start.EXIT_S)
         self._process.kill()
         self._process.wait()
         code = self._process.returncode
@@ -311,63 +319,6 @@ class ProcessServer:
 
 _current: ProcessServer | None = None
 _current_lock = threading.RLock()
-
-
-def _context(environ: Mapping[str, str]) -> Context:
-    try:
-        folder: str | None = os.getcwd()
-    except OSError:
-        folder = None
-    variables = {**os.environ, **environ}
-    return Context(variables, folder, tuple(map(str, sys.path)), tuple(map(str, sys.argv)))
-
-
-def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the server with its end of the link.
-
-    Raises:
-        WorkerError: If the interpreter cannot be started.
-    """
-    # Whatever made our own imports work, a bare checkout or a changed sys.path, works there.
-    # With -P the working directory comes first only if it does so here.
-    checkout = str(Path(__file__).resolve().parents[2])
-    paths = [os.path.abspath(path) for path in map(str, sys.path)]
-    environ = dict(os.environ) | dict.fromkeys(_ONE_THREAD, "1")
-    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, checkout]))
-    try:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "vla_gym.vector.server",
-                str(remote.fileno()),
-                str(os.getpid()),
-            ],
-            stdin=subprocess.DEVNULL,
-            env=environ,
-            pass_fds=[remote.fileno()],
-            start_new_session=True,  # a Ctrl-C is for the trainer alone
-        )
-    except OSError as error:
-        raise WorkerError(
-            f"The process server cannot be started with {sys.executable!r}: {error}."
-        ) from error
-
-
-def _end(owner: int, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a server and wait for it; its workers are gone then."""
-    if os.getpid() != owner:
-        return
-    with contextlib.suppress(OSError):
-        link.settimeout(0)
-        server_link.send(link, Request(0, "end"))
-    link.close()
-    try:
-        process.wait(_EXIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _forget() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import os
@@ -26,7 +27,8 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from io import TextIOWrapper
+from typing import Any, NoReturn, cast
 
 from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector import server_link
@@ -42,6 +44,8 @@ class Server:
 
     def __init__(self, link: socket.socket, trainer: int) -> None:
         self._link = link
+        self._poller = select.poll()
+        self._poller.register(link, select.POLLIN)
         self._trainer = trainer
         self._pid = os.getpid()
         self._workers: set[int] = set()
@@ -57,14 +61,15 @@ class Server:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.setitimer(signal.ITIMER_REAL, TRAINER_CHECK_S, TRAINER_CHECK_S)
         gc.disable()  # a collection writes to every object, and the pages would no longer be shared
-        poller = select.poll()
-        poller.register(self._link, select.POLLIN)
         while True:
-            poller.poll()
+            self._poller.poll()
             message = server_link.receive(self._link)
             if message is None or message[0].operation == "end":
                 self._end()
             request, fds = message
+            if request.operation == "discard":
+                self._reap(*request.arguments)
+                continue
             try:
                 reply = self._answer(request, fds)
             finally:
@@ -97,8 +102,7 @@ class Server:
         gc.collect()
 
     def _spawn(self, context: Context, fds: Sequence[int], target: str, payload: bytes) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         # The collector of a worker leaves alone what exists now, so that it stays shared.
         gc.freeze()
         pid = os.fork()
@@ -130,13 +134,14 @@ class Server:
             _resolve(target)(payload, list(fds))
             code = 0
         except SystemExit as leave:
-            code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+            if isinstance(leave.code, int | None):
+                code = leave.code or 0
+            else:
+                sys.stderr.write(f"{leave.code}\n")  # as the interpreter does
         except BaseException:
             traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):
-                    stream.flush()
+            _flush()
             os._exit(code & 0xFF)
 
     def _exit_code(self, pid: int) -> int | None:
@@ -148,24 +153,33 @@ class Server:
         return self._exit_codes.get(pid)
 
     def _reap(self, pid: int) -> None:
-        # As long as it is not waited for, nobody else can get its process id.
+        # Until it is waited for, nobody else can get its process id.
         server_link.kill_group(pid)
         _, status = os.waitpid(pid, 0)
         self._workers.discard(pid)
         self._exit_codes[pid] = os.waitstatus_to_exitcode(status)
 
     def _check_trainer(self, *_: Any) -> None:
-        if os.getppid() != self._trainer:
+        if os.getppid() != self._trainer or any(
+            e & select.POLLHUP for _, e in self._poller.poll(0)
+        ):
             self._end()
 
     def _end(self) -> NoReturn:
         """Kill the workers, wait for their end and leave."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for pid in self._workers:
             server_link.kill_group(pid)
         for pid in self._workers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         os._exit(0)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or a broken pipe
+            stream.flush()
 
 
 def _has_ended(pid: int) -> bool:
@@ -207,6 +221,10 @@ def main() -> NoReturn:
     """Serve the trainer ``sys.argv[2]`` over the descriptor ``sys.argv[1]``."""
     fd, trainer = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(fd, False)
+    with contextlib.suppress(Exception):  # stderr may be closed
+        faulthandler.enable()  # a worker that aborts shows where
+    with contextlib.suppress(Exception):
+        cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # lost by SIGKILL else
     Server(socket.socket(fileno=fd), trainer).serve()
 
 

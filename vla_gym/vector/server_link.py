@@ -7,6 +7,7 @@ wait for the other side to read.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -42,7 +43,8 @@ class Request:
 
     Attributes:
         number: Repeated in the reply.
-        operation: ``"preload"``, ``"spawn"``, ``"exit_code"`` or ``"end"``.
+        operation: ``"preload"``, ``"spawn"``, ``"exit_code"``; without a reply ``"discard"`` (a
+            worker that nobody wants) and ``"end"``.
         arguments: Its arguments.
         context: For the first two.
     """
@@ -92,13 +94,21 @@ def send(link: socket.socket, message: Request | Reply, fds: Sequence[int] = ())
 
 
 def receive(link: socket.socket) -> tuple[Any, list[int]] | None:
-    """Wait for a message; return it and its descriptors, or None when the other side is gone."""
+    """Wait for a message; return it and its descriptors, or None when the other side is gone.
+
+    Raises:
+        OSError: If this process may not open that many descriptors.
+    """
     try:
-        data, fds, _, _ = socket.recv_fds(link, 1, MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
+        data, fds, flags, _ = socket.recv_fds(link, 1, MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
     if not data:
         return None
+    if flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     with open(fds[0], "rb") as file:
         file.seek(0)
         return pickle.load(file), fds[1:]
