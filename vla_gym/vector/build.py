@@ -98,6 +98,7 @@ def start_workforce(
         else:
             pool = ProcessPool(
                 specs,
+                blocks,
                 memory,
                 environ=environ,
                 prepare=lambda server: _prepare(server, plan, start_timeout),

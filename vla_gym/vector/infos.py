@@ -27,7 +27,7 @@ def batch_infos(
     table: Mapping[str, np.ndarray],
     prefix: str,
     ids: np.ndarray,
-    active: np.ndarray,
+    active: np.ndarray | None,
     texts: Sequence[str | None],
     extras: Mapping[int, dict[str, Any]],
 ) -> dict[str, Any]:
@@ -37,30 +37,43 @@ def batch_infos(
         table: The shared table.
         prefix: ``"info"`` or ``"final_info"``.
         ids: (n,) environments; row k of the result is environment ``ids[k]``.
-        active: (n,) bool: which of them have infos; the others' masks are False.
+        active: (n,) bool: which of them have infos, the others' masks are False; None for all.
         texts: Instruction by environment.
         extras: Infos that are not in the table, by environment.
     """
+    present = table[f"{prefix}_set"][ids]
+    if active is not None:
+        present[~active] = 0
+    # Nearly always all environments have the same infos: then no mask needs to be computed.
+    first = int(present[0])
+    same = bool((present == first).all())
     infos: dict[str, Any] = {}
-    present = np.where(active, table[f"{prefix}_set"][ids], 0)
     for key in INFO_TYPES:
-        mask = (present & np.uint64(INFO_BITS[key])) != 0
-        if mask.any():
+        mask = _mask(present, first, same, INFO_BITS[key])
+        if mask is not None:
             values = table[f"{prefix}/{key}"][ids]
-            values[~mask] = 0
+            if not same:
+                values[~mask] = 0
             infos[key], infos[f"_{key}"] = values, mask
-    mask = (present & np.uint64(INFO_BITS[TEXT_INFO])) != 0
-    if mask.any():
+    mask = _mask(present, first, same, INFO_BITS[TEXT_INFO])
+    if mask is not None:
         values = np.full(len(ids), None, dtype=object)
-        for row in np.flatnonzero(mask):
-            values[row] = texts[ids[row]]
+        values[mask] = [texts[i] for i in ids[mask].tolist()]
         infos[TEXT_INFO], infos[f"_{TEXT_INFO}"] = values, mask
     if extras:
         rows = _Rows(len(ids))
         for row, i in enumerate(ids.tolist()):
-            if active[row] and extras.get(i):
+            if extras.get(i) and (active is None or active[row]):
                 infos = rows.add(infos, extras[i], row)
     return infos
+
+
+def _mask(present: np.ndarray, first: int, same: bool, bit: int) -> np.ndarray | None:
+    """Return which rows have an info, or None if no row has it."""
+    if same:
+        return np.ones(len(present), bool) if first & bit else None
+    mask = (present & np.uint64(bit)) != 0
+    return mask if mask.any() else None
 
 
 def episode_stats(

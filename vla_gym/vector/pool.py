@@ -103,6 +103,7 @@ class ProcessPool:
     def __init__(
         self,
         specs: Sequence[WorkerSpec],
+        blocks: Sequence[np.ndarray],
         memory: SharedArrays,
         *,
         environ: Callable[[int], Mapping[str, str]],
@@ -114,6 +115,7 @@ class ProcessPool:
 
         Args:
             specs: One per worker.
+            blocks: Environment ids of each worker.
             memory: The shared table.
             environ: Environment variables of worker ``w``.
             prepare: Called with a new server before workers are forked from it.
@@ -121,7 +123,9 @@ class ProcessPool:
             start_timeout: The same until its environments are built.
         """
         self._specs, self._memory, self._environ = specs, memory, environ
-        self._prepare = prepare
+        self._prepare, self._blocks = prepare, blocks
+        # The message of nearly every step.
+        self._run_all = [protocol.pack(protocol.RUN, block) for block in blocks]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self._owner = os.getpid()
         self._poller = select.poll()
@@ -179,7 +183,10 @@ class ProcessPool:
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
     ) -> None:
         """Have environments of a worker do what their rows say."""
-        message = protocol.pack(protocol.RUN, ids, options, flag=each)
+        if ids is self._blocks[worker] and not each and not options:
+            message = self._run_all[worker]
+        else:
+            message = protocol.pack(protocol.RUN, ids, options, flag=each)
         self._send(worker, message, "run", len(ids) if each else 1)
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:

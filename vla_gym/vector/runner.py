@@ -121,11 +121,14 @@ class Runner:
         self._dispatch(ids)
 
     def _dispatch(self, ids: np.ndarray) -> None:
+        if len(ids) == len(self.busy):
+            blocks = list(enumerate(self.blocks))
+        else:
+            workers = self.worker_of[ids]
+            blocks = [(w, ids[workers == w]) for w in np.unique(workers).tolist()]
         options = {i: self._options[i] for i in ids.tolist() if i in self._options}
-        workers = self.worker_of[ids]
         try:
-            for worker in np.unique(workers).tolist():
-                block = ids[workers == worker]
+            for worker, block in blocks:
                 self.pool.run(worker, block, each=bool(self._each[block[0]]), options=options)
         except BaseException:
             self._give_up(ids)
@@ -214,12 +217,14 @@ class Runner:
 
     def _finish(self, ids: np.ndarray, extras: Mapping[int, Extras]) -> None:
         """Take note of what a worker has done."""
-        table = self.table
-        self.busy[ids] = False
-        self.half[ids] = table["half"][ids]
-        reset = table["did_reset"][ids]
-        over = table["terminated"][ids] | table["truncated"][ids]
-        self.ended[ids] = over & ~reset
+        table, rows = self.table, _as_slice(ids)
+        self.busy[rows] = False
+        self.half[rows] = table["half"][rows]
+        reset = table["did_reset"][rows]
+        over = table["terminated"][rows] | table["truncated"][rows]
+        self.ended[rows] = over & ~reset
+        for key, values in self._known.items():
+            values[rows] = table[key][rows]
         if reset.any():
             fresh = ids[reset]
             self.next_episode[fresh] += 1
@@ -228,16 +233,14 @@ class Runner:
             for i in fresh.tolist():
                 self._options.pop(i, None)
                 self.final_texts[i] = self.texts[i]
-        if table["episode_ended"][ids].any():
-            self._failures[self.worker_of[ids[table["episode_ended"][ids]]]] = 0
+        if table["episode_ended"][rows].any():
+            self._failures[self.worker_of[ids[table["episode_ended"][rows]]]] = 0
         for i, extra in extras.items():
             self.extras[i] = extra
             if extra.text is not None:
                 self.texts[i] = extra.text
-        if self.killed[ids].any():  # with autoreset in the same step
-            table["truncated"][ids[self.killed[ids]]] = True
-        for key, values in self._known.items():
-            values[ids] = table[key][ids]
+        if self.killed[rows].any():  # with autoreset in the same step
+            table["truncated"][ids[self.killed[rows]]] = True
         self.finished.extend(ids.tolist())
 
     def _drop_step(self, i: int) -> None:
@@ -311,3 +314,9 @@ class Runner:
         )
         when = f"during {failure.command!r}" if failure.started else "while it started"
         return f"Worker {worker} {failure.reason} {when}. Its environments: {tasks}."
+
+
+def _as_slice(ids: np.ndarray) -> np.ndarray | slice:
+    """Return neighbouring ids as a slice, which NumPy indexes several times as fast."""
+    first, last = int(ids[0]), int(ids[-1])
+    return slice(first, last + 1) if last - first + 1 == len(ids) else ids

@@ -135,6 +135,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.single_action_space = force.spaces.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        self._obs_names = [name for name in self._table if name.startswith("obs")]
         self._everyone = np.arange(num_envs)
         self._seeded = False
         self._waiting: str | None = None
@@ -494,14 +495,13 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Bring all current observations into the same half of the double buffer."""
         half = self._runner.half
         for i in np.flatnonzero(half != half[0]).tolist():
-            for name, array in self._table.items():
-                if name.startswith("obs"):
-                    array[half[0], i] = array[half[i], i]
+            for name in self._obs_names:
+                self._table[name][half[0], i] = self._table[name][half[i], i]
             half[i] = half[0]
 
     def _observations(self, ids: np.ndarray | None) -> Any:
         table, half = self._table, self._runner.half
-        names = [name for name in table if name.startswith("obs")]
+        names = self._obs_names
         if ids is not None:
             arrays = {name: table[name][half[ids], ids] for name in names}
         elif (half == half[0]).all():
@@ -521,32 +521,31 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """
         table, runner = self._table, self._runner
         rows = self._everyone if ids is None else ids
-        active = np.ones(len(rows), bool)
-        if acted is not None:
-            active = np.isin(rows, acted)
+        active = None if acted is None else np.isin(rows, acted)
         terminated, truncated = table["terminated"][rows], table["truncated"][rows]
         extras = {i: e.infos for i, e in runner.extras.items() if e.infos}
         infos = batch_infos(table, "info", rows, active, runner.texts, extras)
-        ended = active & (terminated | truncated)
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended.any():
-            self._add_final(infos, rows, ended)
-        counted = ended & table["episode_ended"][rows]
-        if counted.any():
-            infos["episode_stats"] = episode_stats(table, rows, counted)
-            infos["_episode_stats"] = counted
-        restarted = active & runner.restarted[rows]
+        ended = terminated | truncated
+        restarted = runner.restarted[rows]
+        if active is not None:
+            ended, restarted = ended & active, restarted & active
+        if ended.any():
+            if self.autoreset_mode == AutoresetMode.SAME_STEP:
+                self._add_final(infos, rows, ended)
+            counted = ended & table["episode_ended"][rows]
+            if counted.any():
+                infos["episode_stats"] = episode_stats(table, rows, counted)
+                infos["_episode_stats"] = counted
         if restarted.any():
             infos["worker_restarted"], infos["_worker_restarted"] = restarted, restarted.copy()
         return self._observations(ids), table["reward"][rows], terminated, truncated, infos
 
     def _add_final(self, infos: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
         table, runner = self._table, self._runner
-        names = [name for name in table if name.startswith("final_obs")]
         final_obs = np.full(len(rows), None, dtype=object)
         for row in np.flatnonzero(ended).tolist():
             arrays: Mapping[str, Any] = {
-                name.removeprefix("final_"): table[name][rows[row], ...].copy()[()]
-                for name in names
+                name: table[f"final_{name}"][rows[row], ...].copy()[()] for name in self._obs_names
             }
             final_obs[row] = read_value(self.single_observation_space, dict(arrays))
         extras = {i: e.final_infos for i, e in runner.extras.items() if e.final_infos}
