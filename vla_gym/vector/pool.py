@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -89,6 +90,7 @@ class _Handle:
     """A worker process."""
 
     connection: Connection
+    server: ProcessServer
     pid: int
     ready: bool = False
     outstanding: int = 0
@@ -177,7 +179,7 @@ class ProcessPool:
             )
             connection = Connection(ours.detach())
         progress = int(self._memory["progress"][worker])
-        return _Handle(connection, pid, active_at=time.monotonic(), progress=progress)
+        return _Handle(connection, server, pid, active_at=time.monotonic(), progress=progress)
 
     def run(
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
@@ -289,16 +291,15 @@ class ProcessPool:
         handle.connection.close()
         code: int | None = None
         try:
-            if self._server is not None:
-                # A process that ended by itself says how; one that only closed its socket does not.
-                if reason is None:
-                    code = self._server.exit_code(handle.pid, timeout=2.0)
-                if code is None:
-                    code = self._server.kill(handle.pid, timeout=_KILL_S)
-        except ServerDied:
-            self._release()
-        except TimeoutError as timeout:
-            raise WorkerError(f"Worker {worker} (pid {handle.pid}) can't be ended.") from timeout
+            # A process that ended by itself says how; one that only closed its socket does not.
+            if reason is None:
+                code = handle.server.exit_code(handle.pid, timeout=2.0)
+            if code is None:
+                code = handle.server.kill(handle.pid, timeout=_KILL_S)
+        except ServerDied:  # and the worker with it
+            if handle.server is self._server:
+                self._release()
+            reason = reason or "is gone with the process server, which died,"
         reason = reason or _describe(code)
         failure = Failure(reason, error, raised, handle.ready, handle.command)
         return Event("failed", worker, np.empty(0, np.int32), failure)
@@ -327,16 +328,14 @@ class ProcessPool:
                 idle.discard(worker)
         end = time.monotonic() + _CLOSE_S
         for worker, handle in handles.items():
-            try:
-                if self._server is not None:
-                    code = None
-                    if worker in idle:
-                        wait = max(0.0, end - time.monotonic())
-                        code = self._server.exit_code(handle.pid, timeout=wait)
-                    if code is None:
-                        self._server.kill(handle.pid, timeout=_KILL_S)
-            except (ServerDied, TimeoutError):
-                pass  # the server's end takes its workers with it
+            # If the server fails here, its own end takes its workers with it.
+            with contextlib.suppress(WorkerError):
+                code = None
+                if worker in idle:
+                    wait = max(0.0, end - time.monotonic())
+                    code = handle.server.exit_code(handle.pid, timeout=wait)
+                if code is None:
+                    handle.server.kill(handle.pid, timeout=_KILL_S)
             handle.connection.close()
         self._release()
 

@@ -160,9 +160,11 @@ class Server:
         self._exit_codes[pid] = os.waitstatus_to_exitcode(status)
 
     def _check_trainer(self, *_: Any) -> None:
-        if os.getppid() != self._trainer or any(
-            e & select.POLLHUP for _, e in self._poller.poll(0)
-        ):
+        # A poller of its own: this may interrupt the wait for a request.
+        poller = select.poll()
+        poller.register(self._link, 0)
+        hung_up = any(event & select.POLLHUP for _, event in poller.poll(0))
+        if hung_up or os.getppid() != self._trainer:
             self._end()
 
     def _end(self) -> NoReturn:
