@@ -264,7 +264,7 @@ class ProcessPool:
             return Event("ready", worker, nothing, None)
         if code == protocol.FAILED:
             error, text = protocol.unpack_object(message)
-            return self._fail(worker, f"raised an exception:\n{text}", error, raised=True)
+            return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
         if code == protocol.RAISED:
             error, ids, answers = protocol.unpack_object(message)
             handle.outstanding -= answers
@@ -299,7 +299,7 @@ class ProcessPool:
         except ServerDied:  # and the worker with it
             if handle.server is self._server:
                 self._release()
-            reason = reason or "is gone with the process server, which died,"
+            reason = reason or "is gone with the process server, which died"
         reason = reason or _describe(code)
         failure = Failure(reason, error, raised, handle.ready, handle.command)
         return Event("failed", worker, np.empty(0, np.int32), failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vla_gym.errors import WorkerError, WorkerRestartWarning
 from vla_gym.vector.pool import Event, Failure, Pool
 from vla_gym.vector.protocol import Extras
-from vla_gym.vector.rows import RESET, STEP
+from vla_gym.vector.rows import INFO_BITS, RESET, STEP
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
 _REMEMBERED = ("info_set", "info/elapsed_steps", "info/task_id", "info/init_state_id")
@@ -303,17 +304,39 @@ class Runner:
         again = block[self.busy[block]]
         if len(again):
             self._dispatch(again)
-        warnings.warn(f"{message}\nIt was restarted.", WorkerRestartWarning, stacklevel=6)
+        note = "The worker was restarted."
+        warnings.warn(f"{message}\n{note}", WorkerRestartWarning, stacklevel=_outside())
         return None
 
     def _message(self, worker: int, failure: Failure) -> str:
         block = self.blocks[worker]
-        tasks = ", ".join(
-            f"{i} (task {self._known['info/task_id'][i]}, episode {self.next_episode[i] - 1})"
-            for i in block.tolist()
+        doing = failure.command
+        if not failure.started:
+            doing = "start"
+        elif doing == "run":
+            ops = self.table["op"][block[self.busy[block]]].tolist()
+            doing = " and ".join(
+                name for name, op in (("step", STEP), ("reset", RESET)) if op in ops
+            )
+        names = []
+        for i in block.tolist():
+            task = f"task {self._known['info/task_id'][i]}, "
+            if not self._known["info_set"][i] & INFO_BITS["task_id"]:
+                task = ""
+            episode = self.next_episode[i] - 1
+            names.append(f"{i} ({task}episode {episode})" if episode >= 0 else f"{i}")
+        return (
+            f"Worker {worker} with environments {', '.join(names)} failed during {doing}. It "
+            f"{failure.reason}"
         )
-        when = f"during {failure.command!r}" if failure.started else "while it started"
-        return f"Worker {worker} {failure.reason} {when}. Its environments: {tasks}."
+
+
+def _outside() -> int:
+    """Return the ``stacklevel`` of the first caller outside of this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("vla_gym."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _as_slice(ids: np.ndarray) -> np.ndarray | slice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -13,15 +13,12 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.errors import ConfigError, InvalidActionError, WorkerError
+from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.suites import Task
+from vla_gym.vector.batch import Arrays, Batch
 from vla_gym.vector.build import Workforce, start_workforce
-from vla_gym.vector.infos import batch_infos, episode_stats
-from vla_gym.vector.memory import read_value
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.slot import SlotState
-
-Arrays = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -135,7 +132,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.single_action_space = force.spaces.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._obs_names = [name for name in self._table if name.startswith("obs")]
+        self._batch = Batch(self._runner, self.single_observation_space, copy=copy)
         self._everyone = np.arange(num_envs)
         self._seeded = False
         self._waiting: str | None = None
@@ -205,10 +202,10 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._assert_idle("reset")
         ids, per_env = self._plan.reset_options(options)
         self._seed(ids, seed)
-        self._align()
+        self._batch.align()
         self._runner.reset(ids, per_env)
         self._wait_all()
-        obs, _, _, _, infos = self._collect(None, acted=ids)
+        obs, _, _, _, infos = self._batch.collect(None, acted=ids)
         return obs, infos
 
     def step(self, actions: Any) -> Arrays:
@@ -233,8 +230,9 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def step_async(self, actions: Any) -> None:
         """Begin a step; :meth:`step_wait` returns what comes of it."""
         self._assert_idle("step_async")
-        self._align()
-        self._write_actions(actions, self._everyone)
+        self._assert_seeded()
+        self._batch.align()
+        self._batch.write_actions(actions, self._everyone)
         self._runner.step(self._everyone)
         self._waiting = "step"
 
@@ -248,7 +246,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if self._waiting != "step":
             raise NoAsyncCallError("step_wait() needs a step_async() before it.", "step")
         self._wait_all(timeout)
-        return self._collect(None)
+        return self._batch.collect(None)
 
     # Asynchronous use
 
@@ -260,7 +258,8 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             env_ids: Environments with nothing under way.
         """
         ids = self._sendable(env_ids, "send")
-        self._write_actions(actions, ids)
+        self._assert_seeded()
+        self._batch.write_actions(actions, ids)
         self._runner.step(ids, each=True)
 
     def reset_send(
@@ -304,7 +303,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._guard(lambda: runner.wait(lambda: len(runner.finished) >= wanted, timeout))
         ids = np.array(sorted(runner.finished[:wanted]), np.int64)
         del runner.finished[:wanted]
-        result = self._collect(ids)
+        result = self._batch.collect(ids)
         result[4]["env_id"] = ids
         return result
 
@@ -340,14 +339,14 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         ids = self._callable(env_ids, "set_state")
         if len(ids) != len(states):
             raise ConfigError(f"Got {len(states)} states for {len(ids)} environments.")
-        self._align()
+        self._batch.align()
         runner = self._runner
         self._table["half"][ids] = runner.half[ids]
         runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
         for i, state in zip(ids, states, strict=True):
             runner.restore(i, state.seed, state.next_episode, state.plays_as, ended=state.ended)
         self._seeded = True
-        return self._observations(None)
+        return self._batch.observations(None)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute; one result for each."""
@@ -399,6 +398,10 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 "send",
             )
 
+    def _assert_seeded(self) -> None:
+        if not self._seeded:
+            raise gym.error.ResetNeeded("Call reset() first.")
+
     def _callable(self, env_ids: Sequence[int] | None, name: str) -> list[int]:
         self._assert_idle(name)
         return self._check_ids(self._everyone if env_ids is None else env_ids).tolist()
@@ -437,37 +440,6 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._runner.seed(rows, seeds)
         self._seeded = True
 
-    def _write_actions(self, actions: Any, ids: np.ndarray) -> None:
-        """Check actions and put them into the table.
-
-        Raises:
-            InvalidActionError: Wrong shape, dtype or not finite.
-        """
-        if not self._seeded:
-            raise gym.error.ResetNeeded("Call reset() first.")
-        ended = self._runner.ended[ids]
-        if self.autoreset_mode == AutoresetMode.DISABLED and ended.any():
-            raise gym.error.ResetNeeded(
-                f"The episodes of environments {ids[ended].tolist()} are over: with autoreset "
-                "DISABLED, reset them first: reset(options={'reset_mask': mask})."
-            )
-        column = self._table["action"]
-        array = np.asarray(actions)
-        expected = (len(ids), *column.shape[1:])
-        if array.shape != expected or not np.can_cast(array.dtype, column.dtype, "same_kind"):
-            raise InvalidActionError(
-                f"Expected actions of shape {expected} and dtype {column.dtype}, got shape "
-                f"{array.shape} and dtype {array.dtype}."
-            )
-        if column.dtype.kind == "f" and not np.isfinite(array).all():
-            finite = np.isfinite(array).reshape(len(ids), -1).all(1)
-            if not (finite | ended).all():
-                raise InvalidActionError(
-                    f"The actions of environments {ids[~finite & ~ended].tolist()} are not finite. "
-                    "Nothing was executed; check the policy for exploding weights."
-                )
-        column[ids] = array
-
     def _guard(self, wait: Callable[[], None]) -> None:
         """Wait; an error that ends the wait also ends the step."""
         try:
@@ -490,75 +462,6 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def _collected(self) -> None:
         self._waiting, self._interrupted = None, False
         self._runner.finished.clear()
-
-    def _align(self) -> None:
-        """Bring all current observations into the same half of the double buffer."""
-        half = self._runner.half
-        for i in np.flatnonzero(half != half[0]).tolist():
-            for name in self._obs_names:
-                self._table[name][half[0], i] = self._table[name][half[i], i]
-            half[i] = half[0]
-
-    def _observations(self, ids: np.ndarray | None) -> Any:
-        table, half = self._table, self._runner.half
-        names = self._obs_names
-        if ids is not None:
-            arrays = {name: table[name][half[ids], ids] for name in names}
-        elif (half == half[0]).all():
-            arrays = {name: table[name][half[0]] for name in names}
-            if self.copy:
-                arrays = {name: array.copy() for name, array in arrays.items()}
-        else:
-            arrays = {name: table[name][half, self._everyone] for name in names}
-        return read_value(self.single_observation_space, arrays)
-
-    def _collect(self, ids: np.ndarray | None, acted: np.ndarray | None = None) -> Arrays:
-        """Return what came of a command, for some environments or (None) for all.
-
-        Args:
-            ids: Rows of the result.
-            acted: Which of all environments had a command; None for every one.
-        """
-        table, runner = self._table, self._runner
-        rows = self._everyone if ids is None else ids
-        active = None if acted is None else np.isin(rows, acted)
-        terminated, truncated = table["terminated"][rows], table["truncated"][rows]
-        extras = {i: e.infos for i, e in runner.extras.items() if e.infos}
-        infos = batch_infos(table, "info", rows, active, runner.texts, extras)
-        ended = terminated | truncated
-        restarted = runner.restarted[rows]
-        if active is not None:
-            ended, restarted = ended & active, restarted & active
-        if ended.any():
-            if self.autoreset_mode == AutoresetMode.SAME_STEP:
-                self._add_final(infos, rows, ended)
-            counted = ended & table["episode_ended"][rows]
-            if counted.any():
-                infos["episode_stats"] = episode_stats(table, rows, counted)
-                infos["_episode_stats"] = counted
-        if restarted.any():
-            infos["worker_restarted"], infos["_worker_restarted"] = restarted, restarted.copy()
-        return self._observations(ids), table["reward"][rows], terminated, truncated, infos
-
-    def _add_final(self, infos: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
-        table, runner = self._table, self._runner
-        final_obs = np.full(len(rows), None, dtype=object)
-        for row in np.flatnonzero(ended).tolist():
-            arrays: Mapping[str, Any] = {
-                name: table[f"final_{name}"][rows[row], ...].copy()[()] for name in self._obs_names
-            }
-            final_obs[row] = read_value(self.single_observation_space, dict(arrays))
-        extras = {i: e.final_infos for i, e in runner.extras.items() if e.final_infos}
-        final = batch_infos(table, "final_info", rows, ended, runner.final_texts, extras)
-        killed = ended & runner.killed[rows]
-        if killed.any():
-            final["worker_restarted"], final["_worker_restarted"] = killed, killed.copy()
-        infos |= {
-            "final_obs": final_obs,
-            "_final_obs": ended.copy(),
-            "final_info": final,
-            "_final_info": ended.copy(),
-        }
 
 
 def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:

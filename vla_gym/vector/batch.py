@@ -1,0 +1,134 @@
+"""What goes into and comes out of the shared table, as arrays of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from vla_gym.errors import InvalidActionError
+from vla_gym.vector.infos import batch_infos, episode_stats
+from vla_gym.vector.memory import read_value
+from vla_gym.vector.runner import Runner
+
+Arrays = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+class Batch:
+    """Writes actions into the table of a runner and reads results off it."""
+
+    def __init__(self, runner: Runner, observation_space: spaces.Space[Any], *, copy: bool) -> None:
+        """Look at a runner's table.
+
+        Args:
+            runner: State of the environments.
+            observation_space: Of one environment.
+            copy: Whether observations of all environments are copied or views.
+        """
+        self._runner, self._table = runner, runner.table
+        self._space, self._copy = observation_space, copy
+        self._names = [name for name in runner.table if name.startswith("obs")]
+
+    def write_actions(self, actions: Any, ids: np.ndarray) -> None:
+        """Check actions and put them into the table.
+
+        Raises:
+            InvalidActionError: Wrong shape, dtype or not finite.
+            gymnasium.error.ResetNeeded: With DISABLED, where an episode is over.
+        """
+        ended = self._runner.ended[ids]
+        if self._runner.mode == AutoresetMode.DISABLED and ended.any():
+            raise gym.error.ResetNeeded(
+                f"The episodes of environments {ids[ended].tolist()} are over: with autoreset "
+                "DISABLED, reset them first: reset(options={'reset_mask': mask})."
+            )
+        column = self._table["action"]
+        array = np.asarray(actions)
+        expected = (len(ids), *column.shape[1:])
+        if array.shape != expected or not np.can_cast(array.dtype, column.dtype, "same_kind"):
+            raise InvalidActionError(
+                f"Expected actions of shape {expected} and dtype {column.dtype}, got shape "
+                f"{array.shape} and dtype {array.dtype}."
+            )
+        if column.dtype.kind == "f" and not np.isfinite(array).all():
+            finite = np.isfinite(array).reshape(len(ids), -1).all(1)
+            if not (finite | ended).all():
+                raise InvalidActionError(
+                    f"The actions of environments {ids[~finite & ~ended].tolist()} are not finite. "
+                    "Nothing was executed; check the policy for exploding weights."
+                )
+        column[ids] = array
+
+    def align(self) -> None:
+        """Bring all current observations into the same half of the double buffer."""
+        half = self._runner.half
+        for i in np.flatnonzero(half != half[0]).tolist():
+            for name in self._names:
+                self._table[name][half[0], i] = self._table[name][half[i], i]
+            half[i] = half[0]
+
+    def observations(self, ids: np.ndarray | None) -> Any:
+        """Return the current observations of some environments or (None) of all."""
+        table, half = self._table, self._runner.half
+        names = self._names
+        if ids is not None:
+            arrays = {name: table[name][half[ids], ids] for name in names}
+        elif (half == half[0]).all():
+            arrays = {name: table[name][half[0]] for name in names}
+            if self._copy:
+                arrays = {name: array.copy() for name, array in arrays.items()}
+        else:
+            arrays = {name: table[name][half, self._runner.everyone] for name in names}
+        return read_value(self._space, arrays)
+
+    def collect(self, ids: np.ndarray | None, acted: np.ndarray | None = None) -> Arrays:
+        """Return what came of a command, for some environments or (None) for all.
+
+        Args:
+            ids: Rows of the result.
+            acted: Which of all environments had a command; None for every one.
+        """
+        table, runner = self._table, self._runner
+        rows = self._runner.everyone if ids is None else ids
+        active = None if acted is None else np.isin(rows, acted)
+        terminated, truncated = table["terminated"][rows], table["truncated"][rows]
+        extras = {i: e.infos for i, e in runner.extras.items() if e.infos}
+        infos = batch_infos(table, "info", rows, active, runner.texts, extras)
+        ended = terminated | truncated
+        restarted = runner.restarted[rows]
+        if active is not None:
+            ended, restarted = ended & active, restarted & active
+        if ended.any():
+            if runner.mode == AutoresetMode.SAME_STEP:
+                self._add_final(infos, rows, ended)
+            counted = ended & table["episode_ended"][rows]
+            if counted.any():
+                infos["episode_stats"] = episode_stats(table, rows, counted)
+                infos["_episode_stats"] = counted
+        if restarted.any():
+            infos["worker_restarted"], infos["_worker_restarted"] = restarted, restarted.copy()
+        return self.observations(ids), table["reward"][rows], terminated, truncated, infos
+
+    def _add_final(self, infos: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
+        table, runner = self._table, self._runner
+        final_obs = np.full(len(rows), None, dtype=object)
+        for row in np.flatnonzero(ended).tolist():
+            arrays: Mapping[str, Any] = {
+                name: table[f"final_{name}"][rows[row], ...].copy()[()] for name in self._names
+            }
+            final_obs[row] = read_value(self._space, dict(arrays))
+        extras = {i: e.final_infos for i, e in runner.extras.items() if e.final_infos}
+        final = batch_infos(table, "final_info", rows, ended, runner.final_texts, extras)
+        killed = ended & runner.killed[rows]
+        if killed.any():
+            final["worker_restarted"], final["_worker_restarted"] = killed, killed.copy()
+        infos |= {
+            "final_obs": final_obs,
+            "_final_obs": ended.copy(),
+            "final_info": final,
+            "_final_info": ended.copy(),
+        }
