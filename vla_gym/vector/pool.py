@@ -211,7 +211,7 @@ class ProcessPool:
             self._undelivered.append(self._fail(worker, None))
 
     def poll(self, timeout: float | None) -> list[Event]:
-        """Wait for events; an empty list after ``timeout`` seconds.
+        """Wait for events; an empty list after ``timeout`` seconds, or if nothing is under way.
 
         A worker that makes no progress within its deadline is killed and reported as failed.
         """
@@ -221,6 +221,8 @@ class ProcessPool:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             wait = self._next_deadline() - time.monotonic()
+            if wait == float("inf") and end is None:
+                return []  # nothing is under way: nobody would ever answer
             if end is not None:
                 wait = min(wait, end - time.monotonic())
             ready = self._poller.poll(max(0.0, min(wait, 3600.0)) * 1e3)

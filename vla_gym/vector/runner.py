@@ -151,6 +151,9 @@ class Runner:
         while not enough():
             left = None if end is None else max(0.0, end - time.monotonic())
             events = self.pool.poll(left)
+            if not events and timeout is None:
+                self.broken = "A worker's answer was lost."
+                raise WorkerError(self.broken)
             if not events:
                 raise TimeoutError(f"Not done after {timeout} s; call again to wait on.")
             error: Exception | None = None
@@ -321,7 +324,7 @@ class Runner:
         names = []
         for i in block.tolist():
             task = f"task {self._known['info/task_id'][i]}, "
-            if not self._known["info_set"][i] & INFO_BITS["task_id"]:
+            if not int(self._known["info_set"][i]) & INFO_BITS["task_id"]:
                 task = ""
             episode = self.next_episode[i] - 1
             names.append(f"{i} ({task}episode {episode})" if episode >= 0 else f"{i}")

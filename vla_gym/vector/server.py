@@ -105,17 +105,25 @@ class Server:
         _flush()
         # The collector of a worker leaves alone what exists now, so that it stays shared.
         gc.freeze()
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(context, fds, target, payload)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # done here and in the worker: neither may come too late
+        told, tell = os.pipe()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(told)
+                self._become_worker(context, fds, target, payload, tell)
+            os.close(tell)
+            tell = -1
+            os.read(told, 1)  # it has its own group and ends with us, or it has ended already
+        finally:
+            for fd in (told, tell):
+                if fd >= 0:
+                    os.close(fd)
         self._workers.add(pid)
         self._exit_codes.pop(pid, None)
         return pid
 
     def _become_worker(
-        self, context: Context, fds: Sequence[int], target: str, payload: bytes
+        self, context: Context, fds: Sequence[int], target: str, payload: bytes, tell: int
     ) -> NoReturn:
         """Run a worker; never returns, not even by an exception."""
         code = 1
@@ -123,8 +131,8 @@ class Server:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != self._pid:
                 os._exit(1)  # the server died before the kernel knew what we want
-            with contextlib.suppress(OSError):
-                os.setpgid(0, 0)
+            os.setpgid(0, 0)
+            os.close(tell)
             self._link.close()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             gc.enable()

@@ -7,6 +7,7 @@ wait for the other side to read.
 
 from __future__ import annotations
 
+import array
 import errno
 import os
 import pickle
@@ -99,10 +100,15 @@ def receive(link: socket.socket) -> tuple[Any, list[int]] | None:
     Raises:
         OSError: If this process may not open that many descriptors.
     """
+    fds = array.array("i")
+    space = socket.CMSG_SPACE((MAX_FDS + 1) * fds.itemsize)
     try:
-        data, fds, flags, _ = socket.recv_fds(link, 1, MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
+        # Not socket.recv_fds: it ignores the flag, and a program that is started would inherit.
+        data, ancillary, flags, _ = link.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
+    for _, _, content in ancillary:
+        fds.frombytes(content)
     if not data:
         return None
     if flags & socket.MSG_CTRUNC:
@@ -111,7 +117,7 @@ def receive(link: socket.socket) -> tuple[Any, list[int]] | None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     with open(fds[0], "rb") as file:
         file.seek(0)
-        return pickle.load(file), fds[1:]
+        return pickle.load(file), list(fds[1:])
 
 
 def kill_group(pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import traceback
@@ -160,6 +161,9 @@ def _run(
             left = ids[done:] if each else ids
             connection.send_bytes(_raised(error, left, answers=len(left) if each else 1))
             return
+        except Exception as error:
+            error.add_note(f"It was raised by environment {i}.")
+            raise
         memory["progress"][worker] += 1
         if each:
             answer = protocol.pack(protocol.DONE, np.array([i]), {i: found} if found else None)
@@ -179,7 +183,7 @@ def run_slot(slot: Slot, options: dict[str, Any] | None) -> protocol.Extras:
 
 def _failure(error: Exception) -> bytes:
     """Return the message of an exception after which the worker leaves."""
-    text = "".join(traceback.format_exception(error))
+    text = _format(error)
     if isinstance(error, VlaGymError):
         return protocol.FAILED + pickle.dumps((error, text))
     return protocol.FAILED + pickle.dumps((None, text))
@@ -193,7 +197,7 @@ def _raised(error: Exception, ids: np.ndarray, *, answers: int) -> bytes:
         ids: Environments whose command came to nothing.
         answers: How many answers this one stands for.
     """
-    text = "".join(traceback.format_exception(error))
+    text = _format(error)
     error.add_note(f"It was raised in a worker process:\n{text}")
     try:
         message = protocol.pack_object(protocol.RAISED, (error, ids, answers))
@@ -201,3 +205,12 @@ def _raised(error: Exception, ids: np.ndarray, *, answers: int) -> bytes:
     except Exception:
         message = protocol.pack_object(protocol.RAISED, (WorkerError(text), ids, answers))
     return message
+
+
+def _format(error: Exception) -> str:
+    """Return the traceback from where it leaves this package's own loops."""
+    frames = error.__traceback__
+    folder = os.path.dirname(__file__)
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(frames or error.__traceback__)))
