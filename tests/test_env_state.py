@@ -158,9 +158,16 @@ def test_wrong_seeks(arguments) -> None:
         make(env_index=3, group_size=4).reset(seed=2)
 
 
+class SmallestDraw:
+    def integers(self, _high: int) -> int:
+        return 0
+
+
 def test_an_unseeded_environment_is_saved_with_the_seed_it_drew() -> None:
     env, other = make(env_index=3, group_size=4), make(env_index=3, group_size=4)
+    env.np_random = SmallestDraw()
     env.reset()
+    assert env.next_episode == (3, 1, 3)
     other.set_state(env.get_state())
     assert equal(env.reset(), other.reset())
 
@@ -189,6 +196,7 @@ def test_a_state_of_another_asset_pack_is_refused() -> None:
     lite.reset(seed=0)
     with pytest.raises(ConfigError, match="lite"):
         libero.set_state(lite.get_state())
+    assert libero.next_episode is None
 
 
 def test_image_out_receives_the_same_images_and_is_the_observation() -> None:

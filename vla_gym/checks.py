@@ -1,14 +1,18 @@
-"""Checks of arguments that several modules share; each failure is one clear error."""
+"""Checks of an environment's arguments; each failure is one clear error."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
+
+if TYPE_CHECKING:
+    from vla_gym.suites import Task
 
 
 def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:
@@ -22,13 +26,13 @@ def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:
         raise ConfigError(f"{name} must be one of {choices}; got {value!r}.")
 
 
-def as_integer(value: Any, name: str, low: int, high: int | None = None) -> int:
+def as_integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
     """Return an argument as an ``int``; NumPy's integers are accepted, booleans are not.
 
     Args:
         value: What the caller gave.
         name: What the message calls it.
-        low: Smallest value allowed.
+        low: Smallest value allowed, or None for no bound.
         high: Largest value allowed, or None for no bound.
 
     Raises:
@@ -40,8 +44,50 @@ def as_integer(value: Any, name: str, low: int, high: int | None = None) -> int:
         number = operator.index(value)
     except TypeError:
         raise ConfigError(f"{name} must be an integer, got {value!r}.") from None
-    if high is not None and not low <= number <= high:
+    if low is not None and high is not None and not low <= number <= high:
         raise ConfigError(f"{name} must be in {low}..{high}, got {number}.")
-    if number < low:
+    if low is not None and number < low:
         raise ConfigError(f"{name} must be at least {low}, got {number}.")
     return number
+
+
+def parse_tasks(suite: str, task_ids: int | Sequence[int] | None) -> tuple[Task, ...]:
+    """Return the tasks that the argument ``task_ids`` names.
+
+    Args:
+        suite: Suite name.
+        task_ids: One task, several, or all of the suite (None).
+
+    Raises:
+        UnknownTaskError: If the suite or a task id does not exist.
+    """
+    if task_ids is None:
+        return suite_tasks(suite)
+    if isinstance(task_ids, np.ndarray):
+        task_ids = task_ids.tolist()
+    ids = list(task_ids) if isinstance(task_ids, Sequence) else [task_ids]
+    return tuple(get_task(suite, task_id) for task_id in ids)
+
+
+def parse_reset_options(options: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
+    """Return the task and the official state that reset options ask for.
+
+    Args:
+        options: ``task_id`` and ``init_state_id``, each an integer, or None or absent: as
+            scheduled.
+
+    Raises:
+        ConfigError: If an option is unknown or not an integer, or there is no such state.
+    """
+    options = options or {}
+    unknown = options.keys() - {"task_id", "init_state_id"}
+    if unknown:
+        raise ConfigError(
+            f"Unknown reset options {sorted(unknown)}: expected 'task_id', 'init_state_id'."
+        )
+    task_id, init_state_id = options.get("task_id"), options.get("init_state_id")
+    if task_id is not None:
+        task_id = as_integer(task_id, "task_id")
+    if init_state_id is not None:
+        init_state_id = as_integer(init_state_id, "init_state_id", 0, NUM_INIT_STATES - 1)
+    return task_id, init_state_id

@@ -53,7 +53,7 @@ def environment_facts(env: Any) -> dict[str, Any]:
     """
     base = env.unwrapped
     pack = getattr(getattr(base, "task_model", None), "assets", None)
-    renderer = getattr(base, "_renderer", None)
+    renderer = getattr(base, "renderer", None)
     return {
         "asset_pack": getattr(pack, "name", None),
         "asset_pack_digest": getattr(pack, "digest", None),
