@@ -138,6 +138,29 @@ def test_several_tasks_are_all_drawn():
     assert env.reset(options={"task_id": 0})[1]["instruction"].startswith("open the middle")
 
 
+@pytest.mark.parametrize("task_ids", [np.array([8, 7]), (np.int64(8), 7), range(8, 6, -1)])
+def test_task_lists_of_any_kind_and_repeated_tasks(task_ids):
+    assert LiberoEnv("goal", task_ids=task_ids, cameras=()).schedule.task_ids == (8, 7)
+    assert LiberoEnv("goal", task_ids=np.int32(7), cameras=()).schedule.task_ids == (7,)
+    env = LiberoEnv("goal", task_ids=[7, 7, 8], task_sampling="round_robin", cameras=())
+    drawn = [env.reset(seed=0 if i == 0 else None)[1]["task_id"] for i in range(6)]
+    assert drawn == [7, 7, 8, 7, 7, 8]
+    assert [task.task_id for task in env.tasks] == [7, 7, 8]
+
+
+def test_options_hold_for_one_episode_and_change_no_other():
+    env, plain = (LiberoEnv("goal", cameras=()) for _ in range(2))
+    expected = [plain.reset(seed=2 if i == 0 else None) for i in range(3)]
+    env.reset(seed=2, options={"task_id": np.int64(0), "init_state_id": np.uint8(3)})
+    assert (env.task_model.task.task_id, env.get_state().init_state_id) == (0, 3)
+    for wrong in ({"init_state_id": 50}, {"task_id": 10}, {"task": 1}):
+        with pytest.raises((ConfigError, UnknownTaskError)):
+            env.reset(options=wrong)
+    assert equal(env.reset(options={"task_id": None, "init_state_id": None})[0], expected[1][0])
+    obs, info = env.reset()
+    assert equal(obs, expected[2][0]) and info == expected[2][1]
+
+
 def test_gymnasium_vectorisation_equals_single_envs():
     kwargs = {"task_ids": 8, "chunk_len": 4, **SMALL}
     envs = gym.make_vec("Libero-goal-v0", num_envs=2, vectorization_mode="sync", **kwargs)
@@ -173,6 +196,14 @@ def test_bad_actions_are_refused_before_anything_moves(env, action):
         ({"suite": "goal", "chunk_len": 0}, ConfigError, "at least 1"),
         ({"suite": "goal", "gamma": 1.5}, ConfigError, "gamma"),
         ({"suite": "goal", "cameras": ("front",)}, ConfigError, "agentview"),
+        ({"suite": "goal", "task_ids": []}, ConfigError, "number of task_ids"),
+        ({"suite": "goal", "task_ids": [[0, 1]]}, UnknownTaskError, "must be an integer"),
+        ({"suite": "goal", "chunk_len": 2.5}, ConfigError, "chunk_len must be an integer"),
+        ({"suite": "goal", "image_size": 5000}, ConfigError, "image_size must be in 1..4096"),
+        ({"suite": "goal", "max_control_steps": 0}, ConfigError, "at least 1"),
+        ({"suite": "goal", "task_sampling": "all"}, ConfigError, "'balanced'"),
+        ({"suite": "goal", "env_index": -1}, ConfigError, "env_index"),
+        ({"suite": "goal", "group_size": 0}, ConfigError, "group_size"),
     ],
 )
 def test_wrong_arguments_give_one_clear_error(kwargs, error, text):
@@ -186,7 +217,19 @@ def test_missing_assets_are_named(tmp_path):
         env.reset(seed=0)
 
 
-@pytest.mark.parametrize("options", [{"init_state_id": 50}, {"state": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"init_state_id": 50},
+        {"init_state_id": -1},
+        {"init_state_id": 1.0},
+        {"init_state_id": True},
+        {"task_id": "7"},
+        {"task_id": np.array([7, 8])},
+        {"state": 1},
+    ],
+    ids=str,
+)
 def test_wrong_reset_options(env, options):
     with pytest.raises(ConfigError):
         env.unwrapped.reset(options=options)
