@@ -11,9 +11,8 @@ from vla_gym.checks import parse_reset_options
 from vla_gym.env_base import ACTION_DIM, LiberoEnvBase
 from vla_gym.env_state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
-from vla_gym.scene_cache import load_task
 from vla_gym.schedule import TaskSchedule
-from vla_gym.suites import NUM_INIT_STATES, get_task
+from vla_gym.suites import NUM_INIT_STATES
 
 
 class LiberoEnv(LiberoEnvBase):
@@ -78,8 +77,7 @@ class LiberoEnv(LiberoEnvBase):
         assert self._seed is not None
         # Drawn in any case, so that an option changes nothing else.
         drawn, key_seed, rng = self._plays.task_and_rng(self._seed, self._episode)
-        task = get_task(self.suite, drawn if task_id is None else task_id)
-        model = load_task(task, self.assets)
+        model = self._model(drawn if task_id is None else task_id)
         if init_state_id is None and self.init_states == "official":
             init_state_id = (key_seed + self._episode) % NUM_INIT_STATES
         if init_state_id is None:
@@ -110,8 +108,8 @@ class LiberoEnv(LiberoEnvBase):
                 ``schedule.min_seed``.
         """
         plays = self.schedule if env_index is None else self.schedule.of_env(env_index)
-        plays.task_and_rng(seed, episode)  # refuses what cannot be played
-        self._plays, self._seed, self._episode = plays, int(seed), int(episode)
+        self._seed, self._episode = plays.check(seed, episode)
+        self._plays = plays
 
     @property
     def next_episode(self) -> tuple[int, int, int] | None:
@@ -163,7 +161,7 @@ class LiberoEnv(LiberoEnvBase):
         if not isinstance(state, EnvState):
             raise ConfigError(f"Expected an EnvState of get_state(), got {type(state).__name__}.")
         state.check(self.suite, self.physics)
-        model = load_task(get_task(self.suite, state.task_id), self.assets)
+        model = self._model(state.task_id)
         state.check_scene(model.scene_key)
         self.seek(state.seed, state.next_episode, state.env_index)
         self._needs_reset = True  # until the episode stands

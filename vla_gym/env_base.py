@@ -12,9 +12,9 @@ from gymnasium import spaces
 from vla_gym.checks import as_integer, check_choice, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.observation import CAMERAS, Observer
-from vla_gym.scene_cache import SceneCache
+from vla_gym.scene_cache import SceneCache, load_task
 from vla_gym.schedule import TaskSampling, TaskSchedule
-from vla_gym.suites import suite_tasks
+from vla_gym.suites import get_task, suite_tasks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +113,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.observation_space = self._observer.space
         shape = (ACTION_DIM,) if chunk_len is None else (int(chunk_len), ACTION_DIM)
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
+        self._models: dict[int, TaskModel] = {}
         self._sim: LiberoSim | None = None
 
     @property
@@ -130,6 +131,11 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
     def task_model(self) -> TaskModel:
         """The compiled task of the current episode."""
         return self.sim.task_model
+
+    def _model(self, task_id: int) -> TaskModel:
+        if task_id not in self._models:
+            self._models[task_id] = load_task(get_task(self.suite, task_id), self.assets)
+        return self._models[task_id]
 
     @property
     def image_out(self) -> dict[str, np.ndarray] | None:

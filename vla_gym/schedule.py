@@ -70,6 +70,22 @@ class TaskSchedule:
             return self.env_index
         return self.env_index % self.group_size
 
+    def check(self, seed: int, episode: int) -> tuple[int, int]:
+        """Return both as ``int``, if there is such an episode.
+
+        Raises:
+            ConfigError: If a number is negative or not an integer, or the seed is smaller than
+                :attr:`min_seed`.
+        """
+        seed = as_integer(seed, "seed", 0)
+        episode = as_integer(episode, "episode", 0)
+        if seed < self.min_seed:
+            raise ConfigError(
+                f"Environment {self.env_index} of a vector env has the seed base + "
+                f"{self.env_index}; expected at least {self.min_seed}, got {seed}."
+            )
+        return seed, episode
+
     def task_and_rng(self, seed: int, episode: int) -> tuple[int, int, np.random.Generator]:
         """Return what an episode begins with.
 
@@ -82,16 +98,9 @@ class TaskSchedule:
             environment's own with ``group_size=1``); and the generator that draws the layout.
 
         Raises:
-            ConfigError: If the seed is smaller than the environment's number in its group (in the
-                vector env when balanced), or a number is negative.
+            ConfigError: If there is no such episode, see :meth:`check`.
         """
-        seed = as_integer(seed, "seed", 0)
-        episode = as_integer(episode, "episode", 0)
-        if seed < self.min_seed:
-            raise ConfigError(
-                f"Environment {self.env_index} of a vector env has the seed base + "
-                f"{self.env_index}; expected at least {self.min_seed}, got {seed}."
-            )
+        seed, episode = self.check(seed, episode)
         key_seed = seed - self.env_index % self.group_size
         rng = np.random.default_rng([key_seed, episode])
         # Drawn in every mode, so that the layouts that follow are the same in all of them.
