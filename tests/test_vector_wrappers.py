@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
+import time
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from picture_env import PictureEnv, QuietEnv, StagedEnv
 
-from vla_gym.env import LiberoEnv
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import VLAOutput
 from vla_gym.wrappers import FrozenVLAObservation
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
@@ -22,63 +26,6 @@ NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.SAME_STEP,
     AutoresetMode.DISABLED,
 )
-INSTRUCTIONS = ("open the drawer", "push the plate", "turn on the stove")
-
-
-class PictureEnv(gym.Env):
-    """LIBERO's spaces without a simulator: pictures that tell seed, episode and step apart."""
-
-    def __init__(self, size: int = 4, chunk_len: int = 2) -> None:
-        image = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict(
-            {
-                "agentview": image,
-                "wrist": image,
-                "proprio": spaces.Box(-np.inf, np.inf, (8,), np.float32),
-                "task_id": spaces.Discrete(len(INSTRUCTIONS)),
-            }
-        )
-        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, 7), np.float32)
-        self.episode = 0
-
-    def reset(self, *, seed=None, options=None):
-        del options
-        super().reset(seed=seed)
-        if seed is not None:
-            self.episode = 0
-        self.episode += 1
-        self.task = int(self.np_random.integers(len(INSTRUCTIONS)))
-        self.length = int(self.np_random.integers(1, 4))
-        self.t = 0
-        return self._observe(), self._info()
-
-    def step(self, action):
-        assert np.shape(action) == self.action_space.shape
-        self.t += 1
-        ends = self.t == self.length
-        success = ends and self.task == 0
-        return self._observe(), float(success), success, ends and not success, self._info()
-
-    def _observe(self):
-        shape = self.observation_space["agentview"].shape
-        draw = self.np_random.integers
-        return {
-            "agentview": draw(256, size=shape, dtype=np.uint8),
-            "wrist": draw(256, size=shape, dtype=np.uint8),
-            "proprio": np.full(8, 10 * self.episode + self.t, np.float32),
-            "task_id": np.int64(self.task),
-        }
-
-    def _info(self):
-        return {"instruction": INSTRUCTIONS[self.task], "t": self.t}
-
-
-class StagedEnv(PictureEnv):
-    """Asks for something else at every step, so that each frame has an instruction of its own."""
-
-    def _info(self):
-        info = super()._info()
-        return info | {"instruction": f"{self.t} x {info['instruction']}" + self.t * "!"}
 
 
 class RowVLA:
@@ -131,9 +78,24 @@ def _arrays(infos: dict[str, Any]) -> list[np.ndarray]:
 
 
 def make_vector(
-    mode: AutoresetMode, num_envs: int = 3, keep_images: bool = False, env: Any = PictureEnv
+    mode: AutoresetMode,
+    num_envs: int = 3,
+    keep_images: bool = False,
+    env: Any = PictureEnv,
+    workers: int | None = None,
+    **kwargs: Any,
 ) -> VectorFrozenVLAObservation:
-    envs = Views([env] * num_envs, autoreset_mode=mode)
+    """Wrap Gymnasium's vector environment, or ours if ``workers`` is given."""
+    if workers is None:
+        envs: Any = Views([functools.partial(env, **kwargs)] * num_envs, autoreset_mode=mode)
+    else:
+        envs = LiberoVectorEnv(
+            num_envs,
+            workers=workers,
+            env_factory=lambda _: env(**kwargs),
+            autoreset_mode=mode,
+            copy=False,
+        )
     return VectorFrozenVLAObservation(envs, RowVLA(), rl_token=None, keep_images=keep_images)
 
 
@@ -144,7 +106,7 @@ def assert_equal_trees(actual: Any, expected: Any, where: str = "") -> None:
         assert actual.keys() == expected.keys(), where
         for key in expected:
             assert_equal_trees(actual[key], expected[key], f"{where}/{key}")
-    elif isinstance(expected, tuple) or (
+    elif isinstance(expected, list | tuple) or (
         isinstance(expected, np.ndarray) and expected.dtype == object
     ):
         for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
@@ -156,16 +118,16 @@ def assert_equal_trees(actual: Any, expected: Any, where: str = "") -> None:
         assert actual == expected, where
 
 
+@pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("keep_images", [False, True])
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_equals_gymnasiums_vector_of_single_wrappers(mode: AutoresetMode, keep_images: bool):
+def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers):
     """Every array, dtype, mask and final observation, also after the inner arrays changed."""
-    envs = make_vector(mode, keep_images=keep_images, env=StagedEnv)
+    env = StagedEnv if workers is None else PictureEnv
+    envs = make_vector(mode, keep_images=keep_images, env=env, workers=workers)
 
     def single() -> gym.Env:
-        return FrozenVLAObservation(
-            StagedEnv(), vla=RowVLA(), rl_token=None, keep_images=keep_images
-        )
+        return FrozenVLAObservation(env(), vla=RowVLA(), rl_token=None, keep_images=keep_images)
 
     expected = SyncVectorEnv([single] * 3, autoreset_mode=mode)
     assert envs.observation_space == expected.observation_space
@@ -177,13 +139,17 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode: AutoresetMode, keep_i
     for _ in range(20):
         actions = envs.action_space.sample()
         result = envs.step(actions)
-        envs.env.scramble()
+        if workers is None:
+            envs.env.scramble()
+        for key in ("episode_stats", "_episode_stats"):  # only ours has them
+            result[4].pop(key, None)
         assert_equal_trees(result, expected.step(actions))
         assert result[0] in envs.observation_space
         for final in result[4].get("final_obs", ()):
             assert final is None or final in envs.single_observation_space
         ended += result[2] | result[3]
     assert ended.min() >= 3
+    envs.close()
 
 
 def test_one_forward_a_step_with_the_final_observations_in_it():
@@ -196,8 +162,9 @@ def test_one_forward_a_step_with_the_final_observations_in_it():
     assert envs.vla.batches == expected and max(expected) > 3
 
 
-def test_masked_reset_runs_the_vla_on_what_was_reset():
-    envs = make_vector(DISABLED)
+@pytest.mark.parametrize("workers", [None, 2])
+def test_masked_reset_runs_the_vla_on_what_was_reset(workers):
+    envs = make_vector(DISABLED, workers=workers)
     envs.reset(seed=5)
     ended = np.zeros(3, bool)
     while not ended.any():
@@ -216,6 +183,7 @@ def test_masked_reset_runs_the_vla_on_what_was_reset():
         assert key == "task_id" or (obs[key][ended] != before[key][ended]).any()
     np.testing.assert_array_equal(infos["_instruction"], ended)
     np.testing.assert_array_equal(obs["proprio"][ended, 0] % 10, 0)
+    envs.close()
 
 
 @pytest.mark.parametrize("keep_images", [False, True])
@@ -230,15 +198,7 @@ def test_returns_nothing_of_its_own_buffers(keep_images: bool):
 
 
 def test_an_environment_that_tells_its_instruction_at_reset_only():
-    class Quiet(PictureEnv):
-        def step(self, action):
-            *result, info = super().step(action)
-            del info["instruction"]
-            return *result, info
-
-    envs = VectorFrozenVLAObservation(
-        SyncVectorEnv([Quiet] * 2, autoreset_mode=SAME_STEP), RowVLA(), rl_token=None
-    )
+    envs = make_vector(SAME_STEP, num_envs=2, env=QuietEnv)
     expected = make_vector(SAME_STEP, num_envs=2)
     assert_equal_trees(envs.reset(seed=2)[0], expected.reset(seed=2)[0])
     finals = 0
@@ -271,35 +231,147 @@ def test_refuses_what_does_not_fit():
         VectorFrozenVLAObservation(SyncVectorEnv([PictureEnv]), RowVLA(), rl_token="mini")
 
 
-def test_reaches_the_wrapped_environment_through_the_wrapper():
-    envs = make_vector(NEXT_STEP)
+@pytest.mark.parametrize("workers", [None, 2])
+def test_reaches_the_wrapped_environment_through_the_wrapper(workers):
+    envs = make_vector(NEXT_STEP, workers=workers)
     envs.reset(seed=0)
     assert envs.get_attr("length") == envs.env.get_attr("length")
     envs.set_attr("length", [9, 8, 7])
     assert envs.call("get_wrapper_attr", "length") == (9, 8, 7)
-    assert not hasattr(envs, "send")  # Gymnasium's has none
+    assert hasattr(envs, "send") == (workers is not None)  # Gymnasium's has none
     with pytest.raises(AttributeError, match="_nothing"):
         _ = envs._nothing
+    envs.close()
+
+
+def test_step_async_and_wait():
+    envs, expected = (make_vector(SAME_STEP, workers=workers) for workers in (2, None))
+    assert_equal_trees(envs.reset(seed=3)[0], expected.reset(seed=3)[0])
+    for _ in range(5):
+        actions = envs.action_space.sample()
+        envs.step_async(actions)
+        assert_equal_trees(envs.step_wait(timeout=30)[:4], expected.step(actions)[:4])
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_recv_converts_the_rows_that_it_returns(mode):
+    """What each environment shows does not depend on who steps when, and each is inferred once."""
+    envs = make_vector(mode, 5, workers=2, env=QuietEnv)
+    expected, steps = make_vector(mode, 5), 8
+    histories: list[list[Any]] = [[] for _ in range(5)]
+    obs, _ = expected.reset(seed=9)
+    actions = np.zeros(envs.action_space.shape, np.float32)
+    for _ in range(steps):
+        for i, history in enumerate(histories):
+            history.append({key: value[i] for key, value in obs.items()})
+        obs, _, _, _, infos = expected.step(actions)
+        for i, history in enumerate(histories):
+            if "final_obs" in infos and infos["_final_obs"][i]:
+                history.append(infos["final_obs"][i])
+    envs.reset_send(seed=9)
+    seen: list[list[Any]] = [[] for _ in range(5)]
+    left = np.full(5, steps)
+    rows = 0
+    while left.any():
+        obs, rewards, _, _, infos = envs.recv(min(2, int((left > 0).sum())), timeout=30)
+        ids = infos["env_id"]
+        assert len(rewards) == len(ids) == len(obs["rl_token"])
+        rows += len(ids) + int(infos.get("_final_obs", np.zeros(1)).sum())
+        for row, i in enumerate(ids):
+            if "final_obs" in infos and infos["_final_obs"][row]:
+                seen[i].append(infos["final_obs"][row])
+            seen[i].append({key: value[row] for key, value in obs.items()})
+        left[ids] -= 1
+        again = ids[left[ids] > 0]
+        if len(again):
+            envs.send(actions[again], again)
+    assert sum(envs.vla.batches) == rows
+    for one, other in zip(seen, histories, strict=True):
+        assert_equal_trees(one, other[: len(one)])
+        assert len(one) >= steps
+    envs.close()
+
+
+def test_a_dead_worker_leaves_its_last_observation_converted():
+    envs = make_vector(SAME_STEP, num_envs=2, workers=2)
+    last, _ = envs.reset(seed=0)
+    os.kill(envs.worker_pids[1], signal.SIGKILL)
+    with pytest.warns(WorkerRestartWarning):
+        obs, rewards, _, truncations, infos = envs.step(envs.action_space.sample())
+    assert (
+        truncations[1] and rewards[1] == 0 and infos["worker_restarted"].tolist() == [False, True]
+    )
+    final = infos["final_obs"][1]
+    assert_equal_trees(final, {key: value[1] for key, value in last.items()})
+    assert obs in envs.observation_space
+    assert (obs["rl_token"][1] != final["rl_token"]).any()
+    envs.close()
+
+
+class SleepyVLA(RowVLA):
+    """Takes its time for each row, as a GPU that is busy does."""
+
+    def __init__(self, seconds_a_row: float) -> None:
+        super().__init__()
+        self.seconds_a_row = seconds_a_row
+
+    def infer(self, images, instructions, proprio):
+        time.sleep(self.seconds_a_row * len(instructions))
+        return super().infer(images, instructions, proprio)
+
+
+def test_two_groups_hide_the_simulation_behind_the_vla():
+    """The VLA takes as long for all as the workers do: two at a time, eight environments."""
+    delay, rounds = 0.01, 8
+    envs = make_vector(NEXT_STEP, num_envs=8, workers=2, delay=delay)
+    envs.vla = envs._features.vla = SleepyVLA(4 * delay / 8)
+    actions = np.zeros((8, 2, 7), np.float32)
+
+    def lock_step() -> float:
+        started = time.perf_counter()
+        for _ in range(rounds):
+            envs.step(actions)
+        return time.perf_counter() - started
+
+    def two_groups() -> float:
+        started = time.perf_counter()
+        groups = envs.groups(2)
+        for group in groups:
+            envs.send(actions[group], group)
+        for _ in range(2 * rounds - 2):
+            *_, infos = envs.recv(4, timeout=30)
+            envs.send(actions[infos["env_id"]], infos["env_id"])
+        for _ in groups:
+            envs.recv(4, timeout=30)
+        return time.perf_counter() - started
+
+    envs.reset(seed=0)
+    envs.set_attr("length", 10**6)
+    pairs = [(lock_step(), two_groups()) for _ in range(3)]
+    envs.close()
+    ratio = max(slow / fast for slow, fast in pairs)  # others may use the machine
+    assert ratio >= 1.7, pairs
+
+
+LIBERO: dict[str, Any] = {
+    "task_ids": [2, 8],
+    "chunk_len": 4,
+    "image_size": 64,
+    "max_control_steps": 8,
+}
 
 
 @pytest.mark.parametrize("rl_token", ["auto", None])
-def test_mini_on_libero_equals_the_single_wrapper(rl_token: str | None):
+def test_libero_vla_vector_equals_the_single_environments(rl_token: str | None):
     """Images and proprio exactly; what the VLA makes of them to the rounding of its batches."""
-    kwargs: dict[str, Any] = {
-        "task_ids": [2, 8],
-        "chunk_len": 4,
-        "image_size": 64,
-        "max_control_steps": 8,
-    }
-    envs = VectorFrozenVLAObservation(
-        SyncVectorEnv([lambda: LiberoEnv("goal", **kwargs)] * 3, autoreset_mode=SAME_STEP),
-        rl_token=rl_token,
-        keep_images=True,
+    kwargs = LIBERO | {"rl_token": rl_token, "keep_images": True}
+    envs: Any = gym.make_vec(
+        "LiberoVLA-goal-v0", num_envs=3, workers=2, autoreset_mode=SAME_STEP, **kwargs
     )
-    singles = [
-        FrozenVLAObservation(LiberoEnv("goal", **kwargs), rl_token=rl_token, keep_images=True)
-        for _ in range(3)
-    ]
+    assert isinstance(envs, VectorFrozenVLAObservation)
+    singles = [gym.make("LiberoVLA-goal-v0", **kwargs) for _ in range(3)]
+    assert envs.single_observation_space == singles[0].observation_space
     batch, infos = envs.reset(seed=7)
     rows = [env.reset(seed=7 + i)[0] for i, env in enumerate(singles)]
     instructions = set(infos["instruction"])
@@ -327,3 +399,30 @@ def _assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     for key, value in expected.items():
         tolerance = 1e-5 if key in ("rl_token", "vla_action") else 0.0
         np.testing.assert_allclose(actual[key], value, rtol=0, atol=tolerance, err_msg=key)
+
+
+def test_states_are_converted_with_the_instruction_of_their_task():
+    """Two environments with different tasks swap their states."""
+    envs: Any = gym.make_vec(
+        "LiberoVLA-goal-v0", num_envs=2, workers=1, **LIBERO | {"vla": RowVLA(), "rl_token": None}
+    )
+    before, _ = envs.reset(seed=0, options={"task_id": np.array([2, 8])})
+    states = envs.get_state()
+    envs.step(before["vla_action"])
+    envs.vla.batches.clear()
+    swapped = envs.set_state(states[::-1])
+    assert_equal_trees(swapped, {key: value[::-1] for key, value in before.items()})
+    only_first = envs.set_state(states[:1], [0])
+    expected = {key: np.stack([value[0], value[0]]) for key, value in before.items()}
+    assert_equal_trees(only_first, expected)
+    assert envs.vla.batches == [2, 1]
+    assert only_first in envs.observation_space
+    assert (before["rl_token"][0] != before["rl_token"][1]).any()
+    envs.close()
+
+
+def test_make_vec_refuses_what_the_single_environment_refuses():
+    with pytest.raises(ConfigError, match="1 and the VLA's horizon 8"):
+        gym.make_vec("LiberoVLA-goal-v0", num_envs=2, chunk_len=9)
+    with pytest.raises(ConfigError, match="cameras"):
+        gym.make_vec("LiberoVLA-goal-v0", num_envs=1, workers=0, cameras=())

@@ -144,20 +144,6 @@ def test_libero_vla_passes_both_checkers(recwarn) -> None:
     env.close()
 
 
-def test_libero_vla_make_vec_equals_single():
-    envs = gym.make_vec("LiberoVLA-goal-v0", num_envs=2, task_ids=8, chunk_len=4)
-    single = gym.make("LiberoVLA-goal-v0", task_ids=8, chunk_len=4)
-    batch, _ = envs.reset(seed=3)
-    obs, _ = single.reset(seed=4)
-    for _ in range(2):
-        for key, value in obs.items():
-            np.testing.assert_array_equal(batch[key][1], value)
-        batch, *_ = envs.step(batch["vla_action"])
-        obs, *_ = single.step(obs["vla_action"])
-    envs.close()
-    single.close()
-
-
 def test_chunk_len_out_of_range():
     with pytest.raises(ConfigError, match="1 and the VLA's horizon 8"):
         gym.make("LiberoVLA-goal-v0", chunk_len=9)

@@ -9,8 +9,10 @@ import gymnasium as gym
 from vla_gym.suites import SUITES
 
 if TYPE_CHECKING:
+    from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
     from vla_gym.wrappers import FrozenVLAObservation
+    from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 
 
 def register_envs() -> None:
@@ -20,21 +22,31 @@ def register_envs() -> None:
     LIBERO's limit counts control steps and is kept by the environment itself.
     """
     for suite in SUITES:
-        for env_id, entry_point in (
-            (f"Libero-{suite}-v0", "vla_gym.env:LiberoEnv"),
-            (f"LiberoVLA-{suite}-v0", "vla_gym.registration:make_libero_vla"),
+        for env_id, entry_point, vector_entry_point in (
+            (f"Libero-{suite}-v0", "vla_gym.env:LiberoEnv", "vla_gym.vector:LiberoVectorEnv"),
+            (
+                f"LiberoVLA-{suite}-v0",
+                "vla_gym.registration:make_libero_vla",
+                "vla_gym.registration:make_libero_vla_vec",
+            ),
         ):
             if env_id not in gym.registry:
-                gym.register(env_id, entry_point=entry_point, kwargs={"suite": suite})
+                gym.register(
+                    env_id,
+                    entry_point=entry_point,
+                    vector_entry_point=vector_entry_point,
+                    kwargs={"suite": suite},
+                )
 
 
 def make_libero_vla(
     suite: str,
     *,
     vla: str | FrozenVLA = "mini",
-    rl_token: Any = "auto",
+    rl_token: str | RLTokenEncoder | None = "auto",
     chunk_len: int | None = None,
     device: str = "cpu",
+    keep_images: bool = False,
     **env_kwargs: Any,
 ) -> FrozenVLAObservation:
     """Build a LIBERO environment whose observation comes from a frozen VLA.
@@ -44,7 +56,8 @@ def make_libero_vla(
         vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
         rl_token: See :class:`vla_gym.wrappers.FrozenVLAObservation`.
         chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
-        device: Torch device of the VLA when ``vla`` is a name or a directory.
+        device: Torch device of the VLA and of the RL token where they are given by name.
+        keep_images: Whether the camera images stay in the observation.
         **env_kwargs: Passed on to :class:`vla_gym.env.LiberoEnv`.
 
     Raises:
@@ -52,16 +65,76 @@ def make_libero_vla(
         WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
     """
     from vla_gym.env import LiberoEnv
-    from vla_gym.errors import ConfigError
-    from vla_gym.vla import load
     from vla_gym.wrappers import FrozenVLAObservation
 
+    model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+    env_kwargs.setdefault("image_size", model.image_size)
+    env = LiberoEnv(suite, chunk_len=chunk_len, **env_kwargs)
+    return FrozenVLAObservation(env, model, encoder, keep_images)
+
+
+def make_libero_vla_vec(
+    suite: str,
+    num_envs: int = 1,
+    *,
+    vla: str | FrozenVLA = "mini",
+    rl_token: str | RLTokenEncoder | None = "auto",
+    chunk_len: int | None = None,
+    device: str = "cpu",
+    keep_images: bool = False,
+    **kwargs: Any,
+) -> VectorFrozenVLAObservation:
+    """Build many LIBERO environments that share one frozen VLA, which stays in this process.
+
+    Args:
+        suite: Suite name, e.g. ``"goal"``.
+        num_envs: Number of environments.
+        vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
+        rl_token: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+        chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
+        device: Torch device of the VLA and of the RL token where they are given by name.
+        keep_images: Whether the camera images stay in the observation.
+        **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
+            ``autoreset_mode``, ... and the arguments of :class:`vla_gym.env.LiberoEnv`.
+
+    Raises:
+        ConfigError: If ``chunk_len`` is not in 1..horizon, or the environments do not fit the VLA.
+        WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
+        WorkerError: If the environments can't be built.
+    """
+    from vla_gym.vector import LiberoVectorEnv
+    from vla_gym.wrappers.vector import FrozenVLAObservation
+
+    model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+    kwargs.setdefault("image_size", model.image_size)
+    # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
+    kwargs.setdefault("copy", False)
+    envs = LiberoVectorEnv(num_envs, suite, chunk_len=chunk_len, **kwargs)
+    try:
+        return FrozenVLAObservation(envs, model, encoder, keep_images)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _load(
+    vla: str | FrozenVLA,
+    rl_token: str | RLTokenEncoder | None,
+    chunk_len: int | None,
+    device: str,
+) -> tuple[FrozenVLA, RLTokenEncoder | None, int]:
+    """Return the VLA, its RL-token encoder and the chunk length, which must fit the VLA."""
+    from vla_gym.errors import ConfigError
+    from vla_gym.rl_token import load_rl_token
+    from vla_gym.vla import load
+
     model = load(vla, device=device) if isinstance(vla, str) else vla
+    if rl_token == "auto":
+        rl_token = model.name
+    encoder = load_rl_token(rl_token, device) if isinstance(rl_token, str) else rl_token
     chunk_len = model.horizon if chunk_len is None else chunk_len
     if not 1 <= chunk_len <= model.horizon:
         raise ConfigError(
             f"chunk_len must be between 1 and the VLA's horizon {model.horizon}, got {chunk_len}."
         )
-    env_kwargs.setdefault("image_size", model.image_size)
-    env = LiberoEnv(suite, chunk_len=chunk_len, **env_kwargs)
-    return FrozenVLAObservation(env, vla=model, rl_token=rl_token)
+    return model, encoder, chunk_len

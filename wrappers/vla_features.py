@@ -108,7 +108,9 @@ class VLAFeatures:
         if self.rl_token is None:
             token = output.hidden.mean(dim=1)
         else:
-            token = self.rl_token.encode(output.hidden)
+            # The encoder may be on another device than the VLA.
+            weight = next(self.rl_token.parameters())
+            token = self.rl_token.encode(output.hidden.to(weight.device))
         actions = output.actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
         tokens = token.detach().cpu().numpy().astype(np.float32)
         return tokens, np.clip(actions, -1.0, 1.0)
