@@ -350,7 +350,13 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute; one result for each."""
-        ids = self._callable(None, "call")
+        return self.call_some(self._everyone, name, *args, **kwargs)
+
+    def call_some(
+        self, env_ids: Sequence[int] | np.ndarray, name: str, *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Do what :meth:`call` does, in these environments only; one result for each of them."""
+        ids = self._callable(env_ids, "call")
         return tuple(self._runner.call({i: (name, args, kwargs) for i in ids}, "call"))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -402,7 +408,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         if not self._seeded:
             raise gym.error.ResetNeeded("Call reset() first.")
 
-    def _callable(self, env_ids: Sequence[int] | None, name: str) -> list[int]:
+    def _callable(self, env_ids: Sequence[int] | np.ndarray | None, name: str) -> list[int]:
         self._assert_idle(name)
         return self._check_ids(self._everyone if env_ids is None else env_ids).tolist()
 
