@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3 import PPO, SAC, TD3
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.sb3_vec_env import sb3_vec_env
+from vla_gym_trainers import TD3BC
+from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
 
 SAME_STEP = AutoresetMode.SAME_STEP
 
@@ -248,3 +254,154 @@ def test_evaluate_policy_takes_our_episodes():
         env.seed(1)
         results.append(evaluate_policy(Forward(), env, 20, return_episode_rewards=True))
     assert results[0] == results[1] and len(results[0][0]) == 20
+
+
+def make_libero(num_envs: int = 2, **kwargs: Any):
+    defaults: dict[str, Any] = {"workers": 2, "task_ids": [2, 8], "gamma": 0.99}
+    return make_sb3_vec_env("LiberoVLA-goal-v0", num_envs, **defaults | kwargs)
+
+
+def test_libero_behind_the_adapter():
+    """One end of an episode, and calls to some environments only."""
+    env = make_libero(3, max_control_steps=16, seed=5)
+    obs = env.reset()
+    assert env.observation_space.contains({key: value[1] for key, value in obs.items()})
+    assert [info["elapsed_steps"] for info in env.reset_infos] == [0, 0, 0]
+    for step in range(2):
+        obs, rewards, dones, infos = env.step(obs["vla_action"])
+        assert rewards.dtype == np.float32 and dones.tolist() == [step == 1] * 3
+    for info, next_info in zip(infos, env.reset_infos, strict=True):
+        assert info["elapsed_steps"] == 16 and info["is_success"] is False
+        assert info["TimeLimit.truncated"] and type(info["instruction"]) is str
+        assert info["discount"] == pytest.approx(0.99**8)
+        assert info["episode"]["l"] == 2 and info["episode_stats"]["length"] == 16
+        assert next_info["elapsed_steps"] == 0
+        final = {key: value[()] for key, value in info["terminal_observation"].items()}
+        assert env.observation_space.contains(final)
+    env.set_attr("max_control_steps", 8, indices=[2])
+    assert env.get_attr("max_control_steps") == [16, 16, 8]
+    *_, dones, infos = env.step(obs["vla_action"])
+    assert dones.tolist() == [False, False, True]
+    assert env.env_is_wrapped(gym.wrappers.TimeLimit) == [False] * 3
+    env.set_options([{"task_id": 2}, {"task_id": 8, "init_state_id": 7}, {"task_id": 2}])
+    env.reset()
+    assert [info["task_id"] for info in env.reset_infos] == [2, 8, 2]
+    assert [info["init_state_id"] for info in env.reset_infos] == [-1, 7, -1]
+    env.close()
+
+
+def test_make_refuses_other_autoreset_modes():
+    with pytest.raises(ConfigError, match="SAME_STEP"):
+        make_libero(workers=0, autoreset_mode="NEXT_STEP")
+
+
+ALGORITHMS: dict[str, Any] = {
+    "td3": (TD3, {"learning_starts": 8, "batch_size": 8, "buffer_size": 3000}),
+    "sac": (SAC, {"learning_starts": 8, "batch_size": 8, "buffer_size": 3000}),
+    "ppo": (PPO, {"n_steps": 8, "batch_size": 8, "n_epochs": 2}),
+}
+
+
+def make_model(name: str, env: Any) -> Any:
+    algorithm, settings = ALGORITHMS[name]
+    return algorithm("MultiInputPolicy", env, gamma=0.92, seed=0, device="cpu", **settings)
+
+
+def weights(model: Any) -> np.ndarray:
+    return np.concatenate([p.detach().numpy().ravel() for p in model.policy.parameters()])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stock_algorithms_learn_a_little_on_libero(name: str):
+    env = make_libero(max_control_steps=24)
+    model = make_model(name, env)
+    before = weights(model)
+    model.learn(32)
+    assert model.num_timesteps == 32
+    assert len(model.ep_info_buffer) == len(model.ep_success_buffer) == 10
+    assert {episode["l"] for episode in model.ep_info_buffer} == {3}
+    after = weights(model)
+    assert np.isfinite(after).all() and (before != after).any()
+    if name != "ppo":
+        buffer = model.replay_buffer
+        stored = buffer.actions[: buffer.pos]
+        assert stored.shape == (16, 2, 56) and np.abs(stored).max() <= 1
+        # At a limit the stored next observation is the last one, not the next episode's first.
+        ends = np.flatnonzero(buffer.dones[: buffer.pos - 1, 0])
+        assert buffer.timeouts[ends, 0].all() and len(ends) == 5
+        for t in ends:
+            last = buffer.next_observations["rl_token"][t, 0]
+            first = buffer.observations["rl_token"][t + 1, 0]
+            assert (last != first).any()
+    env.close()
+
+
+def test_td3bc_takes_each_transitions_discount():
+    env = make_libero(max_control_steps=20)
+    model = TD3BC(
+        "RLTokenPolicy",
+        env,
+        learning_starts=16,
+        batch_size=8,
+        critic_warmup_steps=2,
+        buffer_size=100,
+        gamma=0.99,
+        seed=0,
+    )
+    model.learn(32)
+    buffer = model.replay_buffer
+    assert buffer.size() == 32 and buffer.num_dropped == 0
+    # Chunks of 8 control steps, and one of 4 at the limit of 20; both environments take turns.
+    steps = np.round(np.log(buffer.discounts[:32]) / np.log(0.99))
+    np.testing.assert_array_equal(steps[:30], np.repeat([8, 8, 4] * 5, 2))
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # a few minutes each on two idle cores
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stock_algorithms_run_2000_steps_with_monitor_normalizer_and_evaluation(name, tmp_path):
+    env = VecNormalize(
+        VecMonitor(make_libero(4), str(tmp_path / "train")), norm_obs_keys=["rl_token", "proprio"]
+    )
+    eval_env = VecNormalize(
+        VecMonitor(make_libero(2, max_control_steps=80), str(tmp_path / "eval")),
+        norm_obs_keys=["rl_token", "proprio"],
+        training=False,
+    )
+    callback = EvalCallback(
+        eval_env, n_eval_episodes=4, eval_freq=250, log_path=str(tmp_path), verbose=0
+    )
+    model = make_model(name, env)
+    model.learn(2000, callback=callback)
+    assert model.num_timesteps == 2000
+    assert np.isfinite(weights(model)).all()
+    results = np.load(tmp_path / "evaluations.npz")
+    assert results["timesteps"].tolist() == [1000, 2000]
+    assert results["results"].shape == results["successes"].shape == (2, 4)
+    assert results["ep_lengths"].max() <= 10
+    rows = (tmp_path / "train.monitor.csv").read_text().splitlines()[2:]
+    assert len(rows) >= 2000 // 38 - 4
+    assert np.abs(env.obs_rms["rl_token"].mean).max() > 0 and "task_id" not in env.obs_rms
+    env.close()
+    eval_env.close()
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "sb3_vector.py"
+
+
+def run_example(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_example_runs_and_has_no_main_guard():
+    assert "__name__" not in EXAMPLE.read_text()
+    output = run_example("--steps", "64", "--num-envs", "2", "--algo", "ppo")
+    assert "total_timesteps" in output and "ep_len_mean" not in output
