@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vla_gym_trainers.buffers import ChunkReplayBuffer
     from vla_gym_trainers.policies import RLTokenPolicy
+    from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
     from vla_gym_trainers.td3bc import TD3BC
 
 _EXPORTS = {
     "ChunkReplayBuffer": "buffers",
     "RLTokenPolicy": "policies",
     "TD3BC": "td3bc",
+    "make_sb3_vec_env": "sb3_vec_env",
 }
-# Functions that share their name with a module (evaluate, train_td3) are imported from there: the
-# import system would replace such an export by the module.
-__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy"]
+# Functions that share their name with a module (evaluate, train_td3, sb3_vec_env) are imported from
+# there: the import system would replace such an export by the module.
+__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "make_sb3_vec_env"]
 
 
 def __getattr__(name: str) -> Any:
