@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from toy_env import ToyReach
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
 
@@ -287,6 +289,15 @@ def test_libero_behind_the_adapter():
     env.reset()
     assert [info["task_id"] for info in env.reset_infos] == [2, 8, 2]
     assert [info["init_state_id"] for info in env.reset_infos] == [-1, 7, -1]
+    victim = int(env.vector_env.worker_of[2])
+    os.kill(env.vector_env.worker_pids[victim], signal.SIGKILL)
+    with pytest.warns(WorkerRestartWarning):
+        _, rewards, dones, infos = env.step(obs["vla_action"])
+    of_victim = env.vector_env.worker_of == victim
+    assert 0 < of_victim.sum() < 3 and (dones == of_victim).all() and not rewards.any()
+    for info, died in zip(infos, of_victim, strict=True):
+        assert info["TimeLimit.truncated"] == info.get("worker_restarted", False) == died
+        assert "episode" not in info
     env.close()
 
 

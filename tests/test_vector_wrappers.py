@@ -426,3 +426,5 @@ def test_make_vec_refuses_what_the_single_environment_refuses():
         gym.make_vec("LiberoVLA-goal-v0", num_envs=2, chunk_len=9)
     with pytest.raises(ConfigError, match="cameras"):
         gym.make_vec("LiberoVLA-goal-v0", num_envs=1, workers=0, cameras=())
+    with pytest.raises(ConfigError, match=r"wrappers\.vector"):
+        gym.make_vec("LiberoVLA-goal-v0", num_envs=1, env_factory=lambda _: PictureEnv())

@@ -98,13 +98,20 @@ def make_libero_vla_vec(
             ``autoreset_mode``, ... and the arguments of :class:`vla_gym.env.LiberoEnv`.
 
     Raises:
-        ConfigError: If ``chunk_len`` is not in 1..horizon, or the environments do not fit the VLA.
+        ConfigError: If ``chunk_len`` is not in 1..horizon, the environments do not fit the VLA, or
+            an ``env_factory`` is given.
         WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
         WorkerError: If the environments can't be built.
     """
+    from vla_gym.errors import ConfigError
     from vla_gym.vector import LiberoVectorEnv
     from vla_gym.wrappers.vector import FrozenVLAObservation
 
+    if kwargs.get("env_factory") is not None:
+        raise ConfigError(
+            "LiberoVLA-* builds LIBERO's own environments. For others, wrap LiberoVectorEnv(..., "
+            "env_factory=...) in vla_gym.wrappers.vector.FrozenVLAObservation."
+        )
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     kwargs.setdefault("image_size", model.image_size)
     # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
