@@ -1,4 +1,4 @@
-"""``vla-gym doctor | tasks | play | demos | eval``; each command imports what it needs itself."""
+"""``vla-gym doctor | tasks | play | ...``; each command imports what it needs itself."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ commands:
   play    record a video of the expert, the VLA or a trained policy
   demos   record demonstrations of the scripted experts
   eval    play the VLA and a trained policy greedily on the official initial states
+  bench   speed, start-up and memory beside LIBERO's and Gymnasium's vector environments
 
 Options of a command, with their defaults: vla-gym COMMAND --help
 """
@@ -173,6 +174,15 @@ def _eval(arguments: Sequence[str]) -> int:
     return EXIT_OK
 
 
+def _bench(arguments: Sequence[str]) -> int:
+    from vla_gym.bench import BenchConfig
+
+    config = _parse(BenchConfig, arguments, "bench")
+    from vla_gym.bench.run import main
+
+    return main(config)
+
+
 def _import_sb3() -> None:
     """Import stable-baselines3 without the banner of the old ``gym`` that it picks up.
 
@@ -205,6 +215,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "play": _play,
     "demos": _demos,
     "eval": _eval,
+    "bench": _bench,
 }
 
 
