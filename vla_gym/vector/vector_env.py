@@ -153,6 +153,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @property
     def worker_seconds(self) -> np.ndarray:
         """(workers,) seconds that each worker spent on its last step or reset."""
+        self._assert_open()
         return self._table["busy_s"].copy()
 
     def tasks_of(self, env_id: int) -> tuple[Task, ...]:
@@ -260,7 +261,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         ids = self._sendable(env_ids, "send")
         self._assert_seeded()
         self._batch.write_actions(actions, ids)
-        self._runner.step(ids, each=True)
+        self._runner.step(np.sort(ids), each=True)
 
     def reset_send(
         self,
@@ -275,7 +276,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         mask[ids] = True
         _, per_env = self._plan.reset_options({**(options or {}), "reset_mask": mask})
         self._seed(ids, seed)
-        self._runner.reset(ids, per_env, each=True)
+        self._runner.reset(np.sort(ids), per_env, each=True)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Arrays:
         """Wait for environments that :meth:`send` or :meth:`reset_send` set going.
