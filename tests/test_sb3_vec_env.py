@@ -385,7 +385,7 @@ def test_stock_algorithms_run_2000_steps_with_monitor_normalizer_and_evaluation(
     )
     model = make_model(name, env)
     model.learn(2000, callback=callback)
-    assert model.num_timesteps == 2000
+    assert model.num_timesteps == (2016 if name == "ppo" else 2000)  # PPO: whole rollouts of 32
     assert np.isfinite(weights(model)).all()
     results = np.load(tmp_path / "evaluations.npz")
     assert results["timesteps"].tolist() == [1000, 2000]
