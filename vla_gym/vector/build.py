@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -15,15 +16,17 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.errors import ConfigError, WorkerError, WorkerRestartWarning
 from vla_gym.vector import protocol
 from vla_gym.vector.memory import SharedArrays
 from vla_gym.vector.plan import EnvPlan
-from vla_gym.vector.pool import LocalPool, Pool, ProcessPool
+from vla_gym.vector.pool import LocalPool, Pool, ProcessPool, describe_exit
 from vla_gym.vector.process_server import ProcessServer
 from vla_gym.vector.rows import table_layout
-from vla_gym.vector.runner import Runner
+from vla_gym.vector.runner import Runner, outside
 from vla_gym.vector.worker import EnvSpaces, WorkerSpec, build_slots
+
+_EXIT_S = 10.0  # for a process to end
 
 
 @dataclass
@@ -73,7 +76,8 @@ def start_workforce(
         first[0] = plan.make_env(0)
         env_spaces = EnvSpaces.of(first[0])
     else:
-        env_spaces = probe_spaces(plan, environ(0), timeout=start_timeout)
+        attempts = max_restarts + 1 if restart else 1
+        env_spaces = probe_spaces(plan, environ(0), timeout=start_timeout, attempts=attempts)
     if isinstance(env_spaces.action_space, spaces.Dict):
         raise ConfigError(f"Expected one array as action space, got {env_spaces.action_space}.")
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)
@@ -142,38 +146,55 @@ def _environ(
     return environ
 
 
-def probe_spaces(plan: EnvPlan, environ: Mapping[str, str], *, timeout: float) -> EnvSpaces:
+def probe_spaces(
+    plan: EnvPlan, environ: Mapping[str, str], *, timeout: float, attempts: int
+) -> EnvSpaces:
     """Build environment 0 in a process of its own and return its spaces.
 
-    The trainer's process stays free of whatever a factory or a wrapper does.
+    The trainer's process stays free of whatever a factory or a wrapper does. A process that dies
+    or hangs over it is started again, up to so many attempts.
 
     Raises:
         VlaGymError: What building it raised; other exceptions come as WorkerError.
     """
     server = ProcessServer.acquire()
     try:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            payload = cloudpickle.dumps(WorkerSpec(0, (0,), plan.make_env))
-            pid = server.spawn(payload, [theirs.fileno()], environ, timeout=timeout)
-            theirs.close()
-            with Connection(ours.detach()) as connection:
-                try:
-                    message = connection.recv_bytes() if connection.poll(timeout) else b""
-                except (EOFError, OSError):
-                    message = b""
-        if not message:
-            code = server.kill(pid, timeout=timeout)
-            raise WorkerError(
-                f"Building environment 0 did not end within {timeout:g} s, or its process died "
-                f"(exit code {code}); see what it printed above."
-            )
-        server.exit_code(pid, timeout=timeout)
-        value = protocol.unpack_object(message)
+        for attempt in range(attempts):
+            message, reason = _probe(server, plan, environ, timeout)
+            if message:
+                break
+            text = f"The process that built environment 0 {reason}; see what it printed above."
+            if attempt == attempts - 1:
+                raise WorkerError(text)
+            text += " Another one was started."
+            warnings.warn(text, WorkerRestartWarning, stacklevel=outside())
     finally:
         server.release()
+    value = protocol.unpack_object(message)
     if message[:1] == protocol.FAILED:
         error, text = value
         raise error or WorkerError(f"Environment 0 could not be built:\n{text}")
     result: EnvSpaces = value
     return result
+
+
+def _probe(
+    server: ProcessServer, plan: EnvPlan, environ: Mapping[str, str], timeout: float
+) -> tuple[bytes, str]:
+    """Return what the process sent, or nothing and what became of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        payload = cloudpickle.dumps(WorkerSpec(0, (0,), plan.make_env))
+        pid = server.spawn(payload, [theirs.fileno()], environ, timeout=timeout)
+        theirs.close()
+        with Connection(ours.detach()) as connection:
+            late = not connection.poll(timeout)
+            try:
+                message = b"" if late else connection.recv_bytes()
+            except (EOFError, OSError):
+                message = b""
+    # A process that has ended by itself says how; one that is late, or stopped, is killed.
+    code = None if late else server.exit_code(pid, timeout=timeout if message else _EXIT_S)
+    if code is None:
+        code = server.kill(pid, timeout=_EXIT_S)
+    return message, f"was not done within {timeout:g} s" if late else describe_exit(code)

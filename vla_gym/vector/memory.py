@@ -70,7 +70,7 @@ class SharedArrays:
 
         The memory is freed when the last view of it is gone, here and in other processes.
         """
-        self.arrays = {}
+        self.arrays.clear()  # whoever else holds the mapping lets go of them, too
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -302,7 +302,7 @@ class ProcessPool:
             if handle.server is self._server:
                 self._release()
             reason = reason or "is gone with the process server, which died"
-        reason = reason or _describe(code)
+        reason = reason or describe_exit(code)
         failure = Failure(reason, error, raised, handle.ready, handle.command)
         return Event("failed", worker, np.empty(0, np.int32), failure)
 
@@ -403,7 +403,8 @@ class LocalPool:
             slot.env.close()
 
 
-def _describe(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
+    """Say how a process ended, by its exit code (negative: signal)."""
     if code is None:
         return "is gone"
     if code < 0:

@@ -308,7 +308,7 @@ class Runner:
         if len(again):
             self._dispatch(again)
         note = "The worker was restarted."
-        warnings.warn(f"{message}\n{note}", WorkerRestartWarning, stacklevel=_outside())
+        warnings.warn(f"{message}\n{note}", WorkerRestartWarning, stacklevel=outside())
         return None
 
     def _message(self, worker: int, failure: Failure) -> str:
@@ -334,7 +334,7 @@ class Runner:
         )
 
 
-def _outside() -> int:
+def outside() -> int:
     """Return the ``stacklevel`` of the first caller outside of this package."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith("vla_gym."):
@@ -343,6 +343,6 @@ def _outside() -> int:
 
 
 def _as_slice(ids: np.ndarray) -> np.ndarray | slice:
-    """Return neighbouring ids as a slice, which NumPy indexes several times as fast."""
+    """Return ascending ids without a gap as a slice, which NumPy indexes several times as fast."""
     first, last = int(ids[0]), int(ids[-1])
     return slice(first, last + 1) if last - first + 1 == len(ids) else ids
