@@ -137,10 +137,15 @@ class Slot:
             if kind is not None and type(value) is kind:
                 table[f"{prefix}/{key}"][i] = value
                 present |= INFO_BITS[key]
-            elif key == TEXT_INFO and type(value) is str:
+            elif (
+                key == TEXT_INFO
+                and type(value) is str
+                # The trainer has the text of a final info since the episode began, unless
+                # set_state or a wrapper has changed it.
+                and (prefix == "info" or value == self._text)
+            ):
                 present |= INFO_BITS[key]
-                # The trainer keeps the text of a final info: it was sent when the episode began.
-                if prefix == "info" and value != self._text:
+                if value != self._text:
                     self._text = self.text = value
             else:
                 extras[key] = value
