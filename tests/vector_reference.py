@@ -1,0 +1,366 @@
+"""What a vector env must return, worked out from single environments.
+
+A :class:`Reference` plays one single environment; a :class:`Follower` holds one per row and knows,
+for each autoreset mode, what every observation, reward, flag and info of a vector env must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+NEXT_STEP, SAME_STEP, DISABLED = (
+    AutoresetMode.NEXT_STEP,
+    AutoresetMode.SAME_STEP,
+    AutoresetMode.DISABLED,
+)
+MODES = (NEXT_STEP, SAME_STEP, DISABLED)
+
+
+class Record(NamedTuple):
+    """What one reset or step returned."""
+
+    obs: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
+
+
+def copied(value: Any) -> Any:
+    """A copy that later changes of the original do not reach."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+class Reference:
+    """The episodes of one single environment, played when they are asked for.
+
+    The action of each step is ``action(episode, step)`` with steps from 0. With ``keep=False``
+    only the last episodes are remembered.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        seed: int,
+        action: Callable[[int, int], np.ndarray],
+        options: dict[str, Any] | None = None,
+        *,
+        keep: bool = True,
+    ) -> None:
+        self.env, self.seed, self.action, self.options = env, seed, action, options
+        self.keep, self.played = keep, 0
+        self.episodes: dict[int, list[Record]] = {}
+
+    def __getitem__(self, episode: int) -> list[Record]:
+        while self.played <= episode:
+            self._play()
+        return self.episodes[episode]
+
+    def _play(self) -> None:
+        number, self.played = self.played, self.played + 1
+        if not self.keep:
+            self.episodes.pop(number - 2, None)
+        obs, info = self.env.reset(
+            seed=None if number else self.seed, options=None if number else self.options
+        )
+        records = [Record(copied(obs), 0.0, False, False, dict(info))]
+        while not records[-1].ended:
+            obs, reward, *flags, info = self.env.step(self.action(number, len(records) - 1))
+            records.append(Record(copied(obs), float(reward), *map(bool, flags), dict(info)))
+        self.episodes[number] = records
+
+    def stats(self, episode: int) -> dict[str, Any]:
+        steps = self[episode][1:]
+        return {
+            "return": float(sum(record.reward for record in steps)),
+            "length": int(sum(record.info.get("executed_steps", 1) for record in steps)),
+            "success": bool(steps[-1].info["success"]),
+        }
+
+
+def rows(value: Any, index: Any) -> Any:
+    """Row(s) of a batched observation."""
+    if isinstance(value, Mapping):
+        return {key: rows(inner, index) for key, inner in value.items()}
+    return value[index]
+
+
+def info_row(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """The single environment's info inside Gymnasium's vector infos."""
+    found = {}
+    for key, value in infos.items():
+        if key.startswith("_") or f"_{key}" not in infos or not infos[f"_{key}"][i]:
+            continue
+        found[key] = info_row(value, i) if isinstance(value, Mapping) else value[i]
+    return found
+
+
+def batch_infos(single: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Gymnasium's own arrangement of single infos."""
+    owner: Any = SimpleNamespace(num_envs=len(single))
+    owner._add_info = lambda *args: VectorEnv._add_info(owner, *args)
+    infos: dict[str, Any] = {}
+    for i, info in enumerate(single):
+        for key, value in info.items():
+            infos = owner._add_info(infos, {key: value}, i)
+    return infos
+
+
+def assert_same(actual: Any, expected: Any, where: str = "") -> None:
+    """Compare exactly, dtypes and key sets included."""
+    if isinstance(expected, Mapping):
+        assert isinstance(actual, Mapping), f"{where}: {type(actual)}"
+        assert set(actual) == set(expected), f"{where}: {set(actual) ^ set(expected)}"
+        for key in expected:
+            assert_same(actual[key], expected[key], f"{where}/{key}")
+    elif isinstance(expected, np.ndarray):
+        assert isinstance(actual, np.ndarray), f"{where}: {type(actual)}"
+        assert actual.dtype == expected.dtype, f"{where}: {actual.dtype} != {expected.dtype}"
+        assert actual.shape == expected.shape, f"{where}: {actual.shape} != {expected.shape}"
+        if expected.dtype == object:
+            for i, (a, b) in enumerate(zip(actual.flat, expected.flat, strict=True)):
+                assert_same(a, b, f"{where}[{i}]")
+        else:
+            np.testing.assert_array_equal(actual, expected, err_msg=where)
+    elif isinstance(expected, tuple | list):
+        assert len(actual) == len(expected), where
+        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+            assert_same(a, b, f"{where}[{i}]")
+    else:
+        assert actual == expected, f"{where}: {actual!r} != {expected!r}"
+
+
+class Follower:
+    """Checks each row of a vector env against its single environment.
+
+    Attributes:
+        episode, count: Where each env is: number of the episode, steps taken in it.
+        finished: Episodes that ended, the killed ones included.
+        lost: Killed episodes.
+    """
+
+    def __init__(self, references: Sequence[Reference], mode: AutoresetMode) -> None:
+        self.references, self.mode = list(references), mode
+        self.num_envs = len(self.references)
+        self.episode = [0] * self.num_envs
+        self.count = [0] * self.num_envs
+        self.due = [False] * self.num_envs
+        self.finished = [0] * self.num_envs
+        self.lost = [0] * self.num_envs
+        self.last: list[Any] = [None] * self.num_envs
+
+    def actions(self, ids: Iterable[int] | None = None) -> np.ndarray:
+        """The next actions of the envs; any for one that is reset instead."""
+        steps = [
+            (i, 0 if self.due[i] else self.count[i])
+            for i in (range(self.num_envs) if ids is None else ids)
+        ]
+        return np.stack([self.references[i].action(self.episode[i], step) for i, step in steps])
+
+    def expect_reset(self, i: int, *, first: bool = False) -> tuple[Record, dict[str, Any]]:
+        """What a reset of env i must give."""
+        if first:
+            self.episode[i] = 0
+        elif self.last[i] is not None:
+            self.episode[i] += 1
+        self.count[i], self.due[i] = 0, False
+        record = self.references[i][self.episode[i]][0]
+        self.last[i] = record.obs
+        return record, dict(record.info)
+
+    def expect_step(self, i: int) -> tuple[Record, dict[str, Any]]:
+        """What a step of env i must give."""
+        if self.due[i]:
+            assert self.mode == NEXT_STEP, "the test steps an ended env"
+            return self.expect_reset(i)
+        reference = self.references[i]
+        self.count[i] += 1
+        record = reference[self.episode[i]][self.count[i]]
+        info = dict(record.info)
+        self.last[i] = record.obs
+        if record.ended:
+            stats = reference.stats(self.episode[i])
+            self.finished[i] += 1
+            if self.mode == SAME_STEP:
+                begun, fresh = self.expect_reset(i)
+                info = {"final_obs": record.obs, "final_info": info, **fresh}
+                record = record._replace(obs=begun.obs)
+            else:
+                self.due[i] = True
+            info["episode_stats"] = stats
+        return record, info
+
+    def check_reset(self, result: tuple[Any, Any], *, first: bool = True) -> None:
+        """Check the result of a reset of all envs."""
+        expected = [self.expect_reset(i, first=first) for i in range(self.num_envs)]
+        self._compare(result[0], result[1], [*expected])
+
+    def check_masked_reset(self, result: tuple[Any, Any], mask: np.ndarray) -> None:
+        """Check the result of a reset of some envs: the others' observations stay, without info."""
+        expected = []
+        for i in range(self.num_envs):
+            if mask[i]:
+                expected.append(self.expect_reset(i))
+            else:
+                expected.append((Record(self.last[i], 0.0, False, False, {}), {}))
+        self._compare(result[0], result[1], expected)
+
+    def check_step(
+        self,
+        result: tuple[Any, ...],
+        *,
+        lost: Sequence[int] = (),
+        ids: Sequence[int] | None = None,
+    ) -> None:
+        """Check the result of a step, or of a recv whose rows are the envs ``ids``.
+
+        Envs in ``lost`` must be as the fault rule says.
+        """
+        obs, rewards, terminations, truncations, infos = result
+        chosen = list(range(self.num_envs)) if ids is None else list(ids)
+        for name, array, dtype in (
+            ("rewards", rewards, np.float64),
+            ("terminations", terminations, np.bool_),
+            ("truncations", truncations, np.bool_),
+        ):
+            assert array.dtype == dtype and array.shape == (len(chosen),), name
+        infos = dict(infos)
+        if ids is not None:
+            assert infos["env_id"].dtype == np.int64
+            assert infos["env_id"].tolist() == chosen
+            infos.pop("env_id"), infos.pop("_env_id", None)
+        restarted = infos.pop("worker_restarted", None)
+        mask = infos.pop("_worker_restarted", None)
+        expected: list[tuple[Record, dict[str, Any]] | None] = []
+        for r, i in enumerate(chosen):
+            if i in lost and not (self.due[i] and self.mode == NEXT_STEP):
+                assert mask is not None and mask[r] and restarted[r], f"env {i}: worker_restarted"
+                self._check_lost(r, i, obs, infos)
+                flags = (rewards[r], terminations[r], truncations[r])
+                assert flags == (0.0, False, True), f"env {i}: {flags}"
+                expected.append(None)
+                continue
+            if i not in lost:
+                assert mask is None or not (mask[r] or restarted[r]), f"env {i} was not restarted"
+            record, info = self.expect_step(i)
+            flags = (rewards[r], terminations[r], truncations[r])
+            where = f"env {i}, episode {self.episode[i]}, step {self.count[i]}: {flags}"
+            assert flags == (record.reward, record.terminated, record.truncated), where
+            expected.append((record, info))
+        self._compare(obs, infos, expected)
+
+    def _check_lost(self, r: int, i: int, obs: Any, infos: Mapping[str, Any]) -> None:
+        """The fault rule: the killed episode truncates, the next one is (seed, episode + 1)."""
+        before, info = self.last[i], info_row(infos, r)
+        assert "episode_stats" not in info, f"env {i}: a killed episode has no statistics"
+        self.lost[i] += 1
+        self.finished[i] += 1
+        final = info
+        if self.mode == SAME_STEP:
+            assert_same(info["final_obs"], before, f"env {i} final_obs")
+            final = info["final_info"]
+            begun, fresh = self.expect_reset(i)
+            assert_same(rows(obs, r), begun.obs, f"env {i} first observation of the next episode")
+            known = {key: info[key] for key in fresh}
+            assert_same(known, fresh, f"env {i} info of the next episode")
+        else:
+            assert "final_obs" not in info
+            assert_same(rows(obs, r), before, f"env {i} last observation")
+            self.due[i] = True
+        assert not final["success"] and not final["is_success"], f"env {i}: success"
+        assert final.get("executed_steps", 0) == 0, f"env {i}: executed_steps"
+
+    def _compare(
+        self, obs: Any, infos: Mapping[str, Any], expected: list[tuple[Record, dict] | None]
+    ) -> None:
+        for r, item in enumerate(expected):
+            if item is not None:
+                assert_same(rows(obs, r), item[0].obs, f"row {r} observation")
+        if all(item is not None for item in expected):
+            assert_same(infos, batch_infos([item[1] for item in expected if item]), "infos")
+            return
+        for r, item in enumerate(expected):
+            if item is not None:
+                assert_same(info_row(infos, r), info_row(batch_infos([item[1]]), 0), f"info {r}")
+
+
+def follow(
+    envs: Any,
+    follower: Follower,
+    seed: Any,
+    episodes: int,
+    *,
+    max_steps: int = 200,
+    stagger: Sequence[int] = (),
+) -> int:
+    """Play until each env has ended ``episodes`` episodes; return the number of steps.
+
+    The envs ``stagger`` are reset after the first step, so that not all end at the same time.
+    """
+    follower.check_reset(envs.reset(seed=seed))
+    for step in range(max_steps):
+        if min(follower.finished) >= episodes:
+            return step
+        reset = list(stagger) if step == 1 else []
+        if follower.mode == DISABLED:
+            reset += np.flatnonzero(follower.due).tolist()
+        if reset:
+            mask = np.isin(np.arange(follower.num_envs), reset)
+            follower.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
+        follower.check_step(envs.step(follower.actions()))
+    raise AssertionError(f"only {follower.finished} episodes after {max_steps} steps")
+
+
+def check_cells(result: tuple[Any, ...], cells: Sequence[str], image: Callable[..., Any]) -> None:
+    """Compare a step of stub envs (``rich_info``) with one row of a hand-written table.
+
+    A cell is ``"OBS REWARD FLAG INFO [<FINAL] [=STATS]"``: OBS and FINAL are "episode.step"; FLAG
+    is "T" (terminated), "C" (truncated) or "-"; INFO says whose info it is: "step", "reset" or
+    "lost" (the worker was restarted); STATS are return/length/success. What a cell does not name
+    must not be there.
+    """
+    obs, rewards, terminations, truncations, infos = result
+    for i, cell in enumerate(cells):
+        source, reward, flag, kind, *more = cell.split()
+        info, where = info_row(infos, i), f"env {i}: {cell}"
+        _check_source(rows(obs, i), source, image, where)
+        assert float(rewards[i]) == float(reward), where
+        assert (bool(terminations[i]), bool(truncations[i])) == (flag == "T", flag == "C"), where
+        final = [item[1:] for item in more if item[0] == "<"]
+        stats = [item[1:] for item in more if item[0] == "="]
+        # In SAME_STEP a lost row carries the info of the next episode, else that of the lost step.
+        fresh = kind == "reset" or (kind == "lost" and bool(final))
+        assert ("fresh" in info) == fresh and ("pose" in info) == (kind == "step"), where
+        assert info.get("executed_steps") == (4 if kind == "step" else 0), where
+        assert ("worker_restarted" in info) == (kind == "lost"), where
+        assert ("final_obs" in info) == ("final_info" in info) == bool(final), where
+        assert info["success"] == info["is_success"] == (flag == "T" and not final), where
+        for name in final:
+            _check_source(info["final_obs"], name, image, where)
+            assert info["final_info"]["success"] == (flag == "T"), where
+            lost = kind == "lost"
+            assert info["final_info"]["executed_steps"] == (0 if lost else 4), where
+            assert ("pose" in info["final_info"]) == (not lost), where
+            assert "fresh" not in info["final_info"], where
+        assert ("episode_stats" in info) == bool(stats), where
+        for text in stats:
+            found = info["episode_stats"]
+            assert f"{found['return']}/{found['length']}/{int(found['success'])}" == text, where
+
+
+def _check_source(observation: Any, source: str, image: Callable[..., Any], where: str) -> None:
+    seed, episode, step, _ = observation["proprio"]
+    assert f"{episode:.0f}.{step:.0f}" == source, where
+    assert_same(observation["image"], image(int(seed), int(episode), int(step)), where)
