@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 
 def _tell(fd: int, value: object) -> None:
@@ -104,22 +104,23 @@ def simulation(payload: bytes, fds: list[int]) -> None:
     began = time.perf_counter()
     import numpy as np
 
+    from vla_gym import scene_cache, task_model
     from vla_gym.sim import LiberoSim, model_io
     from vla_gym.suites import get_task
-    from vla_gym.task_model import load_task_model
 
-    def no_reading(path: Path) -> None:
-        raise AssertionError(f"{path} is read again")
+    def no_reading(*arguments: object) -> None:
+        raise AssertionError(f"{arguments} is read again")
 
     modules = sorted({name.partition(".")[0] for name in sys.modules})
     libraries = sorted({line.split()[-1] for line in open("/proc/self/maps") if ".so" in line})
-    model_io._read = no_reading
-    model = load_task_model(get_task("goal", int(payload)), os.environ["ASSETS"])
+    model_io._read = task_model.load_task_model = no_reading
+    model = scene_cache.load_task(get_task("goal", int(payload)), os.environ["ASSETS"])
     loaded = time.perf_counter()
     sim = LiberoSim(model)
     sim.reset(model.official_layout(0))
     sim.run_chunk(np.zeros((8, 7)))
     played = time.perf_counter()
+    gc.collect()
     with open("/proc/self/smaps_rollup") as file:
         fields = (line.split() for line in list(file)[1:])
         memory = {name.rstrip(":"): int(kb) / 1024 for name, kb, _ in fields}

@@ -6,20 +6,22 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.suites import Task, get_task
-from vla_gym.task_model import TaskModel, load_task_model
-from vla_gym.task_model.model import scene_of
+from vla_gym.scene_cache import load_task
+from vla_gym.suites import get_task
 
-_warm: set[str] = set()
+if TYPE_CHECKING:
+    from vla_gym.task_model import TaskModel
+
+_warm = False
 WARM_UP_STEPS = 2
 
 
 def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
-    """Load the scenes of some tasks; the first time, also run the simulation a little.
+    """Load some tasks and their scenes; the first time, also run the simulation a little.
 
     A scene that is not in the cache is compiled, in a process of its own.
 
@@ -32,19 +34,16 @@ def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
         AssetError: If the asset pack is missing or not one.
         CompileError: If a scene cannot be compiled or read.
     """
-    scenes: dict[str, Task] = {}
+    global _warm
     for suite, task_id in tasks:
-        task = get_task(suite, task_id)
-        scenes.setdefault(scene_of(task)[0], task)
-    for task in scenes.values():
-        model = load_task_model(task, assets)
+        model = load_task(get_task(suite, task_id), assets)
         _import_mujoco()
         from vla_gym.sim.model_io import load_shared
 
         load_shared(model)
-        if "simulation" not in _warm:
+        if not _warm:
             _warm_up(model)
-            _warm.add("simulation")
+            _warm = True
 
 
 def _warm_up(model: TaskModel) -> None:
