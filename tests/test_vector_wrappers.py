@@ -123,8 +123,7 @@ def assert_equal_trees(actual: Any, expected: Any, where: str = "") -> None:
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers):
     """Every array, dtype, mask and final observation, also after the inner arrays changed."""
-    env = StagedEnv if workers is None else PictureEnv
-    envs = make_vector(mode, keep_images=keep_images, env=env, workers=workers)
+    envs = make_vector(mode, keep_images=keep_images, env=StagedEnv, workers=workers)
 
     def single() -> gym.Env:
         return FrozenVLAObservation(env(), vla=RowVLA(), rl_token=None, keep_images=keep_images)
