@@ -95,7 +95,7 @@ class EnvPlan:
             return cls(num_envs, None, (), group_size, None, make, False)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
-        lists = _task_lists(suite, task_ids, num_envs)
+        lists = _task_lists(suite, task_ids, num_envs, group_size)
         kwargs = {"task_sampling": task_sampling, "group_size": group_size, **env_kwargs}
         make = functools.partial(
             build_libero_env,
@@ -216,7 +216,7 @@ def _build_from_factory(
 
 
 def _task_lists(
-    suite: str, task_ids: int | Sequence[Any] | None, num_envs: int
+    suite: str, task_ids: int | Sequence[Any] | None, num_envs: int, group_size: int
 ) -> tuple[tuple[int, ...], ...]:
     if task_ids is None:
         lists = [[task.task_id for task in suite_tasks(suite)]]
@@ -231,6 +231,13 @@ def _task_lists(
             )
     else:
         lists = [list(task_ids)]
+    if len(lists) > 1:
+        groups = [lists[i : i + group_size] for i in range(0, num_envs, group_size)]
+        if any(list(tasks) != list(group[0]) for group in groups for tasks in group):
+            raise ConfigError(
+                f"With group_size={group_size} all environments of a group need the same tasks, "
+                f"got task_ids={task_ids}."
+            )
     if not all(lists):
         raise ConfigError(f"Every environment needs a task, got task_ids={task_ids}.")
     return tuple(tuple(get_task(suite, i).task_id for i in tasks) for tasks in lists)
