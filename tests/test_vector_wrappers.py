@@ -126,7 +126,9 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers)
     envs = make_vector(mode, keep_images=keep_images, env=StagedEnv, workers=workers)
 
     def single() -> gym.Env:
-        return FrozenVLAObservation(env(), vla=RowVLA(), rl_token=None, keep_images=keep_images)
+        return FrozenVLAObservation(
+            StagedEnv(), vla=RowVLA(), rl_token=None, keep_images=keep_images
+        )
 
     expected = SyncVectorEnv([single] * 3, autoreset_mode=mode)
     assert envs.observation_space == expected.observation_space
