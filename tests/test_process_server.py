@@ -58,6 +58,11 @@ def state(pid: int) -> str:
         return ""
 
 
+def cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def children(pid: int) -> list[int]:
     return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -624,9 +629,10 @@ def test_a_users_own_renderer_works_in_a_worker(loaded):
 
 
 def test_loading_again_is_quick_and_errors_are_those_of_the_library(loaded, tmp_path):
-    began = time.process_time()
     loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
-    assert time.process_time() - began < 1.0
+    began = cpu_seconds(loaded.pid)
+    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    assert cpu_seconds(loaded.pid) - began < 0.3
     with pytest.raises(UnknownTaskError, match="task_id 99"):
         loaded.preload([("goal", 99)], "lite", timeout=LONG)
     with pytest.raises(AssetError, match="does not exist"):

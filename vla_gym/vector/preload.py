@@ -16,6 +16,8 @@ from vla_gym.suites import get_task
 if TYPE_CHECKING:
     from vla_gym.task_model import TaskModel
 
+# What every worker imports: done once here, it is shared, too.
+_WORKER_MODULES = ("vla_gym.env", "vla_gym.vector.worker")
 _warm = False
 WARM_UP_STEPS = 2
 
@@ -43,6 +45,8 @@ def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
         load_shared(model)
         if not _warm:
             _warm_up(model)
+            for name in _WORKER_MODULES:
+                importlib.import_module(name)
             _warm = True
 
 
