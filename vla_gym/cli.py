@@ -17,7 +17,7 @@ USAGE = """usage: vla-gym COMMAND [options]
 
 commands:
   doctor  what this machine has, what is missing and how to mend it
-  tasks   the tasks: ids, instructions, step limits
+  tasks   the tasks: ids, instructions, objects, goals, step limits
   play    record a video of the expert, the VLA or a trained policy
   demos   record demonstrations of the scripted experts
   eval    play the VLA and a trained policy greedily on the official initial states
@@ -29,6 +29,8 @@ Options of a command, with their defaults: vla-gym COMMAND --help
 Config = TypeVar("Config")
 
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE = 0, 1, 2
+# Columns of a table that is written to a file or another program.
+_PIPED_WIDTH = 160
 
 
 @dataclass
@@ -94,11 +96,14 @@ def _tasks(arguments: Sequence[str]) -> int:
     from vla_gym.suites import SUITES, suite_tasks
 
     suites = SUITES if config.suite is None else (config.suite,)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "suite": task.suite,
             "task_id": task.task_id,
             "instruction": task.instruction,
+            "objects": list(task.objects),
+            "fixtures": [name for name, _ in task.problem.fixtures],
+            "goal": task.goal,
             "max_control_steps": task.max_control_steps,
             "expert": task.task_id in EXPERT_TASKS.get(task.suite, ()),
         }
@@ -111,13 +116,22 @@ def _tasks(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(show_edge=False)
-    for heading in ("suite", "task_id", "instruction", "step limit", "expert"):
-        table.add_column(heading)
+    table = Table(show_edge=False, row_styles=["", "dim"])
+    for heading in ("suite", "id"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("instruction", "objects", "goal"):
+        table.add_column(heading, ratio=1, overflow="fold")
+    for heading in ("step limit", "expert"):
+        table.add_column(heading, min_width=max(map(len, heading.split())))
     for row in rows:
-        cells = [str(value) for value in list(row.values())[:-1]]
-        table.add_row(*cells, "yes" if row["expert"] else "no")
-    Console().print(table)
+        table.add_row(
+            *(str(row[key]) for key in ("suite", "task_id", "instruction")),
+            ", ".join(row["objects"]),
+            row["goal"],
+            str(row["max_control_steps"]),
+            "yes" if row["expert"] else "no",
+        )
+    Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
     return EXIT_OK
 
 

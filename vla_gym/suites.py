@@ -7,33 +7,35 @@ installs are found by path alone.
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from vla_gym.bddl import Problem, read_problem
 from vla_gym.errors import UnknownTaskError
+from vla_gym.suite_names import TASK_NAMES
 
 # Step limits in control steps (20 Hz), as the field evaluates: a little above the longest
 # demonstration of each suite.
-MAX_CONTROL_STEPS = {"goal": 300}
+MAX_CONTROL_STEPS = {"goal": 300, "spatial": 220, "object": 280, "10": 520, "90": 400}
 
-# Order of LIBERO's benchmark (task order 0), which fixes the task ids.
-TASK_NAMES: dict[str, tuple[str, ...]] = {
-    "goal": (
-        "open_the_middle_drawer_of_the_cabinet",
-        "put_the_bowl_on_the_stove",
-        "put_the_wine_bottle_on_top_of_the_cabinet",
-        "open_the_top_drawer_and_put_the_bowl_inside",
-        "put_the_bowl_on_top_of_the_cabinet",
-        "push_the_plate_to_the_front_of_the_stove",
-        "put_the_cream_cheese_in_the_bowl",
-        "turn_on_the_stove",
-        "put_the_bowl_on_the_plate",
-        "put_the_wine_bottle_on_the_rack",
-    ),
-}
 SUITES = tuple(TASK_NAMES)
 NUM_INIT_STATES = 50
+
+__all__ = [
+    "MAX_CONTROL_STEPS",
+    "NUM_INIT_STATES",
+    "SUITES",
+    "TASK_NAMES",
+    "Task",
+    "get_task",
+    "libero_data_root",
+    "suite_tasks",
+]
+
+
+_SCENE_PREFIX = re.compile(r"([A-Z_]+_SCENE\d+)_")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,37 @@ class Task:
     def bddl_file(self) -> Path:
         """Path of the task's BDDL file inside the installed libero package."""
         return libero_data_root() / "bddl_files" / f"libero_{self.suite}" / f"{self.name}.bddl"
+
+    @property
+    def problem(self) -> Problem:
+        """What the task's BDDL file says; read once a process.
+
+        Raises:
+            UnknownTaskError: If the file is missing or damaged.
+        """
+        return read_problem(self.bddl_file)
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Instance names of the movable objects, e.g. ``"akita_black_bowl_1"``."""
+        return tuple(name for name, _ in self.problem.objects)
+
+    @property
+    def goal(self) -> str:
+        """The goal in BDDL's words, e.g. ``"on akita_black_bowl_1 plate_1"``; "and" joins more."""
+        return " and ".join(" ".join(predicate) for predicate in self.problem.goal)
+
+    @property
+    def scene_name(self) -> str:
+        """Name of the scene that the task plays in.
+
+        Tasks of one scene differ in goal, words and initial placement only, so they share a
+        compiled model. LIBERO-100 names its scenes; libero_10 and libero_90 have some in common.
+        """
+        if scene := _SCENE_PREFIX.match(self.name):
+            return scene[1].lower()
+        # Each task of libero_object has other objects; goal and spatial are one scene each.
+        return f"object_{self.task_id}" if self.suite == "object" else self.suite
 
     @property
     def init_states_file(self) -> Path:
@@ -107,7 +140,9 @@ def get_task(suite: str, task_id: int) -> Task:
             f"task_id {task_id} is out of range for suite {suite!r}: expected 0..{len(names) - 1}."
         )
     name = names[task_id]
-    return Task(suite, task_id, name, name.replace("_", " "), MAX_CONTROL_STEPS[suite])
+    # As upstream derives it: libero_10 and libero_90 name the scene first.
+    instruction = _SCENE_PREFIX.sub("", name).replace("_", " ")
+    return Task(suite, task_id, name, instruction, MAX_CONTROL_STEPS[suite])
 
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:
