@@ -14,6 +14,7 @@ from vla_gym.suites import get_task, suite_tasks
 from vla_gym.task_model import TaskModel, load_task_model
 from vla_gym.task_model.layouts import Placement, sample_poses
 
+NO_JOINTS = np.empty(0)
 MOVABLE = ("akita_black_bowl_1", "cream_cheese_1", "wine_bottle_1", "plate_1")
 
 
@@ -44,7 +45,7 @@ def placement(name: str = "thing", **changes: Any) -> Placement:
 
 def draw(spec: Placement, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    poses = [sample_poses([spec], rng)[spec.name] for _ in range(count)]
+    poses = [sample_poses([spec], rng, NO_JOINTS)[spec.name] for _ in range(count)]
     return np.array([p for p, _ in poses]), np.array([q for _, q in poses])
 
 
@@ -92,13 +93,13 @@ def test_later_objects_avoid_earlier_ones() -> None:
     rng = np.random.default_rng(0)
     pair = [placement("a"), placement("b")]
     for _ in range(200):
-        poses = sample_poses(pair, rng)
+        poses = sample_poses(pair, rng, NO_JOINTS)
         assert np.linalg.norm((poses["a"][0] - poses["b"][0])[:2]) > 0.06
     # An object whose bottom is above the other's top may be over it.
     above = [placement("a"), placement("b", z_offset=0.3)]
     distances = []
     for _ in range(200):
-        poses = sample_poses(above, rng)
+        poses = sample_poses(above, rng, NO_JOINTS)
         distances.append(np.linalg.norm((poses["a"][0] - poses["b"][0])[:2]))
     assert min(distances) < 0.06
 
@@ -107,7 +108,7 @@ def test_impossible_layouts_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("vla_gym.task_model.layouts.MAX_TRIES", 10)
     crowded = [placement(name, radius=0.2) for name in "ab"]
     with pytest.raises(CompileError, match="No valid layout of a, b"):
-        sample_poses(crowded, np.random.default_rng(0))
+        sample_poses(crowded, np.random.default_rng(0), NO_JOINTS)
 
 
 def test_same_generator_same_layout(lite: TaskModel) -> None:

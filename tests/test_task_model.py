@@ -301,7 +301,8 @@ def test_missing_system_libraries_are_named() -> None:
 
 
 def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
-    asked = {"suite": "goal", "task_ids": list(range(10)), "pack": "lite", "out": str(tmp_path)}
+    tasks = [["goal", task_id] for task_id in range(10)]
+    asked: dict[str, object] = {"tasks": tasks, "pack": "lite", "out": str(tmp_path)}
     asked["assets"] = str(resolve_asset_pack("lite").root)
     (tmp_path / "request.json").write_text(json.dumps(asked))
     child = subprocess.Popen(
@@ -320,7 +321,7 @@ def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
 def test_tasks_of_different_scenes_are_refused(tmp_path: Path) -> None:
     from vla_gym.task_model import compile_scene
 
-    problems = [{field: 1 for field in (*compile_scene._SCENE_FIELDS, "initial_state")}]
+    problems = [dict.fromkeys(compile_scene._SCENE_FIELDS, 1)]
     problems.append({**problems[0], "regions": 2})
     with pytest.raises(CompileError, match="differ in regions"):
         compile_scene.check_one_scene(suite_tasks("goal")[:2], problems)

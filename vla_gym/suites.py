@@ -81,6 +81,11 @@ class Task:
         return " and ".join(" ".join(predicate) for predicate in self.problem.goal)
 
     @property
+    def key(self) -> str:
+        """Short unique name, e.g. ``"goal_8"``."""
+        return f"{self.suite}_{self.task_id}"
+
+    @property
     def scene_name(self) -> str:
         """Name of the scene that the task plays in.
 

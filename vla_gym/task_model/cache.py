@@ -34,12 +34,12 @@ from vla_gym.suites import Task
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 COMPILE_TIMEOUT_S = 300.0
 FILES = ("scene.mjb", "scene.json", "init_states.npz")
 MANIFEST = "manifest.json"
 _LIBERO_DISTRIBUTIONS = ("rlinf-libero", "libero", "hf-libero")
-_COMPILER_SOURCES = ("compile_scene.py", "extract.py", "upstream_env.py")
+_COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upstream_env.py")
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,7 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
     """Run compile_scene in its own process group, with its output captured."""
     request_file = scratch / "request.json"
     content = {
-        "suite": request.tasks[0].suite,
-        "task_ids": [task.task_id for task in request.tasks],
+        "tasks": [[task.suite, task.task_id] for task in request.tasks],
         "pack": request.pack,
         "assets": str(request.asset_root.resolve()),
         "out": str(out.resolve()),

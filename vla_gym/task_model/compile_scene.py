@@ -1,7 +1,7 @@
 """Compiles one scene through LIBERO's own problem classes: a program, not a module to import.
 
-Usage: ``python -m vla_gym.task_model.compile_scene REQUEST.json``. The request names the suite,
-the tasks, the asset folder and the folder that receives scene.mjb, scene.json and
+Usage: ``python -m vla_gym.task_model.compile_scene REQUEST.json``. The request names the tasks
+(pairs of suite and id), the asset folder and the folder that receives scene.mjb, scene.json and
 init_states.npz. It ends early when its standard input ends. It is a process of its own because
 libero and robosuite print, ask questions, set global state and pull in heavy packages.
 """
@@ -23,11 +23,11 @@ import numpy as np
 
 from vla_gym.errors import CompileError
 from vla_gym.suites import NUM_INIT_STATES, Task, get_task
-from vla_gym.task_model import extract, upstream_env
+from vla_gym.task_model import extract, initial_state, upstream_env
 from vla_gym.task_model.goals import compile_goal
 from vla_gym.task_model.layouts import Placement
 
-# What tasks must share to share a model: everything but the goal and the words.
+# What tasks must share to share a model: everything but the goal, the words and the start.
 _SCENE_FIELDS = ("problem_name", "fixtures", "regions", "objects", "scene_properties")
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("request", type=Path, help="JSON file with the request")
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
-    tasks = [get_task(request["suite"], i) for i in request["task_ids"]]
+    tasks = [get_task(suite, task_id) for suite, task_id in request["tasks"]]
     with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
         compile_scene(tasks, request["pack"], Path(request["assets"]), Path(workdir))
         for name in ("scene.mjb", "scene.json", "init_states.npz"):
@@ -74,8 +74,9 @@ def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: P
     upstream_env.reset_env(env)
     model = env.sim.model._model if pack == "libero" else _low_poly_model(env)
 
-    placements = extract.placement_tables(env)
-    for table in placements:
+    starts = [initial_state.tables(env, model, problem) for problem in problems]
+    _check_fixtures(tasks, starts)
+    for table in starts[0]["placements"]:
         if table["is_fixture"]:
             # One draw of the fixtures is in the model now; put all of them to the middle of their
             # regions, so that the file does not depend on chance.
@@ -90,16 +91,14 @@ def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: P
         "robot": extract.robot_table(env, model),
         "objects": objects,
         "sites": sites,
-        "placements": placements,
-        "joint_inits": extract.joint_init_tables(env, model),
         "indicators": extract.indicator_tables(env, model, objects),
-        "reset_qpos": _reset_qpos(env, model),
+        "reset_qpos": extract.reset_qpos(env, model).tolist(),
         "replaced": replaced,
         "tasks": {},
     }
-    for task, problem in zip(tasks, problems, strict=True):
+    for task, problem, start in zip(tasks, problems, starts, strict=True):
         compile_goal(problem["goal_state"], objects, sites)
-        scene["tasks"][str(task.task_id)] = {"goal": problem["goal_state"], "name": task.name}
+        scene["tasks"][task.key] = {"name": task.name, "goal": problem["goal_state"], **start}
     np.savez(workdir / "init_states.npz", **_init_states(tasks, 1 + model.nq + model.nv))
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
     mujoco.mj_saveModel(model, str(workdir / "scene.mjb"), None)
@@ -125,27 +124,32 @@ def _parse_problems(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def check_one_scene(tasks: Sequence[Task], problems: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that tasks may share a model and its layouts.
+    """Make sure that tasks may share a model.
 
     Raises:
-        CompileError: If their parsed BDDL files differ in more than goal and words.
+        CompileError: If their parsed BDDL files differ in more than goal, words and start.
     """
     for task, problem in zip(tasks, problems, strict=True):
-        for field in (*_SCENE_FIELDS, "initial_state"):
-            if problem[field] != problems[0][field]:
+        for field in _SCENE_FIELDS:
+            # The order of regions, objects and fixtures is that of sites and joints in the model.
+            if json.dumps(problem[field]) != json.dumps(problems[0][field]):
                 raise CompileError(
                     f"Tasks {tasks[0].name} and {task.name} do not share one scene: "
                     f"their BDDL files differ in {field}."
                 )
 
 
-def _reset_qpos(env: Any, model: Any) -> list[float]:
-    """Return qpos as upstream's reset leaves it before it places objects, without noise."""
-    robot = env.robots[0]
-    qpos = np.array(model.qpos0)
-    for part in (robot.robot_model, robot.gripper):
-        qpos[[model.joint(name).qposadr[0] for name in part.joints]] = part.init_qpos
-    return [float(v) for v in qpos]
+def _check_fixtures(tasks: Sequence[Task], starts: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that all tasks place the same fixtures: a simulation moves those of its scene."""
+    for task, start in zip(tasks, starts, strict=True):
+        placed = [
+            {t["name"] for t in s["placements"] if t["is_fixture"]} for s in (start, starts[0])
+        ]
+        if placed[0] != placed[1]:
+            raise CompileError(
+                f"Tasks {tasks[0].name} and {task.name} place different fixtures: "
+                f"{sorted(placed[0] ^ placed[1])}."
+            )
 
 
 def _init_states(tasks: Sequence[Task], length: int) -> dict[str, np.ndarray]:
@@ -159,7 +163,7 @@ def _init_states(tasks: Sequence[Task], length: int) -> dict[str, np.ndarray]:
                 f"Official states of {task.name}: expected {NUM_INIT_STATES} finite rows of "
                 f"{length} numbers for this model, got shape {array.shape}."
             )
-        states[f"task_{task.task_id}"] = array
+        states[task.key] = array
     return states
 
 

@@ -38,10 +38,10 @@ def robot_table(env: Any, model: Any) -> dict[str, Any]:
     critical = 2 * np.sqrt(kp)
     return {
         "eef_site": controller.eef_name,
-        "joint_qpos": _addresses(model, arm.joints),
+        "joint_qpos": joint_addresses(model, arm.joints),
         "joint_qvel": [int(model.joint(name).dofadr[0]) for name in arm.joints],
         "joint_actuators": [int(model.actuator(name).id) for name in arm.actuators],
-        "gripper_qpos": _addresses(model, gripper.joints),
+        "gripper_qpos": joint_addresses(model, gripper.joints),
         "gripper_actuators": fingers,
         "torque_low": low.tolist(),
         "torque_high": high.tolist(),
@@ -70,7 +70,7 @@ def object_tables(env: Any, model: Any) -> dict[str, dict[str, Any]]:
             "body": obj.root_body,
             "body_id": int(model.body(obj.root_body).id),
             "joints": list(obj.joints),
-            "joint_qpos": _addresses(model, obj.joints),
+            "joint_qpos": joint_addresses(model, obj.joints),
             "contact_geoms": list(obj.contact_geoms),
             "contact_geom_ids": [int(model.geom(geom).id) for geom in obj.contact_geoms],
             "horizontal_radius": float(obj.horizontal_radius),
@@ -90,48 +90,18 @@ def site_tables(env: Any, model: Any) -> dict[str, dict[str, Any]]:
             "id": int(model.site(name).id),
             "size": size + [0.0] * (3 - len(size)),
             "parent": site.parent_name,
-            "joint_qpos": _addresses(model, site.joints or ()),
+            "joint_qpos": joint_addresses(model, site.joints or ()),
         }
     return tables
 
 
-def placement_tables(env: Any) -> list[dict[str, Any]]:
-    """Describe upstream's placement samplers in their order; keys as in ``Placement``.
-
-    Raises:
-        CompileError: If the task places objects in a way that is not supported yet.
-    """
-    if (
-        env.conditional_placement_initializer.samplers
-        or env.conditional_placement_on_objects_initializer.samplers
-    ):
-        raise CompileError("Objects that start in or on other objects are not supported yet.")
-    tables = []
-    for sampler in env.placement_initializer.samplers.values():
-        for obj in sampler.mujoco_objects:
-            if hasattr(obj, "init_quat"):
-                raise CompileError(f"{obj.name} has an init_quat, which is not supported yet.")
-            tables.append(_placement(sampler, obj, obj.name in env.fixtures_dict))
-    return tables
-
-
-def joint_init_tables(env: Any, model: Any) -> list[dict[str, Any]]:
-    """Describe joints that the BDDL's ``:init`` opens, closes or turns on."""
-    tables: list[dict[str, Any]] = []
-    for sampler in env.object_property_initializers:
-        state = env.object_states_dict[sampler.name]
-        owner = (
-            env.object_sites_dict[sampler.name]
-            if sampler.name in env.object_sites_dict
-            else env.get_object(state.object_name)
-        )
-        low, high = sampler.joint_ranges
-        addresses = _addresses(model, owner.joints)
-        table = {"joint_qpos": addresses, "low": float(low), "high": float(high)}
-        # Upstream's list grows with every reset.
-        if table not in tables:
-            tables.append(table)
-    return tables
+def reset_qpos(env: Any, model: Any) -> np.ndarray:
+    """Return qpos as upstream's reset leaves it before it places objects, without noise, (nq,)."""
+    robot = env.robots[0]
+    qpos = np.array(model.qpos0)
+    for part in (robot.robot_model, robot.gripper):
+        qpos[joint_addresses(model, part.joints)] = part.init_qpos
+    return qpos
 
 
 def indicator_tables(
@@ -162,32 +132,6 @@ def indicator_tables(
                 }
             )
     return tables
-
-
-def _placement(sampler: Any, obj: Any, is_fixture: bool) -> dict[str, Any]:
-    scalar_last = any("TableRegionSampler" in base.__name__ for base in type(sampler).__mro__)
-    rotation = sampler.rotation
-    if isinstance(rotation, Mapping):
-        rotation = {axis: [float(min(v)), float(max(v))] for axis, v in rotation.items()}
-    elif rotation is not None:
-        values = np.atleast_1d(np.asarray(rotation, dtype=np.float64))
-        rotation = [float(values.min()), float(values.max())]
-    return {
-        "name": obj.name,
-        "is_fixture": is_fixture,
-        "x_ranges": np.asarray(sampler.x_ranges, dtype=np.float64).tolist(),
-        "y_ranges": np.asarray(sampler.y_ranges, dtype=np.float64).tolist(),
-        "reference_pos": [float(v) for v in sampler.reference_pos],
-        "z_offset": float(sampler.z_offset),
-        "rotation": rotation,
-        "rotation_axis": sampler.rotation_axis,
-        "scalar_last": scalar_last,
-        "keep_inside": bool(sampler.ensure_object_boundary_in_range),
-        "avoid_overlap": bool(sampler.ensure_valid_placement),
-        "radius": float(obj.horizontal_radius),
-        "bottom": float(obj.bottom_offset[-1]),
-        "top": float(obj.top_offset[-1]),
-    }
 
 
 def _joint_rules(obj: Any) -> dict[str, tuple[str, float]]:
@@ -221,7 +165,7 @@ def _probe(test: Callable[[float], bool], candidates: list[float]) -> tuple[str,
     raise CompileError(f"No joint threshold found among {candidates} for {test}.")
 
 
-def _addresses(model: Any, joints: Iterable[str]) -> list[int]:
+def joint_addresses(model: Any, joints: Iterable[str]) -> list[int]:
     """Return the first qpos address of each joint."""
     return [int(model.joint(name).qposadr[0]) for name in joints]
 

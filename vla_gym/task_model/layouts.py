@@ -21,10 +21,13 @@ MAX_RESTARTS = 100
 
 _AXES = {"x": 0, "y": 1, "z": 2}
 
+# Position (3,) and orientation (4,) as MuJoCo reads it.
+Pose = tuple[np.ndarray, np.ndarray]
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """How one object or fixture is placed on the table.
+    """How one object or fixture is placed: on the table, or on or in something placed before.
 
     Attributes:
         name: BDDL instance name.
@@ -42,6 +45,13 @@ class Placement:
         avoid_overlap: Reject positions that overlap what was placed before.
         radius: Horizontal radius in metres.
         bottom, top: z of the object's bottom and top relative to its root body, in metres.
+        reference: Instance whose pose, drawn before, takes the place of ``reference_pos``; or None.
+        lift: Height added to the reference in metres: its top, unless the object goes inside.
+        site_pos: (3,) position of the site, turned with the reference and added to its position;
+            upstream takes the site's position before it moves the reference there.
+        slides: qpos addresses of the joints that the site moves with (a drawer's), and the
+            direction of each, (3,).
+        init_quat: Turn of the object itself, applied first; or None.
     """
 
     name: str
@@ -58,28 +68,54 @@ class Placement:
     radius: float
     bottom: float
     top: float
+    reference: str | None = None
+    lift: float = 0.0
+    site_pos: np.ndarray | None = None
+    slides: tuple[tuple[int, np.ndarray], ...] = ()
+    init_quat: np.ndarray | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Placement:
         """Build a placement from the dictionary that the compile process wrote."""
         arrays = {k: np.asarray(data[k], dtype=np.float64) for k in _ARRAY_FIELDS}
-        return cls(**{**data, **arrays})
+        for name in _OPTIONAL_ARRAY_FIELDS:
+            if data.get(name) is not None:
+                arrays[name] = np.asarray(data[name], dtype=np.float64)
+        slides = tuple((int(a), np.asarray(axis, float)) for a, axis in data.get("slides", ()))
+        return cls(**{**data, **arrays, "slides": slides})
 
-    def height(self) -> float:
-        """Return the z of the root body in metres."""
-        return float((self.z_offset + self.reference_pos[2]) - self.bottom)
+    def origin(self, poses: Mapping[str, Pose], qpos: np.ndarray) -> np.ndarray:
+        """Return what the regions are relative to, (3,).
 
-    def draw_position(self, rng: np.random.Generator) -> np.ndarray:
+        Args:
+            poses: What was placed before.
+            qpos: (nq,) positions; drawers stand where the episode begins.
+        """
+        if self.reference is None:
+            return self.reference_pos
+        position, quat = poses[self.reference]
+        origin = position + np.array([0.0, 0.0, self.lift])
+        if self.site_pos is None:
+            return origin
+        site = self.site_pos + sum((qpos[a] * axis for a, axis in self.slides), np.zeros(3))
+        return origin + _rotated(quat, site)
+
+    def draw_position(self, rng: np.random.Generator, origin: np.ndarray) -> np.ndarray:
         """Draw one candidate position, (3,), without looking at other objects."""
         region = int(rng.integers(len(self.x_ranges)))
         xy = [
-            _uniform(rng, *self._bounds(ranges[region])) + self.reference_pos[axis]
+            _uniform(rng, *self._bounds(ranges[region])) + origin[axis]
             for axis, ranges in enumerate((self.x_ranges, self.y_ranges))
         ]
-        return np.array([xy[0], xy[1], self.height()])
+        return np.array([xy[0], xy[1], self._height(origin)])
 
     def draw_rotation(self, rng: np.random.Generator) -> np.ndarray:
         """Draw the orientation as MuJoCo reads it, (4,)."""
+        quat = self._draw_turn(rng)
+        # Upstream multiplies as if both were (x, y, z, w), whatever they are.
+        return quat if self.init_quat is None else _multiply_scalar_last(quat, self.init_quat)
+
+    def _draw_turn(self, rng: np.random.Generator) -> np.ndarray:
         if isinstance(self.rotation, Mapping):
             quat = np.array([0.0, 0.0, 0.0, 1.0])
             for axis, (low, high) in self.rotation.items():
@@ -94,11 +130,14 @@ class Placement:
         low_x, high_x = self._bounds(self.x_ranges[0])
         low_y, high_y = self._bounds(self.y_ranges[0])
         position = np.array([(low_x + high_x) / 2, (low_y + high_y) / 2, 0.0]) + self.reference_pos
-        position[2] = self.height()
+        position[2] = self._height(self.reference_pos)
         angle = 0.0
         if self.rotation is not None and not isinstance(self.rotation, Mapping):
             angle = float(sum(self.rotation)) / 2
         return position, _axis_quat(self.rotation_axis or "z", angle, self.scalar_last)
+
+    def _height(self, origin: np.ndarray) -> float:
+        return float((self.z_offset + origin[2]) - self.bottom)
 
     def _bounds(self, region: np.ndarray) -> tuple[float, float]:
         margin = self.radius if self.keep_inside else 0.0
@@ -106,16 +145,18 @@ class Placement:
 
 
 _ARRAY_FIELDS = ("x_ranges", "y_ranges", "reference_pos")
+_OPTIONAL_ARRAY_FIELDS = ("site_pos", "init_quat")
 
 
 def sample_poses(
-    placements: Sequence[Placement], rng: np.random.Generator
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    placements: Sequence[Placement], rng: np.random.Generator, qpos: np.ndarray
+) -> dict[str, Pose]:
     """Place all objects one after the other, as upstream does.
 
     Args:
         placements: In upstream's order; later ones avoid earlier ones.
         rng: Source of all randomness.
+        qpos: (nq,) positions that the episode begins with; only joints of fixtures count.
 
     Returns:
         Instance name to position (3,) and orientation (4,) as MuJoCo reads it.
@@ -124,7 +165,7 @@ def sample_poses(
         CompileError: If no valid layout was found in 100 complete attempts.
     """
     for _ in range(MAX_RESTARTS):
-        poses = _try_poses(placements, rng)
+        poses = _try_poses(placements, rng, qpos)
         if poses is not None:
             return poses
     names = ", ".join(p.name for p in placements)
@@ -135,13 +176,14 @@ def sample_poses(
 
 
 def _try_poses(
-    placements: Sequence[Placement], rng: np.random.Generator
-) -> dict[str, tuple[np.ndarray, np.ndarray]] | None:
-    poses: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    placements: Sequence[Placement], rng: np.random.Generator, qpos: np.ndarray
+) -> dict[str, Pose] | None:
+    poses: dict[str, Pose] = {}
     placed: list[tuple[np.ndarray, Placement]] = []
     for placement in placements:
+        origin = placement.origin(poses, qpos)
         for _ in range(MAX_TRIES):
-            position = placement.draw_position(rng)
+            position = placement.draw_position(rng, origin)
             if not (placement.avoid_overlap and _overlaps(placement, position, placed)):
                 break
         else:
@@ -174,6 +216,15 @@ def _axis_quat(axis: str | None, angle: float, scalar_last: bool) -> np.ndarray:
     quat[3 if scalar_last else 0] = np.cos(angle / 2)
     quat[_AXES[axis] + (0 if scalar_last else 1)] = np.sin(angle / 2)
     return quat
+
+
+def _rotated(quat: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Turn a vector by a (w, x, y, z) quaternion of any length, as upstream's ``quat2mat``."""
+    w, xyz = quat[0], quat[1:]
+    squared = float(quat @ quat)
+    cross = np.cross(xyz, vector)
+    turned: np.ndarray = vector + 2.0 / squared * (w * cross + np.cross(xyz, cross))
+    return turned
 
 
 def _multiply_scalar_last(left: np.ndarray, right: np.ndarray) -> np.ndarray:

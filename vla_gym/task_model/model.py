@@ -9,6 +9,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import numpy as np
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.errors import UnknownTaskError
-from vla_gym.suites import Task, suite_tasks
+from vla_gym.suites import SUITES, Task, suite_tasks
 from vla_gym.task_model.cache import SceneRequest, load_scene, package_versions
 from vla_gym.task_model.goals import JointRule, Predicate, compile_goal
-from vla_gym.task_model.layouts import Placement, sample_poses
+from vla_gym.task_model.layouts import Placement, Pose, sample_poses
 from vla_gym.task_model.spec import Layout, ObjectSpec, RobotSpec
 
 _ROBOT_INT_FIELDS = (
@@ -132,7 +133,8 @@ class TaskModel:
         state = self.init_states[init_state_id]
         seed = [zlib.crc32(self.task.suite.encode()), self.task.task_id, int(init_state_id)]
         fixtures = [p for p in self.placements if p.is_fixture]
-        pos, quat = self._fixture_arrays(sample_poses(fixtures, np.random.default_rng(seed)))
+        poses = sample_poses(fixtures, np.random.default_rng(seed), self.reset_qpos)
+        pos, quat = self._fixture_arrays(poses)
         return Layout(
             qpos=state[1 : 1 + self.nq].copy(),
             qvel=state[1 + self.nq :].copy(),
@@ -158,7 +160,7 @@ class TaskModel:
         noise = rng.standard_normal(len(self.robot.joint_qpos)) * self.robot.init_noise
         arm = self.robot.init_qpos + noise
         qpos[self.robot.joint_qpos] = arm
-        poses = sample_poses(self.placements, rng)
+        poses = sample_poses(self.placements, rng, qpos)
         for name, address in self.free_qpos.items():
             if name in poses:
                 qpos[address : address + 3], qpos[address + 3 : address + 7] = poses[name]
@@ -172,9 +174,7 @@ class TaskModel:
             nullspace_qpos=self.robot.init_qpos.copy(),
         )
 
-    def _fixture_arrays(
-        self, poses: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _fixture_arrays(self, poses: Mapping[str, Pose]) -> Pose:
         pos = np.array([poses[name][0] for name in self.fixtures]).reshape(-1, 3)
         quat = np.array([poses[name][1] for name in self.fixtures]).reshape(-1, 4)
         return pos, quat
@@ -200,9 +200,10 @@ def load_task_model(
     folder = load_scene(request, Path(cache_dir) if cache_dir else default_cache_dir())
     data = json.loads((folder / "scene.json").read_text(encoding="utf-8"))
     with np.load(folder / "init_states.npz", allow_pickle=False) as states:
-        init_states = states[f"task_{task.task_id}"]
-    placements = tuple(Placement.from_json(table) for table in data["placements"])
-    objects = {name: _object_spec(name, table) for name, table in data["objects"].items()}
+        init_states = states[task.key]
+    table = data["tasks"][task.key]
+    placements = tuple(Placement.from_json(placement) for placement in table["placements"])
+    objects = {name: _object_spec(name, spec) for name, spec in data["objects"].items()}
     placed = {p.name for p in placements}
     fixtures = tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed)
     return TaskModel(
@@ -214,8 +215,8 @@ def load_task_model(
         objects=objects,
         fixtures=fixtures,
         fixture_bodies=tuple(objects[name].body for name in fixtures),
-        goal=compile_goal(data["tasks"][str(task.task_id)]["goal"], data["objects"], data["sites"]),
-        indicators=tuple(_indicator(table) for table in data["indicators"]),
+        goal=compile_goal(table["goal"], data["objects"], data["sites"]),
+        indicators=tuple(_indicator(entry) for entry in data["indicators"]),
         placements=placements,
         versions=dict(package_versions()),
         nq=data["nq"],
@@ -225,12 +226,12 @@ def load_task_model(
         init_states=init_states,
         joint_inits=tuple(
             (np.array(t["joint_qpos"], dtype=np.int64), t["low"], t["high"])
-            for t in data["joint_inits"]
+            for t in table["joint_inits"]
         ),
         free_qpos={
-            name: table["joint_qpos"][-1]
-            for name, table in data["objects"].items()
-            if not table["is_fixture"]
+            name: spec["joint_qpos"][-1]
+            for name, spec in data["objects"].items()
+            if not spec["is_fixture"]
         },
     )
 
@@ -238,12 +239,19 @@ def load_task_model(
 def scene_of(task: Task) -> tuple[str, tuple[Task, ...]]:
     """Return the scene that a task plays in, and all tasks that share it.
 
-    Raises:
-        UnknownTaskError: If the scene of the suite is not known.
+    There are 32: libero_10 plays in nine of libero_90's twenty.
     """
-    if task.suite == "goal":
-        return task.suite, suite_tasks(task.suite)
-    raise UnknownTaskError(f"Suite {task.suite!r} has no scene table yet: expected goal.")
+    name = task.scene_name
+    return name, _scene_tasks()[name]
+
+
+@cache
+def _scene_tasks() -> dict[str, tuple[Task, ...]]:
+    scenes: dict[str, tuple[Task, ...]] = {}
+    for suite in SUITES:
+        for task in suite_tasks(suite):
+            scenes[task.scene_name] = (*scenes.get(task.scene_name, ()), task)
+    return scenes
 
 
 def _robot_spec(table: Mapping[str, Any]) -> RobotSpec:

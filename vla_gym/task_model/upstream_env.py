@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pdb
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from vla_gym.suites import libero_data_root
 _STAND_INS = {
     "light-gray-floor-tile.png": "tile_grigia_caldera_porcelain_floor.png",
     "light-gray-plaster.png": "smooth_light_gray_plaster.png",
+    "gray_ceramic_tile.png": "tile_grigia_caldera_porcelain_floor.png",
+    "yellow_linen_wall_texture.png": "smooth_light_gray_plaster.png",
 }
 
 
@@ -39,6 +42,8 @@ def prepare(asset_root: Path, workdir: Path) -> list[str]:
     """
     replaced = _overlay(asset_root, workdir / "assets")
     _write_config(workdir)
+    # One of upstream's samplers starts a debugger where it finds no place: it would wait for ever.
+    vars(pdb)["set_trace"] = _no_place_found
     os.environ["LIBERO_CONFIG_PATH"] = str(workdir)
     # Object classes join this module global with "assets/..."; the arenas start from DIR_PATH.
     importlib.import_module("libero.libero.envs")
@@ -82,6 +87,11 @@ def reset_env(env: Any, attempts: int = 100) -> None:
         except errors.RandomizationError:
             continue
     raise CompileError(f"Upstream's reset found no valid placement in {attempts} attempts.")
+
+
+def _no_place_found() -> None:
+    errors: Any = importlib.import_module("robosuite.utils.errors")
+    raise errors.RandomizationError("Cannot place all objects ):")
 
 
 def _overlay(asset_root: Path, target: Path) -> list[str]:
