@@ -4,7 +4,8 @@ A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, init_sta
 manifest.json, which holds what the scene was made from (its digest is the key) and the SHA-256 of
 the other files. Nothing in it is used before it was verified (a damaged .mjb can abort the process
 that loads it); what does not verify is built anew. Folders appear by an atomic rename, under a
-lock that other processes respect.
+lock that other processes respect. Scenes of old versions go when a new one is built, see
+:mod:`vla_gym.task_model.pruning`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from typing import Any
 
 from vla_gym.errors import CompileError
 from vla_gym.suites import Task
+from vla_gym.task_model import pruning
+from vla_gym.task_model.pruning import MANIFEST
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 2
 COMPILE_TIMEOUT_S = 300.0
 FILES = ("scene.mjb", "scene.json", "init_states.npz")
-MANIFEST = "manifest.json"
 _LIBERO_DISTRIBUTIONS = ("rlinf-libero", "libero", "hf-libero")
 _COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upstream_env.py")
 
@@ -107,6 +109,7 @@ def load_scene(
     scenes = cache_dir / "scenes"
     folder = scenes / key
     if verify(folder, key):
+        pruning.mark_used(folder)
         return folder
     try:
         scenes.mkdir(parents=True, exist_ok=True)
@@ -114,6 +117,8 @@ def load_scene(
             # Another process may have built it while this one waited.
             if not verify(folder, key):
                 _build(request, key, folder, timeout_s)
+                pruning.prune(scenes, request.identity())
+        pruning.mark_used(folder)
     except OSError as error:
         raise CompileError(
             f"The scene cache {scenes} cannot be written ({error}): expected a writable folder. "
