@@ -38,6 +38,33 @@ DRAWERS = (
     Drawer("bottom", 0.04114, 0.01682, 0.0453, 0.04701),
 )
 
+
+@dataclass(frozen=True)
+class Finish:
+    """The colours of a cabinet: walls, lid, drawer fronts (from the top), drawers, handles."""
+
+    shell: Vector
+    lid: Vector
+    fronts: tuple[Vector, ...]
+    inside: Vector
+    handle: Vector
+
+
+WOOD = Finish(
+    palette.CABINET,
+    palette.CABINET_TOP,
+    palette.DRAWER_FRONTS,
+    palette.DRAWER_INSIDE,
+    palette.HANDLE,
+)
+WHITE = Finish(
+    palette.WHITE_CABINET,
+    palette.WHITE_CABINET_TOP,
+    palette.WHITE_DRAWER_FRONTS,
+    palette.WHITE_DRAWER_INSIDE,
+    palette.DARK_HANDLE,
+)
+
 # Shell: x range, y range and heights of its floor, shelves and top, in metres.
 LEFT, RIGHT = -0.1174, 0.1242
 FRONT, BACK = -0.0792, 0.1117
@@ -50,38 +77,48 @@ DRAWER_FRONT, DRAWER_BACK = -0.0720, 0.0940
 
 
 def wooden_cabinet() -> ET.Element:
-    """Return the cabinet: shell, three drawers with bar handles, ``top_side`` and regions."""
-    root, body = new_object("wooden_cabinet", Extent(-0.045, 0.045, 0.045, 0.05))
+    """Return the brown cabinet of libero_goal, libero_spatial and some kitchens."""
+    return _cabinet("wooden_cabinet", WOOD)
+
+
+def white_cabinet() -> ET.Element:
+    """Return the white cabinet of other kitchens: LIBERO's two differ in their looks alone."""
+    return _cabinet("white_cabinet", WHITE)
+
+
+def _cabinet(model: str, finish: Finish) -> ET.Element:
+    """Return a cabinet: shell, three drawers with bar handles, ``top_side`` and regions."""
+    root, body = new_object(model, Extent(-0.045, 0.045, 0.045, 0.05))
     base = body.child("base")
     base.inertial(0.17624, (0.0025, 0.0022, 0.0016), (0.0035, 0.0383, 0.1078))
     base.site("top_side", box((0.12534, 0.09438, 0.00147), (0.00354, 0.01567, 0.22152)))
-    _shell(base)
-    for drawer, front in zip(DRAWERS, palette.DRAWER_FRONTS, strict=True):
-        _drawer(base.child(f"cabinet_{drawer.level}"), drawer, front)
+    _shell(base, finish)
+    for drawer, front in zip(DRAWERS, finish.fronts, strict=True):
+        _drawer(base.child(f"cabinet_{drawer.level}"), drawer, front, finish)
     return root
 
 
-def _shell(base: Body) -> None:
-    base.solid(block((LEFT, FRONT, 0.0045), (LEFT + WALL, BACK, TOP - 0.002)), palette.CABINET)
-    base.solid(block((RIGHT - WALL, FRONT, 0.0045), (RIGHT, BACK, TOP - 0.002)), palette.CABINET)
-    base.solid(block((LEFT, BACK - 0.0045, 0.0045), (RIGHT, BACK, TOP - 0.002)), palette.CABINET)
-    base.solid(block((LEFT, FRONT, 0.0045), (RIGHT, BACK, 0.0100)), palette.CABINET)
+def _shell(base: Body, finish: Finish) -> None:
+    base.solid(block((LEFT, FRONT, 0.0045), (LEFT + WALL, BACK, TOP - 0.002)), finish.shell)
+    base.solid(block((RIGHT - WALL, FRONT, 0.0045), (RIGHT, BACK, TOP - 0.002)), finish.shell)
+    base.solid(block((LEFT, BACK - 0.0045, 0.0045), (RIGHT, BACK, TOP - 0.002)), finish.shell)
+    base.solid(block((LEFT, FRONT, 0.0045), (RIGHT, BACK, 0.0100)), finish.shell)
     lid = block((LEFT - 0.006, FRONT - 0.0005, TOP - 0.002), (RIGHT + 0.006, BACK, TOP + 0.0008))
-    base.solid(lid, palette.CABINET_TOP)
+    base.solid(lid, finish.lid)
     for height in SHELVES[1:]:
         # The shelves end behind the drawer faces, which reach a little past their heights.
         shelf = block((LEFT, FRONT + 0.0165, height - 0.0008), (RIGHT, BACK, height + 0.0008))
         base.solid(shelf, None)
 
 
-def _drawer(body: Body, drawer: Drawer, front: Vector) -> None:
+def _drawer(body: Body, drawer: Drawer, front: Vector, finish: Finish) -> None:
     # The moment of inertia is LIBERO's; a slide joint does not feel it.
     body.inertial(3.0, (1.0, 1.0, 1.0))
     body.joint("slide", f"{drawer.level}_level", (0, 1, 0), (-0.16, 0.01), 50.0)
     region = box((0.02993, 0.07561, 0.10224), (0.00328, 0.01128, drawer.region), REGION_TURN)
     body.site(f"{drawer.level}_region", region)
     low, high = drawer.floor - 0.004, drawer.middle + 0.0317
-    inner = palette.DRAWER_INSIDE
+    inner = finish.inside
     half = (DRAWER_RIGHT - DRAWER_LEFT) / 2 + 0.0017
     middle = (DRAWER_RIGHT + DRAWER_LEFT) / 2
     face = block(
@@ -98,11 +135,11 @@ def _drawer(body: Body, drawer: Drawer, front: Vector) -> None:
         block((DRAWER_LEFT, DRAWER_FRONT, low), (DRAWER_RIGHT, DRAWER_BACK, drawer.floor + 0.004)),
         inner,
     )
-    _handle(body, drawer.handle)
+    _handle(body, drawer.handle, finish.handle)
 
 
-def _handle(body: Body, height: float) -> None:
+def _handle(body: Body, height: float, rgba: Vector) -> None:
     """Add a bar 9 cm long and 1.5 cm thick, with a gap of 1.6 cm behind it for a finger."""
-    body.solid(box((0.04445, 0.0082, 0.0077), (-0.0028, -0.1016, height)), palette.HANDLE)
+    body.solid(box((0.04445, 0.0082, 0.0077), (-0.0028, -0.1016, height)), rgba)
     for x in (-0.0356, 0.0292):
-        body.solid(box((0.0051, 0.0106, 0.0055), (x, -0.0835, height)), palette.HANDLE)
+        body.solid(box((0.0051, 0.0106, 0.0055), (x, -0.0835, height)), rgba)

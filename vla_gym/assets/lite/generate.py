@@ -12,7 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vla_gym.assets.lite import bottles, boxes, cabinets, rings, scenes, stoves, wine_racks
+from vla_gym.assets.lite import (
+    bottles,
+    boxes,
+    cabinets,
+    caddies,
+    microwaves,
+    rings,
+    rooms,
+    scenes,
+    shelves,
+    stoves,
+    wine_racks,
+)
 from vla_gym.assets.lite.mjcf import to_text
 from vla_gym.errors import AssetError
 
@@ -20,6 +32,12 @@ MANIFEST = "lite_pack.json"
 
 GENERATORS: dict[str, Callable[[], ET.Element]] = {
     "scenes/libero_tabletop_base_style.xml": scenes.libero_tabletop_base_style,
+    "scenes/libero_kitchen_tabletop_base_style.xml": rooms.libero_kitchen_tabletop_base_style,
+    "scenes/libero_living_room_tabletop_base_style.xml": (
+        rooms.libero_living_room_tabletop_base_style
+    ),
+    "scenes/libero_study_base_style.xml": rooms.libero_study_base_style,
+    "scenes/libero_floor_base_style.xml": rooms.libero_floor_base_style,
     "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml": rings.akita_black_bowl,
     "stable_scanned_objects/plate/plate.xml": rings.plate,
     "stable_hope_objects/cream_cheese/cream_cheese.xml": boxes.cream_cheese,
@@ -27,6 +45,12 @@ GENERATORS: dict[str, Callable[[], ET.Element]] = {
     "turbosquid_objects/wine_rack/wine_rack.xml": wine_racks.wine_rack,
     "articulated_objects/wooden_cabinet.xml": cabinets.wooden_cabinet,
     "articulated_objects/flat_stove.xml": stoves.flat_stove,
+    "articulated_objects/white_cabinet.xml": cabinets.white_cabinet,
+    "articulated_objects/microwave.xml": microwaves.microwave,
+    "turbosquid_objects/desk_caddy/desk_caddy.xml": caddies.desk_caddy,
+    "turbosquid_objects/wooden_two_layer_shelf/wooden_two_layer_shelf.xml": (
+        shelves.wooden_two_layer_shelf
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Vector = Sequence[float]
@@ -54,6 +54,11 @@ def block(low: Vector, high: Vector) -> Shape:
 def cylinder(radius: float, low: float, high: float, xy: Vector = (0.0, 0.0)) -> Shape:
     """Return an upright cylinder between two heights."""
     return Shape("cylinder", (radius, (high - low) / 2), (xy[0], xy[1], (low + high) / 2))
+
+
+def capsule(radius: float, half: float, pos: Vector, quat: Vector = IDENTITY) -> Shape:
+    """Return a capsule along z from its radius, half the length of its straight part, and pose."""
+    return Shape("capsule", (radius, half), _triple(pos), _quad(quat))
 
 
 def ellipsoid(half: Vector, pos: Vector) -> Shape:
@@ -107,6 +112,12 @@ class Body:
         ET.SubElement(self.element, "geom", attributes)
         if rgba is not None:
             self.visual(shape, rgba, None if name is None else f"{name}_vis")
+
+    def special(self, shape: Shape, rgba: Vector, contact: Mapping[str, str]) -> None:
+        """Add a shape that is seen and collides with contact parameters of its own."""
+        hidden = {"group": "0", "rgba": "0.8 0.8 0.8 0.3"}
+        ET.SubElement(self.element, "geom", _geom(shape) | hidden | dict(contact))
+        self.visual(shape, rgba)
 
     def visual(
         self,

@@ -65,7 +65,8 @@ def simplify_robot(xml: str) -> str:
     """Replace the robot's visual geoms by a few primitives on the same bodies.
 
     Args:
-        xml: The complete MJCF text that robosuite made for a scene with one mounted Panda.
+        xml: The complete MJCF text that robosuite made for a scene with one Panda, mounted on a
+            pedestal or standing on what is below it.
 
     Returns:
         MJCF text with the same bodies, joints, inertias, collision geoms, sites and cameras in the
@@ -83,11 +84,14 @@ def simplify_robot(xml: str) -> str:
             "Pass the string that the environment's model.get_xml() returns."
         ) from error
     bodies = {name: body for body in root.iter("body") if (name := body.get("name"))}
-    needed = [bone[0] for bone in _BONES] + [part[0] for part in _PARTS]
+    parts = _PARTS
+    if not any(name.startswith("mount0_pedestal") for name in bodies):
+        parts = tuple(part for part in _PARTS if not part[0].startswith("mount0_"))
+    needed = [bone[0] for bone in _BONES] + [part[0] for part in parts]
     missing = sorted(set(needed) - set(bodies))
     if missing:
         raise CompileError(
-            "Expected a scene with robosuite's mounted Panda as robot 0, but these bodies are "
+            "Expected a scene with robosuite's Panda as robot 0, but these bodies are "
             f"missing: {', '.join(missing)}. The lite visuals are made for that robot alone."
         )
     for name, body in bodies.items():
@@ -96,7 +100,7 @@ def simplify_robot(xml: str) -> str:
                 body.remove(geom)
     for i, (name, start, end, radius, rgba) in enumerate(_BONES):
         _capsule(bodies[name], f"lite_{name}_bone{i}", start, end, radius, rgba)
-    for i, (name, shape, rgba) in enumerate(_PARTS):
+    for i, (name, shape, rgba) in enumerate(parts):
         material = _FINGER_MATERIAL if name.endswith("finger") else _MATERIAL
         Body(bodies[name]).visual(shape, rgba, f"lite_{name}_part{i}", material)
     _drop_unused_assets(root)
