@@ -38,6 +38,12 @@ STATE_ONLY = {**IMAGES, "cameras": ()}
 TASKS = [[7, 8], [0, 3, 5], [1], [2, 9]]
 
 by_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+#: The others run with the slow tests; tests on stubs have them all.
+mostly_next_step = pytest.mark.parametrize(
+    "mode",
+    [NEXT_STEP, *(pytest.param(mode, marks=pytest.mark.slow) for mode in (SAME_STEP, DISABLED))],
+    ids=lambda mode: mode.name,
+)
 
 
 def action(env: int, shape: tuple[int, ...], episode: int, step: int) -> np.ndarray:
@@ -95,8 +101,15 @@ def make_vec():
         envs.close()
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@by_mode
+@pytest.mark.parametrize(
+    ("mode", "workers"),
+    [
+        pytest.param(mode, n, id=f"{mode.name}-{n}", marks=[pytest.mark.slow] if slow else [])
+        for mode in MODES
+        for n in (0, 1, 2, 4)
+        for slow in [n == 1 and mode != NEXT_STEP]
+    ],
+)
 def test_every_mode_and_worker_count(make_vec, singles, mode, workers):
     """Observations, rewards, flags, infos and statistics of three episodes an env, mixed tasks."""
     envs = make_vec(workers=workers, autoreset_mode=mode, **IMAGES)
@@ -104,7 +117,7 @@ def test_every_mode_and_worker_count(make_vec, singles, mode, workers):
     follow(envs, singles.follower(mode, **IMAGES), SEED, episodes=3, stagger=[0, 3])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_official_states(make_vec, singles, workers):
     kwargs = {**IMAGES, "init_states": "official"}
     envs = make_vec(workers=workers, autoreset_mode=SAME_STEP, **kwargs)
@@ -123,7 +136,7 @@ def test_state_only_and_single_steps(make_vec, singles, workers):
     follow(envs, singles.follower(NEXT_STEP, **kwargs), SEED, episodes=3)
 
 
-@by_mode
+@mostly_next_step
 def test_views_of_images_drawn_in_place(make_vec, singles, mode):
     envs = make_vec(workers=2, autoreset_mode=mode, copy=False, **IMAGES)
     expected = singles.follower(mode, **IMAGES)
@@ -136,12 +149,14 @@ def test_views_of_images_drawn_in_place(make_vec, singles, mode):
         assert_same(before[0], kept, "the last but one step's view")
 
 
+@pytest.mark.libero_assets
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_several_scenes_in_one_env(make_vec, singles, workers):
     """libero_10 has a scene for nearly every task; the LRU keeps two of three here."""
     tasks = [[0, 3, 5], [5, 0], [3], [0, 5, 3]]
-    kwargs = {**IMAGES, "task_sampling": "round_robin", "suite": "10"}
+    kwargs = {**IMAGES, "task_sampling": "round_robin", "suite": "10", "assets": "libero"}
+    kwargs |= {"cameras": ("wrist",), "max_control_steps": 8}
     envs = make_vec(tasks, workers=workers, scene_cache_size=2, start_timeout=600, **kwargs)
     follow(envs, singles.follower(NEXT_STEP, tasks, **kwargs), SEED, episodes=5)
 
@@ -229,7 +244,7 @@ def test_success_in_one_env_while_another_goes_on(make_vec, mode, stove_chunks):
 # Others
 
 
-@by_mode
+@mostly_next_step
 def test_a_killed_worker_changes_nothing_for_others(make_vec, singles, mode):
     """Killed inside a chunk; its own envs go on with the next episode as if it had ended."""
     envs = make_vec(workers=4, autoreset_mode=mode, **IMAGES)
@@ -249,7 +264,9 @@ def test_a_killed_worker_changes_nothing_for_others(make_vec, singles, mode):
     assert expected.lost == [0, 1, 0, 0]
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    "mode", [NEXT_STEP, pytest.param(SAME_STEP, marks=pytest.mark.slow)], ids=lambda mode: mode.name
+)
 def test_send_and_recv_give_the_same_episodes(make_vec, singles, mode):
     envs = make_vec(workers=2, autoreset_mode=mode, **IMAGES)
     expected = singles.follower(mode, **IMAGES)
@@ -279,12 +296,12 @@ def test_seeds_start_the_count_again(make_vec, singles):
 
 @pytest.mark.parametrize("sampling", ["uniform", "round_robin", "balanced"])
 def test_task_sampling(make_vec, singles, sampling):
-    tasks = [[7, 8, 2]] * 4
+    tasks = [[7, 8, 2]] * 2
     kwargs = {"cameras": (), "max_control_steps": 1, "task_sampling": sampling}
     envs = make_vec(tasks, workers=2, autoreset_mode=SAME_STEP, **kwargs)
     expected = singles.follower(SAME_STEP, tasks, **kwargs)
     follow(envs, expected, SEED, episodes=6)
-    played = [[expected.references[i][e][0].info["task_id"] for e in range(6)] for i in range(4)]
+    played = [[expected.references[i][e][0].info["task_id"] for e in range(6)] for i in range(2)]
     assert {task for row in played for task in row} == {7, 8, 2}
     if sampling != "uniform":
         assert all(sorted(row[:3]) == sorted(row[3:]) == [2, 7, 8] for row in played)
@@ -293,7 +310,8 @@ def test_task_sampling(make_vec, singles, sampling):
 
 
 @pytest.mark.parametrize(
-    ("workers", "sampling"), [(0, "uniform"), (1, "balanced"), (3, "uniform"), (3, "balanced")]
+    ("workers", "sampling"),
+    [(3, "uniform"), pytest.param(0, "balanced", marks=pytest.mark.slow), (3, "balanced")],
 )
 def test_groups_play_the_same(make_vec, singles, workers, sampling):
     """Also where a group's members are in different workers."""
@@ -354,10 +372,10 @@ def test_options_of_each_env(make_vec):
 @pytest.mark.parametrize(
     ("mode", "workers", "kwargs"),
     [
-        (NEXT_STEP, 0, STATE_ONLY),
-        (NEXT_STEP, 2, IMAGES),
-        (SAME_STEP, 2, STATE_ONLY),
-        (DISABLED, 2, STATE_ONLY),
+        pytest.param(NEXT_STEP, 2, IMAGES, id="NEXT_STEP-2-images"),
+        pytest.param(NEXT_STEP, 0, STATE_ONLY, id="NEXT_STEP-0"),
+        pytest.param(SAME_STEP, 2, STATE_ONLY, id="SAME_STEP-2"),
+        pytest.param(DISABLED, 2, STATE_ONLY, id="DISABLED-2"),
     ],
 )
 def test_states_of_any_env_go_on_in_any_other(make_vec, singles, mode, workers, kwargs):

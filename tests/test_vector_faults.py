@@ -59,6 +59,7 @@ CRASHES = {
     "leave": "exit code 9",
 }
 HANGS = {"SIGSTOP": f"no progress for {HANG_S:g} s", "hang": f"no progress for {HANG_S:g} s"}
+slow = pytest.mark.slow
 
 
 class _Server:
@@ -240,11 +241,14 @@ def test_fault_table(make_vec, once, mode, kind):
     assert not alive(pids[0])
 
 
-@pytest.mark.parametrize("kind", HANGS)
 @pytest.mark.parametrize(
-    "mode",
-    [NEXT_STEP, *(pytest.param(mode, marks=pytest.mark.slow) for mode in (SAME_STEP, DISABLED))],
-    ids=lambda mode: mode.name,
+    ("mode", "kind"),
+    [
+        pytest.param(mode, kind, id=f"{mode.name}-{kind}", marks=[] if first else [slow])
+        for mode in MODES
+        for kind in HANGS
+        for first in [(mode, kind) == (NEXT_STEP, "SIGSTOP")]
+    ],
 )
 def test_fault_table_of_a_worker_that_hangs(make_vec, once, mode, kind):
     per_env = {**SCRIPTS, 0: {**SCRIPTS[0], "faults": [once(kind, step=2)]}}
@@ -327,7 +331,7 @@ def test_all_workers_die_at_once(make_vec, mode):
 # Faults in resets and at the start
 
 
-@pytest.mark.parametrize("kind", CRASHES)
+@pytest.mark.parametrize("kind", ["SIGKILL", "abort", "raise"])
 def test_a_fault_in_the_first_reset_is_only_a_warning(make_vec, once, kind):
     envs = make_vec(4, {3: {"faults": [once(kind, "reset")]}})
     expected = follower(4, 5, NEXT_STEP)
@@ -387,8 +391,17 @@ def test_an_unseeded_env_goes_on_with_its_own_seed(make_vec, once):
     assert envs.get_attr("_seed_value") == seeds and envs.get_attr("episode")[0] == 1
 
 
-@pytest.mark.parametrize("index", [0, 3])
-@pytest.mark.parametrize("kind", ["SIGKILL", "abort", "SIGSTOP"])
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [
+        ("SIGKILL", 0),
+        ("SIGKILL", 3),
+        ("abort", 3),
+        ("SIGSTOP", 3),
+        pytest.param("abort", 0, marks=slow),
+        pytest.param("SIGSTOP", 0, marks=slow),
+    ],
+)
 def test_a_fault_at_the_start_is_only_a_warning(make_vec, once, kind, index):
     fault = once(kind, "init")
     with warnings.catch_warnings(record=True) as caught:
@@ -765,7 +778,7 @@ def test_a_trainer_that_is_ended_in_a_step_leaves_nothing(train, name):
     assert os.getpgid(workers[0]) != os.getpgid(trainer.process.pid)
     trainer.signal(getattr(signal, name))
     code = trainer.check_end()
-    assert not any(alive(pid) for pid in (server, *workers))
+    wait_until(lambda: not any(alive(pid) for pid in (server, *workers)), "the workers' end")
     if name == "SIGINT":
         assert code == -signal.SIGINT and "KeyboardInterrupt" in trainer.output
         assert "Exception ignored" not in trainer.output, trainer.output
@@ -801,7 +814,8 @@ def test_a_trainer_that_forgets_to_close_leaves_nothing(train, ending, code):
     assert trainer.check_end() == code, trainer.output
     assert "Exception ignored" not in trainer.output and "leaked" not in trainer.output
     workers = json.loads((trainer.folder / "pids").read_text())["workers"]
-    assert len(workers) == 2 and not any(alive(pid) for pid in workers)
+    assert len(workers) == 2
+    wait_until(lambda: not any(alive(pid) for pid in workers), "the workers' end")
 
 
 def test_after_ctrl_c_in_a_step_a_reset_goes_on(train):
@@ -863,10 +877,11 @@ def rss(pid) -> int:
 
 
 class Killer:
-    """Kills the last two of three workers at random moments."""
+    """Kills the last two of three workers at random moments, one at a time."""
 
     def __init__(self, envs, kills):
         self.envs, self.left, self.doomed = envs, kills, None
+        self.suspects: list[int] = []
         self.rng = np.random.default_rng(0)
 
     def act(self, when: str) -> None:
@@ -874,11 +889,26 @@ class Killer:
         if self.left == 0 or self.doomed is not None or self.rng.random() > 0.15:
             return
         worker = int(self.rng.integers(1, 3))
-        name = "SIGSTOP" if self.rng.random() < 0.02 else ("SIGKILL", "SIGABRT")[self.left % 2]
+        name = "SIGSTOP" if self.rng.random() < 0.02 else "SIGKILL"
         if when == "busy" and self.rng.random() < 0.5:
             time.sleep(self.rng.random() * 2e-3)  # somewhere in the step
         os.kill(self.envs.worker_pids[worker], getattr(signal, name))
         self.doomed, self.left = worker, self.left - 1
+
+    def check(self, lost: list[int], warned: int) -> None:
+        """A step lost these envs, with so many warnings.
+
+        A kill after the worker's part of a step is noticed in that step or in the next, and costs
+        its envs the step after that; none if their episodes were over.
+        """
+        assert warned <= (self.doomed is not None)
+        if self.doomed is not None:
+            self.suspects = np.flatnonzero(self.envs.worker_of == self.doomed).tolist()
+        assert set(lost) <= set(self.suspects)
+        if warned:
+            self.doomed = None
+        elif self.doomed is None:
+            self.suspects = []
 
 
 @pytest.mark.slow
@@ -886,13 +916,13 @@ class Killer:
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 def test_200_random_kills_over_2000_episodes(make_vec, server, mode):
     kills, episodes = 200, 2000
-    envs = make_vec(6, workers=3, autoreset_mode=mode, step_timeout=HANG_S, max_restarts=50)
+    limits = {"step_timeout": HANG_S, "start_timeout": 10.0, "max_restarts": 50}
+    envs = make_vec(6, workers=3, autoreset_mode=mode, **limits)
     expected = follower(6, 1000, mode, keep=False)
-    killer, figures, untouched = Killer(envs, kills), [], []
+    killer, figures, untouched, warned = Killer(envs, kills), [], [], 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", WorkerRestartWarning)
         expected.check_reset(envs.reset(seed=1000))
-        restarts, warned, steps = 0, 0, 0
         while sum(expected.finished) < episodes or killer.left or killer.doomed is not None:
             killer.act("idle")
             envs.step_async(expected.actions())
@@ -900,17 +930,14 @@ def test_200_random_kills_over_2000_episodes(make_vec, server, mode):
             result = envs.step_wait()
             untouched.append(_digest(result))
             lost = np.flatnonzero(result[4].get("worker_restarted", np.zeros(6, bool))).tolist()
-            if lost:
-                # A kill after the step was done shows in the next one; no kill shows twice.
-                assert lost == np.flatnonzero(envs.worker_of == killer.doomed).tolist()
-                killer.doomed, restarts = None, restarts + 1
+            killer.check(lost, len(caught))
             expected.check_step(result, lost=lost)
-            steps, warned = steps + 1, warned + len(caught)
+            warned += len(caught)
             caught.clear()
             if sum(expected.finished) > (1 + len(figures)) * episodes // 8:
                 gc.collect()
                 figures.append((rss(os.getpid()), rss(server.held.pid), len(descriptors())))
-    assert restarts == warned == kills
+    assert warned == kills
     assert expected.lost[:2] == [0, 0] and sum(expected.lost) > kills
     assert len(children_of(server.held.pid)) == 3
     for name, (early, late) in {
