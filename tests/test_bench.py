@@ -19,7 +19,7 @@ from vla_gym.bench import BenchConfig, procfs, report, results, run, tables
 from vla_gym.bench.actions import FixedActions
 from vla_gym.bench.drivers import in_chunks
 from vla_gym.bench.host_process import BenchError, HostProcess
-from vla_gym.bench.measure import Measurement, Team
+from vla_gym.bench.measure import Measurement
 from vla_gym.bench.plan import scenarios
 from vla_gym.bench.profiled import split_of
 from vla_gym.bench.spec import Contender, EnvSpec, Scenario, Target
@@ -242,9 +242,11 @@ def test_a_host_that_dies_is_noticed_at_once_though_its_children_hold_the_pipe()
 
 
 def test_a_system_that_cannot_be_built_says_why_in_one_line():
-    broken = contender("single", 1, 1, env=EnvSpec("goal", (8,), "/nonexistent", 0, None, 2))
+    broken = contender("single", env=EnvSpec("goal", (8,), "/nonexistent", 0, None, 2))
     with ExitStack() as stack, pytest.raises(BenchError) as failure:
-        Team(broken, THREADS, stack)
+        host = HostProcess(broken, THREADS)
+        stack.callback(host.kill)
+        host.wait_started()
     message = str(failure.value)
     assert message.startswith("single: ")
     assert "/nonexistent" in message
@@ -254,20 +256,22 @@ def test_a_system_that_cannot_be_built_says_why_in_one_line():
 def test_a_failing_system_is_reported_and_the_others_go_on(monkeypatch):
     bad = EnvSpec("goal", (8,), "/nonexistent", 0, None, 2)
     scenario = Scenario(
-        "s", "title", "speed", (contender("single", 1, 1), contender("ours", env=bad)), chunks=1
+        "s", "title", "speed", (contender("single"), contender("ours", env=bad)), chunks=1
     )
     seen = []
     measurement = Measurement(1, FixedActions(0), THREADS)
     summary = measurement.run(scenario, seen.append)
     assert list(summary["contenders"]) == ["single"]
     assert "/nonexistent" in summary["failed"]["ours"]
-    assert summary["contenders"]["single"]["rate"]["median"] > 0
+    figures = summary["contenders"]["single"]["rounds"][0]
+    assert figures["rate"] > 0
+    assert figures["ended"] == 0
     assert len(seen) == measurement.count_of(scenario)
 
 
 def test_what_does_not_fit_into_memory_is_started_in_groups(monkeypatch):
     measurement = Measurement(1, FixedActions(0), THREADS)
-    monkeypatch.setattr("vla_gym.bench.measure.available_memory_mb", lambda: 12_000.0)
+    monkeypatch.setattr("vla_gym.bench.measure.available_memory_mb", lambda: 15_000.0)
     many = contender("libero", 16, 16, env=EnvSpec("goal", (3, 4, 5), "lite", 256, None, 8))
     groups = measurement._fitting_groups(many)
     assert [g.num_envs for g in groups] == [6, 6, 4]

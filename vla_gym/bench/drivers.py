@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from abc import ABC, abstractmethod
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.bench.spec import Contender, EnvSpec
+from vla_gym.bench.spec import CALL_DEADLINE_S, Contender, EnvSpec
 
 #: Control steps: no episode reaches it, so every system plays the same steps.
 NO_LIMIT = 10**9
@@ -150,6 +149,36 @@ class OursDriver(VectorDriver):
         return list(self.envs.worker_pids)
 
 
+class OursSendDriver(OursDriver):
+    """:class:`vla_gym.vector.LiberoVectorEnv` by ``send`` and ``recv``: nobody waits for others."""
+
+    def play(self, actions: np.ndarray) -> dict[str, Any]:
+        """See :class:`Driver`; ``seconds`` is what their steps take at the sum of their rates."""
+        chunks = in_chunks(actions, self.contender.env.chunk_len)
+        count = self.contender.num_envs
+        steps, ended_at = np.zeros(count, np.int64), np.zeros(count)
+        played, ended = np.zeros(count, np.int64), 0
+        begin = time.perf_counter()
+        self.envs.send(chunks[0], np.arange(count))
+        while (played < len(chunks)).any():
+            _, _, terminations, truncations, infos = self.envs.recv(1, timeout=CALL_DEADLINE_S)
+            index = int(infos["env_id"][0])
+            steps[index] += int(infos["executed_steps"][0])
+            ended += int(terminations[0] or truncations[0])
+            played[index] += 1
+            if played[index] < len(chunks):
+                self.envs.send(chunks[played[index], [index]], [index])
+            else:
+                ended_at[index] = time.perf_counter() - begin
+        seconds = float(steps.sum() / (steps / ended_at).sum())
+        return {
+            "seconds": seconds,
+            "steps": int(steps.sum()),
+            "calls": int(played.sum()),
+            "ended": ended,
+        }
+
+
 class AsyncDriver(VectorDriver):
     """:class:`gymnasium.vector.AsyncVectorEnv` over our single environment."""
 
@@ -169,50 +198,12 @@ class AsyncDriver(VectorDriver):
         return [process.pid for process in self.envs.processes]
 
 
-class SingleDriver(Driver):
-    """One single environment in this process: one of several independent ones."""
-
-    def __init__(self, contender: Contender) -> None:
-        super().__init__(contender)
-        self._env = make_single(contender.env, 0)
-        self._env.reset(seed=contender.seed)
-
-    def reset(self, init_state_id: int, states: np.ndarray | None) -> dict[str, float]:
-        """See :class:`Driver`."""
-        return {"settled_s": self.reset_one(init_state_id, states)}
-
-    def reset_one(self, init_state_id: int, states: np.ndarray | None) -> float:  # noqa: ARG002
-        """See :class:`Driver`."""
-        begin = time.perf_counter()
-        self._env.reset(options={"init_state_id": init_state_id})
-        return time.perf_counter() - begin
-
-    def play(self, actions: np.ndarray) -> dict[str, Any]:
-        """See :class:`Driver`."""
-        chunks = in_chunks(actions, self.contender.env.chunk_len)
-        steps = ended = 0
-        begin = time.perf_counter()
-        for chunk in chunks:
-            _, _, terminated, truncated, info = self._env.step(chunk[0])
-            steps += info["executed_steps"]
-            ended += terminated or truncated
-        seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "steps": steps, "calls": len(chunks), "ended": int(ended)}
-
-    def worker_pids(self) -> list[int]:
-        """See :class:`Driver`."""
-        return [os.getpid()]
-
-    def close(self) -> None:
-        """See :class:`Driver`."""
-        self._env.close()
-
-
 _DRIVERS = {
     "ours": ("drivers", "OursDriver"),
+    "ours-send": ("drivers", "OursSendDriver"),
     "libero": ("upstream", "LiberoDriver"),
     "async": ("drivers", "AsyncDriver"),
-    "single": ("drivers", "SingleDriver"),
+    "single": ("independent", "IndependentDriver"),
     "profiled": ("profiled", "ProfiledDriver"),
     "stub-ours": ("stub", "StubOursDriver"),
     "stub-async": ("stub", "StubAsyncDriver"),

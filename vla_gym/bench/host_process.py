@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.bench.procfs import Process, cpu_seconds, kill_all, process_tree, pss_mb
-from vla_gym.bench.spec import Contender
+from vla_gym.bench.spec import CALL_DEADLINE_S, Contender
 from vla_gym.errors import VlaGymError
 
 #: A start may build many environments on few cores, one after the other.
 START_DEADLINE_S = 900.0
-CALL_DEADLINE_S = 300.0
 _CLOSE_DEADLINE_S = 20.0
 _LOG_TAIL = 3000
 

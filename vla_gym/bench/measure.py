@@ -20,13 +20,15 @@ from vla_gym.errors import VlaGymError
 #: A round lets a system play until this much time is measured, so that fast and slow ones get
 #: figures of like precision, but no more often than _MAX_PLAYS times.
 WINDOW_S = 1.0
+#: The same where two nearly equal figures are compared: many short rounds beside each other.
+SHORT_WINDOW_S = 0.4
 _MAX_PLAYS = 10
 # Resets of one environment use other states than those of all, so that each is a first visit.
 _OTHER_STATE = 25
 _NUM_STATES = 50
 # Upstream's environments with cameras took 1.1 to 1.4 GB each on llvmpipe, ours half of that.
 _GUESSED_MB = 1500.0
-_MEMORY_SHARE = 0.8
+_MEMORY_SHARE = 0.6
 
 Figures = dict[str, Any]
 Step = Callable[[str], None]
@@ -34,61 +36,6 @@ Step = Callable[[str], None]
 
 def _ignore(_: str) -> None:
     pass
-
-
-class Team:
-    """A contender's processes: one, or several independent ones that run at the same time."""
-
-    def __init__(self, contender: Contender, environ: Mapping[str, str], stack: ExitStack) -> None:
-        """Start them one after the other, each to its first observation.
-
-        Raises:
-            BenchError: If one does not start.
-        """
-        self.contender = contender
-        self.hosts: list[HostProcess] = []
-        stack.callback(self.kill)
-        try:
-            for _ in range(contender.hosts):
-                self.hosts.append(HostProcess(contender, environ))
-                self.hosts[-1].wait_started()
-        except BenchError:
-            self.kill()
-            raise
-
-    def all(self, name: str, *args: Any) -> list[Any]:
-        """Run a method in every process at the same time and return the results."""
-        for host in self.hosts:
-            host.send(name, *args)
-        return [host.receive() for host in self.hosts]
-
-    def play(self, actions: np.ndarray) -> Figures:
-        """Play actions (N, T, 7); independent processes get their rows of it."""
-        before = self._cpu_s()
-        if len(self.hosts) == 1:
-            result = dict(self.all("play", actions)[0])
-        else:
-            for index, host in enumerate(self.hosts):
-                host.send("play", actions[index : index + 1])
-            results = [host.receive() for host in self.hosts]
-            steps = sum(r["steps"] for r in results)
-            # Nobody waits for anybody: their rates add up.
-            seconds = steps / sum(r["steps"] / r["seconds"] for r in results)
-            result = {"steps": steps, "seconds": seconds, "ended": sum(r["ended"] for r in results)}
-        return {**result, "cpu_s": self._cpu_s() - before}
-
-    def _cpu_s(self) -> float:
-        return sum(host.cpu_s() for host in self.hosts)
-
-    def close(self) -> None:
-        """Let the processes end in peace."""
-        for host in self.hosts:
-            host.close()
-
-    def kill(self) -> None:
-        """End all processes at once."""
-        for host in self.hosts:
-            host.kill()
 
 
 class Measurement:
@@ -132,7 +79,7 @@ class Measurement:
         measure = self._starts if scenario.kind == "startup" else self._interleaved
         rounds: dict[str, list[Figures]] = {c.key: [] for c in scenario.contenders}
         failed: dict[str, str] = {}
-        notes: list[str] = []
+        notes = list(scenario.notes)
         measure(scenario, rounds, failed, notes)
         return summarise(scenario, rounds, failed, notes)
 
@@ -166,17 +113,16 @@ class Measurement:
         parts = []
         for group in groups:
             with ExitStack() as stack:
-                team = Team(group, self._environ, stack)
-                host = team.hosts[0]
+                host = self._begin(group, stack)
                 figures = {"start_s": host.start_s, "start_cpu_s": host.cpu_s()}
                 if scenario.chunks:
-                    self._reset(team, 0)
-                    self._play(team, scenario)
+                    self._reset(host, 0)
+                    self._play(host, scenario)
                 memory = host.memory()
                 figures["pss_mb"] = max(memory["workers_mb"])
                 figures["all_mb"] = memory["all_mb"]
                 parts.append(figures)
-                team.close()
+                host.close()
         worst = max(part["pss_mb"] for part in parts)
         self._worker_mb[contender.system, contender.env.image_size] = worst
         return {
@@ -213,12 +159,12 @@ class Measurement:
     ) -> None:
         """Keep all systems alive and let them take turns; the first round only warms up."""
         with ExitStack() as stack:
-            teams: dict[str, Team] = {}
+            hosts: dict[str, HostProcess] = {}
             plays: dict[str, int] = {}
             for contender in scenario.contenders:
                 self._advance(f"{scenario.key}: {contender.label}, start")
                 try:
-                    teams[contender.key] = Team(contender, self._environ, stack)
+                    hosts[contender.key] = self._begin(contender, stack)
                 except VlaGymError as error:
                     failed[contender.key] = str(error)
             for index in range((scenario.rounds or self._rounds) + 1):
@@ -230,37 +176,38 @@ class Measurement:
                         continue
                     try:
                         count = plays.get(key, 1)
-                        figures, seconds = self._turn(scenario, teams[key], index, count)
+                        figures, seconds = self._turn(scenario, hosts[key], index, count)
                     except BenchError as error:
                         failed[key] = str(error)
-                        teams[key].kill()  # a system that hangs would disturb the others
+                        hosts[key].kill()  # a system that hangs would disturb the others
                         continue
-                    plays[key] = min(_MAX_PLAYS, math.ceil(WINDOW_S / seconds))
+                    window = SHORT_WINDOW_S if scenario.kind == "scaling" else WINDOW_S
+                    plays[key] = min(_MAX_PLAYS, math.ceil(window / seconds))
                     if index > 0:
                         rounds[key].append(figures)
-            for key, team in teams.items():
+            for key, host in hosts.items():
                 if ended := sum(figures.get("ended", 0) for figures in rounds[key]):
-                    notes.append(f"{team.contender.label}: {ended:.0f} episodes ended meanwhile.")
-                team.close()
+                    notes.append(f"{host.contender.label}: {ended:.0f} episodes ended meanwhile.")
+                host.close()
 
     def _turn(
-        self, scenario: Scenario, team: Team, index: int, count: int
+        self, scenario: Scenario, host: HostProcess, index: int, count: int
     ) -> tuple[Figures, float]:
         """Let a system reset and play; returns its figures and the seconds of one play."""
         figures: Figures = {}
         plays = []
         if scenario.kind == "speed":
             other = index + _OTHER_STATE
-            states = self._states(team.contender, other)
-            figures["reset_one_s"] = team.all("reset_one", other % _NUM_STATES, states)[0]
+            states = self._states(host.contender, other)
+            figures["reset_one_s"] = host.call("reset_one", other % _NUM_STATES, states)
         for number in range(count):
-            reset = self._reset(team, index)
+            reset = self._reset(host, index)
             if number == 0 and scenario.kind == "speed":
                 figures["reset_s"] = reset["settled_s"]
                 figures["reset_plain_s"] = reset.get("plain_s", reset["settled_s"])
-            plays.append(self._play(team, scenario))
+            plays.append(self._play(host, scenario))
         seconds = sum(play["seconds"] for play in plays) / count
-        chunk_len = team.contender.env.chunk_len
+        chunk_len = host.contender.env.chunk_len
         if scenario.kind == "overhead":
             overheads = np.concatenate([play["overheads_s"] for play in plays])
             figures["overhead_us"] = 1e6 * float(np.median(overheads))
@@ -276,15 +223,29 @@ class Measurement:
                 figures[f"{part}_ms"] = 1e3 * total / calls
         return figures, seconds
 
-    def _reset(self, team: Team, index: int) -> dict[str, float]:
-        states = self._states(team.contender, index)
-        result: dict[str, float] = team.all("reset", index % _NUM_STATES, states)[0]
+    def _begin(self, contender: Contender, stack: ExitStack) -> HostProcess:
+        """Start a system; when the stack unwinds, whatever is left of it is killed."""
+        host = HostProcess(contender, self._environ)
+        stack.callback(host.kill)
+        try:
+            host.wait_started()
+        except BenchError:
+            host.kill()  # what hangs would disturb the others
+            raise
+        return host
+
+    def _reset(self, host: HostProcess, index: int) -> dict[str, float]:
+        states = self._states(host.contender, index)
+        result: dict[str, float] = host.call("reset", index % _NUM_STATES, states)
         return result
 
-    def _play(self, team: Team, scenario: Scenario) -> Figures:
-        contender = team.contender
+    def _play(self, host: HostProcess, scenario: Scenario) -> Figures:
+        contender = host.contender
         steps = scenario.chunks * contender.env.chunk_len
-        return team.play(self._actions.batch(contender.num_envs, steps))
+        actions = self._actions.batch(contender.num_envs, steps)
+        before = host.cpu_s()
+        result: Figures = host.call("play", actions)
+        return {**result, "cpu_s": host.cpu_s() - before}
 
     def _states(self, contender: Contender, index: int) -> np.ndarray | None:
         """Return the official states that upstream is set to; ours only needs their number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from vla_gym.bench.config import BenchConfig
-from vla_gym.bench.spec import SYSTEM_NAMES, Contender, EnvSpec, Scenario, System, Target
+from vla_gym.bench.spec import NO_ASSETS, SYSTEM_NAMES, Contender, EnvSpec, Scenario, System, Target
 
 #: Environments a worker in the second measurement of ours.
 ENVS_PER_WORKER = 4
@@ -76,7 +76,7 @@ def _full(config: BenchConfig) -> list[Scenario]:
             reference=real,
             targets=(
                 Target(
-                    "control steps/s, of LIBERO's on the libero pack at 256x256",
+                    "control steps/s, of LIBERO's usual",
                     ("ratios", "ours", "reference", "rate"),
                     100.0,
                 ),
@@ -112,7 +112,7 @@ def _contender(
 ) -> Contender:
     count = num_envs or config.num_workers
     fields = {"key": system, "label": SYSTEM_NAMES.get(system, system), **changes}
-    own = system in ("ours", "profiled", "stub-ours", "single")
+    own = system in ("ours", "ours-send", "profiled", "stub-ours", "single")
     workers = config.num_workers if own else count
     return Contender(
         system=system, num_envs=count, workers=workers, env=spec, seed=config.seed, **fields
@@ -150,9 +150,10 @@ def _speed(
     targets: tuple[Target, ...] = (),
 ) -> Scenario:
     contenders = _contenders(config, spec)
+    notes: tuple[str, ...] = ()
     if reference is not None and "libero" in config.systems:
-        size = reference.image_size
-        label = f"{SYSTEM_NAMES['libero']}, {reference.assets} pack, {size}x{size}"
+        label = f"{SYSTEM_NAMES['libero']} usual"
+        notes = (f"{label}: {describe(reference).split(', chunks')[0]}.",)
         contenders.append(_contender(config, "libero", reference, key="reference", label=label))
     return Scenario(
         key,
@@ -162,6 +163,7 @@ def _speed(
         baselines=("libero", "reference"),
         chunks=chunks or config.chunks,
         targets=targets,
+        notes=notes,
     )
 
 
@@ -225,6 +227,11 @@ def _scaling(
                 ("ratios", "ours", "single", "rate"),
                 goal,
             ),
+            Target(
+                "the same by send and recv",
+                ("ratios", "ours-send", "single", "rate"),
+                goal,
+            ),
         )
     count = config.num_workers
     return Scenario(
@@ -233,11 +240,12 @@ def _scaling(
         "scaling",
         (
             _contender(config, "ours", spec),
+            _contender(config, "ours-send", spec, label="ours, send and recv"),
             _contender(config, "single", spec, label="independent"),
         ),
         baselines=("single",),
-        chunks=max(config.chunks, 12),
-        rounds=max(config.rounds, 8),
+        chunks=max(config.chunks, 6),
+        rounds=max(config.rounds, 16),
         targets=targets,
     )
 
@@ -245,7 +253,7 @@ def _scaling(
 def _overhead(config: BenchConfig) -> Scenario:
     contenders = []
     for size in (0, 128):
-        spec = EnvSpec(config.suite, config.task_ids, "none", size, None, 8)
+        spec = EnvSpec(config.suite, config.task_ids, NO_ASSETS, size, None, 8)
         images = "without images" if size == 0 else f"two {size}x{size} images"
         for system, name in (("stub-ours", "ours"), ("stub-async", "async")):
             if name in config.systems:

@@ -23,7 +23,7 @@ from vla_gym.bench.report import (
     print_tables,
     write_page,
 )
-from vla_gym.bench.spec import Scenario
+from vla_gym.bench.spec import NO_ASSETS, Scenario
 from vla_gym.bench.tables import scenario_tables, target_tables
 from vla_gym.errors import AssetError, ConfigError
 
@@ -93,6 +93,7 @@ def measure(config: BenchConfig, done: Done = lambda *_: None) -> dict[str, Any]
     plan = [scenario for scenario in plan if scenario.contenders]
     if not plan:
         raise AssetError("\n".join(absent.values()) or "Nothing is left to be measured.")
+    _compile(plan)
     used = {c.env.assets for s in plan for c in s.contenders}
     begin = time.perf_counter()
     report: dict[str, Any] = {
@@ -123,14 +124,8 @@ def measure(config: BenchConfig, done: Done = lambda *_: None) -> dict[str, Any]
 
 
 def _find_packs(config: BenchConfig, notes: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the digests of the packs that are here, and why others are not.
-
-    Their scenes are compiled now if the cache lacks one: that happens once a machine and is not
-    what starting up costs.
-    """
+    """Return the digests of the packs that are here, and why others are not."""
     from vla_gym.assets import resolve_asset_pack
-    from vla_gym.suites import get_task
-    from vla_gym.task_model import load_task_model
 
     names = ["lite", "libero"]
     if config.assets is not None and config.preset is None:
@@ -143,11 +138,24 @@ def _find_packs(config: BenchConfig, notes: list[str]) -> tuple[dict[str, str], 
             packs[name] = resolve_asset_pack(name).digest
         except AssetError as error:
             absent[name] = str(error)
-            continue
-        load_task_model(get_task(config.suite, config.task_ids[0]), name)
     if absent and packs:
         notes += [f"Not measured, since it is not on this machine: {m}" for m in absent.values()]
     return packs, absent
+
+
+def _compile(plan: list[Scenario]) -> None:
+    """Compile scenes that the cache lacks: once a machine, and not what starting up costs."""
+    from vla_gym.suites import get_task
+    from vla_gym.task_model import load_task_model
+
+    specs = {c.env for scenario in plan for c in scenario.contenders}
+    wanted = sorted(
+        {(s.suite, i, s.assets) for s in specs if s.assets != NO_ASSETS for i in s.task_ids}
+    )
+    with _progress(len(wanted)) as advance:
+        for suite, task_id, assets in wanted:
+            advance(f"scene of {suite} task {task_id}, {assets} pack")
+            load_task_model(get_task(suite, task_id), assets)
 
 
 def _without(scenario: Scenario, absent: dict[str, str], notes: list[str]) -> Scenario:

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: What a process under measurement can run, see ``drivers``.
-System = Literal["ours", "libero", "async", "single", "profiled", "stub-ours", "stub-async"]
+System = Literal[
+    "ours", "ours-send", "libero", "async", "single", "profiled", "stub-ours", "stub-async"
+]
 
+#: Seconds that a call of a system under measurement may take.
+CALL_DEADLINE_S = 300.0
+#: Asset pack of environments without a simulation.
+NO_ASSETS = "none"
 #: What tables call the systems.
 SYSTEM_NAMES: dict[str, str] = {
     "ours": "ours",
@@ -67,11 +73,6 @@ class Contender:
     env: EnvSpec
     seed: int = 0
 
-    @property
-    def hosts(self) -> int:
-        """Independent processes that run it: one, except for ``single``."""
-        return self.workers if self.system == "single" else 1
-
 
 @dataclass(frozen=True)
 class Target:
@@ -105,6 +106,7 @@ class Scenario:
         chunks: Action chunks between two resets; for starts: before memory is measured.
         rounds: Measured rounds; None: as the user wants.
         targets: What is asked for.
+        notes: Remarks for below its table.
     """
 
     key: str
@@ -115,3 +117,4 @@ class Scenario:
     chunks: int = 2
     rounds: int | None = None
     targets: tuple[Target, ...] = ()
+    notes: tuple[str, ...] = ()

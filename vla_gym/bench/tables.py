@@ -61,17 +61,20 @@ def _spread(summary: Mapping[str, float]) -> str:
     return _number(median) if half == 0 else f"{_number(median)}±{half:.0f}%"
 
 
-def _compared(scenario: Mapping[str, Any], what: str) -> tuple[str, ...]:
-    """Return a heading for each baseline."""
-    labels = [scenario["contenders"][key]["label"] for key in scenario["baselines"]]
+def _compared(scenario: Mapping[str, Any], what: str, limit: int | None = None) -> tuple[str, ...]:
+    """Return a heading for each baseline, or for the first so many."""
+    labels = [scenario["contenders"][key]["label"] for key in scenario["baselines"][:limit]]
     return tuple(f"{what} {label}" for label in labels)
 
 
-def _ratios(scenario: Mapping[str, Any], key: str, figure: str) -> tuple[str, ...]:
-    """Return a cell for each baseline."""
+def _ratios(
+    scenario: Mapping[str, Any], key: str, figure: str, limit: int | None = None
+) -> tuple[str, ...]:
+    """Return a cell for each baseline, or for the first so many."""
     found = scenario["ratios"].get(key, {})
     return tuple(
-        "1" if key == base else _spread(found[base][figure]) for base in scenario["baselines"]
+        "1" if key == base else _spread(found[base][figure])
+        for base in scenario["baselines"][:limit]
     )
 
 
@@ -98,7 +101,7 @@ def _speed(scenario: Mapping[str, Any]) -> Table:
     )
     headings = (
         "",
-        "envs/ workers",
+        "envs/ procs",
         "control steps/s",
         "chunks/s",
         *_compared(scenario, "times"),
@@ -113,12 +116,12 @@ def _resets(scenario: Mapping[str, Any]) -> Table:
             c["label"],
             _size(c),
             _spread(c["reset_s"]),
-            *_ratios(scenario, key, "reset_s"),
+            *_ratios(scenario, key, "reset_s", 1),
             _spread(c["reset_one_s"]),
         )
         for key, c in scenario["contenders"].items()
     )
-    headings = ("", "envs/ workers", "all, s", *_compared(scenario, "part of"), "one, s")
+    headings = ("", "envs/ procs", "all, s", *_compared(scenario, "part of", 1), "one, s")
     notes = [
         f"{c['label']}: without the ten no-op steps of an evaluation, which ours hold, "
         f"{_number(c['reset_plain_s']['median'])} s for all."
@@ -144,12 +147,12 @@ def _startup(scenario: Mapping[str, Any]) -> Table:
     )
     headings = (
         "",
-        "envs/ workers",
-        "first observation, s",
+        "envs/ procs",
+        "first obs., s",
         *_compared(scenario, "part of"),
         "CPU s",
         "PSS a worker, MB",
-        "PSS in all, MB",
+        "PSS all, MB",
     )
     return Table(scenario["title"], headings, rows, _notes(scenario))
 
@@ -186,7 +189,7 @@ def _overhead(scenario: Mapping[str, Any]) -> Table:
         )
         for c in scenario["contenders"].values()
     )
-    headings = ("", "envs/ workers", "us a call", "10th percentile", "beyond envs, us")
+    headings = ("", "envs/ procs", "us a call", "best tenth", "beyond envs, us")
     return Table(scenario["title"], headings, rows, _notes(scenario))
 
 
