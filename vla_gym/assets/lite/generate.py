@@ -18,6 +18,7 @@ from vla_gym.assets.lite import (
     cabinets,
     caddies,
     microwaves,
+    objects,
     rings,
     rooms,
     scenes,
@@ -31,6 +32,7 @@ from vla_gym.errors import AssetError
 MANIFEST = "lite_pack.json"
 
 GENERATORS: dict[str, Callable[[], ET.Element]] = {
+    **objects.GENERATORS,
     "scenes/libero_tabletop_base_style.xml": scenes.libero_tabletop_base_style,
     "scenes/libero_kitchen_tabletop_base_style.xml": rooms.libero_kitchen_tabletop_base_style,
     "scenes/libero_living_room_tabletop_base_style.xml": (

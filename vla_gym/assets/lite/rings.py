@@ -6,7 +6,7 @@ import math
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
-from vla_gym.assets.lite import palette
+from vla_gym.assets.lite import object_palette, palette
 from vla_gym.assets.lite.mjcf import (
     Body,
     Extent,
@@ -19,6 +19,7 @@ from vla_gym.assets.lite.mjcf import (
     new_object,
     turn,
 )
+from vla_gym.assets.lite.standing import octagon
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def ring(tier: Tier) -> list[Shape]:
     return shapes
 
 
-def _add(body: Body, shapes: list[Shape], rgba: Vector) -> None:
+def _add(body: Body, shapes: list[Shape], rgba: Vector | None) -> None:
     for shape in shapes:
         body.solid(shape, rgba)
 
@@ -83,4 +84,32 @@ def plate() -> ET.Element:
     _add(body, ring(Tier(12, (0.0360, 0.0020), (0.0660, 0.0135), 0.0045)), palette.PLATE)
     body.solid(block((-0.034, -0.034, -0.0025), (0.034, 0.034, 0.0060)), None)
     body.visual(cylinder(0.041, -0.0025, 0.0061), palette.PLATE_CENTRE)
+    return root
+
+
+def white_bowl() -> ET.Element:
+    """Return a thin bowl of 8.1 cm diameter and 3.5 cm height that stands on its origin."""
+    root, body = new_object("white_bowl", Extent(-0.06, 0.04, 0.025))
+    body.inertial(0.002086, (1.17e-6, 1.26e-6, 1.97e-6), (0.0017, 0.0004, 0.0156))
+    colour = object_palette.WHITE_BOWL
+    _add(body, ring(Tier(12, (0.0320, 0.0105), (0.0392, 0.0347), 0.0024)), colour)
+    _add(body, ring(Tier(8, (0.0170, 0.0026), (0.0318, 0.0112), 0.0022)), colour)
+    body.solid(block((-0.0165, -0.0165, 0.0006), (0.0165, 0.0165, 0.0042)), None)
+    body.visual(cylinder(0.0190, 0.0006, 0.0043), object_palette.WHITE_BOWL_FLOOR)
+    return root
+
+
+def glazed_rim_porcelain_ramekin() -> ET.Element:
+    """Return a cup of 8.9 cm diameter and 4.2 cm height with a blue rim; it is hollow.
+
+    Its inside is drawn as a flat disc below the rim, which costs one shape instead of twelve.
+    """
+    root, body = new_object("glazed_rim_porcelain_ramekin", Extent(-0.06, 0.04, 0.025))
+    body.inertial(0.00966, (7.37e-6, 7.99e-6, 1.22e-5), (-0.0025, 0.0001, 0.0168))
+    low, top = 0.0007, 0.0427
+    _add(body, ring(Tier(12, (0.0352, 0.0014), (0.0413, 0.0423), 0.0052)), None)
+    _add(body, octagon(0.0330, low, 0.0073), None)
+    body.visual(cylinder(0.0390, low, 0.0330), object_palette.RAMEKIN)
+    body.visual(cylinder(0.0440, 0.0330, top), object_palette.RAMEKIN_RIM)
+    body.visual(cylinder(0.0385, top, top + 0.0003), object_palette.RAMEKIN_INSIDE)
     return root
