@@ -269,6 +269,60 @@ def test_a_failing_system_is_reported_and_the_others_go_on(monkeypatch):
     assert len(seen) == measurement.count_of(scenario)
 
 
+def test_systems_take_turns_and_the_first_round_does_not_count(monkeypatch):
+    log = []
+
+    class FakeHost:
+        seconds = {"libero": 2.0, "ours": 0.3}
+
+        def __init__(self, contender, environ):
+            assert environ is THREADS
+            self.contender, self.start_s = contender, 1.0
+            self._cpu_s = 0.0
+
+        def wait_started(self):
+            log.append((self.contender.key, "start"))
+
+        def call(self, name, *arguments):
+            key = self.contender.key
+            log.append((key, name))
+            if name == "reset":
+                return {"settled_s": 0.5 + arguments[0]}
+            if name == "reset_one":
+                return 0.25
+            self._cpu_s += 0.16
+            ended = int(key == "ours" and len(log) > 20)
+            assert arguments[0].shape == (2, 2, 7)
+            return {"seconds": self.seconds[key], "steps": 4, "calls": 1, "ended": ended}
+
+        def cpu_s(self):
+            return self._cpu_s
+
+        def close(self):
+            log.append((self.contender.key, "close"))
+
+        def kill(self):
+            pass
+
+    monkeypatch.setattr("vla_gym.bench.measure.HostProcess", FakeHost)
+    scenario = Scenario("s", "t", "speed", (contender("ours"), contender("libero")), chunks=1)
+    summary = Measurement(2, FixedActions(0), THREADS).run(scenario)
+    ours, libero = summary["contenders"]["ours"], summary["contenders"]["libero"]
+    assert [r["reset_s"] for r in ours["rounds"]] == [1.5, 2.5]  # states 1 and 2, not 0
+    assert ours["rate"]["median"] == pytest.approx(4 / 0.3)
+    assert libero["cpu_ms"]["median"] == pytest.approx(40.0)
+    assert summary["ratios"]["ours"]["libero"]["rate"]["median"] == pytest.approx(2 / 0.3)
+    turn = ["reset_one", "reset", "play"]
+    fast = [*turn, *3 * ["reset", "play"]]  # four plays of 0.3 s fill a second
+    expected = [("ours", "start"), ("libero", "start")]
+    for number in range(3):
+        expected += [("ours", name) for name in (turn if number == 0 else fast)]
+        expected += [("libero", name) for name in turn]
+    assert log == [*expected, ("ours", "close"), ("libero", "close")]
+    # All four of the last round, by the fake's rule.
+    assert summary["notes"] == ["ours: 4 episodes ended meanwhile."]
+
+
 def test_what_does_not_fit_into_memory_is_started_in_groups(monkeypatch):
     measurement = Measurement(1, FixedActions(0), THREADS)
     monkeypatch.setattr("vla_gym.bench.measure.available_memory_mb", lambda: 15_000.0)

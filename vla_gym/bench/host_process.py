@@ -130,12 +130,19 @@ class HostProcess:
         return cpu_seconds(self._tree)
 
     def memory(self) -> dict[str, Any]:
-        """Return the PSS in MB: of each worker process, and of all processes of the system."""
-        workers = [pss_mb(pid) for pid in self.call("worker_pids")]
+        """Return the PSS in MB: of each worker process, and of all processes of the system.
+
+        Raises:
+            BenchError: If this machine does not tell the memory of a process.
+        """
+        found = [pss_mb(pid) for pid in self.call("worker_pids")]
+        workers = [value for value in found if value is not None]
+        if not workers:
+            raise BenchError(f"{self.contender.label}: /proc/PID/smaps_rollup cannot be read.")
         self.refresh_tree()
         every = [pss_mb(process.pid) for process in self._tree]
         return {
-            "workers_mb": [value for value in workers if value is not None],
+            "workers_mb": workers,
             "all_mb": sum(value for value in every if value is not None),
             "processes": len(self._tree),
         }
