@@ -37,13 +37,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def make_incomplete(folder: Path) -> Path:
-    for relative in REQUIRED_FILES[:-1]:
-        (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-        (folder / relative).write_text("<mujoco/>")
-    return folder
-
-
 def run_python(code: str, **environment: str) -> str:
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     result = subprocess.run(
@@ -136,12 +129,6 @@ def test_missing_path(tmp_path):
         resolve_asset_pack(str(tmp_path / "file"))
 
 
-def test_incomplete_folder(tmp_path):
-    make_incomplete(tmp_path)
-    with pytest.raises(AssetError, match=r"lacks 1 of 8 files \(articulated_objects/flat_stove"):
-        resolve_asset_pack(tmp_path)
-
-
 def test_libero_pack_that_is_not_there(own_cache, monkeypatch, tmp_path):
     with pytest.raises(AssetError, match=r"(?s)libero-assets does not exist.*assets='lite'"):
         resolve_asset_pack("libero")
@@ -155,20 +142,6 @@ def test_unwritable_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(AssetError, match="cannot be written.*VLA_GYM_CACHE"):
         resolve_asset_pack()
-
-
-def test_checkout_is_found_and_digest_follows_its_files(tmp_path, monkeypatch):
-    assets = make_incomplete(tmp_path / "libero" / "libero" / "assets")
-    (assets / REQUIRED_FILES[-1]).write_text("<mujoco/>")
-    monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", str(tmp_path))
-    pack = resolve_asset_pack("libero")
-    assert (pack.name, pack.root) == ("libero", assets)
-    assert resolve_asset_pack(tmp_path) == pack
-    (assets / REQUIRED_FILES[-1]).write_text("<mujoco />")
-    changed = resolve_asset_pack("libero").digest
-    assert changed != pack.digest
-    (assets / "mesh.stl").write_bytes(b"12")
-    assert resolve_asset_pack("libero").digest != changed
 
 
 # --- geometry -------------------------------------------------------------------------------------

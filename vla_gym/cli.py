@@ -17,6 +17,7 @@ USAGE = """usage: vla-gym COMMAND [options]
 
 commands:
   doctor  what this machine has, what is missing and how to mend it
+  assets  the asset packs: status, download, verify, path
   tasks   the tasks: ids, instructions, objects, goals, step limits
   play    record a video of the expert, the VLA or a trained policy
   demos   record demonstrations of the scripted experts
@@ -70,7 +71,7 @@ class PlayConfig:
     init_state_id: int = 0
     """Official initial state, 0..49."""
     assets: str = "lite"
-    """Asset pack: lite, libero, or a path."""
+    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
     physics: Literal["fast", "exact"] = "fast"
     """Physics mode."""
     out: Path = Path("episode.mp4")
@@ -88,6 +89,12 @@ def _doctor(arguments: Sequence[str]) -> int:
     else:
         print_report(checks)
     return EXIT_OK if report["ok"] else EXIT_PROBLEM
+
+
+def _assets(arguments: Sequence[str]) -> int:
+    from vla_gym.assets.command import AssetsConfig, run
+
+    return run(_parse(AssetsConfig, arguments, "assets"))
 
 
 def _tasks(arguments: Sequence[str]) -> int:
@@ -225,6 +232,7 @@ def _parse(config_class: type[Config], arguments: Sequence[str], command: str) -
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "doctor": _doctor,
+    "assets": _assets,
     "tasks": _tasks,
     "play": _play,
     "demos": _demos,

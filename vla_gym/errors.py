@@ -16,6 +16,10 @@ class AssetError(VlaGymError, FileNotFoundError):
     """An asset pack is missing, incomplete or not what it claims to be."""
 
 
+class AssetWarning(UserWarning):
+    """``assets="auto"`` found no real meshes and took the lite pack instead."""
+
+
 class CompileError(VlaGymError, RuntimeError):
     """The separate process that compiles a scene failed."""
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_gym.assets.cache import cache_dir
-from vla_gym.errors import AssetError
+from vla_gym.assets.manifest import best_root, libero_files, pack_digest, shorten
+from vla_gym.errors import AssetError, AssetWarning
 
 LIBERO_VARIABLE = "VLA_GYM_LIBERO_ASSETS"
 
-# What the libero_goal scene loads, relative to the pack's root.
+# What the libero_goal scene loads, relative to either pack's root.
 SCENE_FILES = ("scenes/libero_tabletop_base_style.xml",)
 OBJECT_FILES = (
     "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",
@@ -25,8 +27,7 @@ OBJECT_FILES = (
 )
 REQUIRED_FILES = SCENE_FILES + OBJECT_FILES
 
-# Where a LIBERO checkout, an installed package or an unpacked download keeps its assets.
-_SUBFOLDERS = ("", "assets", "libero/assets", "libero/libero/assets")
+_warned = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def resolve_asset_pack(assets: str | Path = "lite") -> AssetPack:
         assets: ``"lite"``: generated on first use into :func:`~vla_gym.assets.cache_dir`.
             ``"libero"``: the folder named by the environment variable
             ``VLA_GYM_LIBERO_ASSETS``, else ``libero-assets`` in the cache folder.
+            ``"auto"``: ``"libero"`` if it is there, else ``"lite"`` with one
+            :class:`~vla_gym.errors.AssetWarning` a process; nothing is downloaded.
             Anything else is a path to a LIBERO asset folder, a LIBERO checkout, or a folder
             that this package generated.
 
@@ -64,11 +67,13 @@ def resolve_asset_pack(assets: str | Path = "lite") -> AssetPack:
         return AssetPack("lite", root, digest)
     if assets == "libero":
         return _libero_pack()
+    if assets == "auto":
+        return _auto_pack()
     return _pack_at(Path(assets).expanduser().absolute(), f"assets={str(assets)!r}", _ADVICE)
 
 
 _ADVICE = (
-    "Give 'lite' (needs no download), 'libero', or the path of LIBERO's asset folder "
+    "Give 'lite' (needs no download), 'libero', 'auto', or the path of LIBERO's asset folder "
     "(the one that holds 'scenes' and 'stable_hope_objects') or of a LIBERO checkout."
 )
 
@@ -81,10 +86,30 @@ def _libero_pack() -> AssetPack:
         return _pack_at(path, f"{LIBERO_VARIABLE}={configured}", _ADVICE)
     path = cache_dir() / "libero-assets"
     advice = (
-        f"Set {LIBERO_VARIABLE} to LIBERO's asset folder or to a LIBERO checkout, put the assets "
-        f"into {path}, or use assets='lite', which needs no download."
+        f"Get the assets with `vla-gym assets download`, set {LIBERO_VARIABLE} to LIBERO's asset "
+        "folder or to a LIBERO checkout, or use assets='lite', which needs no download."
     )
     return _pack_at(path, "the 'libero' asset pack", advice)
+
+
+def _auto_pack() -> AssetPack:
+    """Resolve ``"auto"``: the real pack if it is there, else the lite one, said once a process."""
+    try:
+        return _libero_pack()
+    except AssetError as error:
+        from vla_gym.assets.hub import HUB_REPO_SIZE
+
+        pack, reason = resolve_asset_pack("lite"), str(error).split(". ")[0]
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(
+            f"assets='auto' takes the lite pack: its images are not LIBERO's. {reason}. To get the "
+            f"real meshes: vla-gym assets download (at most {HUB_REPO_SIZE / 1e6:.0f} MB). To "
+            "keep the lite pack without this warning: assets='lite'.",
+            AssetWarning,
+            stacklevel=3,
+        )
+    return pack
 
 
 def _pack_at(path: Path, what: str, advice: str) -> AssetPack:
@@ -94,42 +119,20 @@ def _pack_at(path: Path, what: str, advice: str) -> AssetPack:
         raise AssetError(
             f"{what}: expected a folder with LIBERO's assets, but {path} {state}. {advice}"
         )
-    candidates = [path / sub if sub else path for sub in _SUBFOLDERS]
-    missing = [[f for f in REQUIRED_FILES if not (root / f).is_file()] for root in candidates]
-    best = min(range(len(candidates)), key=lambda i: len(missing[i]))
-    if missing[best]:
-        shown = ", ".join(missing[best][:3]) + (", ..." if len(missing[best]) > 3 else "")
-        raise AssetError(
-            f"{what}: expected a complete asset folder, but {candidates[best]} lacks "
-            f"{len(missing[best])} of {len(REQUIRED_FILES)} files ({shown}). {advice}"
-        )
-    root = candidates[best]
     from vla_gym.assets.lite.generate import damaged_files, read_manifest
 
-    manifest = read_manifest(root)
+    manifest = read_manifest(path)
     if manifest is not None:
-        if damaged := damaged_files(root, manifest):
+        if damaged := damaged_files(path, manifest):
             raise AssetError(
-                f"{what}: {root} is a generated lite pack, but {', '.join(damaged)} is not as it "
+                f"{what}: {path} is a generated lite pack, but {', '.join(damaged)} is not as it "
                 "was written. Give 'lite' to have the pack written again."
             )
-        return AssetPack("lite", root, manifest["digest"])
-    return AssetPack("libero", root, _folder_digest(root))
-
-
-def _folder_digest(root: Path) -> str:
-    """Digest the contents of all MJCF files and the paths and sizes of all other files.
-
-    Meshes and textures count by size alone: reading a hundred megabytes at every start would take
-    longer than loading the compiled scene.
-    """
-    digest = hashlib.sha256()
-    for folder, subfolders, names in os.walk(root):
-        subfolders.sort()
-        for name in sorted(names):
-            path = Path(folder, name)
-            relative = path.relative_to(root).as_posix()
-            digest.update(f"{relative}\0{path.stat().st_size}\0".encode())
-            if name.endswith(".xml"):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
+        return AssetPack("lite", path, manifest["digest"])
+    root, missing = best_root(path)
+    if missing:
+        raise AssetError(
+            f"{what}: expected a complete asset folder, but {root} lacks {len(missing)} of "
+            f"{len(libero_files())} files ({shorten(missing)}). {advice}"
+        )
+    return AssetPack("libero", root, pack_digest(root))

@@ -1,0 +1,66 @@
+"""Writes the list of the asset files that LIBERO's 130 tasks load, for ``vla-gym assets``.
+
+Usage: ``python tools/make_libero_manifest.py ASSETS [OUT]`` with LIBERO's real asset folder. Every
+scene is built through LIBERO's own classes; what they open and what the resulting models name is
+the list. MJCF files come with their SHA-256, because they decide the physics; meshes and textures
+are listed by path alone, and their checksums come from where they are downloaded. Textures of
+floors and walls that ASSETS lacks are listed as optional: others stand in for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from vla_gym.suites import SUITES, suite_tasks
+from vla_gym.task_model import upstream_env
+
+OUT = Path(__file__).resolve().parents[1] / "vla_gym" / "assets" / "libero_manifest.json"
+
+
+def named_files(root: Path) -> set[Path]:
+    """Return the real paths of all files below ``root`` that the tasks' scenes ask for."""
+    opened: set[str] = set()
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str):
+            opened.add(arguments[0])
+
+    with tempfile.TemporaryDirectory() as folder:
+        upstream_env.prepare(root, Path(folder))
+        sys.addaudithook(watch)
+        scenes = {}
+        for suite in SUITES:
+            for task in suite_tasks(suite):
+                scenes.setdefault(task.scene_name, task)
+        for count, task in enumerate(scenes.values(), 1):
+            sys.stderr.write(f"{count}/{len(scenes)} {task.key} {task.name}\n")
+            model = ET.fromstring(upstream_env.make_env(task.bddl_file).env.model.get_xml())
+            opened.update(node.get("file", "") for node in model.iter())
+        real = {Path(os.path.realpath(path)) for path in opened if path}
+    return {path for path in real if not path.is_dir() and path.is_relative_to(root)}
+
+
+def main() -> None:
+    """Write the manifest."""
+    root = Path(os.path.realpath(sys.argv[1]))
+    out = Path(sys.argv[2]) if len(sys.argv) > 2 else OUT
+    files, optional = {}, []
+    for path in sorted(named_files(root)):
+        name = path.relative_to(root).as_posix()
+        if not path.exists():
+            optional.append(name)
+            continue
+        files[name] = hashlib.sha256(path.read_bytes()).hexdigest() if name[-4:] == ".xml" else None
+    manifest = {"files": files, "optional": optional}
+    out.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    sys.stderr.write(f"{out}: {len(files)} files and {len(optional)} optional ones\n")
+
+
+if __name__ == "__main__":
+    main()

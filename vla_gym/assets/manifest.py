@@ -1,0 +1,132 @@
+"""Which files of LIBERO's assets the 130 tasks load, and what they must look like.
+
+The list is made by ``tools/make_libero_manifest.py``. MJCF files have a SHA-256 there, because
+they decide the physics; meshes and textures are listed by path alone. Optional are textures of
+floors and walls which not every copy of the assets has: others stand in for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import AssetError
+
+MANIFEST_FILE = Path(__file__).with_name("libero_manifest.json")
+
+# Where a LIBERO checkout, an installed package or an unpacked download keeps its assets.
+_SUBFOLDERS = ("", "assets", "libero/assets", "libero/libero/assets")
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@cache
+def _manifest() -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads(MANIFEST_FILE.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AssetError(
+            f"{MANIFEST_FILE} cannot be read ({error}): install vla-gym again."
+        ) from error
+    return manifest
+
+
+def libero_files() -> dict[str, str | None]:
+    """Return the needed paths relative to the pack's root, each MJCF file with its SHA-256.
+
+    Raises:
+        AssetError: If the list is missing from the installed package.
+    """
+    files: dict[str, str | None] = _manifest()["files"]
+    return files
+
+
+def optional_files() -> list[str]:
+    """Return the paths of the textures that other ones can stand in for."""
+    names: list[str] = _manifest()["optional"]
+    return names
+
+
+def present_files(root: Path) -> list[str]:
+    """Return the needed files and those optional ones that a complete pack has."""
+    return [*libero_files(), *(name for name in optional_files() if (root / name).is_file())]
+
+
+def missing_files(root: Path) -> list[str]:
+    """Return the files of the list that a folder lacks."""
+    return [name for name in libero_files() if not (root / name).is_file()]
+
+
+def best_root(folder: Path) -> tuple[Path, list[str]]:
+    """Find the assets in a folder: the folder itself or where a LIBERO checkout keeps them.
+
+    Returns:
+        The best candidate and what it lacks.
+    """
+    candidates = [folder / sub if sub else folder for sub in _SUBFOLDERS]
+    missing = [missing_files(root) for root in candidates]
+    best = min(range(len(candidates)), key=lambda i: len(missing[i]))
+    return candidates[best], missing[best]
+
+
+def shorten(names: list[str], count: int = 3) -> str:
+    """Return the first names, and an ellipsis if there are more."""
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
+def damaged_files(root: Path, expected: dict[str, str]) -> list[str]:
+    """Return the files that are absent or whose SHA-256 is not the expected one."""
+    damaged = []
+    for name, digest in expected.items():
+        try:
+            if file_sha256(root / name) == digest:
+                continue
+        except OSError:
+            pass
+        damaged.append(name)
+    return damaged
+
+
+def altered_mjcf(root: Path) -> list[str]:
+    """Return the MJCF files that are not LIBERO's own: physics may differ from the published."""
+    return damaged_files(root, {name: sha for name, sha in libero_files().items() if sha})
+
+
+def lfs_pointers(root: Path) -> list[str]:
+    """Return the files that are only git-LFS pointers: a checkout made without ``git lfs``."""
+    pointers = []
+    for name in present_files(root):
+        with (root / name).open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                pointers.append(name)
+    return pointers
+
+
+def pack_digest(root: Path) -> str:
+    """Digest the MJCF files' contents and the other files' paths and sizes.
+
+    Only files that the tasks load count, so a download, a checkout and a tar of the same assets
+    have the same digest. Meshes and textures count by size alone: reading a hundred megabytes at
+    every start would take longer than loading the compiled scene.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(present_files(root)):
+        path = root / name
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        if name.endswith(".xml"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def pack_size(root: Path) -> int:
+    """Return the size in bytes of the files that the tasks load."""
+    return sum(os.path.getsize(root / name) for name in present_files(root))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
