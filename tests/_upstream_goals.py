@@ -1,10 +1,10 @@
 """Upstream's own predicates and placement samplers on given states, in a process of their own.
 
-``python tests/_upstream_goals.py ASSETS TASK_ID REQUEST.npz RESULT.npz`` answers one request:
+``python tests/_upstream_goals.py ASSETS SUITE TASK_ID REQUEST.npz RESULT.npz`` answers a request:
 
 * ``qpos``, ``fixture_pos``, ``fixture_quat``, ``fixtures`` and ``goals`` (JSON): whether each goal
   predicate holds in each state, by upstream's code;
-* ``draws``: that many draws of upstream's placement samplers;
+* ``draws``: that many draws of upstream's placement samplers, less what starts on others;
 * ``resets``: that many whole resets with robosuite's default joint noise;
 * ``digests``: a digest of each array of upstream's model.
 """
@@ -25,7 +25,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def ask_upstream(assets: Path, task_id: int = 0, **request: Any) -> dict[str, Any]:
+def ask_upstream(
+    assets: Path, task_id: int = 0, suite: str = "goal", **request: Any
+) -> dict[str, Any]:
     """Run one request in a child process and return its arrays."""
     with tempfile.TemporaryDirectory(prefix="vla-gym-upstream-") as folder:
         ask, answer, log = (Path(folder) / n for n in ("ask.npz", "answer.npz", "log.txt"))
@@ -35,7 +37,7 @@ def ask_upstream(assets: Path, task_id: int = 0, **request: Any) -> dict[str, An
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         with log.open("wb") as stream:
             status = subprocess.run(
-                [sys.executable, __file__, str(assets), str(task_id), str(ask), str(answer)],
+                [sys.executable, __file__, str(assets), suite, str(task_id), str(ask), str(answer)],
                 cwd=workdir,
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
@@ -83,12 +85,20 @@ def _draws(env: Any, count: int) -> dict[str, np.ndarray]:
 
 
 def _resets(env: Any, count: int) -> dict[str, np.ndarray]:
+    from vla_gym.task_model import upstream_env
+
     domain = env.env
-    # The same draws without rebuilding the model each time.
+    # The same draws without rebuilding the model each time; but fixtures must stand where a model
+    # that was just built has them, since upstream takes the positions of sites from there.
     domain.hard_reset = False
+    import mujoco
+
+    built = mujoco.MjModel.from_xml_string(domain.model.get_xml())
     rows: dict[str, list[np.ndarray]] = {}
     for _ in range(count):
-        domain.reset()
+        env.sim.model._model.body_pos[:] = built.body_pos
+        env.sim.model._model.body_quat[:] = built.body_quat
+        upstream_env.reset_env(domain)
         rows.setdefault("reset_qpos", []).append(env.sim.data.qpos.copy())
         initial = domain.robots[0].controller.initial_joint
         rows.setdefault("reset_nullspace", []).append(np.array(initial))
@@ -99,7 +109,7 @@ def _resets(env: Any, count: int) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in rows.items()}
 
 
-def _main(assets: Path, task_id: int, ask: Path, answer: Path) -> None:
+def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> None:
     from vla_gym.suites import get_task
     from vla_gym.task_model import upstream_env
 
@@ -107,7 +117,7 @@ def _main(assets: Path, task_id: int, ask: Path, answer: Path) -> None:
     with np.load(ask) as data:
         request = dict(data)
     noise = "default" if "resets" in request else None
-    task = get_task("goal", task_id)
+    task = get_task(suite, task_id)
     env = upstream_env.make_env(task.bddl_file, initialization_noise=noise)
     env.seed(3)
     upstream_env.reset_env(env.env)
@@ -124,4 +134,4 @@ def _main(assets: Path, task_id: int, ask: Path, answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    _main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -129,6 +131,47 @@ def test_official_states_by_index_and_in_turn():
     qpos = env.sim.qpos.copy()
     env.reset(seed=1, options={"init_state_id": 7})
     np.testing.assert_array_equal(env.sim.qpos, qpos)
+
+
+@pytest.mark.parametrize("init_states", [(4, 49, 4), [4, 49, 4], np.array([4, 49, 4])])
+def test_chosen_official_states_in_turn(init_states):
+    env = LiberoEnv("goal", task_ids=8, init_states=init_states, cameras=())
+    assert env.init_states == (4, 49, 4)
+    ids = [env.reset(seed=7 if i == 0 else None)[1]["init_state_id"] for i in range(5)]
+    assert ids == [49, 4, 4, 49, 4]
+    assert env.reset(options={"init_state_id": 7})[1]["init_state_id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("init_states", "message"),
+    [
+        ("random", "'sampled', 'official' or a sequence of official states, 0..49; got 'random'"),
+        (3, "got 3"),
+        ({1, 2}, "sequence"),
+        ([], "at least one"),
+        ([0, 50], "0..49, got 50"),
+        ([-1], "0..49, got -1"),
+        ([1.0], "must be an integer"),
+        ([True], "must be an integer"),
+        ("0", "got '0'"),
+    ],
+)
+def test_wrong_init_states(init_states, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        LiberoEnv("goal", init_states=init_states)
+
+
+def test_sampled_layouts_share_nothing_with_the_official_states():
+    env = LiberoEnv("goal", task_ids=8, cameras=())
+    env.reset(seed=0)
+    model, rng = env.task_model, np.random.default_rng(0)
+    official = model.init_states[:, 1 : 1 + model.nq]
+    drawn = [*model.robot.joint_qpos, *(a for a in model.free_qpos.values())]
+    for _ in range(50):
+        layout = model.sample_layout(rng)
+        assert layout.init_state_id == -1
+        assert not (official[:, drawn] == layout.qpos[drawn]).any()
+    assert env.reset()[1]["init_state_id"] == -1
 
 
 def test_several_tasks_are_all_drawn():

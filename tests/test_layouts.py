@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributions import same_distribution
 
 from vla_gym.errors import CompileError, UnknownTaskError
 from vla_gym.sim import LiberoSim
@@ -187,25 +188,7 @@ def test_official_states_lie_where_our_sampler_draws(lite: TaskModel) -> None:
     official = official[:, 1 : 1 + lite.nq]
     for name in MOVABLE:
         at = slice(lite.free_qpos[name], lite.free_qpos[name] + 7)
-        _same_distribution(ours[:, at], official[:, at], name)
-
-
-def _same_distribution(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
-    """Compare ranges, means and shapes of (N, D) samples, column by column."""
-    from scipy import stats
-
-    for column in range(ours.shape[1]):
-        a, b = ours[:, column], theirs[:, column]
-        if np.ptp(b) < 1e-9:
-            assert np.allclose(a, b[0], atol=1e-9), (what, column)
-            continue
-        width, error = np.ptp(b), np.sqrt(a.var() / len(a) + b.var() / len(b))
-        assert abs(a.mean() - b.mean()) < 4.5 * error, (what, column)
-        if what != "arm":  # a normal distribution has no ends
-            tolerance = width * 12 / min(len(a), len(b))
-            assert abs(a.min() - b.min()) < tolerance, (what, column)
-            assert abs(a.max() - b.max()) < tolerance, (what, column)
-        assert stats.ks_2samp(a, b).pvalue > 1e-4, (what, column)
+        same_distribution(ours[:, at], official[:, at], name)
 
 
 def _compare_with_upstream(assets: Path, draws: int, resets: int) -> None:
@@ -218,14 +201,14 @@ def _compare_with_upstream(assets: Path, draws: int, resets: int) -> None:
     qpos = np.array([layout.qpos for layout in layouts])
     for name in MOVABLE:
         at = slice(task_model.free_qpos[name], task_model.free_qpos[name] + 7)
-        _same_distribution(qpos[:, at], theirs[f"draw_{name}"], name)
-        _same_distribution(qpos[:, at], theirs["reset_qpos"][:, at], name)
+        same_distribution(qpos[:, at], theirs[f"draw_{name}"], name)
+        same_distribution(qpos[:, at], theirs["reset_qpos"][:, at], name)
     for index, name in enumerate(task_model.fixtures):
         ours = np.array([np.append(v.fixture_pos[index], v.fixture_quat[index]) for v in layouts])
-        _same_distribution(ours, theirs[f"draw_{name}"], name)
-        _same_distribution(ours, theirs[f"reset_{name}"], name)
+        same_distribution(ours, theirs[f"draw_{name}"], name)
+        same_distribution(ours, theirs[f"reset_{name}"], name)
     arm = task_model.robot.joint_qpos
-    _same_distribution(qpos[:, arm], theirs["reset_qpos"][:, arm], "arm")
+    same_distribution(qpos[:, arm], theirs["reset_qpos"][:, arm], "arm")
     assert np.array_equal(theirs["reset_nullspace"], theirs["reset_qpos"][:, arm])
     # What upstream does not draw is equal: gripper, drawers, knob.
     drawn = set(arm) | {a + k for a in task_model.free_qpos.values() for k in range(7)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -67,6 +67,33 @@ def parse_tasks(suite: str, task_ids: int | Sequence[int] | None) -> tuple[Task,
         task_ids = task_ids.tolist()
     ids = list(task_ids) if isinstance(task_ids, Sequence) else [task_ids]
     return tuple(get_task(suite, task_id) for task_id in ids)
+
+
+def parse_init_states(
+    init_states: str | Sequence[int],
+) -> Literal["sampled", "official"] | tuple[int, ...]:
+    """Return the argument ``init_states``, a sequence of states as a tuple of integers.
+
+    Args:
+        init_states: ``"sampled"``, ``"official"``, or indices of official states.
+
+    Raises:
+        ConfigError: If it is something else, empty, or there is no such state.
+    """
+    if isinstance(init_states, np.ndarray):
+        init_states = init_states.tolist()
+    if init_states == "sampled":
+        return "sampled"
+    if init_states == "official":
+        return "official"
+    if isinstance(init_states, str) or not isinstance(init_states, Sequence):
+        raise ConfigError(
+            "init_states must be 'sampled', 'official' or a sequence of official states, "
+            f"0..{NUM_INIT_STATES - 1}; got {init_states!r}."
+        )
+    if not init_states:
+        raise ConfigError("init_states must name at least one official state, got none.")
+    return tuple(as_integer(i, "init_states", 0, NUM_INIT_STATES - 1) for i in init_states)
 
 
 def parse_reset_options(options: Mapping[str, Any] | None) -> tuple[int | None, int | None]:

@@ -12,7 +12,6 @@ from vla_gym.env_base import ACTION_DIM, LiberoEnvBase
 from vla_gym.env_state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.schedule import TaskSchedule
-from vla_gym.suites import NUM_INIT_STATES
 
 
 class LiberoEnv(LiberoEnvBase):
@@ -78,8 +77,8 @@ class LiberoEnv(LiberoEnvBase):
         # Drawn in any case, so that an option changes nothing else.
         drawn, key_seed, rng = self._plays.task_and_rng(self._seed, self._episode)
         model = self._model(drawn if task_id is None else task_id)
-        if init_state_id is None and self.init_states == "official":
-            init_state_id = (key_seed + self._episode) % NUM_INIT_STATES
+        if init_state_id is None and self._turn:
+            init_state_id = self._turn[(key_seed + self._episode) % len(self._turn)]
         if init_state_id is None:
             layout = model.sample_layout(rng)
         else:

@@ -9,12 +9,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.checks import as_integer, check_choice, parse_tasks
+from vla_gym.checks import as_integer, check_choice, parse_init_states, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.observation import CAMERAS, Observer
 from vla_gym.scene_cache import SceneCache, load_task
 from vla_gym.schedule import TaskSampling, TaskSchedule
-from vla_gym.suites import get_task, suite_tasks
+from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         cameras: Sequence[str] = ("agentview", "wrist"),
         image_size: int = 256,
         visual_profile: Literal["libero", "fast"] | None = None,
-        init_states: Literal["sampled", "official"] = "sampled",
+        init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
         gamma: float | None = None,
         max_control_steps: int | None = None,
         render_mode: str | None = None,
@@ -66,7 +66,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             image_size: Height and width of the images in pixels.
             visual_profile: ``"libero"`` (upstream's pixels) or ``"fast"`` (no anti-aliasing, no
                 reflection, no shadow). Default: ``"libero"`` on the real pack, else ``"fast"``.
-            init_states: ``"sampled"`` layouts, or the 50 ``"official"`` ones in turn.
+            init_states: ``"sampled"`` layouts, the 50 ``"official"`` ones in turn, or in turn those
+                whose indices are given.
             gamma: Discount per control step, in (0, 1].
             max_control_steps: Step limit; default is the suite's.
             render_mode: None or ``"rgb_array"``.
@@ -86,7 +87,6 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
         check_choice(physics, "physics", ("fast", "exact"))
         check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
-        check_choice(init_states, "init_states", ("sampled", "official"))
         check_choice(render_mode, "render_mode", (None, *self.metadata["render_modes"]))
         for camera in cameras:
             check_choice(camera, "cameras", tuple(CAMERAS))
@@ -98,7 +98,11 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
         self.assets, self.physics, self.chunk_len = assets, physics, chunk_len
         self.cameras, self.image_size = tuple(cameras), int(image_size)
-        self.visual_profile, self.init_states = visual_profile, init_states
+        self.visual_profile, self.init_states = visual_profile, parse_init_states(init_states)
+        # Which official states are played in turn; none: layouts are sampled.
+        self._turn: Sequence[int] = range(NUM_INIT_STATES)
+        if self.init_states != "official":
+            self._turn = () if self.init_states == "sampled" else self.init_states
         self.gamma, self.max_control_steps = gamma, max_control_steps
         self.render_mode = render_mode
         self._scenes = SceneCache(

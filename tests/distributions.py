@@ -1,0 +1,23 @@
+"""Comparison of samples that should come from one distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def same_distribution(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
+    """Compare ranges, means and shapes of (N, D) samples, column by column."""
+    from scipy import stats
+
+    for column in range(ours.shape[1]):
+        a, b = ours[:, column], theirs[:, column]
+        if np.ptp(b) < 1e-9:
+            assert np.allclose(a, b[0], atol=1e-9), (what, column)
+            continue
+        width, error = np.ptp(b), np.sqrt(a.var() / len(a) + b.var() / len(b))
+        assert abs(a.mean() - b.mean()) < 4.5 * error, (what, column)
+        if what != "arm":  # a normal distribution has no ends
+            tolerance = width * 12 / min(len(a), len(b))
+            assert abs(a.min() - b.min()) < tolerance, (what, column)
+            assert abs(a.max() - b.max()) < tolerance, (what, column)
+        assert stats.ks_2samp(a, b).pvalue > 1e-4, (what, column)
