@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,12 +47,21 @@ class SharedModel:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
-_shared: dict[tuple[str, Path], SharedModel] = {}
+_Key = tuple[str, Path]
+
+# Models in use, by scene; and the latest ones with the sizes of their files, which stay when nobody
+# uses them. LIBERO's 32 scenes take 4 GB with the real meshes, 0.1 GB with the lite pack.
+_shared: weakref.WeakValueDictionary[_Key, SharedModel] = weakref.WeakValueDictionary()
+_latest: OrderedDict[_Key, tuple[SharedModel, int]] = OrderedDict()
+_MAX_LATEST_BYTES = 1_500_000_000
 _shared_lock = threading.Lock()
 
 
 def load_shared(task_model: TaskModel) -> SharedModel:
     """Return the process-wide model of a scene with its lock.
+
+    It is one object as long as somebody holds it. Models that nobody holds stay as long as the
+    latest ones together are within 1.5 GB, and are read again after that.
 
     Raises:
         CompileError: If MuJoCo cannot read the compiled model.
@@ -58,9 +69,22 @@ def load_shared(task_model: TaskModel) -> SharedModel:
     path = Path(task_model.mjb_path)
     key = (task_model.scene_key, path)
     with _shared_lock:
-        if key not in _shared:
-            _shared[key] = SharedModel(_read(path))
-        return _shared[key]
+        shared = _shared.get(key)
+        if shared is None:
+            shared = _shared[key] = SharedModel(_read(path))
+        _keep(key, shared, path)
+        return shared
+
+
+def _keep(key: _Key, shared: SharedModel, path: Path) -> None:
+    """Remember a model as the latest, and forget the oldest ones that are too many."""
+    if key in _latest:
+        _latest.move_to_end(key)
+        return
+    size = path.stat().st_size if path.exists() else 0  # the cache may be deleted at any time
+    _latest[key] = (shared, size)
+    while len(_latest) > 1 and sum(size for _, size in _latest.values()) > _MAX_LATEST_BYTES:
+        _latest.popitem(last=False)
 
 
 def load_model(task_model: TaskModel) -> mujoco.MjModel:
