@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
 
+import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import NUM_INIT_STATES, SUITES, Task, get_task, suite_tasks
 from vla_gym.task_model import TaskModel, load_task_model
@@ -76,9 +78,32 @@ def test_a_few_tasks_of_the_real_pack(libero_assets_dir: Path, suite: str, task_
     check_task(get_task(suite, task_id), libero_assets_dir, states=1, chunks=3)
 
 
-@pytest.mark.parametrize("suite", ["goal"])
-def test_a_task_of_the_lite_pack(suite: str) -> None:
-    check_task(get_task(suite, 8), "lite", states=1, chunks=3)
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", SCENES)
+def test_all_tasks_of_the_lite_pack(scene: str) -> None:
+    for task in scene_of(SCENES[scene])[1]:
+        check_task(task, "lite")
+
+
+@pytest.mark.parametrize(
+    ("suite", "task_id"),
+    [("goal", 8), ("spatial", 4), ("object", 7), ("10", 5), ("90", 0), ("90", 34)],
+)
+def test_a_few_tasks_of_the_lite_pack(suite: str, task_id: int) -> None:
+    check_task(get_task(suite, task_id), "lite", states=1, chunks=3)
+
+
+@pytest.mark.parametrize(("suite", "task_id"), [("spatial", 5), ("object", 7), ("90", 34)])
+def test_the_embedded_vla_plays_suites_that_it_has_not_learned(suite: str, task_id: int) -> None:
+    env = gym.make(f"LiberoVLA-{suite}-v0", task_ids=task_id, max_control_steps=16)
+    obs, info = env.reset(seed=0)
+    assert info["instruction"] == get_task(suite, task_id).instruction
+    truncated = False
+    for _ in range(2):
+        assert env.observation_space.contains(obs)
+        obs, _, _, truncated, info = env.step(obs["vla_action"])
+    assert truncated and info["elapsed_steps"] == 16
+    env.close()
 
 
 def test_all_tasks_have_a_scene() -> None:
