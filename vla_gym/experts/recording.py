@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_gym.experts.registry import make_expert
 from vla_gym.sim import LiberoSim
+from vla_gym.sim.access import EEF_BODY
 from vla_gym.task_model import TaskModel
 
 # Frames recorded after the goal is reached: the policy also sees how a finished task looks.
@@ -22,6 +23,15 @@ NOISE_SCALES = (0.3, 1.0, 1.6)
 BIAS_PERIOD = 12
 BIAS_STD = 0.6 * np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.15])
 WHITE_STD = np.array([1.0, 1.0, 1.0, 0.2, 0.2, 0.2])
+_FRAME_ARRAYS = (
+    "images",
+    "proprio",
+    "actions",
+    "executed_actions",
+    "states",
+    "joints",
+    "eef_quat",
+)
 
 
 class ActionNoise:
@@ -55,17 +65,30 @@ class ActionNoise:
 
 @dataclass(frozen=True)
 class Episode:
-    """One successful episode, T frames.
+    """One successful episode, T frames; frame t is what was there before action t.
 
     Attributes:
         images: (T, K, S, S, 3) uint8, agentview then wrist.
         proprio: (T, 8) float32, as ``LiberoSim.proprio``.
         actions: (T, 7) float32, the expert's clean action at each frame.
+        executed_actions: (T, 7) float32, what was executed: the action with noise.
+        states: (T, 1 + nq + nv) float64: time, qpos, qvel.
+        joints: (T, 7) float64, positions of the arm's joints in radians.
+        eef_quat: (T, 4) float64, the hand's orientation (x, y, z, w), as robosuite writes it.
+        fixture_pos, fixture_quat: (F, 3) and (F, 4), in the order of ``TaskModel.fixtures``.
+        success_step: Number of the first action that reached the goal, from 0.
     """
 
     images: np.ndarray
     proprio: np.ndarray
     actions: np.ndarray
+    executed_actions: np.ndarray
+    states: np.ndarray
+    joints: np.ndarray
+    eef_quat: np.ndarray
+    fixture_pos: np.ndarray
+    fixture_quat: np.ndarray
+    success_step: int
 
     def __len__(self) -> int:
         """Return T."""
@@ -103,20 +126,40 @@ def record_episode(
         _jiggle(sim, rng)
     disturb = ActionNoise(noise, rng)
     expert = make_expert(sim)
-    images, proprio, actions = [], [], []
+    frames: dict[str, list[np.ndarray]] = {name: [] for name in _FRAME_ARRAYS}
+    snapshot = sim.get_state()
     reached_at: int | None = None
     for step in range(max_steps or sim.task_model.task.max_control_steps):
         action = expert.act()
-        images.append(render())
-        proprio.append(sim.proprio())
-        actions.append(action.astype(np.float32))
-        if sim.step(disturb(action)) and reached_at is None:
+        executed = disturb(action)
+        for name, value in zip(
+            _FRAME_ARRAYS,
+            (render(), sim.proprio(), action, executed, *_mechanics(sim)),
+            strict=True,
+        ):
+            frames[name].append(value)
+        if sim.step(executed) and reached_at is None:
             reached_at = step
         if reached_at is not None and step >= reached_at + SUCCESS_TAIL:
             break
     if reached_at is None:
         return None
-    return Episode(np.stack(images), np.stack(proprio), np.stack(actions))
+    arrays = {name: np.stack(values) for name, values in frames.items()}
+    for name in ("actions", "executed_actions"):
+        arrays[name] = arrays[name].astype(np.float32)
+    return Episode(
+        **arrays,
+        fixture_pos=snapshot.fixture_pos,
+        fixture_quat=snapshot.fixture_quat,
+        success_step=reached_at,
+    )
+
+
+def _mechanics(sim: LiberoSim) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the state (1 + nq + nv,), the arm's joints (7,) and the hand's quaternion (4,)."""
+    data, qpos = sim.data, sim.qpos
+    state = np.concatenate([[data.time], qpos, sim.qvel])
+    return state, qpos[sim.task_model.robot.joint_qpos], np.roll(data.body(EEF_BODY).xquat, -1)
 
 
 def _jiggle(sim: LiberoSim, rng: np.random.Generator) -> None:

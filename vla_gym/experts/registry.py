@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vla_gym.errors import UnknownTaskError
-from vla_gym.experts import drawer, pick_and_place, push, stove
+from vla_gym.experts import black_bowls, drawer, groceries, pick_and_place, push, stove
 from vla_gym.experts.phase_machine import Expert
 from vla_gym.experts.privileged import PrivilegedSim
 
@@ -24,6 +24,13 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
         8: pick_and_place.bowl_on_plate,
         9: pick_and_place.bottle_on_rack,
     },
+    "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from())
+    | {
+        4: black_bowls.bowl_on_plate_from(0.0),
+        6: black_bowls.bowl_on_plate_from(135.0),
+        9: black_bowls.bowl_on_plate_from(135.0),
+    },
+    "object": dict.fromkeys(range(10), groceries.grocery_in_basket),
 }
 
 EXPERT_TASKS: dict[str, tuple[int, ...]] = {

@@ -1,0 +1,35 @@
+"""Put the black bowl on the plate from wherever it starts: every task of the suite ``spatial``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vla_gym.experts.grasps import rim_grasp
+from vla_gym.experts.phase_machine import Expert
+from vla_gym.experts.pick_and_place import (
+    BOWL,
+    BOWL_RIM,
+    PLATE,
+    Placement,
+    offset_target,
+    pick_and_place_phases,
+)
+from vla_gym.experts.privileged import PrivilegedSim
+
+# The bowl passes over what it stands on, and never lower than this (the table is at 0.90 m).
+MIN_TRAVEL_HEIGHT, LIFT = 1.08, 0.13
+
+
+def bowl_on_plate_from(angle_degrees: float = 90.0) -> Callable[[PrivilegedSim], Expert]:
+    """Return a builder whose expert takes the bowl by its rim at this world polar angle."""
+
+    def build(sim: PrivilegedSim) -> Expert:
+        grasp = rim_grasp(sim, BOWL, np.deg2rad(angle_degrees), **BOWL_RIM)
+        target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
+        travel_height = max(MIN_TRAVEL_HEIGHT, float(sim.body_pos(BOWL)[2]) + LIFT)
+        placement = Placement(target, travel_height=travel_height, drop=0.004)
+        return Expert(sim, pick_and_place_phases(sim, BOWL, grasp, placement))
+
+    return build

@@ -1,0 +1,30 @@
+"""Put one of the groceries on the floor into the basket: every task of the suite ``object``."""
+
+from __future__ import annotations
+
+from vla_gym.experts.geometry import world_box
+from vla_gym.experts.grasps import top_grasp
+from vla_gym.experts.phase_machine import Expert
+from vla_gym.experts.pick_and_place import Placement, offset_target, pick_and_place_phases
+from vla_gym.experts.privileged import PrivilegedSim
+
+# All in metres. The floor is at 0; the hand must pass over the basket's wall and handle with the
+# object below it.
+TRAVEL_HEIGHT = 0.32
+# The object's lowest point is let go this far above the middle of the basket's inside; a tall
+# object is not held higher than this for its height's sake, or the hand hits the handle.
+DROP_HEIGHT, MAX_BODY_HEIGHT = 0.02, 0.05
+HOVER = 0.12
+
+
+def grocery_in_basket(sim: PrivilegedSim) -> Expert:
+    """Pick the object that the task's goal names and let it go inside the basket."""
+    _, name, region = sim.task_model.task.problem.goal[0]
+    body = f"{name}_main"
+    grasp = top_grasp(sim, body)
+    body_height = sim.body_pos(body)[2] - world_box(sim, body).low[2]
+    height = DROP_HEIGHT + min(float(body_height), MAX_BODY_HEIGHT)
+    target = offset_target(lambda: sim.site_pos(region), 0.0, 0.0, height)
+    placement = Placement(target, travel_height=TRAVEL_HEIGHT, tolerance=0.02)
+    phases = pick_and_place_phases(sim, body, grasp, placement, hover=HOVER, close_steps=10)
+    return Expert(sim, phases)
