@@ -4,7 +4,7 @@ Usage: ``python tools/make_libero_manifest.py ASSETS [OUT]`` with LIBERO's real 
 scene is built through LIBERO's own classes; what they open and what the resulting models name is
 the list. MJCF files come with their SHA-256, because they decide the physics; meshes and textures
 are listed by path alone, and their checksums come from where they are downloaded. Textures of
-floors and walls that ASSETS lacks are listed as optional: others stand in for them.
+floors and walls that ASSETS lacks are listed as optional, with those that may stand in for them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> None:
             optional.append(name)
             continue
         files[name] = hashlib.sha256(path.read_bytes()).hexdigest() if name[-4:] == ".xml" else None
-    manifest = {"files": files, "optional": optional}
+    stand_ins = {f"textures/{name}" for name in upstream_env._STAND_INS.values()}
+    manifest = {"files": files, "optional": sorted({*optional, *stand_ins} - set(files))}
     out.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     sys.stderr.write(f"{out}: {len(files)} files and {len(optional)} optional ones\n")
 
