@@ -105,6 +105,47 @@ def test_later_objects_avoid_earlier_ones() -> None:
     assert min(distances) < 0.06
 
 
+def test_an_object_on_another_follows_it() -> None:
+    point = {"x_ranges": [[0.0, 0.0]], "y_ranges": [[0.0, 0.0]], "avoid_overlap": False}
+    rider = placement("rider", reference="below", lift=0.05, bottom=-0.02, **point)
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(20):
+        poses = sample_poses([placement("below"), rider], rng, NO_JOINTS)
+        offset = poses["rider"][0] - poses["below"][0]
+        assert np.allclose(offset, [0, 0, 0.05 + 0.01 + 0.02], rtol=0, atol=1e-15)
+        seen.add(poses["rider"][0][0])
+    assert len(seen) == 20
+
+
+def test_an_object_in_a_drawer_follows_fixture_turn_and_joint() -> None:
+    half = np.pi / 2
+    cabinet = placement("cabinet", is_fixture=True, rotation=[half, half], avoid_overlap=False)
+    inside = placement(
+        "bowl",
+        reference="cabinet",
+        site_pos=[0.2, 0.0, 0.3],
+        slides=[[1, [1.0, 0.0, 0.0]]],
+        x_ranges=[[0.0, 0.0]],
+        y_ranges=[[0.0, 0.0]],
+        avoid_overlap=False,
+    )
+    for drawn_out in (0.0, 0.15):
+        qpos = np.array([9.0, drawn_out])
+        poses = sample_poses([cabinet, inside], np.random.default_rng(0), qpos)
+        offset = poses["bowl"][0] - poses["cabinet"][0]
+        # A quarter turn about z takes the site from x to y; 6 cm: z offset and the bowl's bottom.
+        assert np.allclose(offset, [0.0, 0.2 + drawn_out, 0.36], rtol=0, atol=1e-12)
+
+
+def test_an_objects_own_turn_comes_first() -> None:
+    half = np.sqrt(0.5)
+    quarter = [np.pi / 2, np.pi / 2]
+    about_z = placement(rotation=quarter, scalar_last=True, init_quat=[half, 0.0, 0.0, half])
+    _, quats = draw(about_z, 1)
+    # (x, y, z, w) products: z after x.
+    assert np.allclose(quats[0], [0.5, 0.5, 0.5, 0.5])
+
+
 def test_impossible_layouts_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vla_gym.task_model.layouts.MAX_TRIES", 10)
     crowded = [placement(name, radius=0.2) for name in "ab"]
