@@ -141,12 +141,14 @@ def test_views_of_images_drawn_in_place(make_vec, singles, mode):
     envs = make_vec(workers=2, autoreset_mode=mode, copy=False, **IMAGES)
     expected = singles.follower(mode, **IMAGES)
     follow(envs, expected, SEED, episodes=2)
-    if mode != DISABLED:
-        before = envs.step(expected.actions())
-        expected.check_step(before)
-        kept = copied(before[0])
-        expected.check_step(envs.step(expected.actions()))
-        assert_same(before[0], kept, "the last but one step's view")
+    if mode == DISABLED:
+        return
+    result = envs.step(expected.actions())
+    for _ in range(4):  # views of either half of the double buffer
+        expected.check_step(result)
+        before, kept = result[0], copied(result[0])
+        result = envs.step(expected.actions())
+        assert_same(before, kept, "the last but one step's view")
 
 
 @pytest.mark.libero_assets
@@ -401,6 +403,18 @@ def test_states_of_any_env_go_on_in_any_other(make_vec, singles, mode, workers, 
         if mode == DISABLED and any(expected.due):
             mask = np.array(expected.due)
             expected.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
+        expected.check_step(envs.step(expected.actions()))
+
+
+def test_a_state_takes_its_place_in_the_group_along(make_vec, singles):
+    tasks = [[7, 8, 2]] * 4
+    kwargs = {**STATE_ONLY, "max_control_steps": 8, "group_size": 2, "task_sampling": "balanced"}
+    envs = make_vec(tasks, workers=2, autoreset_mode=SAME_STEP, **kwargs)
+    expected = singles.follower(SAME_STEP, tasks, **kwargs)
+    expected.check_reset(envs.reset(seed=SEED))
+    envs.set_state(envs.get_state([1]), [2])
+    expected.references[2], expected.last[2] = expected.references[1], expected.last[1]
+    for _ in range(3):
         expected.check_step(envs.step(expected.actions()))
 
 

@@ -391,6 +391,30 @@ def test_an_unseeded_env_goes_on_with_its_own_seed(make_vec, once):
     assert envs.get_attr("_seed_value") == seeds and envs.get_attr("episode")[0] == 1
 
 
+class Unseekable(StubEnv):
+    """An environment as others write them: only reset(seed=...) says what it plays."""
+
+    seek = property()  # there is none
+
+
+def test_an_env_that_cannot_seek_is_seeded_again(make_vec, tmp_path):
+    """Not with the next episode of its old seed, but the same each time."""
+    played = []
+    for run in range(2):
+        fault = Fault("SIGKILL", episode=1, flag=str(tmp_path / f"run{run}"))
+        kwargs = {0: {"faults": [fault]}, 1: {}}
+        envs = make_vec(
+            2, factory=lambda i, own=kwargs: Unseekable(i, script=[(2, LIMIT)], **own[i])
+        )
+        seen = [envs.reset(seed=5)[0]["image"]]
+        with pytest.warns(WorkerRestartWarning):
+            for _ in range(8):
+                seen.append(envs.step(np.zeros((2, 3), np.float32))[0]["image"])
+        assert envs.get_attr("_seed_value")[0] != 5
+        played.append(np.stack(seen))
+    np.testing.assert_array_equal(played[0], played[1])
+
+
 @pytest.mark.parametrize(
     ("kind", "index"),
     [
