@@ -19,7 +19,7 @@ from upstream import Upstream
 
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
-from vla_gym.suites import SUITES, get_task, suite_tasks
+from vla_gym.suites import NUM_INIT_STATES, SUITES, get_task, suite_tasks
 from vla_gym.task_model import TaskModel, evaluate_goal, geometric_candidate, load_task_model
 from vla_gym.task_model.model import scene_of
 
@@ -186,7 +186,7 @@ def random_actions(count: int, seed: int) -> np.ndarray:
 def check_physics(upstream: Upstream, suite: str, task_id: int, steps: int) -> float:
     """Compare an episode bit for bit, and single fast steps; return the latter's worst error."""
     model = load_task_model(get_task(suite, task_id), "libero")
-    layout = model.official_layout(task_id)
+    layout = model.official_layout(task_id % NUM_INIT_STATES)
     actions = np.concatenate([np.repeat(NOOP[None], 10, axis=0), random_actions(steps, task_id)])
     upstream.build(suite, task_id)
     upstream.start(layout, model.fixtures)
