@@ -1,51 +1,63 @@
 """Record demonstrations of the scripted experts: ``vla-gym demos``.
 
-One ``<suite>_<task id>.npz`` a task: ``images`` uint8 (N, 2, 64, 64, 3) (agentview, wrist),
-``proprio`` float32 (N, 8), ``actions`` float32 (N, 7) (the expert's clean action at each frame),
-``episode_lengths`` int64 (E,), ``instruction`` and ``meta`` (JSON: how it was made).
+One file a task in LIBERO's HDF5 layout (:mod:`vla_gym.demo_files`, docs/demos.md), made of the
+first ``num_demos`` successful attempts. What is finished of a task lies beside it in a hidden
+folder, so that a run that was killed goes on where it was.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import multiprocessing
 import os
-from collections import deque
+import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
+from vla_gym.demo_files import demo_path, join_parts, read_meta
+from vla_gym.demo_worker import (
+    Attempt,
+    close_studio,
+    part_path,
+    record_attempt,
+    start_worker,
+)
 from vla_gym.errors import ConfigError, DemoError
 from vla_gym.experts import EXPERT_TASKS
-from vla_gym.experts.recording import Episode, episode_rng, record_episode
-from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
-from vla_gym.vla.preprocess import IMAGE_SIZE, area_downsample
+from vla_gym.task_model import TaskModel, load_task_model
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-RENDER_SIZE = 128
+FORMAT = 2
 # An expert that fails so often that this many attempts a demonstration are used up is broken.
 MAX_ATTEMPTS_PER_DEMO = 4
+# Times that dead workers (out of memory, killed) are replaced in one run.
+MAX_POOL_RESTARTS = 3
+# Longest wait for any attempt, in seconds; one takes a few, the first of a process a minute.
+ATTEMPT_DEADLINE = 900.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "LP_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class DemosConfig:
-    """What ``vla-gym demos`` records."""
+    """Record demonstrations of the scripted experts in LIBERO's HDF5 layout.
+
+    They start from sampled layouts, never from the 50 official states. A run that was stopped goes
+    on when the command is given again.
+    """
 
     output: str = "demos"
-    """Folder of the .npz files; tasks that it already holds are skipped."""
+    """Folder of the files, OUTPUT/libero_SUITE/TASK_demo.hdf5; finished ones are skipped."""
     suite: str = "goal"
     """Task suite."""
     task_ids: tuple[int, ...] | None = None
@@ -57,6 +69,8 @@ class DemosConfig:
     noise: float = 0.15
     """Noise on the executed actions (a normal episode's standard deviation, action units); the
     recorded action is always the expert's undisturbed one."""
+    image_size: int = 128
+    """Height and width of both cameras' images in pixels."""
     num_workers: int | None = None
     """Processes; None: one per core; 0: no subprocess."""
     assets: str = "lite"
@@ -64,16 +78,18 @@ class DemosConfig:
     overwrite: bool = False
     """Record again what exists."""
 
-    def __post_init__(self) -> None:
-        """Check the values.
+    def check(self) -> None:
+        """Check the values; not when they are made, so that the command line says it in one line.
 
         Raises:
             ConfigError: A value is out of range or a task has no expert.
         """
-        known = EXPERT_TASKS.get(self.suite.removeprefix("libero_"), ())
-        unknown = [
-            i for i in self.task_ids or known if get_task(self.suite, i).task_id not in known
-        ]
+        known = EXPERT_TASKS.get(get_task(self.suite, 0).suite, ())
+        if not known:
+            raise ConfigError(
+                f"Suite {self.suite!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
+            )
+        unknown = [i for i in self.task_ids or () if get_task(self.suite, i).task_id not in known]
         if unknown:
             raise ConfigError(f"Tasks {unknown} have no expert: expected ids from {known}.")
         if self.num_demos < 1 or self.seed < 0 or not 0.0 <= self.noise <= 1.0:
@@ -81,6 +97,8 @@ class DemosConfig:
                 "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
                 f"{self.num_demos}, {self.seed} and {self.noise}."
             )
+        if not 16 <= self.image_size <= 1024:
+            raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
         if self.num_workers is not None and self.num_workers < 0:
             raise ConfigError(f"num_workers must be at least 0, got {self.num_workers}.")
 
@@ -99,128 +117,204 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
         The files of all tasks, in the order of the task ids asked for.
 
     Raises:
-        ConfigError: A file exists that was made with other settings.
-        DemoError: An expert fails far too often.
+        ConfigError: A file exists that was made with other settings, or another run is recording
+            into the folder.
+        DemoError: An expert fails far too often, or worker processes keep dying.
     """
+    config.check()
     suite = get_task(config.suite, 0).suite
-    task_ids = config.task_ids if config.task_ids is not None else EXPERT_TASKS[suite]
-    output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    paths = [output / f"{suite}_{i}.npz" for i in task_ids]
-    todo = [
-        (i, path)
-        for i, path in zip(task_ids, paths, strict=True)
-        if config.overwrite or not _is_finished(path, _settings(config, i))
-    ]
-    if not todo:
-        return paths
-    total = len(todo) * config.num_demos
-    with _workers(config) as pool, tqdm(total=total, unit="demo", disable=not progress) as bar:
-        for task_id, path in todo:
-            bar.set_description(f"{suite} {task_id}")
-            _record_task(config, task_id, path, pool, bar)
+    ids = config.task_ids if config.task_ids is not None else EXPERT_TASKS[suite]
+    tasks = [get_task(suite, i) for i in dict.fromkeys(ids)]
+    output = Path(config.output).expanduser()
+    paths = [demo_path(output, task) for task in tasks]
+    with _locked(output):
+        jobs = []
+        for task, path in zip(tasks, paths, strict=True):
+            if config.overwrite or not path.exists():
+                jobs.append(_Job(config, load_task_model(task, config.assets), path))
+            else:
+                model = load_task_model(task, config.assets)
+                _check_settings(path, read_meta(path), _settings(config, model))
+        if jobs:
+            _record(config, jobs, progress)
     return paths
 
 
-def _record_task(
-    config: DemosConfig,
-    task_id: int,
-    path: Path,
-    pool: ProcessPoolExecutor | None,
-    bar: tqdm[Any],
-) -> None:
-    """Record one task: the first ``num_demos`` successes in the order of the attempts."""
-    episodes: list[Episode] = []
-    attempts = 0
-    for episode in _attempts(config, task_id, pool):
-        attempts += 1
-        if episode is not None:
-            episodes.append(episode)
-            bar.update()
-            bar.set_postfix(attempts=attempts, steps=len(episode))
-        if len(episodes) == config.num_demos:
-            break
-    if len(episodes) < config.num_demos:
-        raise DemoError(
-            f"The expert of {config.suite} task {task_id} succeeded in {len(episodes)} of "
-            f"{attempts} attempts; {config.num_demos} demonstrations were asked for. "
-            f"Lower num_demos or noise ({config.noise})."
-        )
-    logger.info("%s: %d demonstrations in %d attempts", path.name, len(episodes), attempts)
-    meta = _settings(config, task_id) | {"attempts": attempts}
-    # Written beside the target and renamed, so that a file that exists is always whole.
-    scratch = path.with_suffix(f".tmp-{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            np.savez_compressed(
-                file,
-                images=np.concatenate([e.images for e in episodes]),
-                proprio=np.concatenate([e.proprio for e in episodes]),
-                actions=np.concatenate([e.actions for e in episodes]),
-                episode_lengths=np.array([len(e) for e in episodes], dtype=np.int64),
-                instruction=np.array(get_task(config.suite, task_id).instruction),
-                meta=np.array(json.dumps(meta)),
+@dataclass
+class _Job:
+    """One task that is being recorded.
+
+    Attributes:
+        outcomes: Attempts that are known: number -> whether the expert reached the goal.
+        running: Attempts under way.
+    """
+
+    config: DemosConfig
+    model: TaskModel
+    path: Path
+    outcomes: dict[int, bool] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+
+    @property
+    def folder(self) -> Path:
+        """Where finished attempts lie until the task is complete."""
+        return self.path.with_name(f".{self.path.stem}.parts")
+
+    @property
+    def name(self) -> str:
+        """What messages call the task."""
+        return f"{self.model.task.suite} task {self.model.task.task_id}"
+
+    def open(self) -> None:
+        """Make the folder, or take over what an earlier run left in it."""
+        settings = _settings(self.config, self.model)
+        del settings["num_demos"]  # attempts are the same, however many there will be
+        note = self.folder / "settings.json"
+        if self.config.overwrite or not note.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            note.write_text(json.dumps(settings), encoding="utf-8")
+        _check_settings(self.folder, json.loads(note.read_text(encoding="utf-8")), settings)
+        for entry in self.folder.iterdir():
+            if entry.suffix in (".hdf5", ".failed"):
+                self.outcomes[int(entry.stem)] = entry.suffix == ".hdf5"
+            elif entry != note:
+                entry.unlink()  # half a file of a worker that was killed
+
+    def successes(self) -> list[int]:
+        """Return the attempts that reached the goal so far."""
+        return sorted(number for number, success in self.outcomes.items() if success)
+
+    def next_attempt(self) -> int | None:
+        """Return the attempt to start now; None if those before it may be enough.
+
+        None is started that the result would not contain or count, so the attempts of a task are
+        the same in whatever order they finish, and nothing is thrown away.
+        """
+        number = 0
+        hopes = 0
+        while number in self.outcomes or number in self.running:
+            hopes += self.outcomes.get(number, True)
+            number += 1
+        limit = self.config.num_demos * MAX_ATTEMPTS_PER_DEMO
+        return number if hopes < self.config.num_demos and number < limit else None
+
+    def finish(self) -> None:
+        """Join the first successes to the task's file.
+
+        Raises:
+            DemoError: If there are not enough.
+        """
+        chosen = self.successes()[: self.config.num_demos]
+        if len(chosen) < self.config.num_demos:
+            raise DemoError(
+                f"The expert of {self.name} succeeded in {len(chosen)} of {len(self.outcomes)} "
+                f"attempts; {self.config.num_demos} demonstrations were asked for. "
+                f"Lower num_demos or noise ({self.config.noise})."
             )
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+        meta = _settings(self.config, self.model) | {"attempts": chosen[-1] + 1}
+        join_parts(self.path, [part_path(self.folder, n) for n in chosen], self.model, meta)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        logger.info("%s: %d demonstrations, %d attempts", self.path, len(chosen), chosen[-1] + 1)
 
 
-def _attempts(
-    config: DemosConfig, task_id: int, pool: ProcessPoolExecutor | None
-) -> Iterator[Episode | None]:
-    """Yield the outcome of attempt 0, 1, ... in this order, whoever finished first."""
-    limit = config.num_demos * MAX_ATTEMPTS_PER_DEMO
-    if pool is None:
-        for attempt in range(limit):
-            yield _attempt(config, task_id, attempt)
-        return
-    # Two attempts a worker are under way: more would be thrown away when the task is complete.
-    pending: deque[Future[Episode | None]] = deque()
-    window = 2 * _num_workers(config)
-    try:
-        for attempt in range(limit + window):
-            if attempt < limit:
-                pending.append(pool.submit(_attempt, config, task_id, attempt))
-            if pending and (len(pending) >= window or attempt >= limit):
-                yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
+def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
+    """Record all tasks, replacing workers that die."""
+    for job in jobs:
+        job.open()
+    total = len(jobs) * config.num_demos
+    done = sum(min(len(job.successes()), config.num_demos) for job in jobs)
+    with tqdm(total=total, initial=done, unit="demo", disable=not progress) as bar:
+        for restart in range(MAX_POOL_RESTARTS + 1):
+            try:
+                with _executor(config) as executor:
+                    _play(executor, jobs, bar)
+                return
+            except BrokenProcessPool as error:
+                for job in jobs:
+                    job.running.clear()
+                if restart == MAX_POOL_RESTARTS:
+                    raise DemoError(
+                        f"Worker processes died {restart + 1} times (out of memory?). What was "
+                        "recorded is kept; go on with fewer num_workers."
+                    ) from error
+                logger.warning("A worker process died; new ones go on.")
 
 
-def _attempt(config: DemosConfig, task_id: int, attempt: int) -> Episode | None:
-    """Play one attempt in this process."""
-    sim, renderer = _studio(config.suite, task_id, config.assets)
-    frame = np.empty((2, RENDER_SIZE, RENDER_SIZE, 3), np.uint8)
+def _play(executor: Executor, jobs: list[_Job], bar: tqdm[Any]) -> None:
+    """Keep all workers busy until every task is complete.
 
-    def render() -> np.ndarray:
-        renderer.render(sim, frame)
-        return area_downsample(frame)
+    Raises:
+        DemoError: If an expert fails too often, or nothing happens for a long time.
+    """
+    config = jobs[0].config
+    pending: dict[Future[bool], tuple[_Job, int]] = {}
+    room = max(1, _num_workers(config))
+    waiting = [job for job in jobs if job.folder.exists()]
+    while waiting:
+        for job in waiting:
+            # Tasks in their order; the next ones keep workers busy while the last attempts of this
+            # one are under way.
+            while len(pending) < room and (number := job.next_attempt()) is not None:
+                pending[executor.submit(record_attempt, _attempt(job, number), job.folder)] = (
+                    job,
+                    number,
+                )
+                job.running.add(number)
+        finished, _ = wait(pending, timeout=ATTEMPT_DEADLINE, return_when=FIRST_COMPLETED)
+        if pending and not finished:
+            raise DemoError(f"No attempt ended within {ATTEMPT_DEADLINE:.0f} s: workers hang.")
+        for future in finished:
+            job, number = pending.pop(future)
+            job.outcomes[number] = future.result()
+            job.running.remove(number)
+            if job.outcomes[number] and len(job.successes()) <= config.num_demos:
+                bar.update()
+            bar.set_description(f"{job.name}, {len(job.outcomes)} attempts")
+        for job in list(waiting):
+            if not job.running and job.next_attempt() is None:
+                job.finish()
+                waiting.remove(job)
 
-    rng = episode_rng(config.seed, sim.task_model, attempt)
-    return record_episode(sim, render, rng, noise=config.noise)
+
+def _attempt(job: _Job, number: int) -> Attempt:
+    task, config = job.model.task, job.config
+    return Attempt(
+        task.suite,
+        task.task_id,
+        number,
+        config.seed,
+        config.noise,
+        config.assets,
+        config.image_size,
+    )
 
 
-@lru_cache(maxsize=1)
-def _studio(suite: str, task_id: int, assets: str) -> tuple[LiberoSim, SceneRenderer]:
-    """Return this process's simulation and renderer; they are kept while the task is the same."""
-    task_model = load_task_model(get_task(suite, task_id), assets)
-    renderer = SceneRenderer(task_model, RENDER_SIZE, RENDER_SIZE, profile="fast")
-    return LiberoSim(task_model), renderer
+class _Here(Executor):
+    """Runs everything at once in this process."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return the finished call."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 @contextmanager
-def _workers(config: DemosConfig) -> Iterator[ProcessPoolExecutor | None]:
-    """Open the process pool, one thread a process; None when everything runs in this one."""
+def _executor(config: DemosConfig) -> Iterator[Executor]:
+    """Open the process pool, one thread a process; with 0 workers everything runs in this one."""
     count = _num_workers(config)
     if count == 0:
-        yield None
+        try:
+            yield _Here()
+        finally:
+            close_studio()
         return
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     # Spawn: a fork after EGL or a GPU was initialised is fatal.
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker)
     try:
         yield pool
     finally:
@@ -236,43 +330,55 @@ def _num_workers(config: DemosConfig) -> int:
     return config.num_workers if config.num_workers is not None else os.cpu_count() or 1
 
 
-def _settings(config: DemosConfig, task_id: int) -> dict[str, Any]:
-    """Return what the content of a task's file depends on, as plain JSON data."""
-    task_model = load_task_model(get_task(config.suite, task_id), config.assets)
-    keep = ("num_demos", "seed", "noise")
-    return {
-        "format": FORMAT,
-        "suite": task_model.task.suite,
-        "task_id": task_id,
-        **{key: value for key, value in asdict(config).items() if key in keep},
-        "pack": task_model.assets.name,
-        "pack_digest": task_model.assets.digest,
-        "image_size": IMAGE_SIZE,
-        "versions": task_model.versions,
-    }
-
-
-def _is_finished(path: Path, settings: dict[str, Any]) -> bool:
-    """Tell whether a task's file exists, made with the same settings.
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Hold the folder for this run; the lock ends with the process, however it dies.
 
     Raises:
-        ConfigError: If it was made with other settings, or is no file of ours.
+        ConfigError: If another run holds it, or it cannot be written.
     """
-    if not path.exists():
-        return False
     try:
-        with np.load(path, allow_pickle=False) as data:
-            meta = json.loads(str(data["meta"]))
-    except Exception as error:  # zip, key and JSON errors alike
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / ".lock").open("w")
+    except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error}): delete it or set overwrite."
+            f"Demonstrations cannot be written to {output} ({error}): choose another --output."
         ) from error
-    different = {
-        key: (meta.get(key), value) for key, value in settings.items() if meta.get(key) != value
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"Another run is recording into {output}: wait for it or choose another --output."
+            ) from None
+        yield
+
+
+def _settings(config: DemosConfig, model: TaskModel) -> dict[str, Any]:
+    """Return what the content of a task's file depends on, as plain JSON data."""
+    return {
+        "format": FORMAT,
+        "suite": model.task.suite,
+        "task_id": model.task.task_id,
+        "num_demos": config.num_demos,
+        "seed": config.seed,
+        "noise": config.noise,
+        "image_size": config.image_size,
+        "pack": model.assets.name,
+        "pack_digest": model.assets.digest,
+        "versions": model.versions,
     }
+
+
+def _check_settings(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Check that a file or folder was made with the settings asked for.
+
+    Raises:
+        ConfigError: If not.
+    """
+    different = {k: (found.get(k), value) for k, value in wanted.items() if found.get(k) != value}
     if different:
         raise ConfigError(
             f"{path} was recorded with other settings (there, asked for): {different}. "
             "Choose another output folder or set overwrite."
         )
-    return True

@@ -13,7 +13,7 @@ class MiniConfig:
     """Options of ``vla-gym-train mini``."""
 
     demos: str = "demos"
-    """Folder of *.npz files written by ``vla-gym demos``."""
+    """Folder that ``vla-gym demos`` wrote."""
     output: str = "runs/mini"
     """Run directory: TensorBoard, checkpoint.pt, model/ (float16), result.json."""
     demos_per_task: int | None = None

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vla_gym.demo_files import read_episodes, read_instruction
 from vla_gym.errors import ConfigError
-from vla_gym.vla.preprocess import IMAGE_SIZE, proprio_features
+from vla_gym.vla.preprocess import IMAGE_SIZE, area_downsample, proprio_features
 
 
 @dataclass
@@ -69,7 +70,7 @@ class DemoSet:
 def load_demos(
     folder: str | Path, demos_per_task: int | None = None, held_out_episodes: int = 2
 ) -> DemoSet:
-    """Read every ``*.npz`` of a folder, one task each, as ``vla-gym demos`` writes them.
+    """Read every file of demonstrations below a folder, one task each.
 
     Args:
         folder: Folder, or one file.
@@ -80,10 +81,7 @@ def load_demos(
     Raises:
         ConfigError: If there is no file or one does not have the expected arrays.
     """
-    folder = Path(folder).expanduser()
-    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
-    if not files:
-        raise ConfigError(f"No *.npz in {folder}: record demonstrations with 'vla-gym demos'.")
+    files = demo_files(folder)
     parts: dict[str, list[np.ndarray]] = {
         key: [] for key in ("images", "proprio", "actions", "end", "task", "train")
     }
@@ -116,10 +114,32 @@ def load_demos(
     )
 
 
+def demo_files(folder: str | Path) -> list[Path]:
+    """Return the files of demonstrations below a folder, or the file itself, in a fixed order.
+
+    These are ``*_demo.hdf5`` in LIBERO's layout, which ``vla-gym demos`` writes, and ``*.npz`` of
+    its first version.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    folder = Path(folder).expanduser()
+    if folder.is_file():
+        return [folder]
+    files = sorted([*folder.rglob("*_demo.hdf5"), *folder.glob("*.npz")])
+    if not files:
+        raise ConfigError(
+            f"No *_demo.hdf5 below {folder}: record demonstrations with 'vla-gym demos'."
+        )
+    return files
+
+
 def read_demo_file(
     path: Path, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
     """Read and check one file; keep the first ``limit`` episodes.
+
+    Images are brought to the size that the embedded VLA works on.
 
     Returns:
         images (N, 2, 64, 64, 3) uint8, proprio (N, 8), actions (N, 7), episode lengths (E,) and
@@ -128,6 +148,8 @@ def read_demo_file(
     Raises:
         ConfigError: If the file is unreadable or an array has another shape.
     """
+    if path.suffix == ".hdf5":
+        return _read_hdf5(path, limit)
     try:
         with np.load(path, allow_pickle=False) as data:
             lengths = np.asarray(data["episode_lengths"], dtype=np.int64)[:limit]
@@ -145,6 +167,21 @@ def read_demo_file(
             f"{proprio.shape} and {actions.shape}."
         )
     return images, proprio, actions.astype(np.float32), lengths, instruction
+
+
+def _read_hdf5(
+    path: Path, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
+    """Do the work of :func:`read_demo_file` for LIBERO's layout, one episode at a time."""
+    columns: tuple[list[np.ndarray], ...] = ([], [], [])
+    for images, proprio, actions in read_episodes(path, limit):
+        for column, value in zip(columns, (area_downsample(images), proprio, actions), strict=True):
+            column.append(value)
+    if not columns[0]:
+        raise ConfigError(f"{path} holds no demonstrations.")
+    images, proprio, actions = (np.concatenate(column) for column in columns)
+    lengths = np.array([len(episode) for episode in columns[2]], dtype=np.int64)
+    return images, proprio, actions, lengths, read_instruction(path)
 
 
 def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> np.ndarray:

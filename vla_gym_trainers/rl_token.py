@@ -22,7 +22,7 @@ from vla_gym.rl_token import (
     reconstruction_loss,
 )
 from vla_gym.vla import FrozenVLA, load
-from vla_gym_trainers.mini_data import read_demo_file
+from vla_gym_trainers.mini_data import demo_files, read_demo_file
 
 
 @dataclass
@@ -32,7 +32,7 @@ class RLTokenConfig:
     vla: str = "mini"
     """VLA whose hidden states are compressed: a name or a folder."""
     demos: str | None = "demos"
-    """Folder of *.npz demonstrations whose frames the VLA looks at; None for none."""
+    """Folder of demonstrations whose frames the VLA looks at; None for none."""
     frame_stride: int = 4
     """Use every so many frames of the demonstrations; neighbours hardly differ."""
     rollout_episodes: int = 0
@@ -84,11 +84,8 @@ def hidden_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> dict[str
     Raises:
         ConfigError: If there are no demonstrations.
     """
-    files = sorted(Path(folder).expanduser().glob("*.npz"))
-    if not files:
-        raise ConfigError(f"No *.npz in {folder}: record demonstrations with 'vla-gym demos'.")
     result = {}
-    for path in tqdm(files, desc="hidden states of demonstrations", unit="task"):
+    for path in tqdm(demo_files(folder), desc="hidden states of demonstrations", unit="task"):
         images, proprio, _, _, instruction = read_demo_file(path, None)
         parts = []
         for start in range(0, len(images), 64 * stride):

@@ -1,0 +1,212 @@
+"""Demonstrations in LIBERO's HDF5 layout: one episode a part file, parts joined to a task's file.
+
+The layout is what LIBERO's ``create_dataset.py`` writes and robomimic's readers open; docs/demos.md
+lists it and the few differences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from vla_gym.errors import ConfigError
+from vla_gym.experts.recording import Episode
+from vla_gym.suites import Task
+from vla_gym.task_model import TaskModel
+
+#: LIBERO's names of our cameras, in the order of ``Episode.images``.
+IMAGE_KEYS = ("agentview_rgb", "eye_in_hand_rgb")
+# LIBERO stores the first row at the bottom, as OpenGL has it, and says so in this attribute.
+_IMAGE_CONVENTION = "opengl"
+# robomimic's number of robosuite environments.
+_ROBOSUITE_TYPE = 1
+# Group of the one episode of a part file.
+_PART = "demo"
+
+
+def demo_path(output: Path, task: Task) -> Path:
+    """Return where LIBERO's benchmark looks for a task's demonstrations below ``output``."""
+    return output / f"libero_{task.suite}" / f"{task.name}_demo.hdf5"
+
+
+def write_part(path: Path, episode: Episode, task_model: TaskModel) -> None:
+    """Write one episode to a file of its own; the file appears when it is whole."""
+    with _replacing(path) as scratch, h5py.File(scratch, "w") as file:
+        group = file.create_group(_PART)
+        _write_obs(group.create_group("obs"), episode)
+        last = np.zeros(len(episode), np.uint8)
+        last[-1] = 1
+        gripper, position = episode.proprio[:, 6:], episode.proprio[:, :3]
+        arrays = {
+            "actions": episode.actions,
+            "executed_actions": episode.executed_actions,
+            "states": episode.states,
+            "robot_states": np.concatenate([gripper, position, episode.eef_quat], axis=1),
+            "rewards": last,
+            "dones": last,
+        }
+        for name, array in arrays.items():
+            group.create_dataset(name, data=array)
+        group.attrs["num_samples"] = len(episode)
+        group.attrs["init_state"] = episode.states[0]
+        group.attrs["success_step"] = episode.success_step
+        group.attrs["fixtures"] = json.dumps(task_model.fixtures)
+        group.attrs["fixture_pos"] = episode.fixture_pos
+        group.attrs["fixture_quat"] = episode.fixture_quat
+
+
+def _write_obs(group: h5py.Group, episode: Episode) -> None:
+    for camera, name in enumerate(IMAGE_KEYS):
+        images = np.ascontiguousarray(episode.images[:, camera, ::-1])
+        # A chunk a frame: training reads single frames in any order.
+        group.create_dataset(
+            name, data=images, chunks=(1, *images.shape[1:]), compression="gzip", compression_opts=4
+        )
+    proprio = episode.proprio.astype(np.float64)
+    group.create_dataset("ee_pos", data=proprio[:, :3])
+    group.create_dataset("ee_ori", data=proprio[:, 3:6])
+    group.create_dataset("ee_states", data=proprio[:, :6])
+    group.create_dataset("gripper_states", data=proprio[:, 6:])
+    group.create_dataset("joint_states", data=episode.joints)
+
+
+def join_parts(
+    path: Path, parts: Sequence[Path], task_model: TaskModel, meta: Mapping[str, Any]
+) -> None:
+    """Write a task's file, ``demo_0``, ``demo_1``, ... in the order of ``parts``.
+
+    Args:
+        path: The file, see :func:`demo_path`; it appears when it is whole.
+        parts: What :func:`write_part` wrote.
+        task_model: The task.
+        meta: How the demonstrations were made: JSON data, found again by :func:`read_meta`.
+    """
+    with _replacing(path) as scratch, h5py.File(scratch, "w") as file:
+        data = file.create_group("data")
+        total = 0
+        for number, part in enumerate(parts):
+            with h5py.File(part, "r") as source:
+                source.copy(_PART, data, name=f"demo_{number}")  # compressed chunks as they are
+            total += int(data[f"demo_{number}"].attrs["num_samples"])
+        data.attrs["num_demos"] = len(parts)
+        data.attrs["total"] = total
+        data.attrs.update(_task_attributes(task_model.task, meta["image_size"]))
+        data.attrs["vla_gym"] = json.dumps(meta)
+
+
+def _task_attributes(task: Task, image_size: int) -> dict[str, str]:
+    """Return what LIBERO's files say about the task, all of it text."""
+    problem = task.problem.kind
+    bddl = f"bddl_files/libero_{task.suite}/{task.name}.bddl"
+    env_name = "_".join(word.capitalize() for word in problem.split("_"))
+    env_kwargs = {
+        "bddl_file_name": bddl,
+        "robots": ["Panda"],
+        "control_freq": 20,
+        "camera_names": ["robot0_eye_in_hand", "agentview"],
+        "camera_heights": image_size,
+        "camera_widths": image_size,
+    }
+    env_args = {
+        "type": _ROBOSUITE_TYPE,
+        "env_name": env_name,
+        "problem_name": problem,
+        "bddl_file": bddl,
+        "env_kwargs": env_kwargs,
+    }
+    problem_info = {
+        "problem_name": problem,
+        "domain_name": "robosuite",
+        "language_instruction": task.instruction,
+    }
+    return {
+        "env_name": env_name,
+        "env_args": json.dumps(env_args),
+        "problem_info": json.dumps(problem_info),
+        "bddl_file_name": bddl,
+        "bddl_file_content": task.bddl_file.read_text(encoding="utf-8"),
+        "macros_image_convention": _IMAGE_CONVENTION,
+    }
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return how a file's demonstrations were made.
+
+    Raises:
+        ConfigError: If the file is damaged or not written by ``vla-gym demos``.
+    """
+    with _reading(path) as file:
+        meta = json.loads(file["data"].attrs["vla_gym"])
+        assert isinstance(meta, dict)
+        return meta
+
+
+def read_instruction(path: Path) -> str:
+    """Return the instruction of a file in LIBERO's layout.
+
+    Raises:
+        ConfigError: If it is damaged or none.
+    """
+    with _reading(path) as file:
+        return str(json.loads(file["data"].attrs["problem_info"])["language_instruction"])
+
+
+def read_episodes(
+    path: Path, limit: int | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the episodes of a file in LIBERO's layout, ``demo_0`` first.
+
+    Args:
+        path: The file.
+        limit: Only the first so many; None for all.
+
+    Yields:
+        images (T, 2, S, S, 3) uint8, agentview then wrist, upright; proprio (T, 8) float32;
+        actions (T, 7) float32.
+
+    Raises:
+        ConfigError: If the file is damaged or has another layout.
+    """
+    with _reading(path) as file:
+        data = file["data"]
+        flip = data.attrs.get("macros_image_convention", _IMAGE_CONVENTION) == _IMAGE_CONVENTION
+        for name in sorted(data, key=lambda name: int(name.removeprefix("demo_")))[:limit]:
+            obs = data[name]["obs"]
+            images = np.stack([obs[key][()] for key in IMAGE_KEYS], axis=1)
+            proprio = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
+            actions = data[name]["actions"][()].astype(np.float32)
+            yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[h5py.File]:
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as demonstrations in LIBERO's layout ({error}): delete it or "
+            "record it again with 'vla-gym demos --overwrite'."
+        ) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a scratch file that takes the place of ``path`` in the end; nothing stays of a failure.
+
+    So a file that exists is always whole, whenever the process is killed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
