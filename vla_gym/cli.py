@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -36,8 +37,15 @@ _PIPED_WIDTH = 160
 
 @dataclass
 class DoctorConfig:
-    """Report on Python, packages, off-screen OpenGL, asset packs, cache and cores."""
+    """Report what this machine has and how to mend what is missing.
 
+    Looks at Python, packages, off-screen OpenGL, CUDA, asset packs, cache, shared memory and open
+    files, then tries out imports, physics and speed. Exit status: 0, or 1 if something must be
+    mended (warnings do not count).
+    """
+
+    quick: bool = False
+    """Leave out what takes seconds: imports, CUDA, physics, speed."""
     json: bool = False
     """Print the report as JSON."""
 
@@ -82,7 +90,7 @@ def _doctor(arguments: Sequence[str]) -> int:
     config = _parse(DoctorConfig, arguments, "doctor")
     from vla_gym.doctor import as_json, print_report, run_checks
 
-    checks = run_checks()
+    checks = run_checks(quick=config.quick)
     report = as_json(checks)
     if config.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
@@ -226,7 +234,7 @@ def _parse(config_class: type[Config], arguments: Sequence[str], command: str) -
         config_class,
         args=list(arguments),
         prog=f"vla-gym {command}",
-        description=config_class.__doc__,
+        description=inspect.cleandoc(config_class.__doc__ or ""),
     )
 
 
