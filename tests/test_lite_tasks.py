@@ -50,9 +50,9 @@ def check_task(task: Task, chunks: int) -> None:
         assert max(sim.object_speeds().values()) < 0.1, (where, sim.object_speeds())
         for body in movables:
             # LIBERO's states were taken right after the placement: objects fall up to 16 cm onto
-            # what they stand on, or rise out of the floor; some bowls slide.
+            # what they stand on, or rise out of the floor; what overlaps is pushed apart.
             moved = sim.body_pos(body) - before[body]
-            assert np.hypot(*moved[:2]) < 0.05, (where, body, moved)
+            assert np.hypot(*moved[:2]) < 0.12, (where, body, moved)
             assert abs(moved[2]) < 0.2, (where, body, moved)
         for _ in range(chunks):
             sim.run_chunk(rng.uniform(-1, 1, (CHUNK, 7)))
