@@ -67,7 +67,9 @@ class StateMaker:
     def near(self, task_model: TaskModel, rng: np.random.Generator) -> State:
         """Draw a state around a task's goal."""
         state = self._background(task_model, rng)
-        for predicate in task_model.goal:
+        # What something else must be on comes first: placing it later would take it away.
+        carriers = {p.target_body for p in task_model.goal if p.kind == ON_OBJECT}
+        for predicate in sorted(task_model.goal, key=lambda p: p.body not in carriers):
             if predicate.kind == JOINT:
                 assert predicate.rule is not None
                 spread = rng.choice([0.0, 1e-16, 1e-9, 1e-3, 0.05])
