@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -20,3 +21,16 @@ def cache_dir() -> Path:
     if override:
         return Path(override).expanduser().absolute()
     return platformdirs.user_cache_path("vla-gym")
+
+
+def writable(folder: Path) -> bool:
+    """Tell whether files can be made in a folder, which is created if need be.
+
+    It is tried out: permissions say nothing about a read-only file system, nor to root.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
