@@ -425,6 +425,13 @@ def test_a_report_is_shown_again_and_written_into_a_page(small, tmp_path, capsys
     assert "expected a report of vla-gym bench" in capsys.readouterr().err
 
 
+def test_the_performance_page_shows_its_report():
+    """Nobody types a figure: `vla-gym bench --show docs/performance.json --page ...` writes it."""
+    found = report.load_report(ROOT / "docs" / "performance.json")
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert f"{report.BEGIN}\n\n{report.markdown(found)}\n{report.END}" in text
+
+
 def test_ctrl_c_ends_every_process(tmp_path):
     command = [sys.executable, "-m", "vla_gym.cli", "bench", "--measure", "speed"]
     command += ["--assets", "lite", "--image-size", "0", "--rounds", "500"]

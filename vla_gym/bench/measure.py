@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,15 +74,18 @@ class Measurement:
                 :meth:`count_of` says.
 
         Returns:
-            See :func:`vla_gym.bench.results.summarise`.
+            See :func:`vla_gym.bench.results.summarise`; and ``load``, the machine's average load
+            of the minute before the beginning and before the end.
         """
         self._advance = advance
         measure = self._starts if scenario.kind == "startup" else self._interleaved
         rounds: dict[str, list[Figures]] = {c.key: [] for c in scenario.contenders}
         failed: dict[str, str] = {}
         notes = list(scenario.notes)
+        before = os.getloadavg()[0]
         measure(scenario, rounds, failed, notes)
-        return summarise(scenario, rounds, failed, notes)
+        load = [before, os.getloadavg()[0]]
+        return {**summarise(scenario, rounds, failed, notes), "load": load}
 
     def _starts(
         self,

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from vla_gym.bench.actions import FixedActions
@@ -29,6 +28,8 @@ from vla_gym.errors import AssetError, ConfigError
 
 #: Called after each scenario with the report so far and that scenario's part.
 Done = Callable[[dict[str, Any], dict[str, Any]], None]
+# Where things are read from and written to; not part of what was measured.
+_FILE_OPTIONS = ("json", "show", "page")
 
 
 def run_bench(config: BenchConfig) -> dict[str, Any]:
@@ -106,7 +107,9 @@ def measure(config: BenchConfig, done: Done = lambda *_: None) -> dict[str, Any]
         "machine": machine(),
         "threads": config.thread_environment(),
         "assets": {name: digest for name, digest in packs.items() if name in used},
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config).items()},
+        "settings": {
+            k: v for k, v in asdict(config).items() if k not in (*_FILE_OPTIONS, "actions")
+        },
         "notes": notes,
         "scenarios": [],
     }
@@ -176,7 +179,7 @@ def _command(config: BenchConfig) -> str:
     default = BenchConfig()
     words = ["vla-gym bench"]
     for name, value in asdict(config).items():
-        if value == getattr(default, name) or name in ("json", "show", "page"):
+        if value == getattr(default, name) or name in _FILE_OPTIONS:
             continue
         option = "--" + name.replace("_", "-")
         values = value if isinstance(value, tuple | list) else (value,)

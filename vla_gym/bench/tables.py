@@ -140,7 +140,7 @@ def _startup(scenario: Mapping[str, Any]) -> Table:
             _spread(c["start_s"]),
             *_ratios(scenario, key, "start_s"),
             _number(c["start_cpu_s"]["median"]),
-            _spread(c["pss_mb"]),
+            _number(c["pss_mb"]["median"]),
             _number(c["all_mb"]["median"]),
         )
         for key, c in scenario["contenders"].items()
