@@ -921,7 +921,7 @@ class Killer:
 
     def __init__(self, envs, kills):
         self.envs, self.left, self.doomed = envs, kills, None
-        self.suspects: list[int] = []
+        self.late: set[int] = set()
         self.rng = np.random.default_rng(0)
 
     def act(self, when: str) -> None:
@@ -942,13 +942,13 @@ class Killer:
         its envs the step after that; none if their episodes were over.
         """
         assert warned <= (self.doomed is not None)
+        mates = set()
         if self.doomed is not None:
-            self.suspects = np.flatnonzero(self.envs.worker_of == self.doomed).tolist()
-        assert set(lost) <= set(self.suspects)
+            mates = set(np.flatnonzero(self.envs.worker_of == self.doomed).tolist())
+        assert set(lost) <= mates | self.late
+        self.late = mates if warned else set()
         if warned:
             self.doomed = None
-        elif self.doomed is None:
-            self.suspects = []
 
 
 @pytest.mark.slow
