@@ -15,6 +15,7 @@ from vla_gym.experts.pick_and_place import (
     Placement,
     offset_target,
     pick_and_place_phases,
+    repeated_until_success,
 )
 from vla_gym.experts.privileged import PrivilegedSim
 
@@ -30,6 +31,7 @@ def bowl_on_plate_from(angle_degrees: float = 90.0) -> Callable[[PrivilegedSim],
         target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
         travel_height = max(MIN_TRAVEL_HEIGHT, float(sim.body_pos(BOWL)[2]) + LIFT)
         placement = Placement(target, travel_height=travel_height, drop=0.004)
-        return Expert(sim, pick_and_place_phases(sim, BOWL, grasp, placement))
+        phases = pick_and_place_phases(sim, BOWL, grasp, placement)
+        return Expert(sim, repeated_until_success(sim, phases))
 
     return build

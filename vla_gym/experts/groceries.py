@@ -5,7 +5,12 @@ from __future__ import annotations
 from vla_gym.experts.geometry import world_box
 from vla_gym.experts.grasps import top_grasp
 from vla_gym.experts.phase_machine import Expert
-from vla_gym.experts.pick_and_place import Placement, offset_target, pick_and_place_phases
+from vla_gym.experts.pick_and_place import (
+    Placement,
+    offset_target,
+    pick_and_place_phases,
+    repeated_until_success,
+)
 from vla_gym.experts.privileged import PrivilegedSim
 
 # All in metres. The floor is at 0; the hand must pass over the basket's wall and handle with the
@@ -27,4 +32,4 @@ def grocery_in_basket(sim: PrivilegedSim) -> Expert:
     target = offset_target(lambda: sim.site_pos(region), 0.0, 0.0, height)
     placement = Placement(target, travel_height=TRAVEL_HEIGHT, tolerance=0.02)
     phases = pick_and_place_phases(sim, body, grasp, placement, hover=HOVER, close_steps=10)
-    return Expert(sim, phases)
+    return Expert(sim, repeated_until_success(sim, phases))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -168,6 +168,13 @@ def pick_and_place_phases(
     """Return all phases of one pick and place."""
     picking = pick_phases(grasp, hover=hover, close_steps=close_steps)
     return picking + Carry(sim, body, grasp, placement).phases(retry_from=picking[0].name)
+
+
+def repeated_until_success(sim: PrivilegedSim, phases: list[Phase]) -> list[Phase]:
+    """Return the phases, begun anew when the last one ends and the goal is not reached."""
+    last = replace(phases[-1], check=sim.success, retry_from=phases[0].name)
+    rest = replace(phases[-1], name="rest")
+    return [*phases[:-1], last, rest]
 
 
 def offset_target(base: Vector, x: float, y: float, z: float) -> Vector:

@@ -27,8 +27,8 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
     "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from())
     | {
         4: black_bowls.bowl_on_plate_from(0.0),
-        6: black_bowls.bowl_on_plate_from(135.0),
-        9: black_bowls.bowl_on_plate_from(135.0),
+        6: black_bowls.bowl_on_plate_from(180.0),
+        9: black_bowls.bowl_on_plate_from(180.0),
     },
     "object": dict.fromkeys(range(10), groceries.grocery_in_basket),
 }
