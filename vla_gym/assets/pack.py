@@ -103,8 +103,8 @@ def _auto_pack() -> AssetPack:
     if not _warned.is_set():
         _warned.set()
         warnings.warn(
-            f"assets='auto' takes the lite pack: its images are not LIBERO's. {reason}. To get the "
-            f"real meshes: vla-gym assets download (at most {HUB_REPO_SIZE / 1e6:.0f} MB). To "
+            f"assets='auto' takes the lite pack, whose images are not LIBERO's ({reason}). "
+            f"To get the real meshes: vla-gym assets download (at most {HUB_REPO_SIZE / 1e6:.0f} MB). To "
             "keep the lite pack without this warning: assets='lite'.",
             AssetWarning,
             stacklevel=3,

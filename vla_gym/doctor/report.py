@@ -58,4 +58,5 @@ def print_report(checks: Sequence[Check]) -> None:
     failed = sum(check.status == "fail" for check in checks)
     warned = sum(check.status == "warn" for check in checks)
     verdict = f"{failed} to mend" if failed else "vla-gym works here"
-    console.print(f"\n{verdict}, {warned} warnings." if warned else f"\n{verdict}.")
+    warnings = f", {warned} warning{'s' if warned > 1 else ''}" if warned else ""
+    console.print(f"\n{verdict}{warnings}.")
