@@ -104,8 +104,9 @@ def _auto_pack() -> AssetPack:
         _warned.set()
         warnings.warn(
             f"assets='auto' takes the lite pack, whose images are not LIBERO's ({reason}). "
-            f"To get the real meshes: vla-gym assets download (at most {HUB_REPO_SIZE / 1e6:.0f} MB). To "
-            "keep the lite pack without this warning: assets='lite'.",
+            "To get the real meshes: vla-gym assets download (at most "
+            f"{HUB_REPO_SIZE / 1e6:.0f} MB). To keep the lite pack without this warning: "
+            "assets='lite'.",
             AssetWarning,
             stacklevel=3,
         )
