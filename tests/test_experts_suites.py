@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
 import numpy as np
 import pytest
 
-from vla_gym.experts import EXPERT_TASKS, make_expert
+from vla_gym.experts import EXPERT_TASKS, Expert, Phase, make_expert
+from vla_gym.experts.geometry import GRIPPER_DOWN
+from vla_gym.experts.pick_and_place import repeated_until_success
 from vla_gym.experts.recording import episode_rng, record_episode
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task
@@ -27,6 +34,85 @@ def success_rate(assets: str, suite: str, task_id: int, init_state_ids: range) -
 
 def test_every_task_of_both_suites_has_an_expert() -> None:
     assert EXPERT_TASKS["spatial"] == EXPERT_TASKS["object"] == tuple(range(10))
+
+
+def test_phases_begin_anew_until_the_goal_is_reached() -> None:
+    outcomes = iter([False, False, True])
+    sim = SimpleNamespace(
+        eef_pose=lambda: (np.zeros(3), GRIPPER_DOWN), success=lambda: next(outcomes)
+    )
+    phases = [Phase("pick", lambda: np.ones(3), max_steps=2), Phase("put", lambda: np.zeros(3))]
+    expert = Expert(sim, repeated_until_success(sim, phases))
+    names = []
+    for _ in range(12):
+        expert.act()
+        names.append(expert.phase)
+    assert names == ["pick", "pick", "put"] * 3 + ["rest"] * 3
+    assert expert.retries == 2
+
+
+@pytest.fixture(scope="module")
+def measure_experts() -> ModuleType:
+    path = Path(__file__).parent.parent / "tools" / "measure_experts.py"
+    spec = importlib.util.spec_from_file_location("measure_experts", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(successes: int, **changes) -> dict:
+    return {
+        "suite": "object",
+        "task_id": 3,
+        "assets": "lite",
+        "states": "official",
+        "n": 50,
+        "successes": successes,
+        "mean_steps": 120.4 if successes else None,
+        "failed": [],
+    } | changes
+
+
+def test_a_new_count_takes_the_place_of_the_old_one_only(measure_experts: ModuleType) -> None:
+    rows = measure_experts.merge([], row(40))
+    rows = measure_experts.merge(rows, row(10, assets="libero"))
+    rows = measure_experts.merge(rows, row(45))
+    assert [(r["assets"], r["successes"]) for r in rows] == [("libero", 10), ("lite", 45)]
+
+
+def test_the_page_shows_counts_intervals_and_steps(measure_experts: ModuleType) -> None:
+    rows = [row(45), row(0, task_id=4, n=10), row(9, n=10, states="sampled", assets="libero")]
+    page = measure_experts.page(rows)
+    assert (
+        "| object 3: pick up the bbq sauce and place it in the basket | 45/50 (79 to 96 %)" in page
+    )
+    assert "120 steps" in page
+    # Pooled over both tasks, and the mean of 90 % and 0 %.
+    assert "| object | official | `lite` | 2 | 60 | 45/60 (63 to 84 %) | 45.0 % |" in page
+    assert "| object | sampled | `libero` | 1 | 10 | 9/10 (60 to 98 %) | 90.0 % |" in page
+
+
+def test_the_page_in_docs_is_what_its_counts_say(measure_experts: ModuleType) -> None:
+    rows = measure_experts.load_counts(measure_experts.COUNTS)
+    assert rows
+    assert measure_experts.PAGE.read_text() == measure_experts.page(rows)
+
+
+def test_counting_plays_the_expert(
+    measure_experts: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measure_experts, "COUNTS", tmp_path / "experts.json")
+    monkeypatch.setattr(measure_experts, "PAGE", tmp_path / "experts.md")
+    command = "x --suites object --task-ids 0 --states official sampled --episodes 1"
+    monkeypatch.setattr(sys, "argv", command.split())
+    measure_experts.main()
+    counts = measure_experts.load_counts(tmp_path / "experts.json")
+    assert [(r["states"], r["n"], r["successes"]) for r in counts] == [
+        ("official", 1, 1),
+        ("sampled", 1, 1),
+    ]
+    assert all(60 < r["mean_steps"] < 280 for r in counts)
+    assert (tmp_path / "experts.md").read_text() == measure_experts.page(counts)
 
 
 @pytest.mark.parametrize(("suite", "task_id"), [("spatial", 0), ("object", 0)])

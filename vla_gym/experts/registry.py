@@ -26,7 +26,7 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
     },
     "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from())
     | {
-        4: black_bowls.bowl_on_plate_from(0.0),
+        4: black_bowls.bowl_on_plate_from(-45.0),
         6: black_bowls.bowl_on_plate_from(180.0),
         9: black_bowls.bowl_on_plate_from(180.0),
     },
