@@ -4,7 +4,7 @@ Usage: python tools/measure_experts.py [--suites spatial object goal] [--task-id
            [--assets lite libero] [--states official sampled] [--episodes 50] [--render-only]
 
 Counts go to docs/experts.json, one row per (suite, task, pack, states), and the page is made anew
-as soon as a task is finished; rows that were measured with as many episodes are skipped unless --again is given.
+as soon as a task is finished; rows with as many episodes are skipped unless --again is given.
 docs/experts.md is made of that file alone.
 
 ``official``: LIBERO's first n initial states, actions undisturbed. ``sampled``: fresh layouts with

@@ -24,6 +24,8 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
         8: pick_and_place.bowl_on_plate,
         9: pick_and_place.bottle_on_rack,
     },
+    # On the +y side of these three bowls the hand meets the drawer, the other bowl or the cabinet.
+    # Best of six to eight angles each, on 8 to 20 noisy sampled layouts an angle (lite pack).
     "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from())
     | {
         4: black_bowls.bowl_on_plate_from(-45.0),
