@@ -127,7 +127,7 @@ def test_official_states(make_vec, singles, workers):
     assert official == (SEED + 3 + 2) % 50
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_state_only_and_single_steps(make_vec, singles, workers):
     kwargs = {"cameras": (), "max_control_steps": 5}
     envs = make_vec(workers=workers, autoreset_mode=NEXT_STEP, **kwargs)
@@ -313,7 +313,11 @@ def test_task_sampling(make_vec, singles, sampling):
 
 @pytest.mark.parametrize(
     ("workers", "sampling"),
-    [(3, "uniform"), pytest.param(0, "balanced", marks=pytest.mark.slow), (3, "balanced")],
+    [
+        (3, "balanced"),
+        pytest.param(0, "balanced", marks=pytest.mark.slow),
+        pytest.param(3, "uniform", marks=pytest.mark.slow),
+    ],
 )
 def test_groups_play_the_same(make_vec, singles, workers, sampling):
     """Also where a group's members are in different workers."""
@@ -375,7 +379,7 @@ def test_options_of_each_env(make_vec):
     ("mode", "workers", "kwargs"),
     [
         pytest.param(NEXT_STEP, 2, IMAGES, id="NEXT_STEP-2-images"),
-        pytest.param(NEXT_STEP, 0, STATE_ONLY, id="NEXT_STEP-0"),
+        pytest.param(NEXT_STEP, 0, STATE_ONLY, id="NEXT_STEP-0", marks=pytest.mark.slow),
         pytest.param(SAME_STEP, 2, STATE_ONLY, id="SAME_STEP-2"),
         pytest.param(DISABLED, 2, STATE_ONLY, id="DISABLED-2"),
     ],
@@ -418,7 +422,7 @@ def test_a_state_takes_its_place_in_the_group_along(make_vec, singles):
         expected.check_step(envs.step(expected.actions()))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_render_and_calls_leave_the_episode_alone(make_vec, singles, workers):
     kwargs = {**IMAGES, "render_mode": "rgb_array"}
     envs = make_vec(workers=workers, **kwargs)

@@ -7,12 +7,15 @@ for each autoreset mode, what every observation, reward, flag and info of a vect
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
+from stub_envs import StubEnv, stub_action
 
 NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.NEXT_STEP,
@@ -20,6 +23,17 @@ NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.DISABLED,
 )
 MODES = (NEXT_STEP, SAME_STEP, DISABLED)
+by_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+#: For workers that hang: a wait of this length is part of the test.
+HANG_S = 3.0
+#: What goes wrong in an environment, and what the warning says about it.
+CRASHES = {
+    "SIGKILL": "SIGKILL",
+    "abort": "SIGABRT",
+    "raise": "ZeroDivisionError: stub fault",
+    "exit": "exit code 7",
+    "leave": "exit code 9",
+}
 
 
 class Record(NamedTuple):
@@ -294,6 +308,32 @@ class Follower:
         for r, item in enumerate(expected):
             if item is not None:
                 assert_same(info_row(infos, r), info_row(batch_infos([item[1]]), 0), f"info {r}")
+
+
+def follower(num_envs, seed, mode, per_env=None, *, keep=True, **kwargs):
+    """References without the faults."""
+    references = []
+    for i in range(num_envs):
+        own = {key: value for key, value in (per_env or {}).get(i, {}).items() if key == "script"}
+        env = StubEnv(i, **{**kwargs, **own})
+        references.append(Reference(env, seed + i, partial(stub_action, seed + i), keep=keep))
+    return Follower(references, mode)
+
+
+def advance(envs, expected, steps=1, lost=()):
+    """Step, with the resets that DISABLED needs; the first step loses the envs ``lost``."""
+    for step in range(steps):
+        if expected.mode == DISABLED and any(expected.due):
+            mask = np.array(expected.due)
+            expected.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
+        expected.check_step(envs.step(expected.actions()), lost=() if step else lost)
+
+
+def plain_reset(result):
+    """A reset's result without the notes on restarts, which the contract leaves open there."""
+    obs, infos = result
+    dropped = ("worker_restarted", "_worker_restarted")
+    return obs, {key: value for key, value in infos.items() if key not in dropped}
 
 
 def follow(

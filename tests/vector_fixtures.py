@@ -1,0 +1,89 @@
+"""Fixtures of the vector env's tests: ``pytest_plugins = ("vector_fixtures",)``."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+from stub_envs import Fault, stub_factory
+from vector_processes import children_of, descriptors, memfd_maps, wait_until
+
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vector.process_server import ProcessServer
+
+
+class _Server:
+    """One server for all tests of a file, until a test kills it: starting it takes longer."""
+
+    def __init__(self):
+        self.held = ProcessServer.acquire()
+
+    def current(self):
+        if not self.held.alive:
+            self.held.release()
+            self.held = ProcessServer.acquire()
+        return self.held
+
+
+@pytest.fixture(scope="module")
+def stub_server():
+    server = _Server()
+    yield server
+    server.held.release()
+
+
+@pytest.fixture
+def nothing_stays(stub_server):
+    """After each test: no worker, no descriptor, no shared block more than before it."""
+    gc.collect()
+    pid = stub_server.current().pid
+    before = children_of(pid), len(descriptors()), memfd_maps(), len(os.listdir(f"/proc/{pid}/fd"))
+    yield
+    gc.collect()
+    same = stub_server.held.alive
+    pid = stub_server.current().pid
+    wanted = before[0] if same else set()
+    wait_until(lambda: children_of(pid) == wanted, f"the end of {children_of(pid) - wanted}")
+    assert memfd_maps() <= before[2], "a shared block is still mapped"
+    assert len(descriptors()) <= before[1], descriptors()
+    if same:
+        assert len(os.listdir(f"/proc/{pid}/fd")) <= before[3], "descriptors of the server"
+
+
+@pytest.fixture
+def make_vec(nothing_stays):
+    """Make stub vector envs that are closed after the test."""
+    made = []
+
+    def make(num_envs=3, stubs=None, **kwargs):
+        """``stubs``: a factory, or arguments of some of the stubs."""
+        stub = {key: kwargs.pop(key) for key in ("script", "rich_info") if key in kwargs}
+        factory = stubs if callable(stubs) else stub_factory(stubs, **stub)
+        kwargs.setdefault("workers", 2)
+        envs = LiberoVectorEnv(num_envs, env_factory=factory, **kwargs)
+        made.append(envs)
+        return envs
+
+    yield make
+    for envs in made:
+        envs.close()
+    made.clear()
+
+
+@pytest.fixture
+def once(tmp_path):
+    """Make faults that happen once; ``once.reached()`` counts those that did."""
+
+    class Once:
+        flags: list[Path] = []
+
+        def __call__(self, *args, **kwargs):
+            self.flags = [*self.flags, tmp_path / f"fault{len(self.flags)}"]
+            return Fault(*args, **kwargs, flag=str(self.flags[-1]))
+
+        def reached(self):
+            return sum(flag.exists() for flag in self.flags)
+
+    return Once()
