@@ -133,7 +133,7 @@ def place(settings: Any) -> dict[str, Any]:
 
 def record_start(settings: Any, run_dir: Path) -> None:
     """Record the expert and the VLA on the first official state."""
-    from vla_gym.video import record_expert, record_policy
+    from vla_gym.play import record_expert, record_policy
 
     where = (settings.suite, settings.task_ids[0])
     expert = record_expert(run_dir / "expert.mp4", *where, **place(settings))
@@ -145,7 +145,7 @@ def record_start(settings: Any, run_dir: Path) -> None:
 
 def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
     """Record VLA and policy on the first state where only the policy succeeded, if there is one."""
-    from vla_gym.video import record_policy
+    from vla_gym.play import record_policy
     from vla_gym_trainers.evaluate import load_policy
 
     vla, policy = results["vla"][0], results["policy"][0]

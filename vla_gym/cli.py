@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from vla_gym.errors import ConfigError, VlaGymError
 
@@ -20,7 +19,7 @@ commands:
   doctor  what this machine has, what is missing and how to mend it
   assets  the asset packs: status, download, verify, path
   tasks   the tasks: ids, instructions, objects, goals, step limits
-  play    record a video of the expert, the VLA or a trained policy
+  play    a video of the expert, the VLA, random actions or a trained policy, several tasks tiled
   demos   record demonstrations of the scripted experts
   eval    play the VLA and a trained policy greedily on the official initial states
   bench   speed, start-up and memory beside LIBERO's and Gymnasium's vector environments
@@ -58,32 +57,6 @@ class TasksConfig:
     """Only this suite; default: all."""
     json: bool = False
     """Print the list as JSON."""
-
-
-@dataclass
-class PlayConfig:
-    """Record one episode as an mp4: both cameras, the instruction, the step, the outcome."""
-
-    suite: str = "goal"
-    """Suite name."""
-    task_id: int = 8
-    """Task in the suite; see vla-gym tasks."""
-    who: Literal["expert", "vla", "policy"] = "expert"
-    """Who acts."""
-    policy: Path | None = None
-    """A run directory or .zip of vla-gym-train td3; needed for --who policy."""
-    vla: str = "mini"
-    """Name or directory of the frozen VLA."""
-    chunk_len: int | None = None
-    """Control steps the VLA executes per decision; default: its horizon. A policy has its own."""
-    init_state_id: int = 0
-    """Official initial state, 0..49."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
-    out: Path = Path("episode.mp4")
-    """The video."""
 
 
 def _doctor(arguments: Sequence[str]) -> int:
@@ -151,37 +124,9 @@ def _tasks(arguments: Sequence[str]) -> int:
 
 
 def _play(arguments: Sequence[str]) -> int:
-    config = _parse(PlayConfig, arguments, "play")
-    if (config.policy is not None) != (config.who == "policy"):
-        raise ConfigError("--policy and --who policy belong together: give both or neither.")
-    from vla_gym.video import record_expert, record_policy
+    from vla_gym.play import PlayConfig, main
 
-    where = (config.out, config.suite, config.task_id)
-    kwargs: dict[str, Any] = {
-        "init_state_id": config.init_state_id,
-        "assets": config.assets,
-        "physics": config.physics,
-    }
-    if config.who == "expert":
-        success = record_expert(*where, **kwargs)
-    else:
-        act, chunk_len = None, config.chunk_len
-        if config.policy is not None:
-            _import_sb3()
-            from vla_gym_trainers.evaluate import load_policy
-
-            model = load_policy(config.policy)
-            chunk_len = int(model.action_space.shape[0])
-
-            def act(obs):  # type: ignore[no-untyped-def]
-                return model.predict(obs, deterministic=True)[0]
-
-        label = "VLA" if act is None else "trained policy"
-        success = record_policy(
-            *where, policy=act, vla=config.vla, chunk_len=chunk_len, label=label, **kwargs
-        )
-    sys.stdout.write(f"{config.out}: {'success' if success else 'no success'}\n")
-    return EXIT_OK
+    return main(_parse(PlayConfig, arguments, "play"))
 
 
 def _demos(arguments: Sequence[str]) -> int:
