@@ -25,7 +25,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 def open_contexts() -> int:
     """Count the renderers of this process that hold an OpenGL context."""
     gc.collect()
-    return sum(renderer._context is not None for renderer in renderer_module._open)
+    return sum(renderer._painter is not None for renderer in renderer_module._open)
 
 
 @pytest.fixture(autouse=True)

@@ -56,22 +56,22 @@ class Observer:
         """
         observation: dict[str, Any] = {}
         if self._cameras:
-            images = np.empty((len(self._cameras), *self._shape), np.uint8)
+            images: Sequence[np.ndarray]
+            if self._image_out is not None:
+                images = list(self._image_out.values())
+            else:
+                images = list(np.empty((len(self._cameras), *self._shape), np.uint8))
             self._scenes.render(sim, images, self._names)
             observation = dict(zip(self._cameras, images, strict=True))
-            if self._image_out is not None:
-                for camera, image in self._image_out.items():
-                    np.copyto(image, observation[camera])
-                    observation[camera] = image
         observation["proprio"] = sim.proprio()
         observation["task_id"] = np.int64(sim.task_model.task.task_id)
         return observation
 
     def frame(self, sim: LiberoSim) -> np.ndarray:
         """Return the upright agentview image, (image_size, image_size, 3) uint8."""
-        image = np.empty((1, *self._shape), np.uint8)
-        self._scenes.render(sim, image, (CAMERAS["agentview"],))
-        return image[0]
+        image = np.empty(self._shape, np.uint8)
+        self._scenes.render(sim, [image], (CAMERAS["agentview"],))
+        return image
 
     @property
     def image_out(self) -> dict[str, np.ndarray] | None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vla_gym.suites import Task
     from vla_gym.task_model import TaskModel
 
+    Images = np.ndarray | Sequence[np.ndarray]
+
 logger = logging.getLogger(__name__)
 
 # Scene, its file (the renderer draws that very model), image size in pixels, profile.
@@ -102,7 +104,7 @@ class _RendererPool:
             return self._renderers[key]
 
     def render(
-        self, renderer: SceneRenderer, sim: LiberoSim, out: np.ndarray, cameras: Sequence[str]
+        self, renderer: SceneRenderer, sim: LiberoSim, out: Images, cameras: Sequence[str]
     ) -> None:
         """Render while no renderer of this thread is closed; see ``SceneRenderer.render``."""
         with self._held():
@@ -241,7 +243,7 @@ class SceneCache:
         """Return the renderer of the task's scene that this thread's environments share."""
         return self._find(model)[1]
 
-    def render(self, sim: LiberoSim, out: np.ndarray, cameras: Sequence[str]) -> None:
+    def render(self, sim: LiberoSim, out: Images, cameras: Sequence[str]) -> None:
         """Render a simulation; see ``SceneRenderer.render``.
 
         Raises:

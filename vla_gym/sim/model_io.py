@@ -45,6 +45,8 @@ class SharedModel:
 
     model: mujoco.MjModel
     lock: threading.RLock = field(default_factory=threading.RLock)
+    #: Filled by :func:`vla_gym.sim.mesh_chunks.mesh_chunks` when a software renderer needs them.
+    mesh_chunks: object | None = None
 
 
 _Key = tuple[str, Path]

@@ -15,6 +15,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, RenderError
 from vla_gym.sim.model_io import load_shared
+from vla_gym.sim.painters import Painter, make_painter
 
 if TYPE_CHECKING:
     from vla_gym.sim.libero_sim import LiberoSim
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 PROFILES = ("libero", "fast")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
-# As upstream's render context: no collision geoms, at most this many geoms in the scene.
-_MAX_GEOMS = 1000
-_COLLISION_GROUP, _VISUAL_GROUP = 0, 1
 _GL_RENDERER = 0x1F01
 _EGL_HELP = (
     "MuJoCo renders through EGL. On Debian or Ubuntu: apt-get install -y libegl1 libgl1-mesa-dri"
@@ -45,8 +43,10 @@ def _close_all() -> None:
 class SceneRenderer:
     """Renders simulations of one scene.
 
-    The OpenGL context is made at the first render, because it must not exist before a fork and
-    belongs to the thread that renders. Use one renderer a thread.
+    It keeps nothing of a simulation: several may share it. The OpenGL context is made at the first
+    render, because it must not exist before a fork and belongs to the thread that renders. Use one
+    renderer a thread. ``MUJOCO_EGL_DEVICE_ID`` in the environment picks the device (0, 1, ...) for
+    all renderers of a process; MuJoCo reads it at the first.
     """
 
     def __init__(
@@ -72,41 +72,63 @@ class SceneRenderer:
         self._scene_key = task_model.scene_key
         self._shared = load_shared(task_model)
         self._gl: Any = None
-        self._context: mujoco.MjrContext | None = None
-        self._scene: mujoco.MjvScene | None = None
-        self._option = mujoco.MjvOption()
-        self._option.geomgroup[_COLLISION_GROUP] = 0
-        self._option.geomgroup[_VISUAL_GROUP] = 1
-        self._rect = mujoco.MjrRect(0, 0, width, height)
+        self._painter: Painter | None = None
         self._buffer = np.empty((height, width, 3), np.uint8)
         self._cameras: dict[str, mujoco.MjvCamera] = {}
 
-    def render(self, sim: LiberoSim, out: np.ndarray, cameras: Sequence[str] = CAMERAS) -> None:
+    def render(
+        self,
+        sim: LiberoSim,
+        out: np.ndarray | Sequence[np.ndarray],
+        cameras: Sequence[str] = CAMERAS,
+    ) -> None:
         """Render the simulation's present state.
 
         Args:
             sim: A simulation of this scene.
-            out: uint8 (len(cameras), height, width, 3), written in place, first row on top.
+            out: uint8 (len(cameras), height, width, 3), or a (height, width, 3) array for each
+                camera; written in place, first row on top.
             cameras: Camera names of the model.
 
         Raises:
             RenderError: No usable OpenGL context.
             ConfigError: ``out`` or a camera does not fit.
         """
-        expected = (len(cameras), self.height, self.width, 3)
-        if out.shape != expected or out.dtype != np.uint8:
-            raise ConfigError(f"out must be uint8 {expected}, got {out.dtype} {out.shape}.")
+        images = self._images(out, len(cameras))
         if sim.task_model.scene_key != self._scene_key:
             raise ConfigError(
                 f"This renderer is for scene {self._scene_key!r}, the simulation plays "
                 f"{sim.task_model.scene_key!r}."
             )
         views = [self._camera(name) for name in cameras]
-        self._activate()
+        painter = self._activate()
         with self._shared.lock:
             sim.prepare_render()
-            for index, view in enumerate(views):
-                self._draw(sim.data, view, out[index])
+            for image, view in zip(images, views, strict=True):
+                painter.draw(sim.data, view, self._buffer)
+                # OpenGL's first row is the bottom one.
+                np.copyto(image, self._buffer[::-1])
+
+    def _images(self, out: np.ndarray | Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+        """Return the array of each camera.
+
+        Raises:
+            ConfigError: A wrong number, shape or dtype.
+        """
+        expected = (self.height, self.width, 3)
+        images = list(out)
+        found = [
+            f"{image.dtype} {image.shape}"
+            if isinstance(image, np.ndarray)
+            else type(image).__name__
+            for image in images
+        ]
+        if found != [f"uint8 {expected}"] * count:
+            raise ConfigError(
+                f"out must be {count} images, uint8 {expected}, got {len(images)}: "
+                f"{', '.join(found) or 'none'}."
+            )
+        return images
 
     def renderer_info(self) -> str:
         """Return the OpenGL renderer's name, e.g. ``"llvmpipe (LLVM 15.0.7, 256 bits)"``.
@@ -121,14 +143,13 @@ class SceneRenderer:
 
     def close(self) -> None:
         """Free the OpenGL context; the renderer makes a new one when it is used again."""
-        if self._context is not None:
+        if self._painter is not None:
             self._gl.make_current()
-            self._context.free()
-            self._context = None
+            self._painter.free()
+            self._painter = None
         if self._gl is not None:
             self._gl.free()
             self._gl = None
-        self._scene = None
 
     def _camera(self, name: str) -> mujoco.MjvCamera:
         if name not in self._cameras:
@@ -143,26 +164,10 @@ class SceneRenderer:
             self._cameras[name] = camera
         return self._cameras[name]
 
-    def _draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera, out: np.ndarray) -> None:
-        mujoco.mjv_updateScene(
-            self._shared.model,
-            data,
-            self._option,
-            None,
-            camera,
-            mujoco.mjtCatBit.mjCAT_ALL,
-            self._scene,
-        )
-        mujoco.mjr_render(self._rect, self._scene, self._context)
-        mujoco.mjr_readPixels(self._buffer, None, self._rect, self._context)
-        # OpenGL's first row is the bottom one.
-        np.copyto(out, self._buffer[::-1])
-
-    def _activate(self) -> None:
+    def _activate(self) -> Painter:
         """Make the context current, and make it at first."""
-        if self._context is None:
-            self._make_context()
-            return
+        if self._painter is None:
+            return self._make_painter()
         try:
             self._gl.make_current()
         except Exception as error:
@@ -170,35 +175,24 @@ class SceneRenderer:
                 f"The OpenGL context cannot be used here ({error}): it belongs to the thread that "
                 "rendered first. Use one SceneRenderer a thread."
             ) from error
+        return self._painter
 
-    def _make_context(self) -> None:
+    def _make_painter(self) -> Painter:
         self._gl = _new_gl_context(self.width, self.height)
         # Handlers run last in, first out: after the context exists, so that ours runs first.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         _open.add(self)
-        model = self._shared.model
-        with self._shared.lock:
-            # The context takes its buffer size and samples from the model, which others share.
-            quality, size = model.vis.quality, model.vis.global_
-            saved = (quality.offsamples, quality.shadowsize, size.offwidth, size.offheight)
-            size.offwidth, size.offheight = self.width, self.height
-            if self.profile == "fast":
-                quality.offsamples = quality.shadowsize = 0
-            try:
-                self._gl.make_current()
-                self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
-                self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-            except Exception as error:
-                self.close()
-                message = f"MuJoCo could not use OpenGL ({error}). {_EGL_HELP}"
-                raise RenderError(message) from error
-            finally:
-                quality.offsamples, quality.shadowsize, size.offwidth, size.offheight = saved
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        if self.profile == "fast":
-            self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
-            self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        try:
+            self._gl.make_current()
+            with self._shared.lock:
+                self._painter = make_painter(
+                    self._shared, self.width, self.height, fast=self.profile == "fast"
+                )
+        except Exception as error:
+            self.close()
+            raise RenderError(f"MuJoCo could not use OpenGL ({error}). {_EGL_HELP}") from error
+        return self._painter
 
     def __del__(self) -> None:
         """Free the context; at interpreter exit its libraries may be gone already."""

@@ -1,0 +1,83 @@
+"""Two painters of one model side by side: MuJoCo's own and the lean one."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from vla_gym.sim.model_io import SharedModel
+from vla_gym.sim.painters import LeanPainter, PlainPainter
+from vla_gym.sim.renderer import _new_gl_context
+
+
+class PainterPair:
+    """Draws with both painters, each in an OpenGL context of its own."""
+
+    def __init__(self, shared: SharedModel, size: int, *, fast: bool = False) -> None:
+        self.shared, self.size = shared, size
+        self._contexts, self.painters = [], []
+        for kind in (PlainPainter, LeanPainter):
+            context = _new_gl_context(size, size)
+            context.make_current()
+            self._contexts.append(context)
+            self.painters.append(kind(shared, size, size, fast=fast))
+        assert self.painters[1].usable
+        self._images = np.zeros((2, size, size, 3), np.uint8)
+
+    def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera) -> tuple[np.ndarray, np.ndarray]:
+        """Return both images, (size, size, 3) each."""
+        for context, painter, image in zip(
+            self._contexts, self.painters, self._images, strict=True
+        ):
+            context.make_current()
+            painter.draw(data, camera, image)
+        return self._images[0].copy(), self._images[1].copy()
+
+    def triangles_drawn(self) -> int:
+        """Return how many triangles of meshes the lean painter's last image took."""
+        painter = self.painters[1]
+        desk, count = painter._desk, painter._scene.ngeom
+        drawn = desk.first[:count] >= 0
+        runs = zip(desk.first[:count][drawn], desk.end[:count][drawn], strict=True)
+        return sum(int(desk.runs[first:end, 1].sum()) for first, end in runs) // 3
+
+    def close(self) -> None:
+        for context, painter in zip(self._contexts, self.painters, strict=True):
+            context.make_current()
+            painter.free()
+            context.free()
+
+
+def fixed_camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+    camera.fixedcamid = model.camera(name).id
+    return camera
+
+
+def random_camera(rng: np.random.Generator, centre: np.ndarray) -> mujoco.MjvCamera:
+    """Return a free camera: far away, close, or inside of something."""
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    camera.lookat[:] = centre + rng.normal(scale=0.3, size=3)
+    camera.distance = float(np.exp(rng.uniform(np.log(0.02), np.log(4.0))))
+    camera.azimuth, camera.elevation = rng.uniform(-180, 180), rng.uniform(-89, 89)
+    return camera
+
+
+def scatter(
+    model: mujoco.MjModel, data: mujoco.MjData, rng: np.random.Generator, near: np.ndarray
+) -> None:
+    """Put all joints anywhere: some objects far out, some right at a point."""
+    for joint in range(model.njnt):
+        address = int(model.jnt_qposadr[joint])
+        if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+            scale = rng.choice([0.01, 0.1, 0.5, 30.0])
+            data.qpos[address : address + 3] = near + rng.normal(scale=scale, size=3)
+            quat = rng.normal(size=4)
+            data.qpos[address + 3 : address + 7] = quat / np.linalg.norm(quat)
+        else:
+            low, high = model.jnt_range[joint] if model.jnt_limited[joint] else (-3.0, 3.0)
+            data.qpos[address] = rng.uniform(low - 0.05, high + 0.05)
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
