@@ -12,6 +12,7 @@ from vla_gym.env_base import ACTION_DIM, LiberoEnvBase
 from vla_gym.env_state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.schedule import TaskSchedule
+from vla_gym.video import Status
 
 
 class LiberoEnv(LiberoEnvBase):
@@ -90,6 +91,7 @@ class LiberoEnv(LiberoEnvBase):
         observation = self._observer.observe(self._sim)
         self._episode += 1
         self._needs_reset = False
+        self._show(success=False)
         return observation, self._info(success=False, executed=0)
 
     def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
@@ -194,11 +196,19 @@ class LiberoEnv(LiberoEnvBase):
         if success:
             reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
         observation = self._observer.observe(self.sim)
+        self._show(success)
         return observation, reward, success, truncated, self._info(success, executed)
 
     @property
     def _limit(self) -> int:
         return self.max_control_steps or self.task_model.task.max_control_steps
+
+    def _show(self, success: bool) -> None:
+        """Bring the window of ``render_mode="human"`` up to date."""
+        if self._view is not None:
+            episode = f"{self.suite} {self.task_model.task.task_id}"
+            over = self._needs_reset
+            self._view.show(self.sim, Status(episode, self._elapsed, self._limit, success, over))
 
     def _info(self, success: bool, executed: int) -> dict[str, Any]:
         task = self.task_model.task

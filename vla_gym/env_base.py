@@ -15,6 +15,7 @@ from vla_gym.observation import CAMERAS, Observer
 from vla_gym.scene_cache import SceneCache, load_task
 from vla_gym.schedule import TaskSampling, TaskSchedule
 from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
+from vla_gym.window import HumanView, has_display
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,11 @@ MAX_IMAGE_SIZE = 4096
 class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
     """Arguments, spaces, simulation and images of :class:`~vla_gym.env.LiberoEnv`."""
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
+    # Gymnasium's checker tries every mode that is listed, and "human" needs a display.
+    metadata: dict[str, Any] = {
+        "render_modes": ["rgb_array", "human"] if has_display() else ["rgb_array"],
+        "render_fps": 20,
+    }
 
     def __init__(
         self,
@@ -70,7 +75,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
             max_control_steps: Step limit; default is the suite's.
-            render_mode: None or ``"rgb_array"``.
+            render_mode: None, ``"rgb_array"``, or ``"human"``: a window shows every ``reset`` and
+                ``step``.
             task_sampling: ``"uniform"``, ``"round_robin"`` or ``"balanced"``.
             env_index: Number of this environment in a vector env, from 0.
             group_size: Consecutive environments that play the same tasks and layouts.
@@ -80,6 +86,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         Raises:
             UnknownTaskError: If the suite or a task id does not exist.
             ConfigError: If another argument is out of range.
+            RenderError: If ``render_mode`` is ``"human"`` and there is no display.
         """
         self.suite = suite.removeprefix("libero_")
         self.tasks = parse_tasks(suite, task_ids)
@@ -87,7 +94,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
         check_choice(physics, "physics", ("fast", "exact"))
         check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
-        check_choice(render_mode, "render_mode", (None, *self.metadata["render_modes"]))
+        check_choice(render_mode, "render_mode", (None, "rgb_array", "human"))
         for camera in cameras:
             check_choice(camera, "cameras", tuple(CAMERAS))
         as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
@@ -105,6 +112,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             self._turn = () if self.init_states == "sampled" else self.init_states
         self.gamma, self.max_control_steps = gamma, max_control_steps
         self.render_mode = render_mode
+        self._view = HumanView() if render_mode == "human" else None
         self._scenes = SceneCache(
             physics=physics,
             image_size=self.image_size,
@@ -160,13 +168,16 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self._observer.image_out = arrays
 
     def render(self) -> np.ndarray | None:
-        """Return the upright agentview image, (image_size, image_size, 3) uint8, or None."""
-        return None if self.render_mode is None else self._observer.frame(self.sim)
+        """Return the upright agentview image, (image_size, image_size, 3) uint8, or None.
+
+        With ``render_mode="human"`` the window has been brought up to date already.
+        """
+        return self._observer.frame(self.sim) if self.render_mode == "rgb_array" else None
 
     @property
     def renderer(self) -> SceneRenderer | None:
         """The renderer of the present scene, shared with other environments; None without one."""
-        if self._sim is None or not (self.cameras or self.render_mode):
+        if self._sim is None or not (self.cameras or self.render_mode == "rgb_array"):
             return None
         return self._scenes.renderer(self._sim.task_model)
 
@@ -174,3 +185,5 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         """Free the simulations, and the renderers that nobody else uses; twice is fine."""
         self._scenes.close()
         self._sim = None
+        if self._view is not None:
+            self._view.close()

@@ -9,6 +9,7 @@ import gymnasium as gym
 from vla_gym.suites import SUITES
 
 if TYPE_CHECKING:
+    from vla_gym.env import LiberoEnv
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
     from vla_gym.wrappers import FrozenVLAObservation
@@ -23,7 +24,11 @@ def register_envs() -> None:
     """
     for suite in SUITES:
         for env_id, entry_point, vector_entry_point in (
-            (f"Libero-{suite}-v0", "vla_gym.env:LiberoEnv", "vla_gym.vector:LiberoVectorEnv"),
+            (
+                f"Libero-{suite}-v0",
+                "vla_gym.registration:make_libero",
+                "vla_gym.vector:LiberoVectorEnv",
+            ),
             (
                 f"LiberoVLA-{suite}-v0",
                 "vla_gym.registration:make_libero_vla",
@@ -37,6 +42,17 @@ def register_envs() -> None:
                     vector_entry_point=vector_entry_point,
                     kwargs={"suite": suite},
                 )
+
+
+def make_libero(suite: str, **kwargs: Any) -> LiberoEnv:
+    """Build :class:`vla_gym.env.LiberoEnv`.
+
+    A function, because from the class ``gymnasium.make`` would read its render modes, and where
+    there is no display wrap ``"human"`` in a window of its own, which needs pygame and a display.
+    """
+    from vla_gym.env import LiberoEnv
+
+    return LiberoEnv(suite, **kwargs)
 
 
 def make_libero_vla(
