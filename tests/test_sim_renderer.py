@@ -125,6 +125,37 @@ def test_wrong_arguments(model: TaskModel, sim: LiberoSim) -> None:
         SceneRenderer(model, 0, SIZE)
 
 
+def test_images_go_where_the_caller_wants(model: TaskModel, sim: LiberoSim) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
+    expected = render(renderer, sim)
+    rows = np.zeros((3, 2, SIZE, SIZE, 3), np.uint8)
+    wide = np.zeros((SIZE, 2 * SIZE, 3), np.uint8)
+    renderer.render(sim, (rows[1, 0], wide[:, SIZE:]))
+    np.testing.assert_array_equal(rows[1, 0], expected[0])
+    np.testing.assert_array_equal(wide[:, SIZE:], expected[1])
+    assert not rows[0].any() and not rows[2].any() and not wide[:, :SIZE].any()
+    with pytest.raises(ConfigError, match="2 images.*got 1"):
+        renderer.render(sim, [rows[1, 0]])
+    with pytest.raises(ConfigError, match="float64"):
+        renderer.render(sim, [rows[1, 0], np.zeros((SIZE, SIZE, 3))])
+    with pytest.raises(ConfigError, match="list"):
+        renderer.render(sim, [rows[1, 0], []])
+    renderer.close()
+
+
+def test_one_renderer_serves_several_simulations(model: TaskModel) -> None:
+    renderer, sims = SceneRenderer(model, SIZE, SIZE), [LiberoSim(model) for _ in range(2)]
+    for index, sim in enumerate(sims):
+        sim.reset(model.official_layout(10 * index))
+    first = [render(renderer, sim) for sim in sims]
+    assert not np.array_equal(*first)
+    for index in (1, 0, 0, 1):
+        np.testing.assert_array_equal(render(renderer, sims[index]), first[index])
+        if index:
+            renderer.close()
+    renderer.close()
+
+
 def test_another_thread_is_told_to_use_its_own(model: TaskModel, sim: LiberoSim) -> None:
     renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
     expected = render(renderer, sim)
