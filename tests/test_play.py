@@ -175,6 +175,21 @@ def test_the_vla_and_a_policy_above_it(tmp_path: Path) -> None:
     assert np.abs(films[0][6].astype(int) - films[1][6]).mean() > 0.5
 
 
+def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
+    from vla_gym_trainers import TD3BC, make_sb3_vec_env
+
+    env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs=1, task_ids=8, chunk_len=5)
+    try:
+        TD3BC("RLTokenPolicy", env, gamma=0.99, buffer_size=10).save(tmp_path / "policy.zip")
+    finally:
+        env.close()
+    out = tmp_path / "policy.mp4"
+    arguments = ["--who", "policy", "--policy", str(tmp_path), "--max-steps", "7", "--size", "64"]
+    assert cli.main(["play", *arguments, "--out", str(out)]) == 0
+    assert "goal 8, state 0: no success, 7 steps" in capsys.readouterr().out
+    assert len(iio.imread(out)) == 1 + 7 + HOLD
+
+
 def test_the_expert_as_a_function(tmp_path: Path) -> None:
     assert record_expert(tmp_path / "stove.mp4", "goal", 7, size=64)
     assert (tmp_path / "stove.mp4").exists()
