@@ -15,11 +15,11 @@ class PainterPair:
 
     def __init__(self, shared: SharedModel, size: int, *, fast: bool = False) -> None:
         self.shared, self.size = shared, size
-        self._contexts, self.painters = [], []
+        self.contexts, self.painters = [], []
         for kind in (PlainPainter, LeanPainter):
             context = _new_gl_context(size, size)
             context.make_current()
-            self._contexts.append(context)
+            self.contexts.append(context)
             self.painters.append(kind(shared, size, size, fast=fast))
         assert self.painters[1].usable
         self._images = np.zeros((2, size, size, 3), np.uint8)
@@ -27,7 +27,7 @@ class PainterPair:
     def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera) -> tuple[np.ndarray, np.ndarray]:
         """Return both images, (size, size, 3) each."""
         for context, painter, image in zip(
-            self._contexts, self.painters, self._images, strict=True
+            self.contexts, self.painters, self._images, strict=True
         ):
             context.make_current()
             painter.draw(data, camera, image)
@@ -42,7 +42,7 @@ class PainterPair:
         return sum(int(desk.runs[first:end, 1].sum()) for first, end in runs) // 3
 
     def close(self) -> None:
-        for context, painter in zip(self._contexts, self.painters, strict=True):
+        for context, painter in zip(self.contexts, self.painters, strict=True):
             context.make_current()
             painter.free()
             context.free()
