@@ -26,9 +26,7 @@ class PainterPair:
 
     def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera) -> tuple[np.ndarray, np.ndarray]:
         """Return both images, (size, size, 3) each."""
-        for context, painter, image in zip(
-            self.contexts, self.painters, self._images, strict=True
-        ):
+        for context, painter, image in zip(self.contexts, self.painters, self._images, strict=True):
             context.make_current()
             painter.draw(data, camera, image)
         return self._images[0].copy(), self._images[1].copy()
