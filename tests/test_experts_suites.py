@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from vla_gym.experts import EXPERT_TASKS, Expert, Phase, make_expert
-from vla_gym.experts.geometry import GRIPPER_DOWN
+from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
+from vla_gym.experts.grasps import rim_grasp, tilted_rim_grasp
 from vla_gym.experts.pick_and_place import repeated_until_success
 from vla_gym.experts.recording import episode_rng, record_episode
 from vla_gym.sim import LiberoSim
@@ -49,6 +50,34 @@ def test_phases_begin_anew_until_the_goal_is_reached() -> None:
         names.append(expert.phase)
     assert names == ["pick", "pick", "put"] * 3 + ["rest"] * 3
     assert expert.retries == 2
+
+
+def test_tilt_is_what_remains_without_the_turn_about_the_own_axis() -> None:
+    tilt = rotation_z(0.7) @ rotation_y(0.4) @ rotation_z(-0.7)
+    assert tilt_of(tilt @ rotation_z(2.0)) == pytest.approx(tilt, abs=1e-12)
+    assert tilt_of(rotation_z(2.0)) == pytest.approx(np.eye(3), abs=1e-12)
+
+
+def test_a_bowl_that_stands_askew_is_taken_along_its_own_axis() -> None:
+    position, tilt = np.array([0.1, 0.2, 0.9]), rotation_x(0.3)
+    signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
+    local = signs * [0.05, 0.05, 0.025] + [0.0, 0.0, 0.025]
+
+    def bowl(rotation: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(
+            body_pos=lambda _: position,
+            body_mat=lambda _: rotation,
+            collision_corners=lambda _: position + local @ rotation.T,
+        )
+
+    rim = {"inset": 0.005, "depth": 0.02}
+    upright = rim_grasp(bowl(np.eye(3)), "bowl", 2.0, **rim)
+    same = tilted_rim_grasp(bowl(np.eye(3)), "bowl", 2.0, **rim)
+    assert same.point() == pytest.approx(upright.point(), abs=1e-12)
+    assert same.rotation == pytest.approx(upright.rotation, abs=1e-12)
+    askew = tilted_rim_grasp(bowl(tilt), "bowl", 2.0, **rim)
+    assert askew.point() == pytest.approx(position + tilt @ (upright.point() - position))
+    assert askew.rotation == pytest.approx(tilt @ upright.rotation)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vla_gym.experts.grasps import rim_grasp
+from vla_gym.experts.grasps import tilted_rim_grasp
 from vla_gym.experts.phase_machine import Expert
 from vla_gym.experts.pick_and_place import (
     BOWL,
@@ -23,11 +23,12 @@ from vla_gym.experts.privileged import PrivilegedSim
 MIN_TRAVEL_HEIGHT, LIFT = 1.08, 0.13
 
 
-def bowl_on_plate_from(angle_degrees: float = 90.0) -> Callable[[PrivilegedSim], Expert]:
+def bowl_on_plate_from(angle_degrees: float) -> Callable[[PrivilegedSim], Expert]:
     """Return a builder whose expert takes the bowl by its rim at this world polar angle."""
 
     def build(sim: PrivilegedSim) -> Expert:
-        grasp = rim_grasp(sim, BOWL, np.deg2rad(angle_degrees), **BOWL_RIM)
+        # On the ramekin's uneven meshes the bowl stands askew.
+        grasp = tilted_rim_grasp(sim, BOWL, np.deg2rad(angle_degrees), **BOWL_RIM)
         target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
         travel_height = max(MIN_TRAVEL_HEIGHT, float(sim.body_pos(BOWL)[2]) + LIFT)
         placement = Placement(target, travel_height=travel_height, drop=0.004)

@@ -53,6 +53,18 @@ def axis_angle(rotation: np.ndarray) -> np.ndarray:
     return np.pi * outer[:, column] / np.sqrt(outer[column, column])
 
 
+def tilt_of(rotation: np.ndarray) -> np.ndarray:
+    """Return the smallest rotation (3, 3) that turns world z into the frame's z axis.
+
+    It is what a body's orientation keeps when its turn about its own axis is taken away. The axis
+    must not point straight down.
+    """
+    x, y, z = rotation[:, 2]
+    scale = 1.0 / (1.0 + z)
+    xy = -x * y * scale
+    return np.array([[1.0 - x * x * scale, xy, x], [xy, 1.0 - y * y * scale, y], [-x, -y, z]])
+
+
 def wrap_half_turn(angle: float) -> float:
     """Map an angle to [-pi/2, pi/2): a two-finger gripper looks the same after half a turn."""
     return (angle + np.pi / 2.0) % np.pi - np.pi / 2.0

@@ -11,6 +11,7 @@ from vla_gym.experts.geometry import (
     BodyPoint,
     rotation_y,
     rotation_z,
+    tilt_of,
     world_box,
     wrap_half_turn,
 )
@@ -57,6 +58,26 @@ def rim_grasp(
     yaw = wrap_half_turn(angle - np.pi / 2.0)
     lean = rotation_z(angle) @ rotation_y(tilt) @ rotation_z(-angle)
     return Grasp(lambda: center() + offset, lean @ rotation_z(yaw) @ GRIPPER_DOWN)
+
+
+def tilted_rim_grasp(
+    sim: PrivilegedSim, body: str, angle: float, *, inset: float, depth: float
+) -> Grasp:
+    """Straddle the wall of a bowl that may stand askew; the hand leans as the bowl does.
+
+    Arguments as in :func:`rim_grasp`, measured in the bowl's own frame turned so that its axis
+    points up. For an upright bowl both grasps are the same.
+    """
+    tilt = tilt_of(sim.body_mat(body))
+    corners = (sim.collision_corners(body) - sim.body_pos(body)) @ tilt
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    radius = float(np.mean((high - low)[:2])) / 2.0 - inset
+    middle = (low + high) / 2.0
+    center = BodyPoint.at(sim, body, sim.body_pos(body) + tilt @ middle)
+    height = high[2] - depth - middle[2]
+    offset = tilt @ np.array([radius * np.cos(angle), radius * np.sin(angle), height])
+    yaw = wrap_half_turn(angle - np.pi / 2.0)
+    return Grasp(lambda: center() + offset, tilt @ rotation_z(yaw) @ GRIPPER_DOWN)
 
 
 def top_grasp(

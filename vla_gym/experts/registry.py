@@ -25,13 +25,9 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
         9: pick_and_place.bottle_on_rack,
     },
     # On the +y side of these three bowls the hand meets the drawer, the other bowl or the cabinet.
-    # Best of six to eight angles each, on 8 to 20 noisy sampled layouts an angle (lite pack).
-    "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from())
-    | {
-        4: black_bowls.bowl_on_plate_from(-45.0),
-        6: black_bowls.bowl_on_plate_from(180.0),
-        9: black_bowls.bowl_on_plate_from(180.0),
-    },
+    # Best of six to nine angles each on 8 to 20 sampled layouts an angle, with and without noise.
+    "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from(90.0))
+    | dict.fromkeys((4, 6, 9), black_bowls.bowl_on_plate_from(180.0)),
     "object": dict.fromkeys(range(10), groceries.grocery_in_basket),
 }
 
