@@ -263,17 +263,46 @@ def test_death_in_a_call(make_vec):
     advance(envs, expected, 8)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a step lost right after set_state reports the infos of the episode before"
-)
-def test_death_right_after_set_state(make_vec):
-    envs = make_vec(2, script=[(6, LIMIT)])
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+def test_death_right_after_set_state(make_vec, mode):
+    """The lost step is one of the restored episode: its infos are, too, not of the one before."""
+    envs = make_vec(4, script=[(6, LIMIT)], autoreset_mode=mode)
     envs.reset(seed=0)
-    envs.step(np.zeros((2, 3), np.float32))
-    envs.set_state(envs.get_state([0]), [1])
+    for _ in range(2):
+        envs.step(np.zeros((4, 3), np.float32))
+    states = envs.get_state([0, 1])
+    envs.step(np.zeros((4, 3), np.float32))
+    envs.set_state(states, [2, 3])
     os.kill(envs.worker_pids[1], signal.SIGKILL)
-    with pytest.warns(WorkerRestartWarning):
-        obs, _, _, truncated, infos = envs.step(np.zeros((2, 3), np.float32))
-    assert truncated.tolist() == [False, True] and obs["task_id"][1] == 0
-    info = info_row(infos, 1)
-    assert info.get("task_id", 0) == 0 and info.get("instruction", "do task 0") == "do task 0"
+    with pytest.warns(WorkerRestartWarning, match=r"task 0, .*task 1, "):
+        obs, _, _, truncated, infos = envs.step(np.zeros((4, 3), np.float32))
+    assert truncated.tolist() == [False, False, True, True]
+    for i, task in ((2, 0), (3, 1)):
+        info = info_row(infos, i)
+        last = info["final_obs"] if mode == SAME_STEP else {k: v[i] for k, v in obs.items()}
+        assert last["proprio"][:3].tolist() == [task, 0, 2] and last["task_id"] == task
+        if mode == SAME_STEP:
+            # The next episode is the one that follows the restored one.
+            assert obs["proprio"][i][:3].tolist() == [task, 1, 0]
+            assert info["instruction"] == f"do task {task + 1}"
+            info = info["final_info"]
+        assert (info["task_id"], info["instruction"]) == (task, f"do task {task}")
+        assert info["elapsed_steps"] == 8
+
+
+def test_instruction_after_set_state_and_a_death(make_vec):
+    """The trainer has the text that goes with each row, whatever was restored and restarted."""
+    envs = make_vec(2, workers=1, script=[(2, LIMIT)], autoreset_mode=SAME_STEP)
+    envs.reset(seed=0)
+    states = envs.get_state()
+    envs.set_state(states[::-1])
+    infos = envs.step(np.zeros((2, 3), np.float32))[4]
+    assert infos["instruction"].tolist() == ["do task 1", "do task 0"]
+    envs.set_state(states[::-1])
+    envs.set_state(states)
+    infos = envs.step(np.zeros((2, 3), np.float32))[4]
+    assert infos["instruction"].tolist() == ["do task 0", "do task 1"]
+    envs.set_state(envs.get_state()[::-1])
+    infos = envs.step(np.zeros((2, 3), np.float32))[4]
+    assert infos["final_info"]["instruction"].tolist() == ["do task 1", "do task 0"]
+    assert infos["instruction"].tolist() == ["do task 2", "do task 1"]

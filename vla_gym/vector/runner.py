@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vla_gym.errors import WorkerError, WorkerRestartWarning
 from vla_gym.vector.pool import Event, Failure, Pool
 from vla_gym.vector.protocol import Extras
-from vla_gym.vector.rows import INFO_BITS, RESET, STEP
+from vla_gym.vector.rows import INFO_BITS, RESET, STEP, TEXT_INFO
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
 _REMEMBERED = ("info_set", "info/elapsed_steps", "info/task_id", "info/init_state_id")
@@ -86,13 +86,31 @@ class Runner:
         self.table["seed"][ids], self.table["episode"][ids] = seeds, 0
         self.table["reseed"][ids], self.table["plays_as"][ids] = True, ids
 
-    def restore(self, i: int, seed: int, next_episode: int, plays_as: int, *, ended: bool) -> None:
-        """Put the episode count of an environment where a saved state had it."""
+    def restore(
+        self,
+        i: int,
+        seed: int,
+        next_episode: int,
+        plays_as: int,
+        *,
+        ended: bool,
+        infos: Mapping[str, Any],
+    ) -> None:
+        """Put an environment's episode count, and the infos known of it, where a state had them."""
         self.table["plays_as"][i] = plays_as
         self.seeds[i] = self.table["seed"][i] = seed
         self.next_episode[i] = self.table["episode"][i] = next_episode
         self.table["reseed"][i] = False
         self.ended[i], self._lost[i] = ended, False
+        for key, values in self._known.items():
+            values[i] = infos.get(key, 0)
+        self.texts[i] = infos.get(TEXT_INFO)
+
+    def known_infos(self, i: int) -> dict[str, Any]:
+        """Return what is remembered of the infos of an environment, for :meth:`restore`."""
+        return {key: values[i].item() for key, values in self._known.items()} | {
+            TEXT_INFO: self.texts[i]
+        }
 
     def reset(
         self, ids: np.ndarray, options: Mapping[int, dict[str, Any]], *, each: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +23,7 @@ class SlotState:
         episode_return, episode_length: Statistics of the running episode.
         seed, next_episode, plays_as: Which episodes follow: those of that environment.
         ended: Whether a reset is due.
+        infos: Of the last observation: what a step reports that dies with its worker.
     """
 
     env: Any
@@ -32,6 +33,7 @@ class SlotState:
     next_episode: int = 0
     plays_as: int = 0
     ended: bool = False
+    infos: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Slot:
@@ -167,6 +169,7 @@ class Slot:
             self._unwrapped.image_out = None
         write_value(rows, self._method("set_state")(state.env))
         self._return, self._length = state.episode_return, state.episode_length
+        self._text = None  # the trainer's text is now the state's: say the next one anyway
 
     def _method(self, name: str) -> Any:
         if self.env is not self._unwrapped and not any(

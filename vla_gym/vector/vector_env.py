@@ -323,6 +323,7 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 int(runner.next_episode[i]),
                 int(self._table["plays_as"][i]),
                 bool(runner.ended[i]),
+                runner.known_infos(i),
             )
             for i, state in zip(ids, states, strict=True)
         ]
@@ -345,7 +346,14 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._table["half"][ids] = runner.half[ids]
         runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
         for i, state in zip(ids, states, strict=True):
-            runner.restore(i, state.seed, state.next_episode, state.plays_as, ended=state.ended)
+            runner.restore(
+                i,
+                state.seed,
+                state.next_episode,
+                state.plays_as,
+                ended=state.ended,
+                infos=state.infos,
+            )
         self._seeded = True
         return self._batch.observations(None)
 
