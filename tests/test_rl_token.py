@@ -117,8 +117,9 @@ def test_pretraining_learns_a_token_that_the_decoder_needs():
     fresh = train_small(context_dropout=0.5, steps=1)
     assert trained["token_mse"] < 0.3 * fresh["token_mse"]
     assert trained["token_explained_variance"] > 0.7
-    # Another observation's token must hurt, although the true previous states are in sight.
-    assert trained["context_wrong_token_mse"] > 3 * trained["context_mse"]
+    # Another observation's token must hurt, although the true previous states are in sight. A
+    # decoder that ignores the token gives 1; five seeds gave 3.6-4.4.
+    assert trained["context_wrong_token_mse"] > 2 * trained["context_mse"]
 
 
 def test_without_context_dropout_the_token_alone_is_worse():

@@ -402,17 +402,19 @@ def test_a_scene_in_use_is_never_removed(tmp_path: Path, compiles: list[str]) ->
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-W", "always::ResourceWarning", "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     ) as user:
         assert user.stdout is not None and user.stdout.readline() == "ready\n"
         _aged(used, 99)  # as if it had run for long
         cache.load_scene(request("second"), tmp_path)
         assert used.is_dir()
-        user.communicate(timeout=30)
+        _, errors = user.communicate(timeout=30)
+    assert errors == "", "what keeps the lock is no file that the interpreter must close"
     cache.load_scene(request("third"), tmp_path)
     assert not used.exists()
 

@@ -281,13 +281,16 @@ def run_config(tmp_path, **kwargs):
 
 def test_cloning_learns_to_follow_the_instruction(tmp_path):
     write_demos(tmp_path)
-    result = train_mini(run_config(tmp_path, steps=100, batch_size=8))
-    assert result["val/l1"] < 0.25
+    result = train_mini(run_config(tmp_path, steps=150, batch_size=8, learning_rate=1e-2))
+    # Blind to the instruction: (0.8 + 0.5 * 1) / 7 = 0.19. Eight seeds, bf16 or not: 0.001-0.002.
+    assert result["val/l1"] < 0.02
     backend = MiniBackend.from_pretrained(tmp_path / "run" / "model")
-    images, texts, proprio = random_inputs(2)
-    actions = backend.infer(images, texts, proprio).actions
-    assert (actions[0, :, 0] < -0.2).all() and (actions[1, :, 0] > 0.2).all()
-    assert (actions[0, :, 6] == 1).all() and (actions[1, :, 6] == -1).all()
+    images, _, proprio = random_inputs(16)
+    for instruction, x, gripper in zip(INSTRUCTIONS, (-0.8, 0.8), (1.0, -1.0), strict=True):
+        actions = backend.infer(images, [instruction] * 16, proprio).actions
+        # Those seeds: within 0.03 of 0.8.
+        assert (actions[..., 0] - x).abs().max() < 0.3
+        assert (actions[..., 6] == gripper).all()
 
 
 def test_resumed_run_continues_where_it_stopped(tmp_path):

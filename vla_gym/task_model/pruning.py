@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,9 @@ UNUSED_DAYS = 30
 # What the present installation would write into every manifest.
 _VERSION_FIELDS = ("schema", "compiler", "versions", "machine")
 
-# Manifests of the scenes that this process uses, open and locked until it ends.
-_in_use: dict[tuple[int, int], IO[bytes]] = {}
+# Manifests of the scenes that this process uses, by device and inode. Bare descriptors: they stay
+# open and locked until the process ends, whatever the interpreter clears away before.
+_in_use: dict[tuple[int, int], int] = {}
 
 
 def mark_used(folder: Path) -> None:
@@ -39,9 +40,13 @@ def mark_used(folder: Path) -> None:
         status = path.stat()
         key = (status.st_dev, status.st_ino)
         if key not in _in_use:
-            file = path.open("rb")
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _in_use[key] = file
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:  # somebody is removing it
+                os.close(descriptor)
+                raise
+            _in_use[key] = descriptor
         os.utime(path)
 
 
