@@ -15,7 +15,7 @@ class MiniConfig:
     demos: str = "demos"
     """Folder that ``vla-gym demos`` wrote."""
     output: str = "runs/mini"
-    """Run directory: TensorBoard, checkpoint.pt, model/ (float16), result.json."""
+    """Run directory: TensorBoard, checkpoint.pt, model/ and best/ (float16), result.json."""
     demos_per_task: int | None = None
     """Use only the first so many episodes of each task; None for all."""
     minutes: float | None = 12.0
@@ -38,6 +38,8 @@ class MiniConfig:
     """Largest random shift of an image (of 64 pixels)."""
     proprio_noise: float = 0.03
     """Noise on proprioception in units of its standard deviation."""
+    paraphrase_rate: float = 0.5
+    """Probability that a frame's instruction is said in other words."""
     word_dropout: float = 0.02
     """Probability that a word is replaced by the unknown word."""
     held_out_episodes: int = 2
@@ -46,6 +48,8 @@ class MiniConfig:
     """Width of the transformer."""
     num_layers: int = 4
     """Blocks of the transformer."""
+    instruction_tokens: int = 4
+    """Tokens that the words are encoded to before they meet the images; 0: a token a word."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 autocast; ``auto`` uses it where the CPU has the instructions, and on CUDA."""
     device: str = "cpu"
@@ -56,14 +60,15 @@ class MiniConfig:
     """Seed of weights, batches and augmentation."""
     save_minutes: float = 2.0
     """Minutes between checkpoints and validations."""
-    snapshot_minutes: tuple[float, ...] = ()
-    """Also keep the averaged weights as model-<m>min/ at these times."""
     init_from: str | None = None
     """Start from this checkpoint (a name or a folder) instead of fresh weights."""
     resume: bool = False
     """Continue the run in ``output`` where its checkpoint left it."""
     eval_episodes: int = 0
-    """Closed-loop episodes a task on sampled layouts at the end; 0 for none."""
+    """Closed-loop episodes a task on sampled layouts, at the end and every ``eval_every`` steps;
+    the best weights by these are kept in best/. 0 for none."""
+    eval_every: int | None = None
+    """Optimiser steps between closed-loop evaluations; None: one at the end."""
 
     def __post_init__(self) -> None:
         """Check the values.

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import FrozenVLA, VLAOutput
+from vla_gym.vla.base import FrozenVLA, TokenVLA, VLAOutput
 from vla_gym.vla.files import resolve_weights, verify_checksums
 
-__all__ = ["FrozenVLA", "VLAOutput", "load"]
+__all__ = ["FrozenVLA", "TokenVLA", "VLAOutput", "load"]
 
 
 def load(name_or_path: str | Path, device: str = "cpu") -> FrozenVLA:

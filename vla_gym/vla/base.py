@@ -63,3 +63,50 @@ class FrozenVLA(Protocol):
                 (m).
         """
         ...
+
+
+@runtime_checkable
+class TokenVLA(FrozenVLA, Protocol):
+    """A VLA with a token head: a distribution over 256 bins for every number of a chunk.
+
+    Log-probabilities are of single tokens, over the 256 action bins alone, and of
+    softmax(logits / temperature): the distribution that was sampled.
+    """
+
+    def act_tokens(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one chunk of tokens per row.
+
+        Args:
+            images: As for ``infer``.
+            instructions: As for ``infer``.
+            proprio: As for ``infer``.
+            temperature: Divides the logits; 0 takes the most likely tokens, whose
+                log-probabilities are then those of temperature 1.
+            generator: Source of the draws, on the CPU; None: torch's global one.
+
+        Returns:
+            tokens (B, C, 7) int64 in 0..255 and log_probs (B, C, 7) float32, without gradients.
+        """
+        ...
+
+    def token_log_probs(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        tokens: torch.Tensor,
+        temperature: float = 1.0,
+    ) -> torch.Tensor:
+        """Return the log-probabilities (B, C, 7) of tokens (B, C, 7), with gradients."""
+        ...
+
+    def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (..., C, 7) float32 in [-1, 1]."""
+        ...

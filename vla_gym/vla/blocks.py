@@ -21,19 +21,34 @@ class Block(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None, causal: bool = False
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        causal: bool = False,
+        last: int | None = None,
     ) -> torch.Tensor:
         """Apply the block.
 
         Args:
             x: (B, N, width).
-            mask: (B, 1, 1 or N, N) bool, True where a key may be attended; None for everywhere.
-            causal: Token i sees tokens 0..i only; excludes ``mask``.
+            mask: (B, 1, 1, N) bool, True where a key may be attended; None for everywhere.
+            causal: Token i sees tokens 0..i only; excludes ``mask`` and ``last``.
+            last: Return the last so many tokens only, which attend to all N; the others' outputs
+                are not computed.
+
+        Returns:
+            (B, N or ``last``, width).
         """
         y = self.norm1(x)
+        if last is not None:
+            x = x[:, -last:]
         q, k, v = (
-            proj(y).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(rows).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for proj, rows in (
+                (self.q_proj, y[:, -x.shape[1] :]),
+                (self.k_proj, y),
+                (self.v_proj, y),
+            )
         )
         # Written out: for ~30 tokens on a CPU, torch's fused attention is slower, above all in
         # its backward pass (a training step 167 -> 133 ms).
@@ -42,10 +57,40 @@ class Block(nn.Module):
             count = x.shape[1]
             mask = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
         if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
+            # Not -inf: a sentence without words, masked altogether, must not become NaN.
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         y = scores.softmax(dim=-1).to(v.dtype) @ v
         x = x + self.o_proj(y.transpose(1, 2).flatten(2))
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class InstructionEncoder(nn.Module):
+    """One block in which learned readouts attend to the words: K tokens a sentence.
+
+    A sentence of 17 words would otherwise be half of all tokens in each of the larger network's
+    blocks.
+    """
+
+    def __init__(self, width: int, num_heads: int, num_tokens: int) -> None:
+        super().__init__()
+        self.readouts = nn.Parameter(0.02 * torch.randn(num_tokens, width))
+        self.words_block = Block(width, num_heads)
+        self.readout_block = Block(width, num_heads)
+
+    def forward(self, words: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """Encode sentences.
+
+        Args:
+            words: (B, W, width) embedded words with their positions.
+            real: (B, W) bool, False for padding.
+
+        Returns:
+            (B, K, width).
+        """
+        words = self.words_block(words, real[:, None, None, :])
+        x = torch.cat([words, self.readouts.expand(len(words), -1, -1)], dim=1)
+        keys = torch.cat([real, real.new_ones(len(words), len(self.readouts))], dim=1)
+        return self.readout_block(x, keys[:, None, None, :], last=len(self.readouts))
 
 
 class CameraStem(nn.Module):

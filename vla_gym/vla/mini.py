@@ -1,231 +1,41 @@
-"""The embedded VLA: a policy of a few million parameters that runs anywhere.
-
-Two 64x64 images, the instruction's words and the proprioception become tokens of a small
-transformer; eight learned action queries are read out by an L1 head and by a 256-bin token head.
-The structure is that of large VLAs (action-query hidden states are what the RL token compresses),
-the size is that of a test bed.
-"""
+"""The embedded VLA as a backend: a policy of a few million parameters that runs anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
-from transformers.utils import logging as hf_logging
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError
 from vla_gym.vla.base import VLAOutput
-from vla_gym.vla.blocks import Block, CameraStem
-from vla_gym.vla.files import write_checksums
-from vla_gym.vla.preprocess import CAMERAS, proprio_features, stack_cameras
-from vla_gym.vla.tokens import NUM_BINS, PAD, UNK, WordTokenizer, bins_to_actions
+from vla_gym.vla.mini_model import (
+    MiniVLA,
+    MiniVLAConfig,
+    MiniVLAOutput,
+    load_model,
+    to_pixel_values,
+)
+from vla_gym.vla.preprocess import proprio_features, stack_cameras
+from vla_gym.vla.tokens import (
+    WordTokenizer,
+    bins_to_actions,
+    sample_tokens,
+    token_log_probs,
+)
 
-ACTION_DIM = 7
-PROPRIO_FEATURES = 11
+__all__ = [
+    "GRIPPER",
+    "MiniBackend",
+    "MiniVLA",
+    "MiniVLAConfig",
+    "MiniVLAOutput",
+    "load_model",
+    "to_pixel_values",
+]
+
 GRIPPER = 6  # index of the gripper in an action
-
-
-class MiniVLAConfig(PreTrainedConfig):
-    """Configuration of :class:`MiniVLA`; everything inference needs is in it.
-
-    Args:
-        vocabulary: Words in the order of their ids, starting with padding and unknown.
-        max_words: Longer instructions are cut.
-        hidden_size: Width of the transformer.
-        num_layers: Number of transformer blocks.
-        num_heads: Attention heads of a block.
-        tokens_per_camera: Tokens that a camera's feature map is projected to.
-        stem_channels: Channels of the 4x4 feature map before that projection.
-        horizon: Number C of actions in a chunk = number of action queries.
-        proprio_mean: Mean of the 11 proprioception features of the training data.
-        proprio_std: Their standard deviation.
-    """
-
-    model_type = "vla_gym_mini"
-
-    def __init__(
-        self,
-        vocabulary: list[str] | None = None,
-        max_words: int = 24,
-        hidden_size: int = 192,
-        num_layers: int = 4,
-        num_heads: int = 4,
-        tokens_per_camera: int = 4,
-        stem_channels: int = 48,
-        horizon: int = 8,
-        proprio_mean: list[float] | None = None,
-        proprio_std: list[float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store the values; see the class."""
-        self.vocabulary = list(vocabulary or [PAD, UNK])
-        self.max_words = max_words
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.tokens_per_camera = tokens_per_camera
-        self.stem_channels = stem_channels
-        self.horizon = horizon
-        self.proprio_mean = list(proprio_mean or [0.0] * PROPRIO_FEATURES)
-        self.proprio_std = list(proprio_std or [1.0] * PROPRIO_FEATURES)
-        super().__init__(**kwargs)
-
-
-@dataclass
-class MiniVLAOutput(ModelOutput):
-    """Outputs of :class:`MiniVLA`.
-
-    Attributes:
-        hidden: (B, C, hidden_size): normalised states of the action queries, read by both heads.
-        actions: (B, C, 7): the L1 head, before clipping and gripper sign.
-        token_logits: (B, C, 7, 256): the token head; None unless asked for.
-    """
-
-    hidden: torch.Tensor | None = None
-    actions: torch.Tensor | None = None
-    token_logits: torch.Tensor | None = None
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Silence transformers' bars, which flicker for a file of a few megabytes."""
-    enabled = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            hf_logging.enable_progress_bar()
-
-
-class MiniVLA(PreTrainedModel):
-    """The network; see the module docstring. Weights are float16 on disk."""
-
-    config_class = MiniVLAConfig
-    config: MiniVLAConfig
-    main_input_name = "pixel_values"
-
-    def __init__(self, config: MiniVLAConfig) -> None:
-        """Build the network with fresh weights."""
-        super().__init__(config)
-        width = config.hidden_size
-        self.stems = nn.ModuleList(
-            CameraStem(width, config.tokens_per_camera, config.stem_channels) for _ in CAMERAS
-        )
-        self.camera_pos = nn.Parameter(
-            0.02 * torch.randn(len(CAMERAS), config.tokens_per_camera, width)
-        )
-        self.word_embedding = nn.Embedding(len(config.vocabulary), width, padding_idx=0)
-        self.word_pos = nn.Parameter(0.02 * torch.randn(config.max_words, width))
-        self.proprio_mlp = nn.Sequential(
-            nn.Linear(PROPRIO_FEATURES, width), nn.GELU(), nn.Linear(width, width)
-        )
-        self.queries = nn.Parameter(0.02 * torch.randn(config.horizon, width))
-        self.blocks = nn.ModuleList(
-            Block(width, config.num_heads) for _ in range(config.num_layers)
-        )
-        self.norm = nn.LayerNorm(width)
-        self.action_head = nn.Sequential(
-            nn.Linear(width, width), nn.GELU(), nn.Linear(width, ACTION_DIM)
-        )
-        self.token_head = nn.Linear(width, ACTION_DIM * NUM_BINS)
-        self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Keep torch's initialisation: the convolutions need its fan-in scaling."""
-
-    def forward(
-        self,
-        pixel_values: torch.Tensor,
-        input_ids: torch.Tensor,
-        proprio: torch.Tensor,
-        with_tokens: bool = False,
-        **_: Any,
-    ) -> MiniVLAOutput:
-        """Predict a chunk.
-
-        Args:
-            pixel_values: (B, 2, 3, 64, 64) float in [-0.5, 0.5], agentview then wrist.
-            input_ids: (B, W) word ids, 0 = padding.
-            proprio: (B, 11) features of :func:`~vla_gym.vla.preprocess.proprio_features`,
-                not normalised.
-            with_tokens: Also compute ``token_logits``.
-        """
-        batch, words = input_ids.shape
-        mean = proprio.new_tensor(self.config.proprio_mean)
-        std = proprio.new_tensor(self.config.proprio_std)
-        tokens = [
-            stem(pixel_values[:, i]) + self.camera_pos[i] for i, stem in enumerate(self.stems)
-        ]
-        tokens += [
-            self.proprio_mlp((proprio - mean) / std)[:, None],
-            self.word_embedding(input_ids) + self.word_pos[:words],
-            self.queries.expand(batch, -1, -1),
-        ]
-        x = torch.cat(tokens, dim=1)
-        mask = None
-        if bool((input_ids == 0).any()):
-            keep = x.new_ones(batch, x.shape[1], dtype=torch.bool)
-            first = x.shape[1] - self.config.horizon - words
-            keep[:, first : first + words] = input_ids > 0
-            mask = keep[:, None, None, :]
-        for block in self.blocks:
-            x = block(x, mask)
-        hidden = self.norm(x[:, -self.config.horizon :])
-        logits = None
-        if with_tokens:
-            logits = self.token_head(hidden).unflatten(-1, (ACTION_DIM, NUM_BINS))
-        return MiniVLAOutput(hidden=hidden, actions=self.action_head(hidden), token_logits=logits)
-
-    def save_half(self, folder: Path) -> None:
-        """Write config.json, model.safetensors (float16) and SHA256SUMS into ``folder``."""
-        half = MiniVLA(self.config).half()
-        half.load_state_dict(self.state_dict())
-        with _no_progress_bar():
-            half.save_pretrained(folder)
-        (folder / "model.safetensors").chmod(0o644)  # written as 0600, unfit for package data
-        write_checksums(folder)
-
-
-AutoConfig.register(MiniVLAConfig.model_type, MiniVLAConfig, exist_ok=True)
-AutoModel.register(MiniVLAConfig, MiniVLA, exist_ok=True)
-
-
-def to_pixel_values(stacked: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Turn images (B, 2, 64, 64, 3) uint8 into the network's (B, 2, 3, 64, 64) float input."""
-    images = torch.as_tensor(stacked).permute(0, 1, 4, 2, 3)
-    return images.float() / 255.0 - 0.5
-
-
-def load_model(folder: Path) -> MiniVLA:
-    """Load the network in float32.
-
-    Raises:
-        WeightsError: If the files are corrupt or do not fit the architecture.
-    """
-    try:
-        with _no_progress_bar():
-            loaded: Any = MiniVLA.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, local_files_only=True
-            )
-    except Exception as error:  # safetensors, OS and shape errors alike: the file is unusable
-        raise WeightsError(f"Cannot load the VLA checkpoint {folder}: {error}") from error
-    model, info = loaded
-    wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "unexpected_keys")}
-    if any(wrong.values()):
-        raise WeightsError(f"Checkpoint {folder} does not fit MiniVLA: {wrong}.")
-    assert isinstance(model, MiniVLA)
-    if not all(torch.isfinite(p).all() for p in model.parameters()):
-        raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")
-    return model
 
 
 class MiniBackend:
@@ -261,11 +71,20 @@ class MiniBackend:
         nn.Module.to(model, device)  # PreTrainedModel.to is typed for other arguments
         return cls(model, folder.name, head)
 
-    @torch.no_grad()
-    def infer(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> VLAOutput:
-        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
+    def forward(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        with_tokens: bool = False,
+    ) -> MiniVLAOutput:
+        """Preprocess and run the network, with gradients where its parameters have them.
+
+        Args:
+            images: As in :meth:`infer`.
+            instructions: As in :meth:`infer`.
+            proprio: As in :meth:`infer`.
+            with_tokens: Also compute ``token_logits``.
 
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
@@ -278,16 +97,70 @@ class MiniBackend:
                 f"{len(stacked)} images, {len(instructions)} instructions, {len(features)} rows."
             )
         device = self.model.device
-        out = self.model(
+        output: MiniVLAOutput = self.model(
             to_pixel_values(stacked).to(device),
             self.tokenize(instructions).to(device),
             torch.from_numpy(features).to(device),
-            with_tokens=self.head == "token",
+            with_tokens=with_tokens,
         )
+        return output
+
+    @torch.no_grad()
+    def infer(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> VLAOutput:
+        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
+
+        Raises:
+            ConfigError: If shapes, dtypes or batch sizes do not fit.
+        """
+        out = self.forward(images, instructions, proprio, with_tokens=self.head == "token")
+        assert out.hidden is not None and out.actions is not None
         if self.head == "token":
-            actions = bins_to_actions(out.token_logits.argmax(-1))
-        else:
-            actions = out.actions.clamp(-1.0, 1.0)
-        # The gripper is a switch: environment actions -1 (open) and +1 (close).
-        actions[..., GRIPPER] = torch.where(actions[..., GRIPPER] > 0, 1.0, -1.0)
-        return VLAOutput(out.hidden, actions)
+            assert out.token_logits is not None
+            return VLAOutput(out.hidden, self.tokens_to_actions(out.token_logits.argmax(-1)))
+        return VLAOutput(out.hidden, _switch_gripper(out.actions.clamp(-1.0, 1.0)))
+
+    def token_logits(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> torch.Tensor:
+        """Return the token head's logits, (B, C, 7, 256), with gradients if the model has them."""
+        logits = self.forward(images, instructions, proprio, with_tokens=True).token_logits
+        assert logits is not None
+        return logits
+
+    @torch.no_grad()
+    def act_tokens(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one chunk of action tokens per row; see :class:`~vla_gym.vla.base.TokenVLA`."""
+        logits = self.token_logits(images, instructions, proprio)
+        tokens = sample_tokens(logits, temperature, generator)
+        return tokens, token_log_probs(logits, tokens, temperature)
+
+    def token_log_probs(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        tokens: torch.Tensor,
+        temperature: float = 1.0,
+    ) -> torch.Tensor:
+        """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`."""
+        logits = self.token_logits(images, instructions, proprio)
+        return token_log_probs(logits, tokens, temperature)
+
+    def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (..., C, 7) float32 of tokens (..., C, 7)."""
+        return _switch_gripper(bins_to_actions(tokens))
+
+
+def _switch_gripper(actions: torch.Tensor) -> torch.Tensor:
+    """Make the gripper the switch that it is: -1 (open) or +1 (close)."""
+    actions[..., GRIPPER] = torch.where(actions[..., GRIPPER] > 0, 1.0, -1.0)
+    return actions

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from vla_gym.errors import ConfigError
+
 PAD, UNK = "<pad>", "<unk>"
 NUM_BINS = 256
 
@@ -68,3 +70,54 @@ def bins_to_actions(bins: torch.Tensor) -> torch.Tensor:
     edges = _edges(bins.device)
     centres = (edges[1:] + edges[:-1]) / 2
     return centres[bins.clamp(0, NUM_BINS - 2)].float()
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    if temperature < 0.0:
+        raise ConfigError(f"Expected temperature >= 0, got {temperature}.")
+    return logits.float() / temperature if temperature > 0.0 else logits.float()
+
+
+def sample_tokens(
+    logits: torch.Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Draw tokens from softmax(logits / temperature).
+
+    Args:
+        logits: (..., 256).
+        temperature: 0 takes the most likely token of each.
+        generator: Source of the draws, on the CPU; None: torch's global one.
+
+    Returns:
+        (...) int64 on the device of the logits.
+
+    Raises:
+        ConfigError: If the temperature is negative.
+    """
+    scaled = _scaled(logits, temperature)
+    if temperature == 0.0:
+        return scaled.argmax(dim=-1)
+    # Drawn on the CPU whatever the device, so that a seed gives the same tokens everywhere.
+    uniform = torch.rand(scaled.shape, generator=generator, dtype=torch.float64)
+    gumbel = -torch.log(-torch.log(uniform.clamp(min=1e-300)))
+    return (scaled.double() + gumbel.to(scaled.device)).argmax(dim=-1)
+
+
+def token_log_probs(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Return log softmax(logits / temperature) at the tokens.
+
+    Args:
+        logits: (..., 256); gradients flow into them.
+        tokens: (...) int64, 0..255.
+        temperature: The one that they were drawn with; 0 (greedy) counts as 1.
+
+    Returns:
+        (...) float32.
+
+    Raises:
+        ConfigError: If the temperature is negative.
+    """
+    scaled = _scaled(logits, temperature).log_softmax(dim=-1)
+    return scaled.gather(-1, tokens[..., None]).squeeze(-1)
