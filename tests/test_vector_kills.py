@@ -5,14 +5,25 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from vector_processes import children_of, descriptors
-from vector_reference import HANG_S, NEXT_STEP, SAME_STEP, follower, info_row, rows
+from vector_reference import (
+    DISABLED,
+    HANG_S,
+    by_mode,
+    follower,
+    info_row,
+    plain_reset,
+    rows,
+)
 
 from vla_gym.errors import WorkerRestartWarning
 
@@ -45,8 +56,16 @@ class Killer:
         os.kill(self.envs.worker_pids[worker], getattr(signal, name))
         self.doomed, self.left = worker, self.left - 1
 
-    def check(self, lost: list[int], warned: int) -> None:
-        """A step lost these envs, with so many warnings.
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Perhaps kill one somewhere in the body, which does not return before it is done."""
+        thread = threading.Thread(target=self.act, args=("busy",))
+        thread.start()
+        yield
+        thread.join()
+
+    def check(self, lost: list[int], warned: int, *, reset: bool = False) -> None:
+        """A step lost these envs, with so many warnings; a reset loses none at once.
 
         A kill after the worker's part of a step is noticed in that step or in the next, and costs
         its envs the step after that; none if their episodes were over.
@@ -56,14 +75,15 @@ class Killer:
         if self.doomed is not None:
             mates = set(np.flatnonzero(self.envs.worker_of == self.doomed).tolist())
         assert set(lost) <= mates | self.late
-        self.late = mates if warned else set()
+        kept = self.late if reset else set()
+        self.late = kept | mates if warned else kept
         if warned:
             self.doomed = None
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_mode
 def test_200_random_kills_over_2000_episodes(make_vec, stub_server, mode):
     kills, episodes = 200, 2000
     limits = {"step_timeout": HANG_S, "start_timeout": 10.0, "max_restarts": 50}
@@ -75,6 +95,14 @@ def test_200_random_kills_over_2000_episodes(make_vec, stub_server, mode):
         expected.check_reset(envs.reset(seed=1000))
         while sum(expected.finished) < episodes or killer.left or killer.doomed is not None:
             killer.act("idle")
+            if mode == DISABLED and any(expected.due):
+                mask = np.array(expected.due)
+                with killer.during():
+                    result = plain_reset(envs.reset(options={"reset_mask": mask}))
+                expected.check_masked_reset(result, mask)
+                killer.check([], len(caught), reset=True)
+                warned += len(caught)
+                caught.clear()
             envs.step_async(expected.actions())
             killer.act("busy")
             result = envs.step_wait()
@@ -100,6 +128,9 @@ def test_200_random_kills_over_2000_episodes(make_vec, stub_server, mode):
     calm = follower(6, 1000, mode, keep=False)
     calm.check_reset(envs.reset(seed=1000))
     for digest in untouched:
+        if mode == DISABLED and any(calm.due):
+            mask = np.array(calm.due)
+            calm.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
         result = envs.step(calm.actions())
         calm.check_step(result)
         assert _digest(result) == digest
