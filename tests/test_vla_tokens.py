@@ -1,9 +1,9 @@
-"""The token head's distribution, other words for instructions, and the instruction encoder."""
+"""The token head's distribution, other words for instructions, the last block's rows."""
 
 import numpy as np
 import pytest
 import torch
-from test_vla_mini import INSTRUCTIONS, random_inputs, small_config
+from test_vla_mini import random_inputs, small_config
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks
@@ -34,7 +34,7 @@ def test_sampling_follows_the_softmax():
 
 def test_backend_samples_and_scores_the_same_distribution():
     torch.manual_seed(0)
-    backend = MiniBackend(MiniVLA(small_config(instruction_tokens=2)))
+    backend = MiniBackend(MiniVLA(small_config()))
     assert isinstance(backend, TokenVLA)
     inputs = random_inputs(3)
     draws = [
@@ -73,17 +73,11 @@ def test_last_rows_of_a_block_equal_the_whole_block():
     torch.testing.assert_close(block(x, mask, last=3), block(x, mask)[:, -3:])
 
 
-def test_instruction_encoder_ignores_padding_and_reads_the_words():
+def test_an_instruction_without_words_is_no_nan():
     torch.manual_seed(0)
-    backend = MiniBackend(MiniVLA(small_config(instruction_tokens=3)))
+    backend = MiniBackend(MiniVLA(small_config()))
     images, _, proprio = random_inputs(1)
-    images = {key: np.repeat(value, 2, 0) for key, value in images.items()}
-    both = backend.infer(images, INSTRUCTIONS, np.repeat(proprio, 2, 0)).hidden
-    for row, text in enumerate(INSTRUCTIONS):
-        one = backend.infer({k: v[:1] for k, v in images.items()}, [text], proprio).hidden
-        torch.testing.assert_close(one[0], both[row], atol=1e-5, rtol=0)
-    assert (both[0] - both[1]).abs().max() > 1e-3
-    empty = backend.infer({k: v[:1] for k, v in images.items()}, [""], proprio).hidden
+    empty = backend.infer(images, [""], proprio).hidden
     assert torch.isfinite(empty).all()
 
 

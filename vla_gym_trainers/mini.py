@@ -50,7 +50,6 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
     return MiniVLA(
         MiniVLAConfig(
             vocabulary=build_vocabulary(texts),
-            instruction_tokens=config.instruction_tokens,
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
             proprio_mean=[round(float(x), 6) for x in train.mean(0)],

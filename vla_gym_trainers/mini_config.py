@@ -48,8 +48,6 @@ class MiniConfig:
     """Width of the transformer."""
     num_layers: int = 4
     """Blocks of the transformer."""
-    instruction_tokens: int = 4
-    """Tokens that the words are encoded to before they meet the images; 0: a token a word."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 autocast; ``auto`` uses it where the CPU has the instructions, and on CUDA."""
     device: str = "cpu"

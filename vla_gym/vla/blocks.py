@@ -64,35 +64,6 @@ class Block(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
 
 
-class InstructionEncoder(nn.Module):
-    """One block in which learned readouts attend to the words: K tokens a sentence.
-
-    A sentence of 17 words would otherwise be half of all tokens in each of the larger network's
-    blocks.
-    """
-
-    def __init__(self, width: int, num_heads: int, num_tokens: int) -> None:
-        super().__init__()
-        self.readouts = nn.Parameter(0.02 * torch.randn(num_tokens, width))
-        self.words_block = Block(width, num_heads)
-        self.readout_block = Block(width, num_heads)
-
-    def forward(self, words: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Encode sentences.
-
-        Args:
-            words: (B, W, width) embedded words with their positions.
-            real: (B, W) bool, False for padding.
-
-        Returns:
-            (B, K, width).
-        """
-        words = self.words_block(words, real[:, None, None, :])
-        x = torch.cat([words, self.readouts.expand(len(words), -1, -1)], dim=1)
-        keys = torch.cat([real, real.new_ones(len(words), len(self.readouts))], dim=1)
-        return self.readout_block(x, keys[:, None, None, :], last=len(self.readouts))
-
-
 class CameraStem(nn.Module):
     """Four stride-2 convolutions (64 -> 4 pixels), flattened and projected to K tokens.
 

@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 from transformers.utils import logging as hf_logging
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.blocks import Block, CameraStem, InstructionEncoder
+from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.files import write_checksums
 from vla_gym.vla.preprocess import CAMERAS
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
@@ -42,8 +42,6 @@ class MiniVLAConfig(PreTrainedConfig):
         num_heads: Attention heads of a block.
         tokens_per_camera: Tokens that a camera's feature map is projected to.
         stem_channels: Channels of the 4x4 feature map before that projection.
-        instruction_tokens: Tokens that an encoder of its own makes of the words before they meet
-            the images; 0: every word is a token beside the images'.
         horizon: Number C of actions in a chunk = number of action queries.
         proprio_mean: Mean of the 11 proprioception features of the training data.
         proprio_std: Their standard deviation.
@@ -60,7 +58,6 @@ class MiniVLAConfig(PreTrainedConfig):
         num_heads: int = 4,
         tokens_per_camera: int = 4,
         stem_channels: int = 48,
-        instruction_tokens: int = 0,
         horizon: int = 8,
         proprio_mean: list[float] | None = None,
         proprio_std: list[float] | None = None,
@@ -74,7 +71,6 @@ class MiniVLAConfig(PreTrainedConfig):
         self.num_heads = num_heads
         self.tokens_per_camera = tokens_per_camera
         self.stem_channels = stem_channels
-        self.instruction_tokens = instruction_tokens
         self.horizon = horizon
         self.proprio_mean = list(proprio_mean or [0.0] * PROPRIO_FEATURES)
         self.proprio_std = list(proprio_std or [1.0] * PROPRIO_FEATURES)
@@ -127,11 +123,6 @@ class MiniVLA(PreTrainedModel):
         )
         self.word_embedding = nn.Embedding(len(config.vocabulary), width, padding_idx=0)
         self.word_pos = nn.Parameter(0.02 * torch.randn(config.max_words, width))
-        self.instruction_encoder = None
-        if config.instruction_tokens:
-            self.instruction_encoder = InstructionEncoder(
-                width, config.num_heads, config.instruction_tokens
-            )
         self.proprio_mlp = nn.Sequential(
             nn.Linear(PROPRIO_FEATURES, width), nn.GELU(), nn.Linear(width, width)
         )
@@ -172,18 +163,13 @@ class MiniVLA(PreTrainedModel):
         tokens = [
             stem(pixel_values[:, i]) + self.camera_pos[i] for i, stem in enumerate(self.stems)
         ]
-        embedded = self.word_embedding(input_ids) + self.word_pos[:words]
-        real = input_ids > 0
-        if self.instruction_encoder is not None:
-            embedded = self.instruction_encoder(embedded, real)
-            real = real.new_ones(batch, embedded.shape[1])
         tokens += [
             self.proprio_mlp((proprio - mean) / std)[:, None],
-            embedded,
+            self.word_embedding(input_ids) + self.word_pos[:words],
             self.queries.expand(batch, -1, -1),
         ]
         x = torch.cat(tokens, dim=1)
-        mask = None
+        real, mask = input_ids > 0, None
         if not bool(real.all()):
             keep = real.new_ones(batch, x.shape[1])
             first = x.shape[1] - self.config.horizon - words
