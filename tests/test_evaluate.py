@@ -1,4 +1,4 @@
-"""Evaluation, result cards and the td3 command, on the toy task."""
+"""Evaluation at the end of training, result cards and the td3 command, on the toy task."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from tests.toy_env import ToyReach
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluate import (
-    EvalConfig,
     VLAPolicy,
     compare_results,
     evaluate,
     format_table,
     load_policy,
-    run_eval,
     summarize,
 )
+from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.presets import load_preset, parse_config, preset_names
-from vla_gym_trainers.result_card import make_card, software_versions, to_plain, write_json
+from vla_gym_trainers.result_card import make_card, software_versions, write_json
 from vla_gym_trainers.train_td3 import TD3Config, train_td3
 
 SMALL: dict[str, Any] = {
@@ -115,15 +114,11 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     assert 0 <= low < high <= 1
     assert len(card["results"]["policy"][0]["successes"]) == 6
 
-    # The saved policy, evaluated again from disk, plays the same episodes.
-    out = tmp_path / "eval.json"
-    again = run_eval(EvalConfig(policy=run.run_dir, num_states=6, progress=False, out=out))
-    assert (
-        to_plain(again["results"]["policy"][0]["successes"])
-        == (card["results"]["policy"][0]["successes"])
-    )
-    assert json.loads(out.read_text())["kind"] == "eval"
-    assert "goal 0" in format_table(json.loads(out.read_text()))
+    # The saved policy, loaded again from disk, plays the same episodes.
+    again = evaluate(load_policy(run.run_dir), "goal", 9, range(6), env=ToyReach())
+    assert list(again.successes) == card["results"]["policy"][0]["successes"]
+    assert list(again.control_steps) == card["results"]["policy"][0]["control_steps"]
+    assert "goal 9" in format_table(card)
 
 
 def test_max_minutes_stops_the_run(tmp_path: Path, toy_env: None) -> None:

@@ -16,13 +16,14 @@ from vla_gym.errors import ConfigError, VlaGymError
 USAGE = """usage: vla-gym COMMAND [options]
 
 commands:
-  doctor  what this machine has, what is missing and how to mend it
-  assets  the asset packs: status, download, verify, path
-  tasks   the tasks: ids, instructions, objects, goals, step limits
-  play    a video of the expert, the VLA, random actions or a trained policy, several tasks tiled
-  demos   record demonstrations of the scripted experts
-  eval    play the VLA and a trained policy greedily on the official initial states
-  bench   speed, start-up and memory beside LIBERO's and Gymnasium's vector environments
+  doctor      what this machine has, what is missing and how to mend it
+  assets      the asset packs: status, download, verify, path
+  tasks       the tasks: ids, instructions, objects, goals, step limits
+  play        a video of the expert, the VLA, random actions or a trained policy, tiled
+  demos       record demonstrations of the scripted experts
+  eval        success rates of the VLA, a trained policy, the experts on the official initial states
+  eval-merge  put the result cards of shards together
+  bench       speed, start-up and memory beside LIBERO's and Gymnasium's vector environments
 
 Options of a command, with their defaults: vla-gym COMMAND --help
 """
@@ -138,14 +139,21 @@ def _demos(arguments: Sequence[str]) -> int:
 
 
 def _eval(arguments: Sequence[str]) -> int:
-    _import_sb3()
-    from vla_gym_trainers.evaluate import EvalConfig, format_table, run_eval
+    from vla_gym_trainers.evaluation.config import EvalConfig
 
     config = _parse(EvalConfig, arguments, "eval")
-    sys.stdout.write(format_table(run_eval(config)) + "\n")
-    if config.out is not None:
-        sys.stdout.write(f"result card: {config.out}\n")
-    return EXIT_OK
+    if config.policy not in ("vla", "expert", "random"):
+        _import_sb3()
+    from vla_gym_trainers.evaluation.command import main
+
+    return main(config)
+
+
+def _eval_merge(arguments: Sequence[str]) -> int:
+    from vla_gym_trainers.evaluation.config import MergeConfig
+    from vla_gym_trainers.evaluation.merging import main_merge
+
+    return main_merge(_parse(MergeConfig, arguments, "eval-merge"))
 
 
 def _bench(arguments: Sequence[str]) -> int:
@@ -190,6 +198,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "play": _play,
     "demos": _demos,
     "eval": _eval,
+    "eval-merge": _eval_merge,
     "bench": _bench,
 }
 

@@ -1,4 +1,8 @@
-"""Greedy evaluation: the VLA alone and a trained policy through exactly the same action path."""
+"""Greedy evaluation on one environment that is there, as training does at its end.
+
+The VLA alone and a trained policy take exactly the same action path. ``vla-gym eval`` plays many
+environments at once, see :mod:`vla_gym_trainers.evaluation`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -15,12 +19,10 @@ import vla_gym
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.suites import NUM_INIT_STATES
 from vla_gym_trainers.eval_result import EvalResult, compare_results, format_table, summarize
-from vla_gym_trainers.result_card import environment_facts, make_card, write_json
 
 assert vla_gym.__version__  # importing it registers the environment ids
 
 __all__ = [
-    "EvalConfig",
     "EvalResult",
     "VLAPolicy",
     "compare_results",
@@ -29,7 +31,6 @@ __all__ = [
     "load_policy",
     "make_env",
     "play_episode",
-    "run_eval",
     "summarize",
 ]
 
@@ -157,78 +158,6 @@ def play_episode(
         episode.success = bool(info["success"])
         done = terminated or truncated
     return episode
-
-
-@dataclass
-class EvalConfig:
-    """Evaluate the VLA, and a trained policy if one is given, on official initial states."""
-
-    policy: Path | None = None
-    """Trained policy (a .zip of vla-gym-train td3), or its run directory. None: the VLA alone."""
-    suite: str = "goal"
-    """Suite name."""
-    task_ids: tuple[int, ...] = (0,)
-    """Tasks to play."""
-    num_states: int = NUM_INIT_STATES
-    """Official states per task, from the first one on (1..50)."""
-    vla: str = "mini"
-    """Name or directory of the frozen VLA."""
-    chunk_len: int | None = None
-    """Control steps executed per chunk. Default: the policy's, or the VLA's horizon."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
-    out: Path | None = None
-    """Result card to write (JSON)."""
-    progress: bool = True
-    """Show a progress bar."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_states <= NUM_INIT_STATES:
-            raise ConfigError(f"num_states must be in 1..{NUM_INIT_STATES}, got {self.num_states}.")
-        if not self.task_ids:
-            raise ConfigError("task_ids is empty: give at least one task.")
-
-
-def run_eval(config: EvalConfig) -> dict[str, Any]:
-    """Evaluate as configured and return the result card (written to ``config.out`` if given)."""
-    policy = None if config.policy is None else load_policy(config.policy)
-    chunk_len = config.chunk_len
-    if policy is not None:
-        trained = int(policy.action_space.shape[0])
-        if chunk_len not in (None, trained):
-            raise ConfigError(f"The policy acts in chunks of {trained}, not {chunk_len}.")
-        chunk_len = trained
-    env = make_env(
-        config.suite,
-        task_ids=config.task_ids,
-        vla=config.vla,
-        chunk_len=chunk_len,
-        assets=config.assets,
-        physics=config.physics,
-    )
-    try:
-        baseline, trained_results = [], []
-        for task_id in config.task_ids:
-            states = range(config.num_states)
-            common: dict[str, Any] = {"env": env, "progress": config.progress}
-            baseline.append(evaluate(None, config.suite, task_id, states, **common))
-            if policy is not None:
-                trained_results.append(evaluate(policy, config.suite, task_id, states, **common))
-        facts = environment_facts(env)
-    finally:
-        env.close()
-    card = make_card(
-        "eval",
-        config=config,
-        seeds={},
-        environment=facts,
-        results=summarize(baseline, trained_results),
-    )
-    if config.out is not None:
-        write_json(config.out, card)
-    return card
 
 
 def load_policy(path: Path) -> Any:

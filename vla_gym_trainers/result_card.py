@@ -61,9 +61,13 @@ def environment_facts(env: Any) -> dict[str, Any]:
         "visual_profile": getattr(renderer, "profile", None),
         "physics": getattr(base, "physics", None),
         "chunk_len": getattr(base, "chunk_len", None),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
+        **machine_facts(),
     }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return which machine this is."""
+    return {"platform": platform.platform(), "cpu_count": os.cpu_count()}
 
 
 def make_card(

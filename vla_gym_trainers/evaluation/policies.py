@@ -1,0 +1,262 @@
+"""Who acts in an evaluation: one method, ``act(observations, infos) -> chunks``."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+
+from vla_gym.errors import ConfigError
+from vla_gym.vla.base import FrozenVLA, TokenVLA
+
+CAMERAS = ("agentview", "wrist")
+Observations = Mapping[str, np.ndarray]
+
+
+class Info(TypedDict):
+    """What a policy is told about a row besides its observation."""
+
+    suite: str
+    task_id: int
+    init_state_id: int
+    instruction: str
+    elapsed_steps: int
+
+
+class Policy(Protocol):
+    """Anything that can be evaluated.
+
+    Attributes:
+        name: What tables call it.
+        chunk_len: Rows of a chunk.
+        cameras: What it must see; empty: only ``proprio`` and ``task_id``.
+        image_size: Height and width of the images in pixels.
+        expert: The scripted expert acts in the worker; what ``act`` returns is ignored.
+        identity: What its results depend on, as plain JSON types; results of policies with the
+            same identity may be merged.
+    """
+
+    name: str
+    chunk_len: int
+    cameras: tuple[str, ...]
+    image_size: int
+    expert: bool
+    identity: dict[str, Any]
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
+        """Choose the next chunks.
+
+        A row of the result must depend on its own observation and info alone, bit for bit: which
+        rows come together depends on timing.
+
+        Args:
+            observations: As ``Libero-*``, n rows each.
+            infos: One for each row.
+
+        Returns:
+            (n, chunk_len, 7) in [-1, 1].
+        """
+        ...
+
+
+class ExpertPolicy:
+    """The scripted expert; it acts in the worker, where it sees the simulation."""
+
+    name, expert, image_size = "expert", True, 128
+    cameras: tuple[str, ...] = ()
+
+    def __init__(self, chunk_len: int = 8) -> None:
+        """Choose how many control steps a call executes; the episodes do not depend on it."""
+        self.chunk_len = chunk_len
+        self.identity: dict[str, Any] = {"kind": "expert"}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
+        """Return chunks that are ignored."""
+        return np.zeros((len(infos), self.chunk_len, 7), np.float32)
+
+
+class RandomPolicy:
+    """Uniform random actions, a function of seed, start and control step."""
+
+    name, expert, image_size = "random", False, 128
+    cameras: tuple[str, ...] = ()
+
+    def __init__(self, seed: int = 0, chunk_len: int = 8) -> None:
+        """Choose the seed."""
+        self.seed, self.chunk_len = seed, chunk_len
+        self.identity: dict[str, Any] = {"kind": "random", "seed": seed}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
+        """Return uniform chunks."""
+        shape = (self.chunk_len, 7)
+        rows = [np.random.default_rng(_key(self.seed, i)).uniform(-1, 1, shape) for i in infos]
+        return np.array(rows, np.float32)
+
+
+def _key(seed: int, info: Info) -> list[int]:
+    suite = zlib.crc32(info["suite"].encode())
+    return [seed, suite, info["task_id"], info["init_state_id"], info["elapsed_steps"]]
+
+
+def in_fixed_batches(
+    forward: Callable[[dict[str, np.ndarray], str], np.ndarray],
+    observations: Observations,
+    infos: Sequence[Info],
+    batch_size: int,
+) -> np.ndarray:
+    """Run a network on rows in batches that all have one size and one instruction.
+
+    Matrix products round differently for other batch sizes, and attention for other padded
+    lengths: a chunk changes in its last bits, and a long episode with contacts may end otherwise.
+    In batches of one size, filled up with copies of a row, and one instruction, a row's result
+    depends on that row alone. Episodes come task by task, so nearly always all rows that are ready
+    fit into one forward pass.
+
+    Args:
+        forward: From observations of ``batch_size`` rows and their instruction to (batch_size,
+            ...); row i must not depend on what the other rows show.
+        observations: n rows each.
+        infos: One for each row.
+        batch_size: Rows of a forward pass.
+
+    Returns:
+        (n, ...).
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row, info in enumerate(infos):
+        rows_of.setdefault(info["instruction"], []).append(row)
+    result: list[np.ndarray] = [np.empty(0)] * len(infos)
+    for instruction, rows in rows_of.items():
+        for first in range(0, len(rows), batch_size):
+            real = rows[first : first + batch_size]
+            batch = real + [real[0]] * (batch_size - len(real))
+            out = forward({key: value[batch] for key, value in observations.items()}, instruction)
+            for k, row in enumerate(real):
+                result[row] = np.array(out[k])
+    return np.stack(result)
+
+
+class VLAPolicy:
+    """A frozen VLA: executes the chunks that it proposes, greedily or sampled."""
+
+    expert = False
+    cameras: tuple[str, ...] = CAMERAS
+
+    def __init__(
+        self,
+        vla: str | Path,
+        *,
+        head: str = "l1",
+        temperature: float = 0.0,
+        seed: int = 0,
+        chunk_len: int | None = None,
+        batch_size: int = 8,
+    ) -> None:
+        """Load the VLA.
+
+        Args:
+            vla: Name or directory.
+            head: ``"l1"``, or ``"token"`` for a VLA with a token head.
+            temperature: 0 takes the most likely tokens, more samples them.
+            seed: Of the sampling.
+            chunk_len: Control steps executed a chunk; default: the VLA's horizon.
+            batch_size: Rows of a forward pass.
+
+        Raises:
+            WeightsError: If the checkpoint is missing or damaged.
+            ConfigError: If the VLA has no such head, or the chunk is longer than its horizon.
+        """
+        self._vla = load_vla(vla, head)
+        self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
+        if temperature > 0.0 and not isinstance(self._vla, TokenVLA):
+            raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
+        self.chunk_len = check_chunk_len(chunk_len, self._vla)
+        self.image_size = self._vla.image_size
+        self.name = f"{self._vla.name}, {head} head" if head != "l1" else self._vla.name
+        self.identity: dict[str, Any] = {"kind": "vla", "vla": vla_identity(vla), "head": head}
+        if temperature > 0.0:
+            self.name += f" sampled at T={temperature:g}"
+            self.identity |= {"temperature": temperature, "seed": seed}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
+        """Return the VLA's chunks."""
+        if self._temperature > 0.0:
+            rows = [self._sample(observations, row, info) for row, info in enumerate(infos)]
+            return np.stack(rows)
+        return in_fixed_batches(self._infer, observations, infos, self._batch_size)
+
+    def _infer(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+        images = {camera: observations[camera] for camera in CAMERAS}
+        proprio = observations["proprio"]
+        actions = self._vla.infer(images, [instruction] * len(proprio), proprio).actions
+        return self._clipped(actions)
+
+    def _sample(self, observations: Observations, row: int, info: Info) -> np.ndarray:
+        """Sample one chunk by a generator of its own, so that no other row matters."""
+        import torch
+
+        assert isinstance(self._vla, TokenVLA)
+        state = np.random.SeedSequence(_key(self._seed, info)).generate_state(1, np.uint64)[0]
+        tokens, _ = self._vla.act_tokens(
+            {camera: observations[camera][row : row + 1] for camera in CAMERAS},
+            [info["instruction"]],
+            observations["proprio"][row : row + 1],
+            temperature=self._temperature,
+            generator=torch.Generator().manual_seed(int(state) & (2**63 - 1)),
+        )
+        return self._clipped(self._vla.tokens_to_actions(tokens))[0]
+
+    def _clipped(self, actions: Any) -> np.ndarray:
+        chunks = actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
+        return np.clip(chunks, -1.0, 1.0)
+
+
+def load_vla(vla: str | Path, head: str) -> FrozenVLA:
+    """Return a VLA that acts with one of its heads.
+
+    Raises:
+        ConfigError: If it has no such head.
+        WeightsError: If the checkpoint is missing or damaged.
+    """
+    from vla_gym.vla import load
+
+    model = load(vla)
+    if head == getattr(model, "head", "l1"):
+        return model
+    if not hasattr(model, "head"):
+        raise ConfigError(f"The VLA {str(vla)!r} has no {head!r} head: leave out --head.")
+    # A copy, which shares the network: others may hold the loaded one.
+    model = copy.copy(model)
+    model.head = head
+    return model
+
+
+def check_chunk_len(chunk_len: int | None, vla: FrozenVLA) -> int:
+    """Return the executed rows of a chunk; the VLA's horizon for None.
+
+    Raises:
+        ConfigError: If they are not within 1..horizon.
+    """
+    if chunk_len is None:
+        return vla.horizon
+    if not 1 <= chunk_len <= vla.horizon:
+        raise ConfigError(
+            f"--chunk-len must be in 1..{vla.horizon} (the VLA's horizon), got {chunk_len}."
+        )
+    return chunk_len
+
+
+def vla_identity(name: str | Path, suffix: str = "") -> dict[str, str]:
+    """Return name and digest of a checkpoint's files."""
+    from vla_gym.vla.files import resolve_weights
+
+    folder = resolve_weights(name, suffix)
+    digest = hashlib.sha256()
+    for file in ("config.json", "model.safetensors"):
+        digest.update((folder / file).read_bytes())
+    return {"name": folder.name, "sha256": digest.hexdigest()}

@@ -1,0 +1,150 @@
+"""What the episodes of an evaluation add up to: a function of the episodes alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vla_gym.errors import ConfigError
+from vla_gym.suites import get_task, suite_tasks
+from vla_gym_trainers.evaluation.episodes import Episode, Start
+from vla_gym_trainers.stats import compare_paired, wilson_interval
+
+
+def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[str, Any]:
+    """Return the results part of a card.
+
+    Args:
+        episodes: In the order of the card.
+        confusion: Whether the achieved goals were recorded.
+
+    Returns:
+        ``total``, ``suites``, ``tasks``, with ``confusion`` one entry a suite, and ``episodes``.
+    """
+    results: dict[str, Any] = {
+        "total": total(episodes),
+        "suites": [
+            {"suite": suite, **total([e for e in episodes if e.suite == suite])}
+            for suite in _suites(episodes)
+        ],
+        "tasks": [
+            {
+                "suite": suite,
+                "task_id": task_id,
+                "instruction": get_task(suite, task_id).instruction,
+                **counts([e for e in episodes if (e.suite, e.task_id) == (suite, task_id)]),
+            }
+            for suite, task_id in _tasks(episodes)
+        ],
+    }
+    if confusion:
+        results["confusion"] = [
+            confusion_of(suite, [e for e in episodes if e.suite == suite])
+            for suite in _suites(episodes)
+            if can_be_confused(suite)
+        ]
+    results["episodes"] = [episode.row() for episode in episodes]
+    return results
+
+
+def counts(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return counts, rate, Wilson's 95 % interval and the mean length of the successes."""
+    lengths = [episode.length for episode in episodes if episode.success]
+    return {
+        "num_episodes": len(episodes),
+        "num_successes": len(lengths),
+        "success_rate": len(lengths) / max(1, len(episodes)),
+        "wilson_95": list(wilson_interval(len(lengths), len(episodes))),
+        "mean_success_length": sum(lengths) / len(lengths) if lengths else None,
+    }
+
+
+def total(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return :func:`counts` over several tasks, and the unweighted mean of the tasks' rates."""
+    tasks = _tasks(episodes)
+    rates = [
+        counts([e for e in episodes if (e.suite, e.task_id) == task])["success_rate"]
+        for task in tasks
+    ]
+    mean = sum(rates) / max(1, len(rates))
+    return {"num_tasks": len(tasks), "mean_over_tasks": mean, **counts(episodes)}
+
+
+def can_be_confused(suite: str) -> bool:
+    """Tell whether a suite has tasks that share a scene and differ in their goals."""
+    goals: dict[str, set[str]] = {}
+    for task in suite_tasks(suite):
+        goals.setdefault(task.scene_name, set()).add(task.goal)
+    return any(len(different) > 1 for different in goals.values())
+
+
+def confusion_of(suite: str, episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return the matrix instruction x achieved goal.
+
+    Returns:
+        ``matrix``: task id -> task id of the first goal that became true -> episodes; ``decided``:
+        episodes in which one did; ``right``: those in which it was the instruction's;
+        ``right_share`` of the decided (None if there are none) with ``wilson_95``.
+    """
+    decided = [e for e in episodes if e.achieved is not None]
+    right = sum(e.achieved == e.task_id for e in decided)
+    matrix: dict[str, dict[str, int]] = {}
+    for task_id in sorted({e.task_id for e in episodes}):
+        found = Counter(e.achieved for e in decided if e.task_id == task_id)
+        matrix[str(task_id)] = {str(a): found[a] for a in sorted(a for a in found if a is not None)}
+    return {
+        "suite": suite,
+        "num_episodes": len(episodes),
+        "decided": len(decided),
+        "right": right,
+        "right_share": right / len(decided) if decided else None,
+        "wilson_95": list(wilson_interval(right, len(decided))),
+        "matrix": matrix,
+    }
+
+
+def compare(episodes: Sequence[Episode], other: Iterable[Episode]) -> dict[str, Any]:
+    """Compare with another evaluation, state by state.
+
+    Args:
+        episodes: Of this evaluation.
+        other: Of the other one, on these states at least.
+
+    Returns:
+        ``tasks`` and ``total``: ``wins`` (only this one succeeded), ``losses``, ``both``,
+        ``neither`` and the ``p_value`` of McNemar's exact test.
+
+    Raises:
+        ConfigError: If the other one lacks a state.
+    """
+    theirs: dict[Start, bool] = {episode.start: episode.success for episode in other}
+    missing = [episode.start for episode in episodes if episode.start not in theirs]
+    if missing:
+        raise ConfigError(
+            f"--paired: the other card lacks {len(missing)} of {len(episodes)} episodes "
+            f"({missing[0]}, ...): play both policies on the same suites, tasks and --episodes."
+        )
+
+    def compared(mine: Sequence[Episode]) -> dict[str, Any]:
+        ours = [episode.success for episode in mine]
+        return asdict(compare_paired(ours, [theirs[episode.start] for episode in mine]))
+
+    tasks = [
+        {
+            "suite": suite,
+            "task_id": task_id,
+            **compared([e for e in episodes if (e.suite, e.task_id) == (suite, task_id)]),
+        }
+        for suite, task_id in _tasks(episodes)
+    ]
+    return {"total": compared(episodes), "tasks": tasks}
+
+
+def _suites(episodes: Sequence[Episode]) -> list[str]:
+    return list(dict.fromkeys(episode.suite for episode in episodes))
+
+
+def _tasks(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((episode.suite, episode.task_id) for episode in episodes))

@@ -1,0 +1,133 @@
+"""Tables of an evaluation for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# Larger matrices do not fit into a terminal; the card has them.
+MAX_MATRIX = 12
+# Columns of a table that is written to a file or another program.
+PIPED_WIDTH = 120
+
+
+def print_card(card: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the tables of a card: results, confusion, comparison."""
+    if console is None:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=PIPED_WIDTH)
+    results = card["results"]
+    console.print(results_table(results, title_of(card["protocol"])))
+    for confusion in results.get("confusion", ()):
+        print_confusion(confusion, console)
+    if "paired" in results:
+        console.print(paired_table(results["paired"]))
+
+
+def title_of(protocol: Mapping[str, Any]) -> str:
+    """Return who played in which world."""
+    return f"{policy_name(protocol['policy'])}, assets {protocol['assets']['name']}"
+
+
+def policy_name(identity: Mapping[str, Any]) -> str:
+    """Return a policy's name in words."""
+    kind = identity["kind"]
+    if kind == "vla":
+        name = f"VLA {identity['vla']['name']}, {identity['head']} head"
+        if "temperature" in identity:
+            name += f", T = {identity['temperature']:g}, seed {identity['seed']}"
+        return name
+    if kind == "trained":
+        return f"trained policy {identity['sha256'][:8]} on VLA {identity['vla']['name']}"
+    return f"random actions, seed {identity['seed']}" if kind == "random" else "scripted expert"
+
+
+def results_table(results: Mapping[str, Any], title: str) -> Table:
+    """Return the table of tasks, suites and total."""
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("task", no_wrap=True)
+    table.add_column("instruction", ratio=1, overflow="fold")
+    for heading in ("success", "rate", "95 % (Wilson)", "mean steps"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = results["tasks"]
+    for index, row in enumerate(rows):
+        last = index + 1 == len(rows) or rows[index + 1]["suite"] != row["suite"]
+        name = f"{row['suite']} {row['task_id']}"
+        table.add_row(name, row["instruction"], *_figures(row, "success_rate"), end_section=last)
+    sums = [(row["suite"], row) for row in results["suites"]]
+    if len(sums) > 1:
+        sums.append(("total", results["total"]))
+    for name, row in sums:
+        what = f"mean over {row['num_tasks']} task{'s' * (row['num_tasks'] != 1)}"
+        table.add_row(name, what, *_figures(row, "mean_over_tasks"), style="bold")
+    return table
+
+
+def _figures(row: Mapping[str, Any], rate: str) -> tuple[str, str, str, str]:
+    low, high = row["wilson_95"]
+    length = row["mean_success_length"]
+    return (
+        f"{row['num_successes']}/{row['num_episodes']}",
+        f"{100 * row[rate]:.1f} %",
+        f"{100 * low:.1f} .. {100 * high:.1f}",
+        "-" if length is None else f"{length:.0f}",
+    )
+
+
+def print_confusion(confusion: Mapping[str, Any], console: Console) -> None:
+    """Print which goals were achieved under which instruction."""
+    decided, right = confusion["decided"], confusion["right"]
+    matrix = confusion["matrix"]
+    achieved = sorted({int(a) for row in matrix.values() for a in row})
+    columns = sorted({*map(int, matrix), *achieved})
+    if len(columns) <= MAX_MATRIX:
+        table = Table(
+            title=f"{confusion['suite']}: told x achieved first",
+            title_justify="left",
+            show_edge=False,
+        )
+        table.add_column("told", justify="right")
+        for task_id in columns:
+            table.add_column(str(task_id), justify="right")
+        for told, row in matrix.items():
+            cells = [
+                f"[{'green' if str(a) == told else 'red'}]{row[str(a)]}[/]"
+                if str(a) in row
+                else "[dim]·[/]"
+                for a in columns
+            ]
+            table.add_row(told, *cells)
+        console.print(table)
+    text = f"{confusion['suite']}: {decided} of {confusion['num_episodes']} episodes decided"
+    if decided:
+        low, high = confusion["wilson_95"]
+        text += (
+            f"; the right task in {right} of them ({100 * confusion['right_share']:.1f} %, "
+            f"{100 * low:.1f} .. {100 * high:.1f})"
+        )
+    console.print(text, highlight=False)
+
+
+def paired_table(paired: Mapping[str, Any]) -> Table:
+    """Return the table of a comparison on the same states."""
+    table = Table(
+        title=f"Same states as {policy_name(paired['policy'])} ({paired['with']})",
+        title_justify="left",
+        show_edge=False,
+    )
+    for heading in ("task", "wins", "losses", "both", "neither", "p (McNemar, exact)"):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    for index, row in enumerate(paired["tasks"]):
+        last = index + 1 == len(paired["tasks"])
+        table.add_row(f"{row['suite']} {row['task_id']}", *_comparison(row), end_section=last)
+    table.add_row("total", *_comparison(paired["total"]), style="bold")
+    return table
+
+
+def _comparison(row: Mapping[str, Any]) -> tuple[str, ...]:
+    numbers = (str(row[key]) for key in ("wins", "losses", "both", "neither"))
+    return (*numbers, f"{row['p_value']:.3g}")
