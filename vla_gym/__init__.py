@@ -9,7 +9,9 @@ Importing this package registers the environment ids and does nothing else::
 """
 
 from vla_gym.registration import register_envs
+from vla_gym.variation import DomainVariation
 
+__all__ = ["DomainVariation"]
 __version__ = "0.1.0"
 
 register_envs()

@@ -26,6 +26,7 @@ class Problem:
         fixtures: The same of furniture and devices, the table or floor included.
         init: Predicates of the start, e.g. ``("on", "plate_1", "main_table_plate_region")``.
         goal: Predicates of the goal, all of which must hold.
+        regions: The regions, each its name and its fields as nested words.
         scene: Everything that decides the compiled model, in a form that can be compared.
     """
 
@@ -34,6 +35,7 @@ class Problem:
     fixtures: tuple[tuple[str, str], ...]
     init: tuple[tuple[str, ...], ...]
     goal: tuple[tuple[str, ...], ...]
+    regions: tuple[Any, ...]
     scene: tuple[Any, ...]
 
 
@@ -61,6 +63,7 @@ def read_problem(path: Path) -> Problem:
             fixtures=_typed_names(sections[":fixtures"]),
             init=tuple(tuple(predicate) for predicate in sections[":init"]),
             goal=tuple(tuple(predicate) for predicate in predicates),
+            regions=_frozen(sections.get(":regions", [])),
             scene=_frozen(
                 [sections["problem"], *(sections.get(name, []) for name in scene_sections)]
             ),

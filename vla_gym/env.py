@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,11 @@ from vla_gym.env_base import ACTION_DIM, LiberoEnvBase
 from vla_gym.env_state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.schedule import TaskSchedule
+from vla_gym.variation.drawn import part
 from vla_gym.video import Status
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 
 class LiberoEnv(LiberoEnvBase):
@@ -32,12 +36,15 @@ class LiberoEnv(LiberoEnvBase):
 
     info: ``success``, ``is_success``, ``executed_steps`` (of this call), ``elapsed_steps`` (of the
     episode), ``instruction``, ``task_id``, ``init_state_id`` (-1 for a sampled layout) and, when
-    ``gamma`` is given, ``discount`` = gamma ** executed_steps.
+    ``gamma`` is given, ``discount`` = gamma ** executed_steps. When scenes vary, ``variation``:
+    float64 (VARIATION_WIDTH,), to be read with :meth:`DomainVariation.describe
+    <vla_gym.variation.DomainVariation.describe>`.
 
     Which episode comes next depends on (seed, episode number) alone, see
     :class:`~vla_gym.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
     :meth:`seek` goes to any episode, ``reset(options={"task_id": t, "init_state_id": i})``
-    overrides one. :meth:`get_state` and :meth:`set_state` save and continue an episode.
+    overrides one; its look depends on (seed, episode number // ``scene_reset_interval``) alone and
+    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode.
 
     Attributes:
         schedule: Which task and layout each episode has.
@@ -77,7 +84,8 @@ class LiberoEnv(LiberoEnvBase):
         assert self._seed is not None
         # Drawn in any case, so that an option changes nothing else.
         drawn, key_seed, rng = self._plays.task_and_rng(self._seed, self._episode)
-        model = self._model(drawn if task_id is None else task_id)
+        task_id = drawn if task_id is None else task_id
+        model = self._model(task_id, clutter=self._cluttered)
         if init_state_id is None and self._turn:
             init_state_id = self._turn[(key_seed + self._episode) % len(self._turn)]
         if init_state_id is None:
@@ -86,6 +94,7 @@ class LiberoEnv(LiberoEnvBase):
             layout = model.official_layout(init_state_id)
         self._needs_reset = True  # until the new episode stands
         self._sim = self._scenes.simulation(model)
+        self._vary(self._sim, key_seed)
         self._sim.reset(layout)
         self._init_state_id, self._elapsed = layout.init_state_id, 0
         observation = self._observer.observe(self._sim)
@@ -93,6 +102,18 @@ class LiberoEnv(LiberoEnvBase):
         self._needs_reset = False
         self._show(success=False)
         return observation, self._info(success=False, executed=0)
+
+    def _vary(self, sim: LiberoSim, key_seed: int) -> None:
+        """Give a simulation the look of the next episode, from a random stream of its own."""
+        if self.variation is None:
+            sim.set_variation(None)
+            return
+        number = self._episode // self.scene_reset_interval
+        vector, rng = self.variation.draw(key_seed, number)
+        if self.variation.distractors:
+            rows = sim.place_distractors(self.variation.distractors, rng)
+            part(vector, "distractors")[:] = rows
+        sim.set_variation(vector)
 
     def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
         """Make the next reset without a seed play a certain episode; the present one goes on.
@@ -141,6 +162,7 @@ class LiberoEnv(LiberoEnvBase):
             seed=self._seed,
             next_episode=self._episode,
             env_index=self._plays.env_index,
+            clutter=bool(self.task_model.clutter),
         )
 
     def set_state(self, state: EnvState) -> dict[str, Any]:
@@ -162,7 +184,7 @@ class LiberoEnv(LiberoEnvBase):
         if not isinstance(state, EnvState):
             raise ConfigError(f"Expected an EnvState of get_state(), got {type(state).__name__}.")
         state.check(self.suite, self.physics)
-        model = self._model(state.task_id)
+        model = self._model(state.task_id, clutter=state.clutter)
         state.check_scene(model.scene_key)
         self.seek(state.seed, state.next_episode, state.env_index)
         self._needs_reset = True  # until the episode stands
@@ -223,6 +245,9 @@ class LiberoEnv(LiberoEnvBase):
         }
         if self.gamma is not None:
             info["discount"] = float(self.gamma**executed)
+        variation = self.sim.variation
+        if variation is not None:
+            info["variation"] = variation
         return info
 
     def close(self) -> None:

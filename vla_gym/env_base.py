@@ -15,6 +15,7 @@ from vla_gym.observation import CAMERAS, Observer
 from vla_gym.scene_cache import SceneCache, load_task
 from vla_gym.schedule import TaskSampling, TaskSchedule
 from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
+from vla_gym.variation import DomainVariation
 from vla_gym.window import HumanView, has_display
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         env_index: int = 0,
         group_size: int = 1,
         scene_cache_size: int = 8,
+        variation: DomainVariation | str | None = None,
+        scene_reset_interval: int = 1,
     ) -> None:
         """Check the arguments; the simulation itself is built at the first reset.
 
@@ -82,6 +85,9 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             group_size: Consecutive environments that play the same tasks and layouts.
             scene_cache_size: Scenes that are kept ready, at least 1: simulations of this
                 environment, and renderers, which the environments of a thread share.
+            variation: How light, cameras, colours and clutter vary: a
+                :class:`~vla_gym.variation.DomainVariation`, ``"mild"`` or ``"strong"``; None: not.
+            scene_reset_interval: Episodes that a variation lasts.
 
         Raises:
             UnknownTaskError: If the suite or a task id does not exist.
@@ -112,6 +118,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             self._turn = () if self.init_states == "sampled" else self.init_states
         self.gamma, self.max_control_steps = gamma, max_control_steps
         self.render_mode = render_mode
+        self.variation = DomainVariation.parse(variation)
+        self.scene_reset_interval = as_integer(scene_reset_interval, "scene_reset_interval", 1)
         self._view = HumanView() if render_mode == "human" else None
         self._scenes = SceneCache(
             physics=physics,
@@ -125,7 +133,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.observation_space = self._observer.space
         shape = (ACTION_DIM,) if chunk_len is None else (int(chunk_len), ACTION_DIM)
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
-        self._models: dict[int, TaskModel] = {}
+        self._models: dict[tuple[int, bool], TaskModel] = {}
         self._sim: LiberoSim | None = None
 
     @property
@@ -144,10 +152,17 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         """The compiled task of the current episode."""
         return self.sim.task_model
 
-    def _model(self, task_id: int) -> TaskModel:
-        if task_id not in self._models:
-            self._models[task_id] = load_task(get_task(self.suite, task_id), self.assets)
-        return self._models[task_id]
+    @property
+    def _cluttered(self) -> bool:
+        """Whether scenes with clutter are played."""
+        return self.variation is not None and self.variation.distractors > 0
+
+    def _model(self, task_id: int, *, clutter: bool) -> TaskModel:
+        key = (task_id, clutter)
+        if key not in self._models:
+            task = get_task(self.suite, task_id)
+            self._models[key] = load_task(task, self.assets, clutter=clutter)
+        return self._models[key]
 
     @property
     def image_out(self) -> dict[str, np.ndarray] | None:

@@ -17,8 +17,9 @@ class EnvState:
 
     It is never changed after it was made, so one state may be restored any number of times. What
     is set when an environment is made (asset pack, physics, chunk length, step limit, discount,
-    cameras, tasks and their sampling) is not part of it: the environment that goes on must agree
-    in these, but not in its number in a vector env.
+    cameras, tasks and their sampling, how scenes vary) is not part of it: the environment that goes
+    on must agree in these, but not in its number in a vector env. The look that this episode has
+    is part of it, in ``snapshot``.
 
     Attributes:
         suite: Suite of the task, e.g. ``"goal"``.
@@ -31,6 +32,7 @@ class EnvState:
         seed: Seed of the environment.
         next_episode: Number of the episode of that seed that the next reset without a seed plays.
         env_index: Number of the environment whose schedule the next episodes follow.
+        clutter: Whether the scene is one with clutter.
     """
 
     suite: str
@@ -43,6 +45,7 @@ class EnvState:
     seed: int
     next_episode: int
     env_index: int
+    clutter: bool = False
 
     def check(self, suite: str, physics: str) -> None:
         """Check that an environment of this suite and physics mode can go on from here.

@@ -35,15 +35,16 @@ logger = logging.getLogger(__name__)
 # Scene, its file (the renderer draws that very model), image size in pixels, profile.
 _RendererKey = tuple[str, Path, int, str]
 
-_models: dict[tuple[Task, str, str | None, Path], TaskModel] = {}
+_models: dict[tuple[Task, str, str | None, Path, bool], TaskModel] = {}
 
 
-def load_task(task: Task, assets: str | Path) -> TaskModel:
+def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> TaskModel:
     """Return a compiled task; the first load of a process verifies it, later ones share it.
 
     Args:
         task: Which task.
         assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+        clutter: With clutter in its scene, see ``load_task_model``.
 
     Raises:
         AssetError: If the asset pack is missing or not one.
@@ -53,10 +54,10 @@ def load_task(task: Task, assets: str | Path) -> TaskModel:
 
     named = assets in ("lite", "libero")
     where = str(assets) if named else str(Path(assets).expanduser().absolute())
-    key = (task, where, os.environ.get(LIBERO_VARIABLE), cache_dir())
+    key = (task, where, os.environ.get(LIBERO_VARIABLE), cache_dir(), clutter)
     model = _models.get(key)
     if model is None or not model.mjb_path.exists():  # the cache may be deleted at any time
-        model = _models[key] = load_task_model(task, assets)
+        model = _models[key] = load_task_model(task, assets, clutter=clutter)
     return model
 
 

@@ -11,14 +11,17 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.sim.access import SimAccess
+from vla_gym.sim.clutter import clutter_places
 from vla_gym.sim.controller_data import ControllerState, check_actions
 from vla_gym.sim.goal_tests import compile_tests
+from vla_gym.sim.look import Look, ModelLook, make_look, model_look
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.task_model.goals import evaluate_goal
 from vla_gym.task_model.spec import Layout
+from vla_gym.variation.drawn import check_vector, part
 
 if TYPE_CHECKING:
     from vla_gym.task_model import TaskModel
@@ -73,6 +76,8 @@ class LiberoSim(SimAccess):
         self._loop = self._fast if physics == "fast" else self._exact
         self.elapsed_steps = 0
         self.init_state_id = -1
+        self._variation: np.ndarray | None = None
+        self._look: Look | None = None
         self.set_task(task_model)
 
     def set_task(self, task_model: TaskModel) -> None:
@@ -100,7 +105,7 @@ class LiberoSim(SimAccess):
         key = self._settled_key(layout)
         if settle and key in _settled:
             _settled.move_to_end(key)
-            self.set_state(_settled[key])
+            self._restore(_settled[key])
             return
         self._start(layout)
         if settle:
@@ -119,6 +124,8 @@ class LiberoSim(SimAccess):
             layout.fixture_quat,
             layout.nullspace_qpos,
             np.array([layout.time, layout.init_state_id]),
+            # Solid; whatever else varies has no part in physics.
+            np.empty(0) if self._variation is None else part(self._variation, "distractors"),
         )
         digest = hashlib.blake2b(digest_size=16)
         for array in arrays:
@@ -216,12 +223,58 @@ class LiberoSim(SimAccess):
         return executed
 
     @property
+    def variation(self) -> np.ndarray | None:
+        """What the scene looks like, see ``DomainVariation.describe``; None: as it is."""
+        return None if self._variation is None else self._variation.copy()
+
+    def set_variation(self, vector: np.ndarray | None) -> None:
+        """Give the scene another look from now on; a reset keeps it.
+
+        Light, cameras and colours change nothing but images. Distractors are solid: set them
+        before the reset.
+
+        Args:
+            vector: float64 (VARIATION_WIDTH,), see ``DomainVariation.describe``; None for LIBERO's
+                own look.
+
+        Raises:
+            ConfigError: If it is no such vector, or has clutter that the scene lacks.
+        """
+        if vector is None and self._variation is None:
+            return
+        look = None
+        if vector is not None:
+            vector = check_vector(vector)
+            with self._shared.lock:
+                plain = model_look(self._shared, self.task_model)
+                sizes = {}
+                if self.task_model.clutter:
+                    sizes = clutter_places(self._shared, self.task_model).sizes
+                look = make_look(plain, self._model, self.task_model, vector, sizes)
+        self._variation, self._look = vector, look
+        with self._shared.lock:
+            self._write_model()
+            mujoco.mj_camlight(self._model, self._data)
+
+    def place_distractors(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw where clutter stands, see ``ClutterPlaces.draw``; nothing is changed yet."""
+        with self._shared.lock:
+            return clutter_places(self._shared, self.task_model).draw(count, rng)
+
+    def _write_model(self) -> None:
+        super()._write_model()
+        look = self._shared.look
+        if look is not None:
+            assert isinstance(look, ModelLook)
+            look.show(self._look)
+
+    @property
     def data(self) -> mujoco.MjData:
         """The simulation's own ``MjData``; for rendering and debugging, read only."""
         return self._data
 
     def prepare_render(self) -> None:
-        """Write this simulation's fixtures into the shared model; the renderer holds its lock."""
+        """Write what is this simulation's into the shared model; the renderer holds its lock."""
         self._write_model()
 
     def success(self) -> bool:
@@ -242,6 +295,7 @@ class LiberoSim(SimAccess):
             fixture_quat=self._fixture_quat.copy(),
             elapsed_steps=self.elapsed_steps,
             init_state_id=self.init_state_id,
+            variation=self.variation,
         )
 
     def set_state(self, snapshot: Snapshot) -> None:
@@ -255,6 +309,11 @@ class LiberoSim(SimAccess):
                 f"The snapshot belongs to scene {snapshot.scene_key!r}, this simulation to "
                 f"{self.task_model.scene_key!r}."
             )
+        self.set_variation(snapshot.variation)
+        self._restore(snapshot)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        """Continue from a snapshot of this scene, with the present look."""
         data = self._data
         self._fixture_pos = snapshot.fixture_pos.copy()
         self._fixture_quat = snapshot.fixture_quat.copy()

@@ -38,8 +38,9 @@ _log_warnings()
 class SharedModel:
     """A model and the lock that its users hold while they write into it or depend on it.
 
-    LIBERO keeps a layout's fixture poses and the look of a hot stove in the model itself, so a
-    simulation writes its own before each chunk and each render, and no other one may do so until
+    LIBERO keeps a layout's fixture poses and the look of a hot stove in the model itself, and so
+    do variations of light, cameras, colours and clutter: a simulation writes its own before each
+    chunk and each render, and no other one may do so until
     that is over.
     """
 
@@ -47,6 +48,11 @@ class SharedModel:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: Filled by :func:`vla_gym.sim.mesh_chunks.mesh_chunks` when a software renderer needs them.
     mesh_chunks: object | None = None
+    #: What the model looks like; filled by :func:`vla_gym.sim.look.model_look` at the first
+    #: variation.
+    look: object | None = None
+    #: By task; filled by :func:`vla_gym.sim.clutter.clutter_places`.
+    clutter_places: dict[str, object] = field(default_factory=dict)
 
 
 _Key = tuple[str, Path]

@@ -24,6 +24,7 @@ class Snapshot:
         fixture_pos, fixture_quat: (F, 3), (F, 4) poses that are written into the model.
         elapsed_steps: Control steps since the reset.
         init_state_id: Official initial state, or -1.
+        variation: What the scene looks like, see ``DomainVariation.describe``; None: as it is.
     """
 
     scene_key: str
@@ -35,3 +36,4 @@ class Snapshot:
     fixture_quat: np.ndarray
     elapsed_steps: int
     init_state_id: int
+    variation: np.ndarray | None = None

@@ -42,6 +42,7 @@ COMPILE_TIMEOUT_S = 300.0
 FILES = ("scene.mjb", "scene.json", "init_states.npz")
 _LIBERO_DISTRIBUTIONS = ("rlinf-libero", "libero", "hf-libero")
 _COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upstream_env.py")
+_CLUTTER_SOURCES = ("compile_clutter.py",)  # besides these
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,47 @@ class SceneRequest:
     def key(self) -> str:
         """Return the cache key, readable prefix included."""
         return _key(self.identity())
+
+    @property
+    def program(self) -> str:
+        """The module that compiles it, run in a process of its own."""
+        return "vla_gym.task_model.compile_scene"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the program needs to know, JSON-ready."""
+        return {
+            "tasks": [[task.suite, task.task_id] for task in self.tasks],
+            "pack": self.pack,
+            "assets": str(self.asset_root.resolve()),
+        }
+
+
+@dataclass(frozen=True)
+class ClutterRequest(SceneRequest):
+    """A scene with clutter, see :mod:`vla_gym.task_model.compile_clutter`.
+
+    Attributes:
+        plain: Folder of the compiled scene without.
+        categories: What to add, one of each.
+    """
+
+    plain: Path
+    categories: tuple[str, ...]
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that the compiled scene depends on."""
+        clutter = {"compiler": _digest(_CLUTTER_SOURCES), "categories": list(self.categories)}
+        return super().identity() | {"clutter": clutter}
+
+    @property
+    def program(self) -> str:
+        """The module that compiles it, run in a process of its own."""
+        return "vla_gym.task_model.compile_clutter"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the program needs to know, JSON-ready."""
+        more = {"plain": str(self.plain.resolve()), "clutter": list(self.categories)}
+        return super().arguments() | more
 
 
 @cache
@@ -191,19 +233,14 @@ def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> N
 
 
 def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: float) -> None:
-    """Run compile_scene in its own process group, with its output captured."""
+    """Run the request's program in its own process group, with its output captured."""
     request_file = scratch / "request.json"
-    content = {
-        "tasks": [[task.suite, task.task_id] for task in request.tasks],
-        "pack": request.pack,
-        "assets": str(request.asset_root.resolve()),
-        "out": str(out.resolve()),
-    }
+    content = request.arguments() | {"out": str(out.resolve())}
     request_file.write_text(json.dumps(content), encoding="utf-8")
     log = scratch / "output.txt"
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vla_gym.task_model.compile_scene", str(request_file)],
+            [sys.executable, "-m", request.program, str(request_file)],
             stdin=subprocess.PIPE,  # never written: its end tells the child that we are gone
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -276,10 +313,14 @@ def _lock(path: Path, timeout_s: float) -> Iterator[None]:
         yield
 
 
-@cache
 def _sources_digest() -> str:
+    return _digest(_COMPILER_SOURCES)
+
+
+@cache
+def _digest(sources: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for name in _COMPILER_SOURCES:
+    for name in sources:
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +19,16 @@ from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites import SUITES, Task, suite_tasks
-from vla_gym.task_model.cache import SceneRequest, load_scene, package_versions
+from vla_gym.task_model.cache import (
+    ClutterRequest,
+    SceneRequest,
+    load_scene,
+    package_versions,
+)
 from vla_gym.task_model.goals import JointRule, Predicate, compile_goal
 from vla_gym.task_model.layouts import Placement, Pose, sample_poses
 from vla_gym.task_model.spec import Layout, ObjectSpec, RobotSpec
+from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
 
 _ROBOT_INT_FIELDS = (
     "joint_qpos",
@@ -85,6 +91,7 @@ class TaskModel:
         init_states: (50, 1 + nq + nv) official states: time, qpos, qvel.
         joint_inits: Joints that start at a random position: addresses, low and high.
         free_qpos: First qpos address of each movable object's free joint.
+        clutter: Bodies of the scene's clutter by category; empty without.
     """
 
     task: Task
@@ -106,6 +113,7 @@ class TaskModel:
     init_states: np.ndarray
     joint_inits: tuple[tuple[np.ndarray, float, float], ...]
     free_qpos: dict[str, int]
+    clutter: dict[str, str]
 
     @property
     def num_init_states(self) -> int:
@@ -181,7 +189,11 @@ class TaskModel:
 
 
 def load_task_model(
-    task: Task, assets: str | Path = "lite", cache_dir: str | Path | None = None
+    task: Task,
+    assets: str | Path = "lite",
+    cache_dir: str | Path | None = None,
+    *,
+    clutter: bool = False,
 ) -> TaskModel:
     """Load a task's model, compiling its scene first if it is not in the cache.
 
@@ -189,6 +201,8 @@ def load_task_model(
         task: Which task; see :func:`vla_gym.suites.get_task`.
         assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
         cache_dir: Folder of the cache; the user's cache by default.
+        clutter: Load the scene with clutter, which is hidden until it is placed
+            (``LiberoSim.set_variation``). All else is as without.
 
     Raises:
         AssetError: If the asset pack is missing or not one.
@@ -197,7 +211,11 @@ def load_task_model(
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
     request = SceneRequest(scene, tasks, pack.name, pack.digest, pack.root)
-    folder = load_scene(request, Path(cache_dir) if cache_dir else default_cache_dir())
+    where = Path(cache_dir) if cache_dir else default_cache_dir()
+    folder = load_scene(request, where)
+    if clutter:
+        request = ClutterRequest(**vars(request), plain=folder, categories=clutter_of(tasks))
+        folder = load_scene(request, where)
     data = json.loads((folder / "scene.json").read_text(encoding="utf-8"))
     with np.load(folder / "init_states.npz", allow_pickle=False) as states:
         init_states = states[task.key]
@@ -233,7 +251,14 @@ def load_task_model(
             for name, spec in data["objects"].items()
             if not spec["is_fixture"]
         },
+        clutter=data.get("clutter", {}),
     )
+
+
+def clutter_of(tasks: Sequence[Task]) -> tuple[str, ...]:
+    """Return which clutter a scene has: kinds that none of its tasks uses."""
+    used = {category for task in tasks for _, category in task.problem.objects}
+    return tuple(kind for kind in CLUTTER_KINDS if kind not in used)[:NUM_CLUTTER]
 
 
 def scene_of(task: Task) -> tuple[str, tuple[Task, ...]]:

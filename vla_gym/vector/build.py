@@ -126,7 +126,7 @@ def _prepare(server: ProcessServer, plan: EnvPlan, timeout: float) -> None:
     """Load the models that all workers share."""
     if plan.suite is not None and plan.assets is not None:
         tasks = [(task.suite, task.task_id) for task in plan.tasks]
-        server.preload(tasks, plan.assets, timeout=timeout)
+        server.preload(tasks, plan.assets, clutter=plan.clutter, timeout=timeout)
 
 
 def _environ(

@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES, Task, get_task, suite_tasks
+from vla_gym.variation import DomainVariation
 
 _OPTIONS = ("task_id", "init_state_id")
 
@@ -45,6 +46,7 @@ class EnvPlan:
         assets: Asset pack; None with a factory.
         make_env: Builds environment ``i``.
         plain: Whether the environments are bare ``LiberoEnv``: no factory, no wrappers.
+        clutter: Whether their scenes have clutter.
     """
 
     num_envs: int
@@ -54,6 +56,7 @@ class EnvPlan:
     assets: str | None
     make_env: Callable[[int], gym.Env[Any, Any]]
     plain: bool
+    clutter: bool
 
     @classmethod
     def make(
@@ -92,7 +95,7 @@ class EnvPlan:
             make = functools.partial(
                 _build_from_factory, factory=env_factory, wrappers=env_wrappers
             )
-            return cls(num_envs, None, (), group_size, None, make, False)
+            return cls(num_envs, None, (), group_size, None, make, False, False)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
         lists = _task_lists(suite, task_ids, num_envs, group_size)
@@ -105,10 +108,11 @@ class EnvPlan:
             kwargs=kwargs,
         )
         assets = str(env_kwargs.get("assets", "lite"))
-        plan = cls(num_envs, suite, lists, group_size, assets, make, not env_wrappers)
         # Checks all arguments: nothing is simulated before the first reset.
         build_libero_env(0, suite, lists, (), kwargs).close()
-        return plan
+        variation = DomainVariation.parse(env_kwargs.get("variation"))
+        clutter = variation is not None and variation.distractors > 0
+        return cls(num_envs, suite, lists, group_size, assets, make, not env_wrappers, clutter)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -22,7 +22,7 @@ _warm = False
 WARM_UP_STEPS = 2
 
 
-def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
+def preload(tasks: Sequence[tuple[str, int]], assets: str, *, clutter: bool = False) -> None:
     """Load some tasks and their scenes; the first time, also run the simulation a little.
 
     A scene that is not in the cache is compiled, in a process of its own.
@@ -30,6 +30,7 @@ def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
     Args:
         tasks: Suite and id of each.
         assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+        clutter: Load the scenes with clutter.
 
     Raises:
         UnknownTaskError: If a suite or task does not exist.
@@ -38,7 +39,7 @@ def preload(tasks: Sequence[tuple[str, int]], assets: str) -> None:
     """
     global _warm
     for suite, task_id in tasks:
-        model = load_task(get_task(suite, task_id), assets)
+        model = load_task(get_task(suite, task_id), assets, clutter=clutter)
         _import_mujoco()
         from vla_gym.sim.model_io import load_shared
 

@@ -98,7 +98,14 @@ class ProcessServer:
         """Whether the server runs, as far as is known without asking it."""
         return self._obituary is None and self._process.poll() is None
 
-    def preload(self, tasks: Sequence[tuple[str, int]], assets: str, *, timeout: float) -> None:
+    def preload(
+        self,
+        tasks: Sequence[tuple[str, int]],
+        assets: str,
+        *,
+        timeout: float,
+        clutter: bool = False,
+    ) -> None:
         """Load the models of some tasks in the server, so that later workers share them.
 
         A scene that is not in the cache is compiled first.
@@ -107,6 +114,7 @@ class ProcessServer:
             tasks: Suite and id of each.
             assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
             timeout: In seconds. A server that misses it is killed, with all its workers.
+            clutter: Whether the scenes are those with clutter.
 
         Raises:
             VlaGymError: What went wrong there: UnknownTaskError, AssetError, CompileError.
@@ -116,7 +124,7 @@ class ProcessServer:
         pairs = [(str(suite), int(task_id)) for suite, task_id in tasks]
         self._ask(
             "preload",
-            (pairs, str(assets)),
+            (pairs, str(assets), clutter),
             timeout,
             context=server_start.trainer_context(server_start.ONE_THREAD),
         )

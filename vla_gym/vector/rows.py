@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from vla_gym.variation import VARIATION_WIDTH
 from vla_gym.vector.memory import Layout, leaves
 
 # What an environment is asked to do.
@@ -21,12 +22,23 @@ INFO_TYPES: dict[str, type] = {
     "task_id": int,
     "init_state_id": int,
     "discount": float,
+    "variation": np.ndarray,
 }
+#: Shapes of those that are float64 arrays.
+INFO_SHAPES = {"variation": (VARIATION_WIDTH,)}
 #: Sent only when it changes; the last bit of the masks says that it is there.
 TEXT_INFO = "instruction"
 INFO_KEYS = (*INFO_TYPES, TEXT_INFO)
 INFO_BITS = {key: 1 << bit for bit, key in enumerate(INFO_KEYS)}
-_DTYPES = {bool: "?", int: "<i8", float: "<f8"}
+_DTYPES = {bool: "?", int: "<i8", float: "<f8", np.ndarray: "<f8"}
+
+
+def fits_row(key: str, value: Any) -> bool:
+    """Tell whether an info has the type, and an array the shape, of its column."""
+    if key not in INFO_SHAPES:
+        return type(value) is INFO_TYPES.get(key)
+    fits = isinstance(value, np.ndarray) and value.shape == INFO_SHAPES[key]
+    return bool(fits and value.dtype == np.float64)
 
 
 def table_layout(
@@ -79,7 +91,7 @@ def table_layout(
     for prefix in ("info", "final_info") if final_rows else ("info",):
         column(f"{prefix}_set", "<u8")
         for key, kind in INFO_TYPES.items():
-            column(f"{prefix}/{key}", _DTYPES[kind])
+            column(f"{prefix}/{key}", _DTYPES[kind], *INFO_SHAPES.get(key, ()))
     column("episode_ended", "?")
     column("episode_return", "<f8")
     column("episode_length", "<i8")

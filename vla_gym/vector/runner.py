@@ -17,7 +17,13 @@ from vla_gym.vector.protocol import Extras
 from vla_gym.vector.rows import INFO_BITS, RESET, STEP, TEXT_INFO
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
-_REMEMBERED = ("info_set", "info/elapsed_steps", "info/task_id", "info/init_state_id")
+_REMEMBERED = (
+    "info_set",
+    "info/elapsed_steps",
+    "info/task_id",
+    "info/init_state_id",
+    "info/variation",
+)
 
 
 class Runner:
@@ -108,7 +114,7 @@ class Runner:
 
     def known_infos(self, i: int) -> dict[str, Any]:
         """Return what is remembered of the infos of an environment, for :meth:`restore`."""
-        return {key: values[i].item() for key, values in self._known.items()} | {
+        return {key: values[i].tolist() for key, values in self._known.items()} | {
             TEXT_INFO: self.texts[i]
         }
 

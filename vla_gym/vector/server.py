@@ -94,11 +94,13 @@ class Server:
         except Exception as error:
             return Reply(request.number, error=_pickled(error))
 
-    def _preload(self, context: Context, tasks: Sequence[tuple[str, int]], assets: str) -> None:
+    def _preload(
+        self, context: Context, tasks: Sequence[tuple[str, int]], assets: str, clutter: bool = False
+    ) -> None:
         from vla_gym.vector.preload import preload
 
         _enter(context)
-        preload(tasks, assets)
+        preload(tasks, assets, clutter=clutter)
         gc.collect()
 
     def _spawn(self, context: Context, fds: Sequence[int], target: str, payload: bytes) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector.memory import leaves, write_value
-from vla_gym.vector.rows import INFO_BITS, INFO_TYPES, RESET, TEXT_INFO
+from vla_gym.vector.rows import INFO_BITS, RESET, TEXT_INFO, fits_row
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ class Slot:
         table, i, present = self._table, self.index, 0
         extras: dict[str, Any] = {}
         for key, value in info.items():
-            kind = INFO_TYPES.get(key)
-            if kind is not None and type(value) is kind:
+            if fits_row(key, value):
                 table[f"{prefix}/{key}"][i] = value
                 present |= INFO_BITS[key]
             elif (

@@ -1,0 +1,242 @@
+"""The look of a scene in the shared model: lights, cameras, colours and clutter of one simulation.
+
+A look holds complete arrays, made once when a variation is set. Showing it copies them into the
+model, which costs microseconds and nothing at all while the model shows it already. Without any
+variation the model is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import mujoco
+import numpy as np
+
+from vla_gym.errors import ConfigError
+from vla_gym.variation.drawn import (
+    CLUTTER_KIND,
+    CLUTTER_KINDS,
+    CLUTTER_X,
+    CLUTTER_Y,
+    CLUTTER_YAW,
+    MAX_OBJECTS,
+    part,
+)
+
+if TYPE_CHECKING:
+    from vla_gym.sim.clutter import ClutterSize
+    from vla_gym.sim.model_io import SharedModel
+    from vla_gym.task_model import TaskModel
+
+AGENT_CAMERA, WRIST_CAMERA = "agentview", "robot0_eye_in_hand"
+_HIDDEN_GROUP = 0  # of geoms that no renderer draws, as for collisions
+_ROBOT_ROOT = "robot0_base"
+# MuJoCo takes a geom of exactly this colour for one without, and draws its material's.
+_UNSET_COLOUR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
+_FIELDS = (
+    "light_pos",
+    "light_dir",
+    "light_diffuse",
+    "light_ambient",
+    "light_specular",
+    "cam_pos",
+    "cam_quat",
+    "cam_fovy",
+    "geom_rgba",
+    "geom_group",
+)
+_HEADLIGHT = ("ambient", "diffuse", "specular")
+
+
+class Look:
+    """How one simulation looks; its arrays are as in the model and never changed.
+
+    Attributes:
+        fields: Arrays of the model by name.
+        headlight: Colours of the light at the camera by name.
+        body_pos, body_quat: Poses of the clutter's bodies.
+    """
+
+    def __init__(self, plain: ModelLook) -> None:
+        self.fields = {name: array.copy() for name, array in plain.fields.items()}
+        self.headlight = {name: array.copy() for name, array in plain.headlight.items()}
+        self.body_pos, self.body_quat = plain.body_pos.copy(), plain.body_quat.copy()
+
+
+class ModelLook:
+    """What a shared model looks like now, and without any variation; its lock is held.
+
+    Attributes:
+        fields, headlight, body_pos, body_quat: See :class:`Look`: without variation.
+        clutter: Bodies of the clutter, in the order of their poses.
+        shown: The look that the model shows; None: its own.
+    """
+
+    def __init__(self, model: mujoco.MjModel, clutter: Iterable[str]) -> None:
+        """Remember a model as it is."""
+        self._views = {name: getattr(model, name) for name in _FIELDS}
+        self._headlight = {name: getattr(model.vis.headlight, name) for name in _HEADLIGHT}
+        self._model = model
+        self.clutter = np.array([model.body(name).id for name in clutter], np.int64)
+        self.fields = {name: view.copy() for name, view in self._views.items()}
+        self.headlight = {name: view.copy() for name, view in self._headlight.items()}
+        self.body_pos = model.body_pos[self.clutter].copy()
+        self.body_quat = model.body_quat[self.clutter].copy()
+        self.shown: Look | None = None
+
+    def show(self, look: Look | None) -> None:
+        """Write a look into the model; None for its own."""
+        if look is self.shown:
+            return
+        source = self if look is None else look
+        for name, view in self._views.items():
+            view[:] = source.fields[name]
+        for name, view in self._headlight.items():
+            view[:] = source.headlight[name]
+        if len(self.clutter):
+            self._model.body_pos[self.clutter] = source.body_pos
+            self._model.body_quat[self.clutter] = source.body_quat
+        self.shown = look
+
+
+def model_look(shared: SharedModel, task_model: TaskModel) -> ModelLook:
+    """Return the look of a shared model; its lock is held."""
+    if shared.look is None:
+        shared.look = ModelLook(shared.model, task_model.clutter.values())
+    assert isinstance(shared.look, ModelLook)
+    return shared.look
+
+
+def make_look(
+    plain: ModelLook,
+    model: mujoco.MjModel,
+    task_model: TaskModel,
+    vector: np.ndarray,
+    sizes: dict[str, ClutterSize],
+) -> Look:
+    """Return how a task looks with a variation.
+
+    Args:
+        plain: How it looks without.
+        model: The scene's model.
+        task_model: The task.
+        vector: See ``DomainVariation.describe``.
+        sizes: Of the clutter, by category.
+
+    Raises:
+        ConfigError: If it has clutter that the scene lacks.
+    """
+    look = Look(plain)
+    _light(look, vector)
+    for camera, prefix in ((AGENT_CAMERA, "camera"), (WRIST_CAMERA, "wrist")):
+        index = model.camera(camera).id
+        look.fields["cam_pos"][index] += part(vector, f"{prefix}_position")
+        turn = np.radians(part(vector, f"{prefix}_rotation"))
+        quat, own = np.empty(4), plain.fields["cam_quat"][index]
+        if turn.any():
+            angle = float(np.linalg.norm(turn))
+            mujoco.mju_axisAngle2Quat(quat, turn / angle, angle)
+            mujoco.mju_mulQuat(look.fields["cam_quat"][index], own, quat)
+    look.fields["cam_fovy"][model.camera(AGENT_CAMERA).id] += float(part(vector, "camera_fov"))
+    _surfaces(look, plain, model, task_model, vector)
+    _clutter(look, plain, model, task_model, vector, sizes)
+    return look
+
+
+def _light(look: Look, vector: np.ndarray) -> None:
+    colour = part(vector, "light_intensity") * part(vector, "light_color")
+    for name in ("light_diffuse", "light_ambient", "light_specular"):
+        look.fields[name] *= colour.astype(look.fields[name].dtype)
+    for array in look.headlight.values():
+        array *= colour.astype(array.dtype)
+    angle = float(np.radians(part(vector, "light_turn")))
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    for name in ("light_pos", "light_dir"):
+        if angle:
+            look.fields[name][:, :2] = look.fields[name][:, :2] @ turn.T
+
+
+def _surfaces(
+    look: Look,
+    plain: ModelLook,
+    model: mujoco.MjModel,
+    task_model: TaskModel,
+    vector: np.ndarray,
+) -> None:
+    """Tint what is seen; a texture is multiplied by its geom's colour."""
+    colours = part(vector, "object_colors")
+    weight = float(part(vector, "object_weight"))
+    of_body = {
+        model.body(spec.body).id: number for number, spec in enumerate(task_model.objects.values())
+    }
+    untouched = {int(body) for body in plain.clutter} | {model.body(_ROBOT_ROOT).id}
+    for geom in range(model.ngeom):
+        root = _root(model, int(model.geom_bodyid[geom]))
+        if plain.fields["geom_group"][geom] == _HIDDEN_GROUP or root in untouched:
+            continue
+        if root in of_body:
+            colour = np.append(colours[of_body[root] % MAX_OBJECTS], weight)
+        else:
+            colour = part(vector, _surface(model, geom, root))
+        if colour[3]:
+            look.fields["geom_rgba"][geom] = _tinted(plain, model, geom, colour)
+
+
+def _root(model: mujoco.MjModel, body: int) -> int:
+    """Return the ancestor of a body that stands in the world itself; 0 for the world."""
+    while body and model.body_parentid[body]:
+        body = int(model.body_parentid[body])
+    return body
+
+
+def _surface(model: mujoco.MjModel, geom: int, root: int) -> str:
+    """Return which colour a part of the room has."""
+    if "table" in model.body(root).name:
+        return "table_color"
+    plane = model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE
+    return "floor_color" if plane else "wall_color"
+
+
+def _tinted(plain: ModelLook, model: mujoco.MjModel, geom: int, colour: np.ndarray) -> np.ndarray:
+    """Return a geom's colour (4,) mixed with another one (red, green, blue, weight)."""
+    own, material = plain.fields["geom_rgba"][geom], int(model.geom_matid[geom])
+    if material >= 0 and np.array_equal(own, _UNSET_COLOUR):
+        own = model.mat_rgba[material]
+    mixed = own.copy()
+    mixed[:3] = (1.0 - colour[3]) * own[:3] + colour[3] * colour[:3]
+    if np.array_equal(mixed, _UNSET_COLOUR):
+        mixed[0] += 0.002
+    return mixed
+
+
+def _clutter(
+    look: Look,
+    plain: ModelLook,
+    model: mujoco.MjModel,
+    task_model: TaskModel,
+    vector: np.ndarray,
+    sizes: dict[str, ClutterSize],
+) -> None:
+    """Put clutter where it stands and hide the rest of it."""
+    group = look.fields["geom_group"]
+    bodies = list(task_model.clutter)
+    roots = np.array([_root(model, int(body)) for body in model.geom_bodyid])
+    for body in plain.clutter:
+        group[roots == body] = _HIDDEN_GROUP
+    for row in part(vector, "distractors"):
+        kind = int(row[CLUTTER_KIND])
+        if kind < 0:
+            continue
+        name = CLUTTER_KINDS[kind] if kind < len(CLUTTER_KINDS) else f"number {kind}"
+        if name not in sizes:
+            raise ConfigError(
+                f"The variation has {name} as clutter, the scene {task_model.scene_key!r} has "
+                f"{bodies or 'none'}: it comes from another task, or from an environment whose "
+                "variation had distractors."
+            )
+        number, half = bodies.index(name), np.radians(row[CLUTTER_YAW]) / 2
+        look.body_pos[number] = row[CLUTTER_X], row[CLUTTER_Y], sizes[name].height_of_origin
+        look.body_quat[number] = np.cos(half), 0.0, 0.0, np.sin(half)
+        shown = roots == plain.clutter[number]
+        group[shown] = plain.fields["geom_group"][shown]
