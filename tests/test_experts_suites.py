@@ -12,7 +12,7 @@ import pytest
 
 from vla_gym.experts import EXPERT_TASKS, Expert, Phase, make_expert
 from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
-from vla_gym.experts.grasps import rim_grasp, tilted_rim_grasp
+from vla_gym.experts.grasps import FUNNEL_STEP, Grasp, rim_grasp, tilted_rim_grasp
 from vla_gym.experts.pick_and_place import repeated_until_success
 from vla_gym.experts.recording import episode_rng, record_episode
 from vla_gym.sim import LiberoSim
@@ -78,6 +78,22 @@ def test_a_bowl_that_stands_askew_is_taken_along_its_own_axis() -> None:
     askew = tilted_rim_grasp(bowl(tilt), "bowl", 2.0, **rim)
     assert askew.point() == pytest.approx(position + tilt @ (upright.point() - position))
     assert askew.rotation == pytest.approx(tilt @ upright.rotation)
+
+
+def test_a_hand_beside_the_grasp_stays_above_until_it_is_over_it() -> None:
+    grasp = Grasp(lambda: np.zeros(3), GRIPPER_DOWN)
+    radius = 0.008
+    # Right above: down, a step at a time, and at last to the grasp point itself.
+    assert grasp.approach(np.array([0.0, 0.0, 0.1]), radius) == pytest.approx(
+        [0.0, 0.0, 0.1 - FUNNEL_STEP]
+    )
+    assert grasp.approach(np.array([0.0, 0.0, 0.01]), radius) == pytest.approx(np.zeros(3))
+    # The fingers open along world y: an error along it counts, one along x counts less.
+    aside = grasp.approach(np.array([0.0, 0.02, 0.03]), radius)
+    assert aside[:2] == pytest.approx([0.0, 0.0]) and aside[2] > 0.03
+    assert grasp.approach(np.array([0.015, 0.0, 0.02]), radius) == pytest.approx(np.zeros(3))
+    # Once the fingers are around the object, a push sideways does not lift the hand.
+    assert grasp.approach(np.array([0.0, 0.02, 0.01]), radius) == pytest.approx(np.zeros(3))
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,14 @@ from vla_gym.experts.geometry import (
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Phase, Vector, hold
 from vla_gym.experts.privileged import PrivilegedSim
 
+# The funnel through which the hand comes down: height over radius, and top and end in metres.
+# Below its end the fingers are around the object and keep the hand in place.
+FUNNEL_SLOPE, FUNNEL_TOP, FUNNEL_END = 4.0, 0.08, 0.015
+# The descent looks no further ahead than this, metres, or it would take the whole speed.
+FUNNEL_STEP = 0.02
+# An error along the object's edge matters less than one along the fingers' axis.
+TANGENT_WEIGHT = 0.5
+
 
 @dataclass(frozen=True)
 class Grasp:
@@ -34,6 +42,23 @@ class Grasp:
     def retracted(self, distance: float) -> np.ndarray:
         """Return the point (3,) that lies ``distance`` metres before the grasp point."""
         return self.point() - self.rotation[:, 2] * distance
+
+    def approach(self, position: np.ndarray, radius: float) -> np.ndarray:
+        """Return where the descent goes (3,): a hand that is beside the line stays above first.
+
+        Without it the descent outruns the sideways correction, and a finger lands on the object.
+
+        Args:
+            position: (3,) present position of the grip site.
+            radius: Distance from the line at which the descent may end, metres; nearer than this
+                to the returned point is then nearer than this to the grasp point too.
+        """
+        along = self.rotation.T @ (self.point() - position)
+        beside = float(np.hypot(along[0], along[1] * TANGENT_WEIGHT))
+        lift = min(FUNNEL_SLOPE * max(beside - radius, 0.0), FUNNEL_TOP)
+        if along[2] < FUNNEL_END:
+            lift = 0.0
+        return self.retracted(max(lift, along[2] - FUNNEL_STEP))
 
 
 def rim_grasp(
@@ -111,22 +136,30 @@ def top_grasp(
 
 
 def pick_phases(
+    sim: PrivilegedSim,
     grasp: Grasp,
     *,
     prefix: str = "",
     hover: float = 0.10,
     tolerance: float = 0.008,
     close_steps: int = 9,
+    funnel: bool = True,
 ) -> list[Phase]:
     """Return the phases hover, descend, close.
 
     Args:
+        sim: Simulation.
         grasp: Where to grasp.
         prefix: Put before the phase names.
         hover: Distance from the grasp point at which the gripper first aligns, metres.
         tolerance: Accuracy of the descent, metres.
         close_steps: Control steps for closing the fingers.
+        funnel: Descend as :meth:`Grasp.approach` says; False: straight to the grasp point.
     """
+
+    def approach() -> np.ndarray:
+        return grasp.approach(sim.eef_pose()[0], tolerance)
+
     return [
         Phase(
             prefix + "hover",
@@ -139,7 +172,7 @@ def pick_phases(
         ),
         Phase(
             prefix + "descend",
-            grasp.point,
+            approach if funnel else grasp.point,
             grasp.rotation,
             OPEN,
             tolerance=tolerance,

@@ -166,7 +166,7 @@ def pick_and_place_phases(
     close_steps: int = 9,
 ) -> list[Phase]:
     """Return all phases of one pick and place."""
-    picking = pick_phases(grasp, hover=hover, close_steps=close_steps)
+    picking = pick_phases(sim, grasp, hover=hover, close_steps=close_steps)
     return picking + Carry(sim, body, grasp, placement).phases(retry_from=picking[0].name)
 
 

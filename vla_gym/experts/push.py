@@ -16,7 +16,7 @@ STOVE_FRONT = "main_table_stove_front_region"
 PINCH_ANGLE = 1.7
 PLATE_RIM = {"inset": 0.005, "depth": 0.006}
 # All in metres. The rim is raised a little, so that the plate does not stick to the table.
-DRAG_LIFT = 0.012
+DRAG_LIFT = 0.03
 REACHED = 0.04
 MAX_SLIP = 0.03
 CLEARANCE = 0.012
@@ -40,7 +40,7 @@ class Drag:
 
     def phases(self) -> list[Phase]:
         """Return pick, drag, release, rise."""
-        picking = pick_phases(self._grasp, tolerance=0.012, close_steps=10)
+        picking = pick_phases(self._sim, self._grasp, tolerance=0.012, close_steps=10, funnel=False)
         rotation = self._grasp.rotation
         return [
             *picking,

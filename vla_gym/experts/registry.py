@@ -27,7 +27,8 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
     # On the +y side of these three bowls the hand meets the drawer, the other bowl or the cabinet.
     # Best of six to nine angles each on 8 to 20 sampled layouts an angle, with and without noise.
     "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from(90.0))
-    | dict.fromkeys((4, 6, 9), black_bowls.bowl_on_plate_from(180.0)),
+    | dict.fromkeys((6, 9), black_bowls.bowl_on_plate_from(180.0))
+    | {4: black_bowls.bowl_on_plate_from(180.0, black_bowls.DRAWER_LIFT)},
     "object": dict.fromkeys(range(10), groceries.grocery_in_basket),
 }
 

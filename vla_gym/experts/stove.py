@@ -29,4 +29,6 @@ def turn_on_stove(sim: PrivilegedSim) -> Expert:
     turn = Phase(
         "turn", lambda: point, rotation_z(TURN) @ rotation, CLOSED, tolerance=0.0, max_steps=60
     )
-    return Expert(sim, [*pick_phases(Grasp(lambda: point, rotation), close_steps=8), turn])
+    grasp = Grasp(lambda: point, rotation)
+    # So near the base the elbow is at its limit: a hand that waits above drifts away sideways.
+    return Expert(sim, [*pick_phases(sim, grasp, close_steps=8, funnel=False), turn])
