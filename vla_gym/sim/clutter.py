@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 import numpy as np
 
-from vla_gym.sim.look import AGENT_CAMERA
+from vla_gym.sim.look import AGENT_CAMERA, model_look
 from vla_gym.variation.drawn import CLUTTER_KINDS, MAX_DISTRACTORS
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def clutter_places(shared: SharedModel, task_model: TaskModel) -> ClutterPlaces:
     """Return where clutter may stand in a task; made once a process. The model's lock is held."""
     key = task_model.task.key
     if key not in shared.clutter_places:
+        # Measured without anybody's variation; simulations write theirs before they need it.
+        model_look(shared, task_model).show(None)
         shared.clutter_places[key] = _Survey(shared.model, task_model).places()
     found = shared.clutter_places[key]
     assert isinstance(found, ClutterPlaces)
