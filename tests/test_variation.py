@@ -9,6 +9,7 @@ import sys
 from functools import partial
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -19,8 +20,10 @@ import vla_gym
 from vla_gym import DomainVariation
 from vla_gym.env import LiberoEnv
 from vla_gym.errors import ConfigError
+from vla_gym.experts import make_expert
 from vla_gym.sim import LiberoSim
-from vla_gym.suites import get_task
+from vla_gym.sim.clutter import geom_points
+from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.task_model import load_task_model
 from vla_gym.variation import VARIATION_WIDTH
 from vla_gym.variation.drawn import CLUTTER_KINDS, PARTS, part, plain_vector
@@ -392,3 +395,187 @@ def test_the_lean_painter_in_other_rooms(suite, task_id, fast):
 @pytest.mark.parametrize(("suite", "task_id"), [("goal", 8), ("90", 80)])
 def test_the_lean_painter_on_the_real_meshes(suite, task_id):
     compare_painters(suite, task_id, "libero", 128, looks=6, fast=False)
+
+
+def clutter_bodies(sim):
+    """Root bodies of the clutter that is shown, by category."""
+    shown = DomainVariation.describe(sim.variation)["distractors"]
+    return {row[0]: sim._model.body(sim.task_model.clutter[row[0]]).id for row in shown}
+
+
+def check_clear(env, seeds):
+    """Clutter touches nothing at the start, stands on the table, in no region; return how many."""
+    counts = []
+    for seed in seeds:
+        env.reset(seed=seed)
+        sim, model = env.sim, env.sim._model
+        bodies = clutter_bodies(sim)
+        counts.append(len(bodies))
+        root = model.body_rootid[model.geom_bodyid]
+        contacts = sim.data.contact.geom
+        assert not np.isin(root[contacts], list(bodies.values())).any()
+        names = list(env.task_model.objects.values())
+        for category, body in bodies.items():
+            low, high = extent(sim, body)
+            middle = (low[:2] + high[:2]) / 2
+            for spec in names:
+                other_low, other_high = extent(sim, model.body(spec.body).id)
+                gap = np.maximum(other_low - high, low - other_high)[:2].max()
+                assert gap > 0.01, f"{category} beside {spec.name}: {gap}"
+            for other in bodies.values():
+                if other != body:
+                    other_low, other_high = extent(sim, other)
+                    assert np.maximum(other_low - high, low - other_high)[:2].max() > 0
+            for placement in env.task_model.placements:
+                if placement.reference is None:
+                    x, y = placement.reference_pos[:2]
+                    for a, b in zip(placement.x_ranges, placement.y_ranges, strict=True):
+                        inside = a[0] <= middle[0] - x <= a[1] and b[0] <= middle[1] - y <= b[1]
+                        assert not inside, f"{category} in the region of {placement.name}"
+            # What holds it: straight below its middle is the table's top.
+            start = np.array([*middle, low[2] + 0.002])
+            hit, down = np.zeros(1, np.int32), np.array([0.0, 0.0, -1.0])
+            groups = np.array([1, 1, 0, 0, 0, 0], np.uint8)
+            distance = mujoco.mj_ray(model, sim.data, start, down, groups, 1, body, hit)
+            assert 0 <= distance < 0.01, f"{category} stands {distance} m over the table"
+    return counts
+
+
+def extent(sim, root):
+    """Corners of the box around the collision geoms of a body and what hangs on it."""
+    model, data = sim._model, sim.data
+    low, high = np.full(3, np.inf), np.full(3, -np.inf)
+    for geom in np.flatnonzero(model.body_rootid[model.geom_bodyid] == root):
+        if model.geom_contype[geom] or model.geom_conaffinity[geom]:
+            points = geom_points(model, geom) @ data.geom_xmat[geom].reshape(3, 3).T
+            points = points + data.geom_xpos[geom]
+            low, high = np.minimum(low, points.min(0)), np.maximum(high, points.max(0))
+    return low, high
+
+
+ALL_CLUTTER = DomainVariation(distractors=6)
+
+
+@pytest.mark.parametrize(
+    ("suite", "task_id"), [("goal", 3), ("spatial", 4), ("object", 2), ("10", 4), ("90", 80)]
+)
+def test_clutter_is_in_nobodys_way(suite, task_id):
+    env = LiberoEnv(suite, task_ids=task_id, variation=ALL_CLUTTER, cameras=())
+    assert min(check_clear(env, range(3))) >= 1
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SUITES)
+def test_clutter_is_in_nobodys_way_in_any_task(suite):
+    scenes = {}
+    for task in suite_tasks(suite):
+        env = LiberoEnv(suite, task_ids=task.task_id, variation=ALL_CLUTTER, cameras=())
+        scenes.setdefault(task.scene_name, []).extend(check_clear(env, range(5)))
+        env.close()
+    assert min(np.mean(counts) for counts in scenes.values()) >= 1, scenes
+
+
+@pytest.mark.slow
+@pytest.mark.libero_assets
+@pytest.mark.usefixtures("libero_assets_dir")
+@pytest.mark.parametrize(("suite", "task_id"), [("goal", 3), ("object", 2), ("10", 4), ("90", 80)])
+def test_clutter_is_in_nobodys_way_on_the_real_meshes(suite, task_id):
+    env = LiberoEnv(suite, task_ids=task_id, assets="libero", variation=ALL_CLUTTER, cameras=())
+    assert min(check_clear(env, range(5))) >= 1
+    env.close()
+
+
+def seen_of(sim, camera, size=96):
+    """How many pixels of each object or fixture a camera sees."""
+    renderer = mujoco.Renderer(sim._model, size, size)
+    renderer.enable_segmentation_rendering()
+    option = mujoco.MjvOption()
+    option.geomgroup[0] = 0
+    sim.prepare_render()
+    renderer.update_scene(sim.data, camera, scene_option=option)
+    image = renderer.render()
+    renderer.close()
+    kinds = image[..., 1] == int(mujoco.mjtObj.mjOBJ_GEOM)
+    geoms = image[..., 0][kinds]
+    roots = sim._model.body_rootid[sim._model.geom_bodyid[geoms]]
+    return {
+        name: int((roots == sim._model.body(spec.body).id).sum())
+        for name, spec in sim.task_model.objects.items()
+    }
+
+
+@pytest.mark.parametrize(("suite", "task_id"), [("goal", 3), ("10", 4), ("object", 2)])
+def test_clutter_hides_nothing_from_the_agents_camera(suite, task_id):
+    model = load_task_model(get_task(suite, task_id), "lite", clutter=True)
+    sim, vector = LiberoSim(model), plain_vector()
+    for state in range(3):
+        sim.set_variation(None)
+        sim.reset(model.official_layout(state))
+        expected = seen_of(sim, "agentview")
+        part(vector, "distractors")[:] = sim.place_distractors(6, np.random.default_rng(state))
+        sim.set_variation(vector)
+        sim.reset(model.official_layout(state))
+        found = seen_of(sim, "agentview")
+        assert found == expected and min(found.values()) > 0
+
+
+def test_official_states_and_goals_are_those_of_the_plain_scene():
+    """Same states, snapshots and success along a whole episode, clutter or not."""
+    plain = LiberoEnv("goal", task_ids=8, cameras=())
+    cluttered = LiberoEnv("goal", task_ids=8, cameras=(), variation=ALL_CLUTTER)
+    ends = []
+    for env in (plain, cluttered):
+        _, info = env.reset(seed=0, options={"init_state_id": 4})
+        assert info["init_state_id"] == 4
+        expert = make_expert(env.sim)
+        over, path = False, [env.sim.qpos]
+        while not over:
+            _, _, terminated, truncated, info = env.step(expert.act())
+            over = terminated or truncated
+            path.append(env.sim.qpos)
+        ends.append((info["success"], np.array(path)))
+    assert ends[0][0] and ends[1][0]
+    np.testing.assert_array_equal(ends[0][1], ends[1][1])
+    models = plain.task_model, cluttered.task_model
+    assert models[0].scene_key != models[1].scene_key and not models[0].clutter
+    np.testing.assert_array_equal(models[0].init_states, models[1].init_states)
+    assert plain.sim.qpos.shape == cluttered.sim.qpos.shape
+    plain.close(), cluttered.close()
+
+
+def test_clutter_is_solid():
+    """A bowl that is put into clutter is pushed out of it; one in clutter that is hidden is not."""
+    model = load_task_model(get_task("goal", 8), "lite", clutter=True)
+    sim, vector = LiberoSim(model), plain_vector()
+    rows = sim.place_distractors(1, np.random.default_rng(0))
+    layout = model.official_layout(0)
+    address, ends = model.free_qpos["akita_black_bowl_1"], []
+    layout.qpos[address : address + 2] = rows[0, 1:3]
+    for shown in (False, True):
+        part(vector, "distractors")[:] = rows if shown else part(plain_vector(), "distractors")
+        sim.set_variation(vector)
+        sim.reset(layout)
+        ends.append(sim.qpos[address : address + 3])
+    assert np.linalg.norm(ends[0][:2] - rows[0, 1:3]) < 0.01 < np.linalg.norm(ends[1] - ends[0])
+
+
+def test_clutter_of_another_scene_is_refused():
+    sim = LiberoSim(load_task_model(get_task("goal", 8), "lite"))
+    vector = plain_vector()
+    part(vector, "distractors")[0] = 0, 0.1, 0.1, 0
+    with pytest.raises(ConfigError, match="red_coffee_mug"):
+        sim.set_variation(vector)
+    with pytest.raises(ConfigError, match="numbers"):
+        sim.set_variation(np.zeros(4))
+    assert sim.variation is None
+
+
+def test_plain_scenes_are_not_touched_by_clutter():
+    """Same key, same files: clutter is a scene of its own."""
+    task = get_task("goal", 8)
+    plain = load_task_model(task, "lite")
+    before = plain.mjb_path.read_bytes()
+    cluttered = load_task_model(task, "lite", clutter=True)
+    assert load_task_model(task, "lite").scene_key == plain.scene_key
+    assert plain.mjb_path.read_bytes() == before != cluttered.mjb_path.read_bytes()
