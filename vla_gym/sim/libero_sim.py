@@ -21,7 +21,7 @@ from vla_gym.sim.osc_fast import FastController
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.task_model.goals import evaluate_goal
 from vla_gym.task_model.spec import Layout
-from vla_gym.variation.drawn import check_vector, part
+from vla_gym.variation.drawn import check_vector
 
 if TYPE_CHECKING:
     from vla_gym.task_model import TaskModel
@@ -107,6 +107,10 @@ class LiberoSim(SimAccess):
             _settled.move_to_end(key)
             self._restore(_settled[key])
             return
+        look = self._look
+        if self.task_model.clutter:
+            # Clutter comes when all is settled: an episode begins as it would without.
+            self._look = None
         self._start(layout)
         if settle:
             self._settle(until_rest=layout.init_state_id < 0)
@@ -114,6 +118,9 @@ class LiberoSim(SimAccess):
                 _settled[key] = self.get_state()
                 if len(_settled) > _MAX_SETTLED:
                     _settled.popitem(last=False)
+        if self._look is not look:
+            self._look = look
+            self._restore(self.get_state())
 
     def _settled_key(self, layout: Layout) -> _SettledKey:
         """Return what the settled state depends on; the layout by content, not by its number."""
@@ -124,8 +131,6 @@ class LiberoSim(SimAccess):
             layout.fixture_quat,
             layout.nullspace_qpos,
             np.array([layout.time, layout.init_state_id]),
-            # Solid; whatever else varies has no part in physics.
-            np.empty(0) if self._variation is None else part(self._variation, "distractors"),
         )
         digest = hashlib.blake2b(digest_size=16)
         for array in arrays:
@@ -230,8 +235,8 @@ class LiberoSim(SimAccess):
     def set_variation(self, vector: np.ndarray | None) -> None:
         """Give the scene another look from now on; a reset keeps it.
 
-        Light, cameras and colours change nothing but images. Distractors are solid: set them
-        before the reset.
+        Light, cameras and colours change nothing but images. Distractors are solid; set before a
+        reset, they are there from the first step of the episode on.
 
         Args:
             vector: float64 (VARIATION_WIDTH,), see ``DomainVariation.describe``; None for LIBERO's

@@ -7,7 +7,6 @@ variation the model is never touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import mujoco
@@ -71,19 +70,30 @@ class ModelLook:
         fields, headlight, body_pos, body_quat: See :class:`Look`: without variation.
         clutter: Bodies of the clutter, in the order of their poses.
         shown: The look that the model shows; None: its own.
+        roots: Body that each geom hangs on and that stands in the world itself.
+        paint: Entry of :func:`_palette` that each geom is painted with, or -1.
+        colours: (ngeom, 4) as they are seen.
     """
 
-    def __init__(self, model: mujoco.MjModel, clutter: Iterable[str]) -> None:
-        """Remember a model as it is."""
+    def __init__(self, model: mujoco.MjModel, task_model: TaskModel) -> None:
+        """Remember a model as it is; any task of the scene will do."""
         self._views = {name: getattr(model, name) for name in _FIELDS}
         self._headlight = {name: getattr(model.vis.headlight, name) for name in _HEADLIGHT}
         self._model = model
-        self.clutter = np.array([model.body(name).id for name in clutter], np.int64)
+        bodies = task_model.clutter.values()
+        self.clutter = np.array([model.body(name).id for name in bodies], np.int64)
         self.fields = {name: view.copy() for name, view in self._views.items()}
         self.headlight = {name: view.copy() for name, view in self._headlight.items()}
         self.body_pos = model.body_pos[self.clutter].copy()
         self.body_quat = model.body_quat[self.clutter].copy()
         self.shown: Look | None = None
+        self.roots = model.body_rootid[model.geom_bodyid]
+        self.paint = _paint(model, self.roots, task_model)
+        # A geom without a colour of its own has its material's.
+        self.colours = self.fields["geom_rgba"].copy()
+        material = np.asarray(model.geom_matid)
+        unset = (material >= 0) & (self.colours == _UNSET_COLOUR).all(axis=1)
+        self.colours[unset] = model.mat_rgba[material[unset]]
 
     def show(self, look: Look | None) -> None:
         """Write a look into the model; None for its own."""
@@ -103,7 +113,7 @@ class ModelLook:
 def model_look(shared: SharedModel, task_model: TaskModel) -> ModelLook:
     """Return the look of a shared model; its lock is held."""
     if shared.look is None:
-        shared.look = ModelLook(shared.model, task_model.clutter.values())
+        shared.look = ModelLook(shared.model, task_model)
     assert isinstance(shared.look, ModelLook)
     return shared.look
 
@@ -139,8 +149,8 @@ def make_look(
             mujoco.mju_axisAngle2Quat(quat, turn / angle, angle)
             mujoco.mju_mulQuat(look.fields["cam_quat"][index], own, quat)
     look.fields["cam_fovy"][model.camera(AGENT_CAMERA).id] += float(part(vector, "camera_fov"))
-    _surfaces(look, plain, model, task_model, vector)
-    _clutter(look, plain, model, task_model, vector, sizes)
+    _surfaces(look, plain, vector)
+    _clutter(look, plain, task_model, vector, sizes)
     return look
 
 
@@ -157,63 +167,51 @@ def _light(look: Look, vector: np.ndarray) -> None:
             look.fields[name][:, :2] = look.fields[name][:, :2] @ turn.T
 
 
-def _surfaces(
-    look: Look,
-    plain: ModelLook,
-    model: mujoco.MjModel,
-    task_model: TaskModel,
-    vector: np.ndarray,
-) -> None:
-    """Tint what is seen; a texture is multiplied by its geom's colour."""
-    colours = part(vector, "object_colors")
-    weight = float(part(vector, "object_weight"))
+def _palette(vector: np.ndarray) -> np.ndarray:
+    """Return float64 (MAX_OBJECTS + 3, 4): colours and weights of objects, table, floor, walls."""
+    palette = np.empty((MAX_OBJECTS + 3, 4))
+    palette[:MAX_OBJECTS, :3] = part(vector, "object_colors")
+    palette[:MAX_OBJECTS, 3] = part(vector, "object_weight")
+    for number, name in enumerate(("table_color", "floor_color", "wall_color")):
+        palette[MAX_OBJECTS + number] = part(vector, name)
+    return palette
+
+
+def _paint(model: mujoco.MjModel, roots: np.ndarray, task_model: TaskModel) -> np.ndarray:
+    """Return which entry of the palette each geom is painted with, or -1."""
+    table, floor, wall = range(MAX_OBJECTS, MAX_OBJECTS + 3)
     of_body = {
-        model.body(spec.body).id: number for number, spec in enumerate(task_model.objects.values())
+        model.body(spec.body).id: number % MAX_OBJECTS
+        for number, spec in enumerate(task_model.objects.values())
     }
-    untouched = {int(body) for body in plain.clutter} | {model.body(_ROBOT_ROOT).id}
-    for geom in range(model.ngeom):
-        root = _root(model, int(model.geom_bodyid[geom]))
-        if plain.fields["geom_group"][geom] == _HIDDEN_GROUP or root in untouched:
-            continue
+    of_body |= {model.body(name).id: -1 for name in (*task_model.clutter.values(), _ROBOT_ROOT)}
+    paint = np.empty(model.ngeom, np.int64)
+    for geom, root in enumerate(roots.tolist()):
         if root in of_body:
-            colour = np.append(colours[of_body[root] % MAX_OBJECTS], weight)
+            paint[geom] = of_body[root]
+        elif "table" in model.body(root).name:
+            paint[geom] = table
         else:
-            colour = part(vector, _surface(model, geom, root))
-        if colour[3]:
-            look.fields["geom_rgba"][geom] = _tinted(plain, model, geom, colour)
+            plane = model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE
+            paint[geom] = floor if plane else wall
+    paint[np.asarray(model.geom_group) == _HIDDEN_GROUP] = -1
+    return paint
 
 
-def _root(model: mujoco.MjModel, body: int) -> int:
-    """Return the ancestor of a body that stands in the world itself; 0 for the world."""
-    while body and model.body_parentid[body]:
-        body = int(model.body_parentid[body])
-    return body
-
-
-def _surface(model: mujoco.MjModel, geom: int, root: int) -> str:
-    """Return which colour a part of the room has."""
-    if "table" in model.body(root).name:
-        return "table_color"
-    plane = model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE
-    return "floor_color" if plane else "wall_color"
-
-
-def _tinted(plain: ModelLook, model: mujoco.MjModel, geom: int, colour: np.ndarray) -> np.ndarray:
-    """Return a geom's colour (4,) mixed with another one (red, green, blue, weight)."""
-    own, material = plain.fields["geom_rgba"][geom], int(model.geom_matid[geom])
-    if material >= 0 and np.array_equal(own, _UNSET_COLOUR):
-        own = model.mat_rgba[material]
+def _surfaces(look: Look, plain: ModelLook, vector: np.ndarray) -> None:
+    """Tint what is seen; a texture is multiplied by its geom's colour."""
+    colour = _palette(vector)[plain.paint]
+    chosen = (plain.paint >= 0) & (colour[:, 3] > 0)
+    own, colour = plain.colours[chosen], colour[chosen]
     mixed = own.copy()
-    mixed[:3] = (1.0 - colour[3]) * own[:3] + colour[3] * colour[:3]
-    if np.array_equal(mixed, _UNSET_COLOUR):
-        mixed[0] += 0.002
-    return mixed
+    mixed[:, :3] = (1.0 - colour[:, 3:]) * own[:, :3] + colour[:, 3:] * colour[:, :3]
+    mixed[(mixed == _UNSET_COLOUR).all(axis=1), 0] += 0.002
+    look.fields["geom_rgba"][chosen] = mixed
 
 
 def _clutter(
     look: Look,
     plain: ModelLook,
-    model: mujoco.MjModel,
     task_model: TaskModel,
     vector: np.ndarray,
     sizes: dict[str, ClutterSize],
@@ -221,9 +219,7 @@ def _clutter(
     """Put clutter where it stands and hide the rest of it."""
     group = look.fields["geom_group"]
     bodies = list(task_model.clutter)
-    roots = np.array([_root(model, int(body)) for body in model.geom_bodyid])
-    for body in plain.clutter:
-        group[roots == body] = _HIDDEN_GROUP
+    group[np.isin(plain.roots, plain.clutter)] = _HIDDEN_GROUP
     for row in part(vector, "distractors"):
         kind = int(row[CLUTTER_KIND])
         if kind < 0:
@@ -238,5 +234,5 @@ def _clutter(
         number, half = bodies.index(name), np.radians(row[CLUTTER_YAW]) / 2
         look.body_pos[number] = row[CLUTTER_X], row[CLUTTER_Y], sizes[name].height_of_origin
         look.body_quat[number] = np.cos(half), 0.0, 0.0, np.sin(half)
-        shown = roots == plain.clutter[number]
+        shown = plain.roots == plain.clutter[number]
         group[shown] = plain.fields["geom_group"][shown]
