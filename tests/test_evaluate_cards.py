@@ -178,6 +178,10 @@ def test_a_run_cut_short_goes_on(
         run_eval(dataclasses.replace(config, resume=True, shards="1/2"))
 
 
+# imageio's ffmpeg reader leaves its pipes to the garbage collector.
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_pairing_films_and_tables(whole: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "card.json"
     config = dataclasses.replace(EXPERT, task_ids=(8,), episodes=1, out=out)
