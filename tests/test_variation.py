@@ -23,6 +23,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.experts import make_expert
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.clutter import geom_points
+from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.task_model import load_task_model
 from vla_gym.variation import VARIATION_WIDTH
@@ -556,6 +557,7 @@ def test_clutter_is_solid():
         part(vector, "distractors")[:] = rows if shown else part(plain_vector(), "distractors")
         sim.set_variation(vector)
         sim.reset(layout)
+        sim.run_chunk(np.tile(NOOP, (20, 1)))
         ends.append(sim.qpos[address : address + 3])
     assert np.linalg.norm(ends[0][:2] - rows[0, 1:3]) < 0.01 < np.linalg.norm(ends[1] - ends[0])
 
