@@ -6,9 +6,12 @@ import contextlib
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import gymnasium as gym
+import h5py
+import imageio.v3 as imageio
 import mujoco
 import numpy as np
 import pytest
@@ -18,9 +21,12 @@ from vector_reference import MODES, Follower, Reference, assert_same, copied, fo
 
 import vla_gym
 from vla_gym import DomainVariation
+from vla_gym.demos import DemosConfig, record_demos
 from vla_gym.env import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.experts import make_expert
+from vla_gym.play import PlayConfig
+from vla_gym.play import play as play_video
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.clutter import geom_points
 from vla_gym.sim.libero_sim import NOOP
@@ -581,3 +587,25 @@ def test_plain_scenes_are_not_touched_by_clutter():
     cluttered = load_task_model(task, "lite", clutter=True)
     assert load_task_model(task, "lite").scene_key == plain.scene_key
     assert plain.mjb_path.read_bytes() == before != cluttered.mjb_path.read_bytes()
+
+
+def test_play_and_demos_take_a_level(tmp_path):
+    config = PlayConfig("goal", (8,), "random", init_state_ids=(0, 1), max_steps=2, size=64)
+    frames = []
+    for level in (None, "strong"):
+        config = replace(config, variation=level, out=tmp_path / f"{level}.gif")
+        assert len(list(play_video(config))) == 2
+        frames.append(imageio.imread(config.out, index=0))
+    assert frames[0].shape == frames[1].shape and (frames[0] != frames[1]).mean() > 0.1
+    with pytest.raises(ConfigError, match="wild"):
+        list(play_video(replace(config, variation="wild")))
+    demos = DemosConfig(
+        str(tmp_path), task_ids=(7,), num_demos=2, image_size=32, num_workers=0, variation="mild"
+    )
+    (path,) = record_demos(demos, progress=False)
+    with h5py.File(path) as file:
+        vectors = [file[f"data/demo_{k}"].attrs["variation"] for k in range(2)]
+    found = [DomainVariation.describe(vector) for vector in vectors]
+    assert found[0]["distractors"] and found[0]["light_intensity"] != found[1]["light_intensity"]
+    with pytest.raises(ConfigError, match="variation"):
+        record_demos(replace(demos, variation=None), progress=False)

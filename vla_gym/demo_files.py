@@ -36,8 +36,17 @@ def demo_path(output: Path, task: Task) -> Path:
     return output / f"libero_{task.suite}" / f"{task.name}_demo.hdf5"
 
 
-def write_part(path: Path, episode: Episode, task_model: TaskModel) -> None:
-    """Write one episode to a file of its own; the file appears when it is whole."""
+def write_part(
+    path: Path, episode: Episode, task_model: TaskModel, variation: np.ndarray | None = None
+) -> None:
+    """Write one episode to a file of its own; the file appears when it is whole.
+
+    Args:
+        path: The file.
+        episode: What was recorded.
+        task_model: Its task.
+        variation: How the scene looked, see ``DomainVariation.describe``; None: as it is.
+    """
     with _replacing(path) as scratch, h5py.File(scratch, "w") as file:
         group = file.create_group(_PART)
         _write_obs(group.create_group("obs"), episode)
@@ -60,6 +69,8 @@ def write_part(path: Path, episode: Episode, task_model: TaskModel) -> None:
         group.attrs["fixtures"] = json.dumps(task_model.fixtures)
         group.attrs["fixture_pos"] = episode.fixture_pos
         group.attrs["fixture_quat"] = episode.fixture_quat
+        if variation is not None:
+            group.attrs["variation"] = variation
 
 
 def _write_obs(group: h5py.Group, episode: Episode) -> None:

@@ -16,6 +16,8 @@ from vla_gym.experts.recording import Episode, episode_rng, record_episode
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
 from vla_gym.task_model import load_task_model
+from vla_gym.variation import DomainVariation
+from vla_gym.variation.drawn import part
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Attempt:
     noise: float
     assets: str
     image_size: int
+    variation: str | None = None
 
 
 def start_worker() -> None:
@@ -55,7 +58,7 @@ def record_attempt(attempt: Attempt, folder: Path) -> bool:
         failed_mark(folder, attempt.number).touch()
         return False
     sim, _ = _studio(attempt)
-    write_part(part_path(folder, attempt.number), episode, sim.task_model)
+    write_part(part_path(folder, attempt.number), episode, sim.task_model, sim.variation)
     return True
 
 
@@ -79,6 +82,12 @@ def play_attempt(attempt: Attempt) -> Episode | None:
         renderer.render(sim, frame)
         return frame
 
+    variation = DomainVariation.parse(attempt.variation)
+    if variation is not None:
+        vector, placing = variation.draw(attempt.seed, attempt.number)
+        if variation.distractors:
+            part(vector, "distractors")[:] = sim.place_distractors(variation.distractors, placing)
+        sim.set_variation(vector)
     rng = episode_rng(attempt.seed, sim.task_model, attempt.number)
     return record_episode(sim, render, rng, noise=attempt.noise)
 
@@ -86,14 +95,25 @@ def play_attempt(attempt: Attempt) -> Episode | None:
 _Studio = tuple[LiberoSim, SceneRenderer]
 # Simulation and renderer of the last task: a worker plays many attempts of a task in a row, and
 # more than one scene with LIBERO's meshes would fill the memory.
-_studios: dict[tuple[str, int, str, int], _Studio] = {}
+_studios: dict[tuple[str, int, str, int, str | None], _Studio] = {}
 
 
 def _studio(attempt: Attempt) -> _Studio:
-    key = (attempt.suite, attempt.task_id, attempt.assets, attempt.image_size)
+    key = (
+        attempt.suite,
+        attempt.task_id,
+        attempt.assets,
+        attempt.image_size,
+        attempt.variation,
+    )
     if key not in _studios:
         close_studio()
-        task_model = load_task_model(get_task(attempt.suite, attempt.task_id), attempt.assets)
+        variation = DomainVariation.parse(attempt.variation)
+        task_model = load_task_model(
+            get_task(attempt.suite, attempt.task_id),
+            attempt.assets,
+            clutter=variation is not None and variation.distractors > 0,
+        )
         # As the environments show the scene by default.
         profile = "libero" if task_model.assets.name == "libero" else "fast"
         size = attempt.image_size

@@ -35,6 +35,7 @@ from vla_gym.errors import ConfigError, DemoError
 from vla_gym.experts import EXPERT_TASKS
 from vla_gym.suites import get_task
 from vla_gym.task_model import TaskModel, load_task_model
+from vla_gym.variation import DomainVariation
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class DemosConfig:
     recorded action is always the expert's undisturbed one."""
     image_size: int = 128
     """Height and width of both cameras' images in pixels."""
+    variation: str | None = None
+    """How light, cameras, colours and clutter vary from attempt to attempt: mild or strong."""
     num_workers: int | None = None
     """Processes; None: one per core; 0: no subprocess."""
     assets: str = "lite"
@@ -97,6 +100,7 @@ class DemosConfig:
                 "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
                 f"{self.num_demos}, {self.seed} and {self.noise}."
             )
+        DomainVariation.parse(self.variation)
         if not 16 <= self.image_size <= 1024:
             raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
         if self.num_workers is not None and self.num_workers < 0:
@@ -287,6 +291,7 @@ def _attempt(job: _Job, number: int) -> Attempt:
         config.noise,
         config.assets,
         config.image_size,
+        config.variation,
     )
 
 
@@ -364,6 +369,7 @@ def _settings(config: DemosConfig, model: TaskModel) -> dict[str, Any]:
         "seed": config.seed,
         "noise": config.noise,
         "image_size": config.image_size,
+        "variation": config.variation,
         "pack": model.assets.name,
         "pack_digest": model.assets.digest,
         "versions": model.versions,

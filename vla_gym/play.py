@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vla_gym.checks import as_integer, parse_init_states
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.suites import Task, get_task
+from vla_gym.variation import DomainVariation
 from vla_gym.video import (
     Status,
     TileFrames,
@@ -71,6 +72,8 @@ class PlayConfig:
     """Asset pack: lite, libero, auto (libero if it is there), or a path."""
     physics: Literal["fast", "exact"] = "fast"
     """Physics mode."""
+    variation: str | None = None
+    """How light, cameras, colours and clutter vary from tile to tile: mild or strong."""
     out: Path = Path("episode.mp4")
     """The video; .mp4 or .gif."""
 
@@ -188,6 +191,7 @@ def _check(config: PlayConfig, starts: list[Start], act: Any) -> None:
         raise ConfigError(f"size must be even and in 64..1024, got {config.size}.")
     if config.max_steps is not None:
         as_integer(config.max_steps, "max_steps", 1)
+    DomainVariation.parse(config.variation)
     check_video_path(config.out)
     if config.who == "expert":
         from vla_gym.experts import EXPERT_TASKS
@@ -304,7 +308,8 @@ class _Players:
         """Play an episode to its end."""
         env = self._environment(start.task, camera)
         options = None if start.init_state_id is None else {"init_state_id": start.init_state_id}
-        obs, info = env.reset(seed=start.seed, options=options)
+        # With an official state, the seed decides nothing but how the scene looks.
+        obs, info = env.reset(seed=start.seed or start.init_state_id or 0, options=options)
         choose = self._chooser(start, env)
         steps, over = 0, False
         while not over:
@@ -342,6 +347,7 @@ class _Players:
                 assets=config.assets,
                 physics=config.physics,
                 max_control_steps=config.max_steps,
+                variation=config.variation,
                 **kwargs,
             ),
             camera,
