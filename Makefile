@@ -1,8 +1,10 @@
 # Two commands need nothing but this file on a bare Debian: `make demo` and `make test`.
-# Variables: VENV (.venv), PYTHON (interpreter for the venv), TORCH_SPEC (torch==2.13.0).
+# Variables: VENV (.venv), PYTHON (interpreter for the venv), TORCH_SPEC (torch==2.13.0),
+# TEST_PROCESSES (2; 0: all tests in one process), PYTEST_ARGS.
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
 
 .PHONY: help setup demo test test-slow check format lint types bench wheel
 
@@ -16,7 +18,7 @@ demo: setup  ## Expert and VLA videos, TD3+BC on one task, evaluation (<= 10 min
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: setup  ## The default test suite.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 test-slow: setup  ## Parity, experts and training on many episodes.
 	$(BIN)/python -m pytest -m slow --timeout=3600 $(PYTEST_ARGS)

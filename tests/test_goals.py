@@ -249,7 +249,10 @@ def _compare(assets: Path, states_a_task: int, seed: int, states: dict | None = 
     return counts
 
 
-@pytest.mark.parametrize("assets", ["lite", pytest.param("real", marks=pytest.mark.libero_assets)])
+@pytest.mark.parametrize(
+    "assets",
+    ["lite", pytest.param("real", marks=[pytest.mark.libero_assets, pytest.mark.slow])],
+)
 def test_parity_with_upstream_on_near_success_states(
     assets: str, request: pytest.FixtureRequest
 ) -> None:

@@ -669,7 +669,8 @@ def endless_preload(tmp_path, monkeypatch) -> Iterator[Callable[[], list[int]]]:
             found = []
             for pid in filter(str.isdecimal, os.listdir("/proc")):
                 with contextlib.suppress(OSError):
-                    links = [os.readlink(entry) for entry in os.scandir(f"/proc/{pid}/fd")]
+                    folder = f"/proc/{pid}/fd"
+                    links = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
                     if str(lock) in links and int(pid) != os.getpid():
                         found.append(int(pid))
             return found

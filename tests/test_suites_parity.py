@@ -166,7 +166,7 @@ def check_what_starts_on_others(model: TaskModel, theirs: dict[str, np.ndarray])
 
 
 def test_layouts_of_one_task(libero_assets_dir: Path) -> None:
-    compare_layouts(libero_assets_dir, "spatial", 4, resets=60)
+    compare_layouts(libero_assets_dir, "spatial", 4, resets=25)
 
 
 @pytest.mark.slow

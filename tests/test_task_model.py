@@ -110,6 +110,7 @@ def test_names_and_ids_agree_with_the_model(assets: str, request: pytest.Fixture
         assert model.joint(task_model.objects[name].joints[-1]).qposadr[0] == address
 
 
+@pytest.mark.slow  # one scene is compared by default, in test_parity.py
 @pytest.mark.libero_assets
 def test_the_compiled_model_is_upstreams_own(libero_assets_dir: Path) -> None:
     import mujoco
