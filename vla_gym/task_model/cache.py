@@ -211,7 +211,8 @@ def _key(identity: dict[str, Any]) -> str:
 
 
 def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> None:
-    logger.info("Compiling scene %s (once; a few seconds) ...", key)
+    # A warning, so that it is seen without any set-up: the wait would look like a hang.
+    logger.warning("Compiling scene %s for its first use on this machine, some seconds.", key)
     for leftover in folder.parent.glob(f".{key}-*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{key}-") as scratch:
