@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,13 +19,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from render_pairs import PainterPair, fixed_camera
-from vector_reference import MODES, Follower, Reference, assert_same, copied, follow
+from vector_reference import MODES, SAME_STEP, Follower, Reference, assert_same, copied, follow
 
 import vla_gym
 from vla_gym import DomainVariation
 from vla_gym.demos import DemosConfig, record_demos
 from vla_gym.env import LiberoEnv
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert
 from vla_gym.play import PlayConfig
 from vla_gym.play import play as play_video
@@ -291,8 +293,15 @@ def action(env, shape, episode, step):
     return rng.uniform(-1, 1, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("workers", [0, 2])
+#: With workers, the other modes run with the slow tests.
+VECTORS = [
+    pytest.param(mode, workers, marks=[pytest.mark.slow] * (workers > 0 and mode != SAME_STEP))
+    for mode in MODES
+    for workers in (0, 2)
+]
+
+
+@pytest.mark.parametrize(("mode", "workers"), VECTORS)
 def test_vector_equals_single(mode, workers):
     kwargs = {**SMALL, "variation": "strong", "scene_reset_interval": 2}
     references = []
@@ -306,6 +315,23 @@ def test_vector_equals_single(mode, workers):
         follow(envs, Follower(references, mode), 70, episodes=3)
     for reference in references:
         reference.env.close()
+
+
+def test_a_step_lost_with_its_worker_says_which_variation_it_had():
+    envs = LiberoVectorEnv(2, "goal", task_ids=8, workers=2, variation="mild", **SMALL)
+    with contextlib.closing(envs):
+        shown = envs.reset(seed=0)[1]["variation"]
+        envs.step_async(np.zeros(envs.action_space.shape, np.float32))
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        with pytest.warns(WorkerRestartWarning, match="SIGKILL"):
+            *_, truncated, infos = envs.step_wait()
+        assert truncated.tolist() == [False, True] and infos["worker_restarted"][1]
+        np.testing.assert_array_equal(infos["variation"], shown)
+        _, _, _, _, infos = envs.step(np.zeros(envs.action_space.shape, np.float32))
+        single = LiberoEnv("goal", task_ids=8, env_index=1, variation="mild", **SMALL)
+        single.seek(1, 1)
+        np.testing.assert_array_equal(infos["variation"][1], single.reset()[1]["variation"])
+        single.close()
 
 
 RESTORE = """
