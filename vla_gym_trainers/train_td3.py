@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -148,10 +149,11 @@ def train_td3(config: TD3Config) -> TD3Run:
     env = make_env(config.suite, task_ids=config.task_ids, gamma=config.gamma, **_env(config))
     try:
         model = build_model(config, env)
-        model.set_logger(configure(str(run_dir / "tensorboard"), ["tensorboard", "csv"]))
         callback = RunCallback(config, run_dir)
         started = time.perf_counter()
-        model.learn(config.total_chunks, callback=callback, log_interval=10)
+        with closing(configure(str(run_dir / "tensorboard"), ["tensorboard", "csv"])) as logger:
+            model.set_logger(logger)
+            model.learn(config.total_chunks, callback=callback, log_interval=10)
         minutes = (time.perf_counter() - started) / 60
         model.save(run_dir / "policy.zip")
         results: dict[str, Any] = {"training": callback.summary(model, minutes)}
