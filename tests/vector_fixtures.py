@@ -18,13 +18,20 @@ class _Server:
     """One server for all tests of a file, until a test kills it: starting it takes longer."""
 
     def __init__(self):
-        self.held = ProcessServer.acquire()
+        self.held = self._started()
 
     def current(self):
         if not self.held.alive:
             self.held.release()
-            self.held = ProcessServer.acquire()
+            self.held = self._started()
         return self.held
+
+    @staticmethod
+    def _started():
+        """Return a server that answers: one that still starts opens files."""
+        server = ProcessServer.acquire()
+        server.preload([], "lite", timeout=120)
+        return server
 
 
 @pytest.fixture(scope="module")
