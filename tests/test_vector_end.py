@@ -23,6 +23,7 @@ from vector_processes import (
     descriptors,
     marked,
     memfd_maps,
+    named_blocks,
     new_marker,
     orphan_blocks,
     parent_of,
@@ -226,6 +227,9 @@ def test_a_trainer_that_is_ended_in_a_step_leaves_nothing(train, name):
     # Otherwise the check at the end would prove nothing.
     server = parent_of(workers[0])
     assert {trainer.process.pid, server, *workers} <= marked(trainer.marker)
+    # Nothing has a name in /dev/shm, so nothing can stay there.
+    assert {pid: named_blocks(pid) for pid in workers} == {pid: [] for pid in workers}
+    assert named_blocks(server) == named_blocks(trainer.process.pid) == []
     assert os.getpgid(workers[0]) != os.getpgid(trainer.process.pid)
     trainer.signal(getattr(signal, name))
     code = trainer.check_end()

@@ -12,6 +12,7 @@ from pathlib import Path
 #: For what should take a moment; far above what a loaded machine needs.
 SOON = 60.0
 MARKER = "VLA_GYM_TEST_MARKER"
+SHM = "/dev/shm/"
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = SOON) -> None:
@@ -84,9 +85,18 @@ def descriptors() -> dict[str, str]:
     return found
 
 
+def named_blocks(pid: int) -> list[str]:
+    """Entries of /dev/shm, semaphores included, that a process has mapped."""
+    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if SHM in line]
+
+
 def orphan_blocks(before: set[str]) -> set[str]:
-    """New entries of /dev/shm that no living process has mapped."""
-    fresh = set(os.listdir("/dev/shm")) - before
+    """New entries of /dev/shm that no living process has mapped.
+
+    Without the semaphores of multiprocessing: the vector environment has none, but a benchmark
+    that another test process ends by force leaves those of Gymnasium's environments.
+    """
+    fresh = {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.")}
     for pid in all_pids() if fresh else ():
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
