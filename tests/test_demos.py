@@ -256,7 +256,7 @@ def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> 
         {"noise": 2.0},
         {"num_workers": -1},
         {"image_size": 8},
-        {"suite": "10"},
+        {"suite": ("10",)},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
@@ -269,6 +269,12 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], tmp_path: Path) -> No
 def test_unknown_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownTaskError):
         record_demos(DemosConfig(str(tmp_path), task_ids=(10,)), progress=False)
+
+
+def test_tasks_of_several_suites_come_in_order_and_once() -> None:
+    config = DemosConfig(suite=("object", "goal", "object"), task_ids=(3, 1))
+    found = [(task.suite, task.task_id) for task in config.tasks()]
+    assert found == [("object", 3), ("object", 1), ("goal", 3), ("goal", 1)]
 
 
 def test_noise_disturbs_the_arm_but_never_the_gripper() -> None:

@@ -33,7 +33,7 @@ from vla_gym.demo_worker import (
 )
 from vla_gym.errors import ConfigError, DemoError
 from vla_gym.experts import EXPERT_TASKS
-from vla_gym.suites import get_task
+from vla_gym.suites import Task, get_task
 from vla_gym.task_model import TaskModel, load_task_model
 from vla_gym.variation import DomainVariation
 
@@ -59,10 +59,10 @@ class DemosConfig:
 
     output: str = "demos"
     """Folder of the files, OUTPUT/libero_SUITE/TASK_demo.hdf5; finished ones are skipped."""
-    suite: str = "goal"
-    """Task suite."""
+    suite: tuple[str, ...] = ("goal",)
+    """One or several task suites."""
     task_ids: tuple[int, ...] | None = None
-    """Tasks to record; None: all that have an expert."""
+    """Tasks of each suite to record; None: all that have an expert."""
     num_demos: int = 40
     """Successful episodes a task."""
     seed: int = 0
@@ -81,20 +81,38 @@ class DemosConfig:
     overwrite: bool = False
     """Record again what exists."""
 
+    def tasks(self) -> list[Task]:
+        """Return the tasks to record, in the order of suites and ids, each once.
+
+        Raises:
+            ConfigError: A suite or task has no expert.
+        """
+        found = []
+        for name in self.suite:
+            suite = get_task(name, 0).suite
+            known = EXPERT_TASKS.get(suite, ())
+            if not known:
+                raise ConfigError(
+                    f"Suite {name!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
+                )
+            ids = known if self.task_ids is None else self.task_ids
+            unknown = [i for i in ids if get_task(suite, i).task_id not in known]
+            if unknown:
+                raise ConfigError(
+                    f"Tasks {unknown} of {name} have no expert: expected ids from {known}."
+                )
+            found += [get_task(suite, i) for i in ids]
+        if not found:
+            raise ConfigError("Expected at least one suite and task, got none.")
+        return list(dict.fromkeys(found))
+
     def check(self) -> None:
         """Check the values; not when they are made, so that the command line says it in one line.
 
         Raises:
             ConfigError: A value is out of range or a task has no expert.
         """
-        known = EXPERT_TASKS.get(get_task(self.suite, 0).suite, ())
-        if not known:
-            raise ConfigError(
-                f"Suite {self.suite!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
-            )
-        unknown = [i for i in self.task_ids or () if get_task(self.suite, i).task_id not in known]
-        if unknown:
-            raise ConfigError(f"Tasks {unknown} have no expert: expected ids from {known}.")
+        self.tasks()
         if self.num_demos < 1 or self.seed < 0 or not 0.0 <= self.noise <= 1.0:
             raise ConfigError(
                 "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
@@ -118,7 +136,7 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
         progress: Show a progress bar.
 
     Returns:
-        The files of all tasks, in the order of the task ids asked for.
+        The files of all tasks, in the order of the suites and task ids asked for.
 
     Raises:
         ConfigError: A file exists that was made with other settings, or another run is recording
@@ -126,9 +144,7 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
         DemoError: An expert fails far too often, or worker processes keep dying.
     """
     config.check()
-    suite = get_task(config.suite, 0).suite
-    ids = config.task_ids if config.task_ids is not None else EXPERT_TASKS[suite]
-    tasks = [get_task(suite, i) for i in dict.fromkeys(ids)]
+    tasks = config.tasks()
     output = Path(config.output).expanduser()
     paths = [demo_path(output, task) for task in tasks]
     with _locked(output):
