@@ -67,7 +67,8 @@ def load_preset(config_class: type[Config], preset: str) -> Config:
         preset: Name of a shipped preset, or path of a yaml file with field names as keys.
 
     Raises:
-        ConfigError: If it does not exist, is not a mapping, or has unknown keys.
+        ConfigError: If it does not exist, is not a mapping, has unknown keys, or names a class as
+            the VLA.
     """
     if preset.endswith(".yaml"):
         path = Path(preset)
@@ -95,6 +96,11 @@ def load_preset(config_class: type[Config], preset: str) -> Config:
         raise ConfigError(
             f"Preset {preset} has unknown keys {unknown}; {config_class.__name__} has "
             f"{', '.join(sorted(fields))}."
+        )
+    if str(values.get("vla", "")).startswith("class:"):
+        raise ConfigError(
+            f"Preset {preset} names a class to import as its VLA: only the command line "
+            "may, with --vla."
         )
     converted: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()

@@ -5,43 +5,81 @@ Importing this package imports neither torch nor transformers; loading a model d
 
 from __future__ import annotations
 
-import json
+import inspect
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vla_gym.errors import WeightsError
+from vla_gym.errors import ConfigError
 from vla_gym.vla.base import FrozenVLA, TokenVLA, VLAOutput
-from vla_gym.vla.files import resolve_weights, verify_checksums
+from vla_gym.vla.registry import Spec, backend_class, known_backends, parse_spec
 
-__all__ = ["FrozenVLA", "TokenVLA", "VLAOutput", "load"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FrozenVLA", "TokenVLA", "VLAOutput", "known_backends", "load"]
 
 
-def load(name_or_path: str | Path, device: str = "cpu") -> FrozenVLA:
+def load(
+    spec: str | Path,
+    device: str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    compile: bool = False,
+    *,
+    allow_class: bool = True,
+    **options: Any,
+) -> FrozenVLA:
     """Return a frozen VLA; the same one for every call with the same arguments.
 
     Args:
-        name_or_path: A shipped checkpoint (``"mini"``) or a folder with config.json and
-            model.safetensors.
+        spec: ``"mini"``, ``"<backend>:/path"``, a folder whose config.json tells its backend, or
+            ``"class:package.module:Class:/path"``; see :mod:`vla_gym.vla.registry`.
         device: Torch device, e.g. ``"cpu"`` or ``"cuda:0"``.
+        dtype: Of the weights, e.g. ``"bfloat16"``; None for what suits the backend and the device.
+        compile: Whether to compile the network with ``torch.compile``.
+        allow_class: False where ``spec`` was read from a file: no class is imported by its path.
+        **options: The backend's own, e.g. ``unnorm_key="libero_goal_no_noops"``.
 
     Raises:
+        ConfigError: If the backend or an option is unknown.
         WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture.
     """
-    return _load(resolve_weights(name_or_path), device)
+    parsed = parse_spec(spec, allow_class=allow_class)
+    arguments = (parsed, str(device), _dtype(dtype), bool(compile), tuple(sorted(options.items())))
+    try:
+        hash(arguments)
+    except TypeError:  # an option such as a list: nothing to find the model by again
+        return _load.__wrapped__(*arguments)
+    return _load(*arguments)
 
 
 @cache
-def _load(folder: Path, device: str) -> FrozenVLA:
-    verify_checksums(folder)
+def _load(
+    spec: Spec,
+    device: str,
+    dtype: torch.dtype | None,
+    compile: bool,
+    options: tuple[tuple[str, Any], ...],
+) -> FrozenVLA:
+    chosen = backend_class(spec.backend)
+    arguments = {"device": device, "dtype": dtype, "compile": compile, **dict(options)}
+    signature = inspect.signature(chosen.from_pretrained)
     try:
-        model_type = json.loads((folder / "config.json").read_text()).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise WeightsError(f"{folder / 'config.json'} is no JSON object: {error}") from error
-    from vla_gym.vla import mini  # imports torch and transformers
+        signature.bind(spec.path, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"The VLA backend {spec.backend!r} does not take these options: {error}. It takes: "
+            f"{', '.join(list(signature.parameters)[1:])}."
+        ) from error
+    return chosen.from_pretrained(spec.path, **arguments)
 
-    if model_type != mini.MiniVLAConfig.model_type:
-        raise WeightsError(
-            f"Checkpoint {folder} has model_type {model_type!r}: expected "
-            f"{mini.MiniVLAConfig.model_type!r}."
-        )
-    return mini.MiniBackend.from_pretrained(folder, device=device)
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    import torch
+
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigError(f"Expected a dtype such as 'float32' or 'bfloat16', got {dtype!r}.")
+    return found

@@ -10,6 +10,7 @@ from torch import nn
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.files import verify_checksums
 from vla_gym.vla.mini_model import (
     MiniVLA,
     MiniVLAConfig,
@@ -64,11 +65,36 @@ class MiniBackend:
         self.tokenize = WordTokenizer(model.config.vocabulary, model.config.max_words)
 
     @classmethod
-    def from_pretrained(cls, folder: Path, device: str = "cpu", head: str = "l1") -> MiniBackend:
-        """Load a checkpoint folder; its name becomes the backend's."""
+    def from_pretrained(
+        cls,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        head: str = "l1",
+    ) -> MiniBackend:
+        """Load a checkpoint folder; its name becomes the backend's.
+
+        Args:
+            folder: With config.json, model.safetensors and, if it was released, SHA256SUMS.
+            device: Torch device.
+            dtype: float32 or None; the network is too small to gain from another.
+            compile: Whether to compile the network.
+            head: See the class.
+
+        Raises:
+            ConfigError: If ``dtype`` is another or ``head`` is unknown.
+            WeightsError: If the files are corrupt or do not fit the architecture.
+        """
+        if dtype not in (None, torch.float32):
+            raise ConfigError(f"The mini VLA runs in float32, got {dtype}: leave dtype out.")
         folder = Path(folder)
+        verify_checksums(folder)
         model = load_model(folder)
         nn.Module.to(model, device)  # PreTrainedModel.to is typed for other arguments
+        if compile:
+            model.compile()
         return cls(model, folder.name, head)
 
     def forward(

@@ -251,12 +251,26 @@ def check_chunk_len(chunk_len: int | None, vla: FrozenVLA) -> int:
     return chunk_len
 
 
-def vla_identity(name: str | Path, suffix: str = "") -> dict[str, str]:
-    """Return name and digest of a checkpoint's files."""
-    from vla_gym.vla.files import resolve_weights
+def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, str]:
+    """Return name and digest of a checkpoint's files.
 
-    folder = resolve_weights(name, suffix)
+    Args:
+        spec: As :func:`vla_gym.vla.load` takes it; with ``suffix``, as ``resolve_weights`` does.
+        suffix: Of a shipped checkpoint that belongs to the VLA.
+    """
+    from vla_gym.vla.files import resolve_weights
+    from vla_gym.vla.registry import parse_spec
+
+    path = resolve_weights(spec, suffix) if suffix else parse_spec(spec).path
+    files = [path]
+    if path.is_dir():
+        files = [path / name for name in ("config.json", "model.safetensors")]
+        if not all(file.is_file() for file in files):  # a larger one, in several files
+            kinds = (".json", ".yaml", ".safetensors", ".pt", ".bin")
+            files = sorted(file for file in path.iterdir() if file.suffix in kinds)
     digest = hashlib.sha256()
-    for file in ("config.json", "model.safetensors"):
-        digest.update((folder / file).read_bytes())
-    return {"name": folder.name, "sha256": digest.hexdigest()}
+    for file in files:
+        with file.open("rb") as stream:
+            while part := stream.read(1 << 24):
+                digest.update(part)
+    return {"name": path.name, "sha256": digest.hexdigest()}

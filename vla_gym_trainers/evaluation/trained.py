@@ -45,8 +45,9 @@ class TrainedPolicy:
         from vla_gym_trainers.evaluate import load_policy
 
         self._model = load_policy(path)
-        vla = vla or _trained_vla(path)
-        self._vla = load(vla)
+        given, vla = vla is not None, vla or _trained_vla(path)
+        # What a run's configuration names is a checkpoint, never a class to import.
+        self._vla = load(vla, allow_class=given)
         self._encoder = load_rl_token(self._vla.name)
         self._batch_size = batch_size
         self.chunk_len = int(self._model.action_space.shape[0])

@@ -1,0 +1,202 @@
+"""Names of VLA backends, and from a checkpoint's specification to the class that loads it.
+
+A specification is one of
+
+======================================  ========================================================
+``"mini"``                              a checkpoint that is shipped with the package
+``"openvla-oft:/path"``                 a checkpoint, and the backend that it is for
+``"/path"``                             a folder; its config.json tells which backend it is for
+``"class:package.module:Class:/path"``  a class of the caller's own, and what it loads
+======================================  ========================================================
+
+The third kind only ever selects among backends that are installed. The last one imports what it
+names, so it may come from code or from the command line, never from a file: who reads a
+specification from a run's configuration or from a result passes ``allow_class=False``.
+
+Packages add backends through the entry-point group ``vla_gym.vla``; in their pyproject.toml::
+
+    [project.entry-points."vla_gym.vla"]
+    my-vla = "my_package.backend:MyBackend"
+
+and then ``load("my-vla:/path")`` works, as does ``load("/path")`` where config.json has
+``"model_type": "my-vla"``. docs/vla.md tells what the class must offer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.base import FrozenVLA
+from vla_gym.vla.files import resolve_weights
+
+if TYPE_CHECKING:
+    import torch
+
+#: The package's own backends: "module:Class", imported when one is loaded.
+BACKENDS = {
+    "mini": "vla_gym.vla.mini:MiniBackend",
+    "openvla": "vla_gym.vla.openvla:OpenVLABackend",
+    "openvla-oft": "vla_gym.vla.openvla_oft:OpenVLAOFTBackend",
+    "qwen-oft": "vla_gym.vla.qwen_oft:QwenOFTBackend",
+    "smolvla": "vla_gym.vla.smolvla:SmolVLABackend",
+    "pi0": "vla_gym.vla.pi0:Pi0Backend",
+}
+ENTRY_POINTS = "vla_gym.vla"
+
+# "model_type" of config.json (lerobot's files call it "type") -> backend.
+_MODEL_TYPES = {"vla_gym_mini": "mini", "smolvla": "smolvla", "pi0": "pi0"}
+
+
+class BackendClass(Protocol):
+    """What a backend's class offers, apart from making a FrozenVLA."""
+
+    def from_pretrained(
+        self, folder: Path, *, device: str, dtype: torch.dtype | None, compile: bool, **options: Any
+    ) -> FrozenVLA:
+        """Load a checkpoint; a classmethod.
+
+        Args:
+            folder: An existing folder (or file, if the user named one), absolute.
+            device: Torch device, e.g. ``"cpu"`` or ``"cuda:0"``.
+            dtype: Of the weights; None for what suits the backend and the device.
+            compile: Whether to compile the network with ``torch.compile``.
+            **options: The backend's own.
+        """
+
+
+class Spec(NamedTuple):
+    """A parsed specification: backend name or "class:module:Class", and what it loads."""
+
+    backend: str
+    path: Path
+
+
+def parse_spec(spec: str | Path, *, allow_class: bool = True) -> Spec:
+    """Return backend and path of a specification; nothing of the backend is imported.
+
+    Args:
+        spec: See the module; a :class:`~pathlib.Path` is always a folder.
+        allow_class: Whether the ``class:`` kind is allowed.
+
+    Raises:
+        ConfigError: If the backend is unknown or a class is named where that is not allowed.
+        WeightsError: If the checkpoint does not exist or its kind cannot be told.
+    """
+    if isinstance(spec, str):
+        if spec.startswith("class:"):
+            return _parse_class_spec(spec, allow_class)
+        name, colon, rest = spec.partition(":")
+        if colon and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            _check_known(name)
+            return Spec(name, resolve_weights(rest) if name == "mini" else _existing(rest, spec))
+        if not colon and name not in ("", "mini") and name in known_backends():
+            raise ConfigError(
+                f"{spec!r} is a backend without a checkpoint: write '{spec}:/path/to/checkpoint'."
+            )
+    folder = resolve_weights(spec)
+    return Spec(recognise(folder), folder)
+
+
+def known_backends() -> list[str]:
+    """Return the names of the package's own backends and of the installed entry points."""
+    own = list(BACKENDS)
+    return own + sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(own))
+
+
+def recognise(folder: Path) -> str:
+    """Return the name of the backend that a checkpoint folder is for.
+
+    Raises:
+        WeightsError: If config.json is no JSON object, or names a type that is unknown or that
+            several backends could load.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        model_type = config.get("model_type", config.get("type"))
+    except (ValueError, AttributeError) as error:
+        raise WeightsError(f"{file} is no JSON object: {error}") from error
+    if model_type == "openvla":
+        if any(folder.glob("*action_head*checkpoint*")):
+            return "openvla-oft"
+        raise WeightsError(
+            f"Checkpoint {folder} is an OpenVLA without an action head, which may be meant for "
+            f"either backend: write 'openvla:{folder}' if it was trained to give one token after "
+            f"the other, 'openvla-oft:{folder}' if all tokens of a chunk at once."
+        )
+    name = _MODEL_TYPES.get(model_type, model_type)
+    if name not in known_backends():
+        raise WeightsError(
+            f"Checkpoint {folder} has model_type {model_type!r}, which no backend claims: put the "
+            f"backend before the path, '<name>:{folder}', with a name of: "
+            f"{', '.join(known_backends())}."
+        )
+    return str(name)
+
+
+def backend_class(name: str) -> BackendClass:
+    """Import and return a backend's class.
+
+    Args:
+        name: A name of :func:`known_backends`, or ``"class:package.module:Class"``.
+
+    Raises:
+        ConfigError: If the name is unknown, or its module or class cannot be imported.
+    """
+    if name in BACKENDS:
+        return _import(BACKENDS[name])
+    if name.startswith("class:"):
+        return _import(name.removeprefix("class:"))
+    _check_known(name)
+    points = list(entry_points(group=ENTRY_POINTS, name=name))
+    if len({point.value for point in points}) > 1:
+        raise ConfigError(
+            f"Several installed packages offer the backend {name!r}: "
+            f"{', '.join(sorted(point.value for point in points))}. Uninstall all but one."
+        )
+    return _import(points[0].value)
+
+
+def _check_known(name: str) -> None:
+    if name not in known_backends():
+        raise ConfigError(
+            f"No VLA backend is called {name!r}; known: {', '.join(known_backends())}. For a class "
+            "of your own write 'class:package.module:Class:/path'."
+        )
+
+
+def _parse_class_spec(spec: str, allow_class: bool) -> Spec:
+    if not allow_class:
+        raise ConfigError(
+            f"{spec!r} names a class to import, and comes from a file: only code and the command "
+            "line may. Give it there, or install its package with an entry point 'vla_gym.vla'."
+        )
+    match = re.fullmatch(r"class:([\w.]+:\w+):(.+)", spec)
+    if match is None:
+        raise ConfigError(f"Expected 'class:package.module:Class:/path', got {spec!r}.")
+    return Spec(f"class:{match[1]}", _existing(match[2], spec))
+
+
+def _existing(path: str, spec: str) -> Path:
+    found = Path(path).expanduser()
+    if not path or not found.exists():
+        raise WeightsError(f"No checkpoint {path!r} (from {spec!r}): expected an existing folder.")
+    return found.resolve()
+
+
+def _import(path: str) -> BackendClass:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"Cannot import the VLA backend {path!r}: {error}") from error
+    if not callable(getattr(found, "from_pretrained", None)):
+        raise ConfigError(f"The VLA backend {path!r} has no classmethod from_pretrained.")
+    chosen: BackendClass = found
+    return chosen
