@@ -1,0 +1,179 @@
+"""Advantages: known answers with their arithmetic, and a plain loop against the vectorised code."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.advantages import (
+    absolute,
+    gae,
+    group_relative,
+    moments,
+    monte_carlo_returns,
+    standardize,
+)
+
+
+def row(*values, dtype=torch.float32):
+    return torch.tensor([values], dtype=dtype)
+
+
+def flags(text):
+    return torch.tensor([[c == "1" for c in text]])
+
+
+def test_gae_discounts_by_executed_steps():
+    # gamma 0.5; chunks of 2 and 1 steps: discounts 0.25, 0.5; lambda 0.5; success at the end.
+    # delta_1 = 1 - 0.2 = 0.8 (terminated: next value 9 is not used)
+    # delta_0 = 0 + 0.25 * 0.2 - 0.4 = -0.35
+    # A_1 = 0.8; A_0 = -0.35 + 0.25 * 0.5 * 0.8 = -0.25; G = A + V = 0.15, 1.0
+    advantages, returns = gae(
+        row(0.0, 1.0),
+        row(0.4, 0.2),
+        row(0.2, 9.0),
+        row(0.25, 0.5),
+        flags("01"),
+        flags("00"),
+        flags("11"),
+        lam=0.5,
+    )
+    torch.testing.assert_close(advantages, row(-0.25, 0.8))
+    torch.testing.assert_close(returns, row(0.15, 1.0))
+
+
+def test_gae_bootstraps_through_truncation_but_does_not_leak_into_the_next_episode():
+    # Slot 1 is truncated with V(s') = 0.6, slot 2 begins another episode. gamma^k 0.9, lambda 1.
+    # delta_2 = 1 - 0.5 = 0.5 (terminated)          A_2 = 0.5
+    # delta_1 = 0.9 * 0.6 - 0.3 = 0.24              A_1 = 0.24, nothing of A_2
+    # delta_0 = 0.9 * 0.3 - 0.2 = 0.07              A_0 = 0.07 + 0.9 * 0.24 = 0.286
+    arguments = [row(0.0, 0.0, 1.0), row(0.2, 0.3, 0.5), row(0.3, 0.6, 7.0), row(0.9, 0.9, 0.9)]
+    ended, truncated, valid = flags("001"), flags("010"), flags("111")
+    advantages, _ = gae(*arguments, ended, truncated, valid, lam=1.0)
+    torch.testing.assert_close(advantages, row(0.286, 0.24, 0.5))
+    # The same truncation taken for a termination would give delta_1 = -0.3.
+    merged, _ = gae(*arguments, ended | truncated, flags("000"), valid, lam=1.0)
+    torch.testing.assert_close(merged[:, 1], torch.tensor([-0.3]))
+    # A transition lost with its worker: the one before it bootstraps, A_1 = 0.24 as before.
+    lost, returns = gae(*arguments, ended, flags("000"), flags("110"), lam=1.0)
+    torch.testing.assert_close(lost, row(0.286, 0.24, 0.0))
+    assert returns[0, 2] == 0.0
+    # The end of the data is no end of the episode: A_2 = 1 + 0.9 * 7 - 0.5 = 6.8.
+    cut, _ = gae(*arguments, flags("000"), truncated, valid, lam=1.0)
+    torch.testing.assert_close(cut[:, 2], torch.tensor([6.8]))
+
+
+def test_monte_carlo_returns():
+    # gamma^k 0.5, 0.25, 0.5, ...: G_2 = 1; G_1 = 0 + 0.25 * 1; G_0 = 0 + 0.5 * 0.25 = 0.125.
+    # Slot 3 is a truncated episode of its own: 0 without values, 0.5 * 0.6 = 0.3 with them.
+    rewards, discounts = row(0.0, 0.0, 1.0, 0.0, 0.0), row(0.5, 0.25, 0.5, 0.5, 1.0)
+    ends = flags("00100"), flags("00010"), flags("11110")
+    torch.testing.assert_close(
+        monte_carlo_returns(rewards, discounts, *ends), row(0.125, 0.25, 1.0, 0.0, 0.0)
+    )
+    torch.testing.assert_close(
+        monte_carlo_returns(rewards, discounts, *ends, row(8.0, 8.0, 8.0, 0.6, 8.0)),
+        row(0.125, 0.25, 1.0, 0.3, 0.0),
+    )
+
+
+def loop_gae(rewards, values, next_values, discounts, terminated, truncated, valid, lam):
+    """As one would write it down for one chunk after the other: a sum of deltas."""
+    num_rows, num_slots = rewards.shape
+    result = np.zeros((num_rows, num_slots))
+    for n in range(num_rows):
+        for t in range(num_slots):
+            weight = 1.0
+            for u in range(t, num_slots):
+                if not valid[n, u]:
+                    break
+                follows = 0.0 if terminated[n, u] else next_values[n, u]
+                delta = rewards[n, u] + discounts[n, u] * follows - values[n, u]
+                result[n, t] += weight * delta
+                weight *= lam * discounts[n, u]
+                if terminated[n, u] or truncated[n, u]:
+                    break
+    return result
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gae_equals_the_loop_for_random_shapes(seed):
+    rng = np.random.default_rng(seed)
+    shape = int(rng.integers(1, 7)), int(rng.integers(1, 30))
+    rewards, values, next_values = rng.normal(size=(3, *shape))
+    discounts = 0.97 ** rng.integers(0, 9, shape)
+    ends = rng.random(shape)
+    terminated, truncated, valid = ends < 0.1, (ends > 0.1) & (ends < 0.2), rng.random(shape) < 0.9
+    lam = float(rng.random())
+    arrays = (rewards, values, next_values, discounts, terminated, truncated, valid)
+    tensors = [torch.from_numpy(x) for x in arrays]
+    advantages, returns = gae(*tensors, lam=lam)
+    expected = loop_gae(*arrays, lam)
+    np.testing.assert_allclose(advantages.numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(returns.numpy(), np.where(valid, expected + values, 0), atol=1e-12)
+    # Where V(s'_t) is V(s_t+1), lambda = 1 telescopes to the Monte-Carlo return less the value.
+    tensors[2][:, :-1] = torch.where(
+        tensors[4][:, :-1] | tensors[5][:, :-1] | ~tensors[6][:, 1:],
+        tensors[2][:, :-1],
+        tensors[1][:, 1:],
+    )
+    whole, _ = gae(*tensors, lam=1.0)
+    monte_carlo = monte_carlo_returns(
+        *(tensors[i] for i in (0, 3, 4, 5, 6)), next_values=tensors[2]
+    )
+    starts = np.where(valid, values, 0)
+    np.testing.assert_allclose(monte_carlo.numpy() - starts, whole.numpy(), atol=1e-12)
+
+
+def test_lambda_out_of_range():
+    one = torch.ones(1, 1)
+    with pytest.raises(ConfigError, match="lam must be"):
+        gae(one, one, one, one, one < 0, one < 0, one > 0, lam=1.5)
+
+
+def test_group_relative():
+    # Group 7: returns 1, 0, 0, 0: mean 1/4, variance (9/16 + 3/16) / 3 = 1/4, std 1/2:
+    # A = (3/4) / (1/2) = 1.5 and (-1/4) / (1/2) = -0.5. Group 3: all succeed, dropped. Group 5:
+    # one member was lost, the other alone has no contrast, dropped.
+    returns = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0, math.nan, 1.0])
+    groups = torch.tensor([7, 3, 7, 7, 3, 7, 5, 5])
+    valid = torch.tensor([True, True, True, True, True, True, False, True])
+    advantages, keep = group_relative(returns, groups, valid)
+    expected = torch.tensor([1.5, 0.0, -0.5, -0.5, 0.0, -0.5, 0.0, 0.0])
+    torch.testing.assert_close(advantages, expected, atol=1e-5, rtol=0)
+    assert keep.tolist() == [True, False, True, True, False, True, False, False]
+    unscaled, _ = group_relative(returns, groups, valid, scale=False)
+    torch.testing.assert_close(unscaled[0], torch.tensor(0.75))
+
+
+def test_equal_returns_that_round_have_no_contrast():
+    # Three times 0.1 in float32: its mean is not exactly 0.1, so a variance would be positive.
+    advantages, keep = group_relative(
+        torch.full((3,), 0.1), torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool)
+    )
+    assert not keep.any() and not advantages.any()
+
+
+def test_absolute_keeps_successes():
+    advantages, keep = absolute(
+        torch.tensor([1.0, 0.0, 0.9, 1.0]), torch.tensor([True, True, True, False])
+    )
+    assert keep.tolist() == [True, False, True, False]
+    torch.testing.assert_close(advantages, torch.tensor([1.0, 0.0, 0.9, 0.0]))
+
+
+def test_standardize_by_the_moments_of_all_parts():
+    # 1, 2, 3, 6 have mean 3 and sample variance (4 + 1 + 0 + 9) / 3 = 14 / 3.
+    parts = torch.tensor([[1.0, 2.0, 99.0], [3.0, 6.0, 99.0]])
+    mask = torch.tensor([[True, True, False]] * 2)
+    sums = sum(moments(part, m) for part, m in zip(parts, mask, strict=True))
+    torch.testing.assert_close(
+        standardize(parts, mask, sums)[:, :2],
+        (parts[:, :2] - 3.0) / math.sqrt(14 / 3),
+        check_dtype=False,
+    )
+    assert (standardize(parts, mask, sums)[:, 2] == 0).all()
+    one = torch.tensor([5.0]), torch.tensor([True])
+    assert standardize(*one, moments(*one)).tolist() == [0.0]
