@@ -36,6 +36,10 @@ class WeightsError(VlaGymError, ValueError):
     """A checkpoint is missing, corrupt or belongs to another architecture."""
 
 
+class NotEnoughMemoryError(VlaGymError, MemoryError):
+    """The weights of a model do not fit into the memory of the device."""
+
+
 class ConfigError(VlaGymError, ValueError):
     """A configuration value is out of range or two values contradict each other."""
 

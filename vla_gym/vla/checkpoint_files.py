@@ -1,0 +1,289 @@
+"""Weights in the files that checkpoints are published in, and loading them into a module.
+
+Safetensors come first, in one file or in shards; then what ``torch.save`` wrote, which is read
+with ``weights_only=True``: a file that holds more than tensors is refused, never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+
+from vla_gym.errors import NotEnoughMemoryError, WeightsError
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SINGLES = ("model.safetensors", "pytorch_model.bin")
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name; safetensors are read when asked for, one at a time.
+
+    Attributes:
+        path: The folder or file.
+        shapes: Shape of every tensor by name, without the prefix ``module.`` that
+            DistributedDataParallel puts before all of them.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Look at names and shapes.
+
+        Args:
+            path: A folder (an index and its shards, or one file), or a file.
+
+        Raises:
+            WeightsError: If a file is missing, corrupt, or holds more than tensors.
+        """
+        self.path = Path(path)
+        self._handles: dict[str, Any] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in weight_files(self.path):
+            self._read_names(file)
+        if not self.shapes:
+            raise WeightsError(f"Checkpoint {self.path} holds no tensors.")
+        self._prefix = "module." if all(n.startswith("module.") for n in self.shapes) else ""
+        self.shapes = {n.removeprefix(self._prefix): shape for n, shape in self.shapes.items()}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor, on the CPU, as it was stored.
+
+        Raises:
+            WeightsError: If its bytes cannot be read.
+        """
+        name = self._prefix + name
+        if name in self._tensors:
+            return self._tensors[name]
+        try:
+            found: torch.Tensor = self._handles[name].get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise WeightsError(f"Cannot read {name!r} from {self.path}: {error}") from error
+        return found
+
+    def _read_names(self, file: Path) -> None:
+        _check_present(file)
+        try:
+            if file.suffix == ".safetensors":
+                handle = safetensors.safe_open(file, framework="pt")
+                for name in handle.keys():  # noqa: SIM118 (no mapping)
+                    self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+                    self._handles[name] = handle
+                return
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # corrupt zip, pickle and safetensors headers raise anything
+            raise WeightsError(
+                f"Cannot read weights from {file}: {error}. Expected an undamaged file that holds "
+                "tensors and nothing else; copy or download it again."
+            ) from error
+        if isinstance(tensors, dict) and len(tensors) == 1:
+            inner = next(iter(tensors.values()))
+            tensors = inner if isinstance(inner, dict) else tensors
+        if not isinstance(tensors, dict) or not all(
+            isinstance(value, torch.Tensor) for value in tensors.values()
+        ):
+            raise WeightsError(f"Expected a dictionary of tensors in {file}.")
+        self._tensors |= tensors
+        self.shapes |= {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the files that hold a checkpoint's weights.
+
+    Args:
+        path: A file, which is it; or a folder, whose index or only file of weights is taken.
+
+    Raises:
+        WeightsError: If there is none, the index is damaged or a shard is missing.
+    """
+    if path.is_file():
+        return [path]
+    for name in _INDEXES:
+        if (path / name).is_file():
+            return _shards(path / name)
+    for name in _SINGLES:
+        if (path / name).is_file():
+            return [path / name]
+    for pattern in ("*.safetensors", "*.pt"):
+        found = sorted(path.glob(pattern))
+        if len(found) == 1:
+            return found
+    raise WeightsError(
+        f"No weights in {path}: expected {' or '.join((*_INDEXES, *_SINGLES))}, or one file "
+        "*.safetensors or *.pt."
+    )
+
+
+def find_file(folder: Path, *words: str) -> Path | None:
+    """Return the only file of a folder whose name contains all words, or None if there is none.
+
+    Raises:
+        WeightsError: If there are several.
+    """
+    found = sorted(f for f in folder.iterdir() if f.is_file() and all(w in f.name for w in words))
+    if len(found) > 1:
+        raise WeightsError(
+            f"Expected one file with {' and '.join(map(repr, words))} in its name in {folder}, got "
+            f"{', '.join(f.name for f in found)}: remove those of other training steps."
+        )
+    return found[0] if found else None
+
+
+def load_into(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    rename: Callable[[str], str | None] | None = None,
+    ignore: Sequence[str] = (),
+    keep_float32: Sequence[str] = (),
+) -> None:
+    """Replace all parameters and buffers of a module by a checkpoint's, one tensor at a time.
+
+    The module is best made on the meta device: then no memory is used twice, and nothing is
+    initialised in vain. Buffers that no checkpoint has (rotary frequencies) must be made by the
+    caller. A parameter that is tied to another is found under either name.
+
+    Args:
+        module: Takes the weights.
+        checkpoint: Gives them.
+        device: Where the weights go.
+        dtype: What float weights become; None: as they are stored.
+        rename: From a checkpoint's name to the module's; None for what is not needed.
+        ignore: Regular expressions; what matches the checkpoint's full name is not needed either.
+        keep_float32: Beginnings of the module's names that become float32 whatever ``dtype`` is.
+
+    Raises:
+        WeightsError: With all names that are missing, left over or of another shape.
+        NotEnoughMemoryError: With the memory that is needed and the memory that is free.
+    """
+    targets = module.state_dict(keep_vars=True)
+    sources: dict[str, str] = {}
+    unexpected = []
+    for name in checkpoint.shapes:
+        new = rename(name) if rename else name
+        if new is None or any(re.fullmatch(pattern, name) for pattern in ignore):
+            continue
+        if new in targets:
+            sources[new] = name
+        else:
+            unexpected.append(name)
+    given = {id(targets[name]) for name in sources}
+    missing = [name for name, tensor in targets.items() if id(tensor) not in given]
+    wrong = [
+        f"{name} {checkpoint.shapes[old]} instead of {tuple(targets[name].shape)}"
+        for name, old in sources.items()
+        if checkpoint.shapes[old] != tuple(targets[name].shape)
+    ]
+    if missing or unexpected or wrong:
+        raise WeightsError(
+            f"Checkpoint {checkpoint.path} does not fit {type(module).__name__}"
+            + _listed("missing", missing)
+            + _listed("unexpected", unexpected)
+            + _listed("of another shape", wrong)
+            + ". Is it for another backend, or were other options used to train it?"
+        )
+
+    def wanted(name: str) -> torch.dtype | None:
+        return torch.float32 if name.startswith(tuple(keep_float32)) else dtype
+
+    def size(name: str) -> int:
+        # Unknown until it is read: most checkpoints are stored in 16 bits.
+        return targets[name].numel() * ((wanted(name) or torch.bfloat16).itemsize)
+
+    check_memory(sum(map(size, sources)), device, str(checkpoint.path))
+    replaced: dict[int, torch.Tensor] = {}
+    for name, old in sources.items():
+        tensor = checkpoint.tensor(old)
+        if tensor.is_floating_point():
+            tensor = tensor.to(device, wanted(name))
+        replaced[id(targets[name])] = tensor.to(device)
+    for name, target in targets.items():
+        _assign(module, name, target, replaced[id(target)])
+
+
+def check_memory(needed: int, device: str | torch.device, what: str) -> None:
+    """Raise unless a device has room.
+
+    Args:
+        needed: In bytes.
+        device: ``"cpu"`` or a CUDA device.
+        what: Is to be loaded there; named in the error.
+
+    Raises:
+        NotEnoughMemoryError: With the memory that is needed and the memory that is free.
+    """
+    free = free_memory(device)
+    if free is not None and needed > free:
+        raise NotEnoughMemoryError(
+            f"The weights of {what} need {needed / 1e9:.1f} GB on {device}, which has "
+            f"{free / 1e9:.1f} GB free: use dtype='bfloat16' if you did not, free memory, or take "
+            "a larger device."
+        )
+
+
+def free_memory(device: str | torch.device) -> int | None:
+    """Return the bytes that are free on a device; None where that cannot be told."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if torch.device(device).type != "cpu":
+        return None
+    candidates = []
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        candidates += [int(found[1]) * 1024] if found else []
+        # A container's own limit; pages of files that were read count as used, but can be freed.
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
+        pages = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.M)
+        candidates.append(limit - used + (int(pages[1]) if pages else 0))
+    except (OSError, ValueError):  # no Linux, no limit
+        pass
+    return min(candidates, default=None)
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"{index} is no index of shards: {error!r}") from error
+    if any(os.path.basename(name) != name for name in names):
+        raise WeightsError(f"{index} names files outside its folder.")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise WeightsError(
+            f"Checkpoint {index.parent} lacks {', '.join(missing)}: copy or download it again."
+        )
+    return [index.parent / name for name in names]
+
+
+def _check_present(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(40).startswith(b"version https://git-lfs"):
+            raise WeightsError(
+                f"{file} is a Git LFS pointer, not the weights: run 'git lfs pull' in its folder."
+            )
+
+
+def _listed(what: str, names: Iterable[str], limit: int = 20) -> str:
+    names = sorted(names)
+    if not names:
+        return ""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"; {len(names)} {what}: {', '.join(names[:limit])}{more}"
+
+
+def _assign(module: nn.Module, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if isinstance(old, nn.Parameter):
+        owner.register_parameter(last, nn.Parameter(new, requires_grad=False))
+    else:
+        owner.register_buffer(last, new)
