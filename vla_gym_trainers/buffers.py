@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.replay_ring import GroupIndex, ReplayRing
+
+_SCALARS = ("rewards", "dones", "discounts", "mc_returns")
 
 
 class ChunkReplaySamples(NamedTuple):
@@ -49,6 +53,10 @@ class ChunkReplayBuffer(ReplayBuffer):
 
     Never stored: transitions of an episode that a dead worker cut off
     (``info["worker_restarted"]``), and rows with a value that is not finite.
+
+    With ``balanced`` each batch holds as many transitions of every ``task_id`` as of any other,
+    however many there are of each. Pickling keeps the filled rows only; a buffer that comes back
+    goes on as the original would, its sampling included.
     """
 
     observations: dict[str, np.ndarray]  # type: ignore[assignment]
@@ -65,11 +73,12 @@ class ChunkReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         gamma: float = 0.99,
         seed: int | None = None,
+        balanced: bool = False,
     ) -> None:
         """Allocate the ring.
 
         Args:
-            buffer_size: Capacity in transitions, over all environments.
+            buffer_size: Capacity in transitions, over all environments (at least one for each).
             observation_space: A Dict space.
             action_space: A Box space; chunks are stored flattened.
             device: Torch device of the samples.
@@ -77,9 +86,10 @@ class ChunkReplayBuffer(ReplayBuffer):
             optimize_memory_usage: SB3's option; must be False (next observations are stored).
             gamma: Discount per control step, used where the environment gives none.
             seed: Seed of the sampling; the buffer has a generator of its own.
+            balanced: Sample all tasks alike; needs ``task_id`` in the observation.
 
         Raises:
-            ConfigError: If the observation space is not a Dict, or an option is not supported.
+            ConfigError: If the observation space does not fit, or an option is not supported.
         """
         if not isinstance(observation_space, spaces.Dict):
             raise ConfigError(
@@ -89,47 +99,76 @@ class ChunkReplayBuffer(ReplayBuffer):
             raise ConfigError("optimize_memory_usage is not supported: set it to False.")
         if buffer_size < 1:
             raise ConfigError(f"buffer_size must be at least 1, got {buffer_size}.")
+        if balanced and not isinstance(observation_space.get("task_id"), spaces.Discrete):
+            raise ConfigError(
+                "balanced sampling needs a Discrete 'task_id' in the observation, got "
+                f"{sorted(observation_space.keys())}."
+            )
         # ReplayBuffer.__init__ would allocate [position, env] arrays: only its base is wanted.
         BaseBuffer.__init__(
-            self, buffer_size, observation_space, action_space, device, n_envs=n_envs
+            self,
+            max(buffer_size, n_envs),
+            observation_space,
+            action_space,
+            device,
+            n_envs=n_envs,
         )
         self.optimize_memory_usage, self.handle_timeout_termination = False, True
-        self.gamma = gamma
+        self.gamma, self.balanced = gamma, balanced
         self.rng = np.random.default_rng(seed)
-        size = self.buffer_size
-
-        def rows() -> dict[str, np.ndarray]:
-            return {
-                key: np.zeros((size, *shape), observation_space[key].dtype)
-                for key, shape in self.obs_shape.items()
-            }
-
-        self.observations, self.next_observations = rows(), rows()
-        self.actions = np.zeros((size, self.action_dim), np.float32)
-        self.rewards = np.zeros(size, np.float32)
-        self.dones = np.zeros(size, np.float32)
-        self.discounts = np.zeros(size, np.float32)
-        self.mc_returns = np.full(size, np.nan, np.float32)
-        self.num_added = 0
+        self._allocate()
         self.num_dropped = 0
         # Running numbers (not slots) of each environment's current episode.
         self._episodes: list[list[int]] = [[] for _ in range(n_envs)]
 
+    def _allocate(self) -> None:
+        space = self.observation_space
+        assert isinstance(space, spaces.Dict)
+        columns: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            f"{prefix}/{key}": (shape, np.dtype(space[key].dtype))
+            for prefix in ("obs", "next")
+            for key, shape in self.obs_shape.items()
+        }
+        columns["actions"] = ((self.action_dim,), np.dtype(np.float32))
+        columns |= {name: ((), np.dtype(np.float32)) for name in _SCALARS}
+        self._ring = ring = ReplayRing(self.buffer_size, columns, self.n_envs)
+        self._tasks = GroupIndex(self.buffer_size)
+        self.observations = {key: ring.views[f"obs/{key}"] for key in self.obs_shape}
+        self.next_observations = {key: ring.views[f"next/{key}"] for key in self.obs_shape}
+        self.actions, self.rewards = ring.views["actions"], ring.views["rewards"]
+        self.dones, self.discounts = ring.views["dones"], ring.views["discounts"]
+        self.mc_returns = ring.views["mc_returns"]
+        self.mc_returns[:] = np.nan
+
+    @property
+    def num_added(self) -> int:
+        """Transitions stored in all, those that are overwritten included."""
+        return self._ring.num_added
+
+    @property
+    def task_counts(self) -> dict[int, int]:
+        """Stored transitions by task; empty without ``balanced``."""
+        return self._tasks.counts
+
+    def size(self) -> int:
+        """Return the number of transitions that are stored now."""
+        return len(self._ring)
+
     def reset(self) -> None:
         """Forget all transitions."""
         super().reset()
-        self.num_added = self.num_dropped = 0
-        self.mc_returns[:] = np.nan
+        self._allocate()
+        self.num_dropped = 0
         self._episodes = [[] for _ in range(self.n_envs)]
 
     def add(  # type: ignore[override]
         self,
-        obs: dict[str, np.ndarray],
-        next_obs: dict[str, np.ndarray],
+        obs: Mapping[str, np.ndarray],
+        next_obs: Mapping[str, np.ndarray],
         action: np.ndarray,
         reward: np.ndarray,
         done: np.ndarray,
-        infos: list[dict[str, Any]],
+        infos: Sequence[Mapping[str, Any]],
     ) -> None:
         """Push one transition per environment.
 
@@ -142,44 +181,42 @@ class ChunkReplayBuffer(ReplayBuffer):
             infos: One per environment: ``discount`` or ``executed_steps``, ``TimeLimit.truncated``,
                 ``worker_restarted``.
         """
-        action = np.asarray(action, np.float32).reshape(self.n_envs, self.action_dim)
-        for env, info in enumerate(infos):
-            if info.get("worker_restarted", False):
-                self._episodes[env] = []
-                self.num_dropped += 1
-                continue
-            before = {key: np.asarray(obs[key][env]) for key in self.obs_shape}
-            after = {key: np.asarray(next_obs[key][env]) for key in self.obs_shape}
-            values = (*before.values(), *after.values(), action[env], reward[env])
-            if all(bool(np.isfinite(value).all()) for value in values):
-                slot = self._push(before, after, action[env])
-                truncated = bool(info.get("TimeLimit.truncated", False))
-                self.rewards[slot] = reward[env]
-                self.dones[slot] = float(done[env] and not truncated)
-                self.discounts[slot] = self._discount(info)
-                self._episodes[env].append(self.num_added - 1)
-            else:
-                # The chain of this episode's returns is broken here.
-                self._episodes[env] = []
-                self.num_dropped += 1
-            if done[env]:
-                self._finish_episode(env)
-
-    def _push(
-        self, before: dict[str, np.ndarray], after: dict[str, np.ndarray], action: np.ndarray
-    ) -> int:
-        slot = self.pos
+        stage = self._ring.stage
         for key in self.obs_shape:
-            self.observations[key][slot] = before[key]
-            self.next_observations[key][slot] = after[key]
-        self.actions[slot] = action
-        self.mc_returns[slot] = np.nan
-        self.num_added += 1
+            stage[f"obs/{key}"][...] = np.reshape(obs[key], stage[f"obs/{key}"].shape)
+            stage[f"next/{key}"][...] = np.reshape(next_obs[key], stage[f"next/{key}"].shape)
+        stage["actions"][...] = np.reshape(action, stage["actions"].shape)
+        stage["rewards"][:] = reward
+        stage["discounts"][:] = [self._discount(info) for info in infos]
+        limit = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        stage["dones"][:] = np.logical_and(done, ~limit)
+        stage["mc_returns"][:] = 0.0
+        finite = self._ring.staged_finite(self.n_envs)
+        stage["mc_returns"][:] = np.nan
+        restarted = np.array([bool(info.get("worker_restarted", False)) for info in infos])
+        kept = np.flatnonzero(finite & ~restarted)
+        number = self.num_added
+        if len(kept):
+            self._push(kept)
+        self.num_dropped += self.n_envs - len(kept)
+        for env in np.flatnonzero(~finite | restarted).tolist():
+            self._episodes[env] = []  # the chain of this episode's returns is broken here
+        for env in kept.tolist():
+            self._episodes[env].append(number)
+            number += 1
+        for env in np.flatnonzero(done).tolist():
+            self._finish_episode(env)
+
+    def _push(self, rows: np.ndarray) -> None:
+        slots = self._ring.push(rows)
+        if self.balanced:
+            tasks = self._ring.stage["obs/task_id"].reshape(self.n_envs)[rows]
+            for slot, task in zip(slots.tolist(), tasks.tolist(), strict=True):
+                self._tasks.put(slot, task)
         self.pos = self.num_added % self.buffer_size
         self.full = self.num_added >= self.buffer_size
-        return slot
 
-    def _discount(self, info: dict[str, Any]) -> float:
+    def _discount(self, info: Mapping[str, Any]) -> float:
         if "discount" in info:
             return float(info["discount"])
         return float(self.gamma ** int(info.get("executed_steps", 1)))
@@ -199,7 +236,7 @@ class ChunkReplayBuffer(ReplayBuffer):
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None
     ) -> ChunkReplaySamples:
-        """Return ``batch_size`` transitions drawn uniformly with replacement.
+        """Return ``batch_size`` transitions drawn with replacement.
 
         Raises:
             ConfigError: If the buffer is empty, or VecNormalize is used (the policy normalises).
@@ -208,6 +245,8 @@ class ChunkReplayBuffer(ReplayBuffer):
             raise ConfigError("Do not wrap the env in VecNormalize: the policy normalises itself.")
         if self.size() == 0:
             raise ConfigError("The replay buffer is empty: collect transitions before sampling.")
+        if self.balanced and len(self.task_counts) > 1:
+            return self.rows(self._tasks.sample(batch_size, self.rng))
         return self.rows(self.rng.integers(self.size(), size=batch_size))
 
     def rows(self, index: np.ndarray) -> ChunkReplaySamples:
@@ -216,16 +255,25 @@ class ChunkReplayBuffer(ReplayBuffer):
         Args:
             index: (B,) integer slots, each below ``size()``.
         """
-
-        def column(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values[index]).to(self.device)
-
+        batch = self._ring.gather(index, self.device)
         return ChunkReplaySamples(
-            {key: column(values) for key, values in self.observations.items()},
-            column(self.actions),
-            {key: column(values) for key, values in self.next_observations.items()},
-            column(self.dones)[:, None],
-            column(self.rewards)[:, None],
-            column(self.discounts)[:, None],
-            column(self.mc_returns)[:, None],
+            {key: batch[f"obs/{key}"] for key in self.obs_shape},
+            batch["actions"],
+            {key: batch[f"next/{key}"] for key in self.obs_shape},
+            batch["dones"],
+            batch["rewards"],
+            batch["discounts"],
+            batch["mc_returns"],
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = ("observations", "next_observations", "actions", "rewards", "dones", "discounts")
+        state = {k: v for k, v in vars(self).items() if k not in (*views, "mc_returns")}
+        return {**state, "_ring": self._ring.state(), "_tasks": self._tasks.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ring, tasks = state.pop("_ring"), state.pop("_tasks")
+        vars(self).update(state)
+        self._allocate()
+        self._ring.restore(ring)
+        self._tasks.restore(tasks)
