@@ -228,6 +228,7 @@ def test_films_show_successes_and_failures_of_each_task() -> None:
         (["--temperature", "1"], "add --head token"),
         (["--policy", "random", "--vla", "mini"], "--vla has nothing to do with --policy random"),
         (["--policy", "expert", "--head", "token"], "--head belongs to --policy vla"),
+        (["--policy", "expert", "--phrasing", "held-out"], "--phrasing belongs to --policy vla"),
         (["--policy", "nobody.zip"], "there is no such file"),
         (["--policy", "expert", "--suite", "90"], "No expert for task"),
         (["--vla", "nonsense"], "No checkpoint 'nonsense'"),

@@ -19,6 +19,7 @@ from vla_gym.scene_cache import load_task
 from vla_gym.suites import get_task
 from vla_gym.task_model import evaluate_goal
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.paraphrases import paraphrases
 from vla_gym_trainers.evaluation import player
 from vla_gym_trainers.evaluation.episodes import Episode, Start
 from vla_gym_trainers.evaluation.player import Player
@@ -88,6 +89,19 @@ def test_a_chunk_depends_on_its_own_row_alone(head: str) -> None:
         other = VLAPolicy("mini", head="token", temperature=1.0, seed=4).act(obs, told)
         assert (other != together).any()
         assert "T=1" in policy.name and policy.identity["seed"] == 3
+
+
+def test_held_out_words_reach_the_vla() -> None:
+    policy = VLAPolicy("mini", phrasing="held-out")
+    assert policy.identity["phrasing"] == "held-out" and "held-out" in policy.name
+    obs, told = observations(2), infos([8, 7])
+    said = [paraphrases(info["instruction"], held_out=True)[0] for info in told]
+    assert said == ["take the bowl and place it on the plate", "turn the stove on"]
+    by_hand = [{**info, "instruction": text} for info, text in zip(told, said, strict=True)]
+    expected = VLAPolicy("mini").act(obs, by_hand)
+    np.testing.assert_array_equal(policy.act(obs, told), expected)
+    assert (VLAPolicy("mini").act(obs, told) != expected).any()
+    assert told[0]["instruction"] == "put the bowl on the plate"
 
 
 def test_fixed_batches_have_one_size_and_one_instruction() -> None:

@@ -154,6 +154,7 @@ def make_policy(config: EvalConfig) -> Policy:
             seed=config.seed,
             chunk_len=config.chunk_len,
             batch_size=config.batch_size,
+            phrasing=config.phrasing,
         )
     path = Path(config.policy).expanduser()
     if not path.exists():

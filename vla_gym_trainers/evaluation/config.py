@@ -47,6 +47,8 @@ class EvalConfig:
     """Of the token head: 0 takes the most likely tokens, more samples them."""
     seed: int = 0
     """Of random actions and sampled tokens; all else is deterministic."""
+    phrasing: Literal["original", "held-out"] = "original"
+    """Words that the VLA is told a task in: LIBERO's, or some that cloning left out."""
     chunk_len: int | None = None
     """Control steps executed a chunk; default: the VLA's horizon. A trained policy has its own."""
     assets: str = "lite"
@@ -98,6 +100,8 @@ class EvalConfig:
             raise ConfigError(f"--temperature must be 0 or more, got {self.temperature}.")
         if self.temperature > 0.0 and self.head != "token":
             raise ConfigError("--temperature samples from the token head: add --head token.")
+        if self.policy != "vla" and self.phrasing != "original":
+            raise ConfigError(f"--phrasing belongs to --policy vla, got --policy {self.policy}.")
         without_vla = self.policy in ("expert", "random")
         if self.policy != "vla" and self.head != "l1":
             raise ConfigError(f"--head belongs to --policy vla, got --policy {self.policy}.")

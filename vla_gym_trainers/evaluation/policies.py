@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import FrozenVLA, TokenVLA
+from vla_gym.vla.paraphrases import paraphrases
 
 CAMERAS = ("agentview", "wrist")
 Observations = Mapping[str, np.ndarray]
@@ -156,6 +157,7 @@ class VLAPolicy:
         seed: int = 0,
         chunk_len: int | None = None,
         batch_size: int = 8,
+        phrasing: str = "original",
     ) -> None:
         """Load the VLA.
 
@@ -166,6 +168,8 @@ class VLAPolicy:
             seed: Of the sampling.
             chunk_len: Control steps executed a chunk; default: the VLA's horizon.
             batch_size: Rows of a forward pass.
+            phrasing: ``"original"``, or ``"held-out"`` to tell it each task in the words that
+                cloning left out (:mod:`vla_gym.vla.paraphrases`).
 
         Raises:
             WeightsError: If the checkpoint is missing or damaged.
@@ -182,9 +186,15 @@ class VLAPolicy:
         if temperature > 0.0:
             self.name += f" sampled at T={temperature:g}"
             self.identity |= {"temperature": temperature, "seed": seed}
+        self._held_out = phrasing == "held-out"
+        if self._held_out:
+            self.name += ", held-out words"
+            self.identity["phrasing"] = phrasing
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the VLA's chunks."""
+        if self._held_out:
+            infos = [in_held_out_words(info) for info in infos]
         if self._temperature > 0.0:
             rows = [self._sample(observations, row, info) for row, info in enumerate(infos)]
             return np.stack(rows)
@@ -214,6 +224,22 @@ class VLAPolicy:
     def _clipped(self, actions: Any) -> np.ndarray:
         chunks = actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
         return np.clip(chunks, -1.0, 1.0)
+
+
+def in_held_out_words(info: Info) -> Info:
+    """Return the same with the instruction in the words that cloning left out.
+
+    Raises:
+        ConfigError: If there is no other way to say it.
+    """
+    ways = paraphrases(info["instruction"], held_out=True)
+    if not ways:
+        raise ConfigError(
+            f"No other words are known for {info['instruction']!r}: leave out --phrasing."
+        )
+    changed = info.copy()
+    changed["instruction"] = ways[0]
+    return changed
 
 
 def load_vla(vla: str | Path, head: str) -> FrozenVLA:
