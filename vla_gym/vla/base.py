@@ -22,6 +22,18 @@ class VLAOutput(NamedTuple):
     actions: torch.Tensor
 
 
+class TokenOutput(NamedTuple):
+    """What a token head makes of one forward pass, with gradients where parameters have them.
+
+    Attributes:
+        hidden: (B, M, H) states of the action queries; the first one is what values are read off.
+        logits: (B, C, 7, 256) over the action bins alone, before any temperature.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+
 @runtime_checkable
 class FrozenVLA(Protocol):
     """A vision-language-action policy whose weights do not change.
@@ -109,4 +121,28 @@ class TokenVLA(FrozenVLA, Protocol):
 
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., C, 7) float32 in [-1, 1]."""
+        ...
+
+
+@runtime_checkable
+class TrainableTokenVLA(TokenVLA, Protocol):
+    """A TokenVLA that PPO and GRPO can train in full: values, entropies and a teacher need these.
+
+    A backend may also have ``input_size``: the side in pixels that it shrinks renders to by
+    averaging whole blocks. Renders that were shrunk so already give the same result, bit for bit,
+    so a rollout stores them at that size.
+    """
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The network; its parameters are the ones that are trained."""
+
+    def token_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> TokenOutput:
+        """Run the network once, with gradients where its parameters have them."""
+        ...
+
+    def actions_to_tokens(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the nearest tokens (..., C, 7) int64 of the environment's actions."""
         ...

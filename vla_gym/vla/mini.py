@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.base import TokenOutput, VLAOutput
 from vla_gym.vla.files import verify_checksums
 from vla_gym.vla.mini_model import (
     MiniVLA,
@@ -18,9 +18,10 @@ from vla_gym.vla.mini_model import (
     load_model,
     to_pixel_values,
 )
-from vla_gym.vla.preprocess import proprio_features, stack_cameras
+from vla_gym.vla.preprocess import IMAGE_SIZE, proprio_features, stack_cameras
 from vla_gym.vla.tokens import (
     WordTokenizer,
+    actions_to_bins,
     bins_to_actions,
     sample_tokens,
     token_log_probs,
@@ -62,6 +63,7 @@ class MiniBackend:
         self.num_hidden_tokens = model.config.horizon
         self.hidden_size = model.config.hidden_size
         self.image_size = 128
+        self.input_size = IMAGE_SIZE
         self.tokenize = WordTokenizer(model.config.vocabulary, model.config.max_words)
 
     @classmethod
@@ -151,9 +153,15 @@ class MiniBackend:
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> torch.Tensor:
         """Return the token head's logits, (B, C, 7, 256), with gradients if the model has them."""
-        logits = self.forward(images, instructions, proprio, with_tokens=True).token_logits
-        assert logits is not None
-        return logits
+        return self.token_outputs(images, instructions, proprio).logits
+
+    def token_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> TokenOutput:
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`."""
+        out = self.forward(images, instructions, proprio, with_tokens=True)
+        assert out.hidden is not None and out.token_logits is not None
+        return TokenOutput(out.hidden, out.token_logits)
 
     @torch.no_grad()
     def act_tokens(
@@ -184,6 +192,10 @@ class MiniBackend:
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., C, 7) float32 of tokens (..., C, 7)."""
         return _switch_gripper(bins_to_actions(tokens))
+
+    def actions_to_tokens(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the tokens (..., C, 7) int64 of the environment's actions (..., C, 7)."""
+        return actions_to_bins(actions)
 
 
 def _switch_gripper(actions: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,162 @@
+"""The VLA as a policy over tokens: draws, values, copies that share and copies that do not."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from test_vla_mini import random_inputs, small_config
+
+from vla_gym.errors import ConfigError
+from vla_gym.vla.base import TrainableTokenVLA
+from vla_gym.vla.lora import LoraSettings
+from vla_gym.vla.mini import MiniBackend, MiniVLA
+from vla_gym_trainers.on_policy.policy import TokenPolicy, ValueHead
+from vla_gym_trainers.on_policy.sampling import draw_tokens, keyed_uniform
+from vla_gym_trainers.on_policy.trainable import trainable_copy
+
+LORA = LoraSettings(r=4, exclude=("action_head",))
+
+
+@pytest.fixture
+def vla():
+    torch.manual_seed(0)
+    return MiniBackend(MiniVLA(small_config()))
+
+
+def keys_of(*numbers):
+    return np.array([[0, n] for n in numbers])
+
+
+def test_draws_follow_the_softmax():
+    # Probabilities 0.2 and 0.8 at T = 1; at T = 0.5 the odds 1:4 become 1:16.
+    logits = torch.full((256,), -1e9)
+    logits[3], logits[7] = np.log(0.2), np.log(0.8)
+    uniform = keyed_uniform(keys_of(0), [20_000])[0]
+    for temperature, expected in ((1.0, 0.2), (0.5, 1 / 17)):
+        tokens = draw_tokens(logits.expand(20_000, 256), uniform, temperature)
+        assert set(tokens.tolist()) == {3, 7}
+        assert float((tokens == 3).float().mean()) == pytest.approx(expected, abs=0.01)
+    edges = torch.tensor([0.0, 0.1999, 0.2001, 1.0 - 1e-16], dtype=torch.float64)
+    assert draw_tokens(logits.expand(4, 256), edges, 1.0).tolist() == [3, 3, 7, 7]
+
+
+def test_a_row_is_drawn_by_its_key_alone():
+    uniform = keyed_uniform(keys_of(1, 2, 3), (8, 7))
+    assert torch.equal(keyed_uniform(keys_of(3, 1), (8, 7)), uniform[[2, 0]])
+    assert len({float(row.sum()) for row in uniform}) == 3
+    assert keyed_uniform(np.empty((0, 2), int), (8, 7)).shape == (0, 8, 7)
+
+
+def test_acting_and_evaluating_agree(vla):
+    assert isinstance(vla, TrainableTokenVLA)
+    policy = TokenPolicy(vla, temperature=1.3, value_head=ValueHead(vla.hidden_size))
+    torch.nn.init.normal_(policy.value_head.fc2.weight)
+    frames, texts, proprio = random_inputs(3)
+    small = policy.shrink(frames)
+    assert small["wrist"].shape == (3, 64, 64, 3)
+    act = policy.act(small, texts, proprio, keys_of(1, 2, 3))
+    assert torch.equal(act.tokens, policy.act(frames, texts, proprio, keys_of(1, 2, 3)).tokens)
+    assert torch.equal(act.actions, vla.tokens_to_actions(act.tokens))
+    seen = policy.evaluate(small, texts, proprio, act.tokens, teacher_tokens=act.tokens)
+    assert torch.equal(seen.log_probs, act.log_probs) and torch.equal(seen.values, act.values)
+    torch.testing.assert_close(
+        seen.log_probs, vla.token_log_probs(frames, texts, proprio, act.tokens, 1.3)
+    )
+    torch.testing.assert_close(
+        seen.teacher_log_probs, vla.token_log_probs(frames, texts, proprio, act.tokens)
+    )
+    greedy = policy.act(small, texts, proprio)
+    assert torch.equal(greedy.tokens, seen.greedy)
+    assert torch.equal(greedy.tokens, vla.act_tokens(frames, texts, proprio, 0.0)[0])
+    torch.testing.assert_close(policy.values(small, texts, proprio), act.values)
+    # The bins of the executed actions are the tokens, but for the gripper, which is a switch, and
+    # for bin 255, whose centre is that of 254.
+    back = vla.actions_to_tokens(act.actions)[..., :6]
+    assert torch.equal(back, act.tokens[..., :6].clamp(max=254))
+
+
+def test_a_fresh_value_head_is_zero_and_leaves_the_trunk_alone(vla):
+    inputs = random_inputs(2)
+    vla.model.requires_grad_(True)
+    for through in (False, True):
+        policy = TokenPolicy(
+            vla, value_head=ValueHead(vla.hidden_size), value_through_trunk=through
+        )
+        assert not policy.values(*inputs).any()
+        torch.nn.init.normal_(policy.value_head.fc2.weight)
+        vla.model.zero_grad()
+        tokens = torch.zeros(2, 8, 7, dtype=torch.int64)
+        policy.evaluate(*inputs, tokens).values.sum().backward()
+        assert policy.value_head.fc1.weight.grad.any()
+        assert (vla.model.queries.grad is not None) == through
+
+
+@pytest.mark.parametrize("what", ["lora", "heads", "full"])
+def test_training_a_copy_leaves_the_original_and_twins_alone(vla, what):
+    inputs = random_inputs(2)
+    before = copy.deepcopy(vla.model.state_dict())
+    student, adapters = trainable_copy(vla, what, lora=LORA)
+    assert (adapters is not None) == (what == "lora")
+    policy = TokenPolicy(student, value_head=ValueHead(vla.hidden_size))
+    twin = policy.twin()
+    names = policy.named_parameters()
+    assert names.keys() == twin.named_parameters().keys()
+    if what == "heads":
+        assert {n for n in names if n.startswith("vla.")} == {
+            "vla.token_head.weight",
+            "vla.token_head.bias",
+        }
+    start = policy.act(*inputs, keys_of(1, 2))
+    optimizer = torch.optim.SGD(names.values(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        policy.evaluate(*inputs, start.tokens).log_probs.mean().neg().backward()
+        optimizer.step()
+    moved = policy.act(*inputs, keys_of(1, 2))
+    assert (moved.log_probs - start.log_probs).abs().max() > 1e-3
+    assert torch.equal(twin.act(*inputs, keys_of(1, 2)).log_probs, start.log_probs)
+    assert all(torch.equal(v, before[k]) for k, v in vla.model.state_dict().items())
+
+    twin.follow(policy)
+    assert torch.equal(twin.act(*inputs, keys_of(1, 2)).log_probs, moved.log_probs)
+    state = policy.state_dict()
+    fresh = TokenPolicy(trainable_copy(vla, what, lora=LORA)[0], value_head=ValueHead(32))
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh.act(*inputs, keys_of(1, 2)).log_probs, moved.log_probs)
+    state.popitem()
+    with pytest.raises(ConfigError, match="1 differ"):
+        fresh.load_state_dict(state)
+
+
+def test_lora_and_twins_share_what_is_frozen(vla):
+    policy = TokenPolicy(trainable_copy(vla, "lora", lora=LORA)[0])
+    for other in (policy.vla, policy.twin().vla):
+        assert other.model.queries is vla.model.queries
+        assert other.model.blocks[0].fc1.base_layer.weight is vla.model.blocks[0].fc1.weight
+    lora_a = policy.vla.model.blocks[0].fc1.lora_A["default"].weight
+    assert policy.twin().vla.model.blocks[0].fc1.lora_A["default"].weight is not lora_a
+
+
+def test_fresh_heads_are_trained_whole(vla):
+    inputs = random_inputs(2)
+    for what in ("lora", "heads"):
+        student, _ = trainable_copy(vla, what, lora=LORA, fresh_heads=True)
+        policy = TokenPolicy(student)
+        names = [n for n in policy.named_parameters() if "token_head" in n and "lora" not in n]
+        assert len(names) == 2
+        assert (student.token_logits(*inputs) - vla.token_logits(*inputs)).abs().max() > 0.05
+        torch.testing.assert_close(student.infer(*inputs).actions, vla.infer(*inputs).actions)
+
+
+def test_mistakes_are_named(vla):
+    with pytest.raises(ConfigError, match="token_outputs"):
+        TokenPolicy(object())
+    with pytest.raises(ConfigError, match="positive"):
+        TokenPolicy(vla, temperature=0.0)
+    with pytest.raises(ConfigError, match="'lora', 'heads' or 'full'"):
+        trainable_copy(vla, "all")
+    with pytest.raises(ConfigError, match="no heads lm_head"):
+        trainable_copy(vla, "heads", heads=("lm_head",))
+    with pytest.raises(ConfigError, match="MiniVLA cannot be given"):
+        trainable_copy(vla, "heads", heads=("",), fresh_heads=True)
