@@ -122,6 +122,11 @@ class TokenPolicy:
         """Control steps of a chunk."""
         return self.vla.horizon
 
+    @property
+    def needs_values(self) -> bool:
+        """Whether there is a value head."""
+        return self.value_head is not None
+
     def shrink(self, frames: Frames) -> Frames:
         """Return the camera images at the size at which the VLA sees and a rollout stores them."""
         if self.stored_size == self.vla.image_size:

@@ -1,0 +1,45 @@
+"""A tiny VLA and the toy environment, put together for the on-policy tests."""
+
+from __future__ import annotations
+
+import cloudpickle
+import torch
+import toy_token_env
+from toy_token_env import TEXTS, toy_factory
+
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.lora import LoraSettings
+from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig
+from vla_gym.vla.tokens import build_vocabulary
+from vla_gym_trainers.on_policy.policy import TokenPolicy, ValueHead
+from vla_gym_trainers.on_policy.rollout import RolloutShape
+from vla_gym_trainers.on_policy.trainable import trainable_copy
+
+cloudpickle.register_pickle_by_value(toy_token_env)
+LORA = LoraSettings(r=4, exclude=("action_head",))
+
+
+def tiny_vla(seed=0):
+    torch.manual_seed(seed)
+    config = MiniVLAConfig(vocabulary=build_vocabulary(TEXTS), hidden_size=32, num_layers=1)
+    return MiniBackend(MiniVLA(config))
+
+
+def tiny_policy(value=False, what="lora", seed=0):
+    vla = tiny_vla(seed)
+    torch.manual_seed(seed + 1)
+    head = ValueHead(vla.hidden_size, 16) if value else None
+    return TokenPolicy(trainable_copy(vla, what, lora=LORA)[0], value_head=head)
+
+
+def toy_envs(num_envs=4, workers=0, group_size=1, **kwargs):
+    return LiberoVectorEnv(
+        num_envs,
+        env_factory=toy_factory(group_size=group_size, **kwargs),
+        workers=workers,
+        group_size=group_size,
+    )
+
+
+def toy_shape(num_envs=4, episodes=2, num_chunks=5, group_size=1, **kwargs):
+    return RolloutShape(num_envs, num_chunks, episodes, 8, 64, group_size, **kwargs)

@@ -1,0 +1,181 @@
+"""Collectors: what is in a rollout equals what was played, in every way of collecting it."""
+
+import numpy as np
+import pytest
+import torch
+from on_policy_toys import tiny_policy, toy_envs, toy_shape
+from toy_token_env import GAMMA, LIMIT, TEXTS, ToyTokenEnv
+
+from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+
+
+@pytest.fixture
+def collect():
+    """Collect once or several times over a toy environment, and close it."""
+    open_envs = []
+
+    def collect(policy, shape, times=1, seed=100, overlap=False, **kwargs):
+        envs = toy_envs(shape.num_envs, group_size=shape.group_size, **kwargs)
+        open_envs.append(envs)
+        collector = Collector(envs, shape, overlap=overlap)
+        rollouts = []
+        for i in range(times):
+            out = Rollout.empty(shape)
+            collector.collect(policy, out, seed=seed + 1000 * i, version=i)
+            rollouts.append(out)
+        return rollouts
+
+    yield collect
+    for envs in open_envs:
+        envs.close()
+
+
+def replay(rollout, row, index, seed, episodes, group_size=1):
+    """Play a row's episodes again in a single environment, by its tokens, and compare all of it."""
+    data, policy = rollout.data[row], tiny_policy()
+    env = ToyTokenEnv(index, group_size=group_size)
+    obs, info = env.reset(seed=seed)
+    for _ in range(episodes):
+        obs, info = env.reset()
+    over = False
+    for t in range(rollout.shape.num_chunks):
+        slot = data[t]
+        if not slot["valid"]:
+            assert over and rollout.shape.episodes is not None
+            return
+        if over:
+            obs, info = env.reset()
+        for key in ("agentview", "wrist", "proprio"):
+            np.testing.assert_array_equal(slot[key].numpy(), obs[key])
+        assert rollout.texts(slot["instruction"][None]) == [info["instruction"]]
+        assert slot["task_id"] == obs["task_id"]
+        actions = policy.vla.tokens_to_actions(slot["tokens"].long())[:4].numpy()
+        obs, reward, terminated, truncated, info = env.step(actions)
+        over = terminated or truncated
+        assert slot["rewards"] == np.float32(reward)
+        assert (slot["terminated"], slot["truncated"]) == (terminated, truncated)
+        assert slot["executed"] == info["executed_steps"]
+        assert slot["discounts"].item() == pytest.approx(GAMMA ** info["executed_steps"])
+        assert slot["token_mask"].tolist() == [i < info["executed_steps"] for i in range(8)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_whole_episodes_are_what_was_played(collect, overlap):
+    policy = tiny_policy(value=True)
+    torch.nn.init.normal_(policy.value_head.fc2.weight)
+    shape = toy_shape(num_envs=3, episodes=2)
+    first, second = collect(policy, shape, times=2, overlap=overlap)
+    for rollout, seed in ((first, 100), (second, 1100)):
+        assert rollout.ended.sum(dim=1).tolist() == [1] * 6
+        assert set(rollout.instructions) <= set(TEXTS)
+        for row in range(6):
+            replay(rollout, row, row // 2, seed + row // 2, row % 2)
+    assert set(second.data["version"].unique().tolist()) == {1}
+    check_log_probs_and_values(policy, first)
+    assert first.seconds["rollout"] >= first.seconds["forward"] > 0
+
+
+def check_log_probs_and_values(policy, rollout):
+    data = rollout.data
+    valid = data["valid"]
+    chosen = data[valid]
+    frames = {camera: chosen[camera].numpy() for camera in ("agentview", "wrist")}
+    inputs = frames, rollout.texts(chosen["instruction"]), chosen["proprio"].numpy()
+    with torch.no_grad():
+        seen = policy.evaluate(*inputs, chosen["tokens"].long())
+    torch.testing.assert_close(chosen["log_probs"], seen.log_probs, atol=2e-6, rtol=0)
+    torch.testing.assert_close(chosen["values"], seen.values, atol=2e-6, rtol=0)
+    follows = valid[:, :-1] & valid[:, 1:] & ~(data["terminated"] | data["truncated"])[:, :-1]
+    assert torch.equal(data["next_values"][:, :-1][follows], data["values"][:, 1:][follows])
+    # Where no chunk follows in the row, the value of the last observation; 0 after success.
+    last = valid & ~torch.cat([follows, torch.zeros(len(valid), 1, dtype=torch.bool)], dim=1)
+    bootstraps = data["next_values"][last & ~data["terminated"]]
+    assert len(bootstraps) and bootstraps.abs().min() > 0
+    assert not data["next_values"][data["terminated"]].any()
+
+
+def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
+    policy = tiny_policy(value=True)
+    torch.nn.init.normal_(policy.value_head.fc2.weight)
+    shape = toy_shape(num_envs=3, episodes=None, num_chunks=7)
+    short = collect(policy, shape, times=3)
+    (long,) = collect(policy, toy_shape(num_envs=3, episodes=None, num_chunks=21))
+    assert all(rollout.data["valid"].all() for rollout in (*short, long))
+    joined = torch.cat([rollout.data for rollout in short], dim=1)
+    for key in ("proprio", "tokens", "rewards", "terminated", "truncated", "executed", "values"):
+        assert torch.equal(joined[key], long.data[key]), key
+    for row in range(3):
+        replay(long, row, row, 100 + row, 0)
+    for rollout in short:
+        check_log_probs_and_values(policy, rollout)
+    # Bootstraps at the seams equal what the longer row goes on with.
+    seam = long.data[:, 6]
+    inner = ~(seam["terminated"] | seam["truncated"])
+    torch.testing.assert_close(
+        short[0].data["next_values"][:, 6][inner], seam["next_values"][inner], atol=2e-6, rtol=0
+    )
+
+
+def test_groups_begin_in_the_same_state(collect):
+    shape = toy_shape(num_envs=4, episodes=2, group_size=2, first_env=4)
+    (rollout,) = collect(tiny_policy(), shape, seed=200)
+    groups = rollout.data["group"][:, 0]
+    # Environments 4..7 of two episodes each: (env // 2) * 2 + episode.
+    assert groups.tolist() == [4, 5, 4, 5, 6, 7, 6, 7]
+    starts = rollout.data["proprio"][:, 0, 0]
+    for group in groups.unique():
+        assert starts[groups == group].unique().numel() == 1
+    assert starts.unique().numel() == 4
+    tokens = rollout.data["tokens"][:, 0]
+    assert not torch.equal(tokens[0], tokens[2])  # the members act differently
+
+
+def test_same_seed_same_rollout_whatever_the_workers(collect):
+    policy, shape = tiny_policy(), toy_shape(num_envs=4, episodes=2)
+    runs = [
+        collect(policy, shape)[0],
+        collect(policy, shape, workers=2)[0],
+        collect(policy, shape, overlap=True, workers=2)[0],
+    ]
+    for other in runs[1:]:
+        for key in ("tokens", "rewards", "proprio", "executed", "valid"):
+            mask = runs[0].data["valid"]
+            assert torch.equal(other.data[key][mask], runs[0].data[key][mask]), key
+
+
+def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
+    policy, shape = tiny_policy(), toy_shape(num_envs=2, episodes=2)
+    kwargs = {"workers": 1, "die_in": (0, str(tmp_path / "died"))}
+    with pytest.warns(WorkerRestartWarning):
+        (rollout,) = collect(policy, shape, **kwargs)
+    (whole,) = collect(policy, shape)
+    complete = rollout.ended.any(dim=1)
+    assert complete.tolist() in ([False, True, False, True], [False, True, True, True])
+    for row in complete.nonzero()[:, 0].tolist():
+        assert torch.equal(rollout.data["tokens"][row], whole.data["tokens"][row])
+    lost = rollout.data[0]
+    assert lost["valid"].sum() == 1 and not lost["rewards"].any()
+
+
+def test_memory_is_known_beforehand():
+    shape = toy_shape(num_envs=4, episodes=2, num_chunks=5)
+    taken = sum(tensor.numpy().nbytes for tensor in Rollout.empty(shape).data.values())
+    assert taken == pytest.approx(shape.num_bytes, rel=0.01)
+    # 128 episodes of 38 chunks of mini: frames of 2 x 64 x 64 x 3 bytes.
+    assert 120e6 < RolloutShape(128, 38, 1, 8, 64).num_bytes < 125e6
+
+
+def test_mistakes_are_named(collect):
+    with pytest.raises(ConfigError, match="positive"):
+        toy_shape(num_envs=0)
+    with pytest.raises(ConfigError, match="longer than the 3 chunks"):
+        collect(tiny_policy(), toy_shape(num_chunks=3))
+    assert LIMIT > 3 * 4
+    envs = toy_envs(2)
+    try:
+        with pytest.raises(ConfigError, match="Expected 4 chunked"):
+            Collector(envs, toy_shape(num_envs=4))
+    finally:
+        envs.close()
