@@ -26,6 +26,8 @@ class Problem:
         fixtures: The same of furniture and devices, the table or floor included.
         init: Predicates of the start, e.g. ``("on", "plate_1", "main_table_plate_region")``.
         goal: Predicates of the goal, all of which must hold.
+        of_interest: Objects, fixtures and regions that the task is about; the first is the one
+            that the hand goes to.
         regions: The regions, each its name and its fields as nested words.
         scene: Everything that decides the compiled model, in a form that can be compared.
     """
@@ -35,6 +37,7 @@ class Problem:
     fixtures: tuple[tuple[str, str], ...]
     init: tuple[tuple[str, ...], ...]
     goal: tuple[tuple[str, ...], ...]
+    of_interest: tuple[str, ...]
     regions: tuple[Any, ...]
     scene: tuple[Any, ...]
 
@@ -63,6 +66,7 @@ def read_problem(path: Path) -> Problem:
             fixtures=_typed_names(sections[":fixtures"]),
             init=tuple(tuple(predicate) for predicate in sections[":init"]),
             goal=tuple(tuple(predicate) for predicate in predicates),
+            of_interest=tuple(sections.get(":obj_of_interest", [])),
             regions=_frozen(sections.get(":regions", [])),
             scene=_frozen(
                 [sections["problem"], *(sections.get(name, []) for name in scene_sections)]

@@ -1,4 +1,4 @@
-"""``vla-gym-train mini | rl-token | td3``."""
+"""``vla-gym-train mini | rl-token | probe | td3``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ USAGE = """usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml] [options]
 commands:
   mini      behaviour-clone the embedded VLA from recorded demonstrations
   rl-token  pretrain the RL-token encoder of a VLA
+  probe     what an RL token keeps of the scene, told by linear probes
   td3       TD3+BC on LIBERO tasks, starting at the frozen VLA
 
 Options of a command, with their defaults: vla-gym-train COMMAND --help
@@ -48,9 +49,18 @@ def _train_rl_token(arguments: Sequence[str]) -> None:
     train_rl_token(parse_config(RLTokenConfig, arguments, "vla-gym-train rl-token"))
 
 
+def _probe(arguments: Sequence[str]) -> None:
+    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.probes import ProbeConfig, format_probes, probe_rl_token
+
+    card = probe_rl_token(parse_config(ProbeConfig, arguments, "vla-gym-train probe"))
+    sys.stdout.write(format_probes(card["results"]) + "\n")
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "mini": _train_mini,
     "rl-token": _train_rl_token,
+    "probe": _probe,
     "td3": _train_td3,
 }
 

@@ -1,0 +1,112 @@
+"""Linear probes: how much of a quantity can be read off features by a linear map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_gym.errors import ConfigError
+
+#: Ridge penalties tried, relative to the features' unit variance.
+PENALTIES = tuple(10.0 ** np.arange(-6.0, 5.0))
+# Share of the training episodes on which the penalty is chosen.
+VALIDATION_SHARE = 0.25
+# The normal equations have the smaller of rows and columns; beyond this, rows are left out.
+MAX_UNKNOWNS = 4096
+# Largest number of features values held at once (1 GB of float64).
+MAX_VALUES = 2**27
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """An affine map from features to targets.
+
+    Attributes:
+        weights: (F, K).
+        bias: (K,).
+        penalties: (K,), the ridge penalty chosen for each target.
+    """
+
+    weights: np.ndarray
+    bias: np.ndarray
+    penalties: np.ndarray
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Return the predicted targets (N, K) of features (N, F)."""
+        return features @ self.weights + self.bias
+
+
+def fit_linear_probe(
+    features: np.ndarray, targets: np.ndarray, episodes: np.ndarray
+) -> LinearProbe:
+    """Fit ridge regression on standardised features; the penalty is chosen on held-out episodes.
+
+    For every target k the weights w minimise ``mean((x w + b - y_k)^2) + penalty_k |w|^2``; the
+    penalty is the one of :data:`PENALTIES` that predicts a quarter of the episodes best after
+    fitting on the rest. The final fit is on all of them. Without features the probe predicts the
+    mean.
+
+    Args:
+        features: (N, F) float.
+        targets: (N, K) float.
+        episodes: (N,) int, which episode a row is from; an episode is never divided.
+
+    Raises:
+        ConfigError: If the shapes do not fit, there are fewer than two episodes, or a value is not
+            finite.
+    """
+    count = len(targets)
+    if features.ndim != 2 or targets.ndim != 2 or not len(features) == count == len(episodes):
+        raise ConfigError(
+            f"Expected features (N, F), targets (N, K) and episodes (N,), got {features.shape}, "
+            f"{targets.shape} and {episodes.shape}."
+        )
+    numbers = np.unique(episodes)
+    if len(numbers) < 2:
+        raise ConfigError(f"A probe needs at least two episodes, got {len(numbers)}.")
+    if not (np.isfinite(features).all() and np.isfinite(targets).all()):
+        raise ConfigError("Features and targets of a probe must be finite.")
+    # Every fourth episode, so that all tasks are in both parts however they are ordered.
+    period = min(round(1 / VALIDATION_SHARE), len(numbers))
+    check = np.isin(episodes, numbers[period - 1 :: period])
+    errors = np.stack(
+        [
+            np.square(probe(features[check]) - targets[check]).mean(axis=0)
+            for probe in _path(features[~check], targets[~check])
+        ]
+    )
+    best = errors.argmin(axis=0)
+    probes = _path(features, targets)
+    columns = range(targets.shape[1])
+    return LinearProbe(
+        weights=np.stack([probes[best[k]].weights[:, k] for k in columns], axis=1),
+        bias=np.array([probes[best[k]].bias[k] for k in columns]),
+        penalties=np.array([PENALTIES[i] for i in best]),
+    )
+
+
+def _path(features: np.ndarray, targets: np.ndarray) -> list[LinearProbe]:
+    """Return the ridge solution of every penalty; one decomposition serves all of them."""
+    limit = MAX_VALUES // max(1, features.shape[1])
+    if min(features.shape) > MAX_UNKNOWNS:
+        limit = min(limit, MAX_UNKNOWNS)
+    step = max(1, -(-len(features) // max(limit, 1)))
+    x, y = features[::step].astype(np.float64), targets[::step].astype(np.float64)
+    mean, std, centre = x.mean(axis=0), x.std(axis=0), y.mean(axis=0)
+    # A feature that never changes says nothing; dividing by its rounding error would.
+    scale = np.where(std > 1e-6 * (np.abs(mean) + 1e-6), std, np.inf)
+    x = (x - mean) / scale
+    y = y - centre
+    count, width = x.shape
+    wide = width > count
+    gram = (x @ x.T if wide else x.T @ x) / count
+    values, vectors = np.linalg.eigh(gram) if min(gram.shape) else (np.empty(0), gram)
+    projected = vectors.T @ (y if wide else x.T @ y) / count
+    probes = []
+    for penalty in PENALTIES:
+        shrunk = vectors @ (projected / (np.maximum(values, 0.0) + penalty)[:, None])
+        weights = (x.T @ shrunk if wide else shrunk) / scale[:, None]
+        bias = centre - mean @ weights
+        probes.append(LinearProbe(weights, bias, np.full(y.shape[1], penalty)))
+    return probes

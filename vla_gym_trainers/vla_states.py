@@ -1,0 +1,284 @@
+"""A VLA's hidden states along episodes, and what is true in the scene at each of them.
+
+Episodes are played by the scripted experts with noise, as ``vla-gym demos`` plays them, and by the
+VLA itself with noise. All start from layouts drawn by LIBERO's rules, never from the 50 official
+states, which stay for evaluation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vla_gym.errors import ConfigError
+from vla_gym.experts import EXPERT_TASKS
+from vla_gym.experts.recording import ActionNoise, record_episode
+from vla_gym.sim import LiberoSim, SceneRenderer
+from vla_gym.suites import Task, get_task, suite_tasks
+from vla_gym.task_model import load_task_model
+from vla_gym.vla import FrozenVLA
+from vla_gym.vla.preprocess import CAMERAS
+
+PLAYERS = ("demos", "expert", "vla")
+# Observations in one forward of the VLA.
+BATCH = 32
+
+
+@dataclass
+class StatesConfig:
+    """Which states are visited; options of the commands that need them."""
+
+    suites: tuple[str, ...] = ("spatial", "object", "goal")
+    """Suites whose tasks are played."""
+    task_ids: tuple[int, ...] | None = None
+    """Tasks of each of these suites; None: all."""
+    expert_episodes: int = 8
+    """Episodes a task of the scripted expert with noise, on sampled layouts."""
+    expert_noise: float = 0.15
+    """Noise on its executed actions, as in ``vla-gym demos``."""
+    frame_stride: int = 4
+    """The VLA looks at every so many frames of expert episodes; neighbours hardly differ."""
+    rollout_episodes: int = 6
+    """Episodes a task of the VLA itself with noise, on other sampled layouts."""
+    rollout_noise: float = 0.15
+    """Noise on its executed actions, so that states beside the VLA's path are known too."""
+    assets: str = "lite"
+    """Asset pack of these episodes, ``lite``, ``libero`` or a path."""
+    num_workers: int = 0
+    """Processes that play episodes, each with a VLA of its own; 0: none but this one."""
+    seed: int = 0
+    """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
+    its number, whatever the worker count."""
+
+    def check(self) -> None:
+        """Check the values; not when they are made, so that the command line says it in one line.
+
+        Raises:
+            ConfigError: A value is out of range, or a task has no expert.
+            UnknownTaskError: There is no such suite or task.
+        """
+        if min(self.expert_episodes, self.rollout_episodes, self.num_workers, self.seed) < 0:
+            raise ConfigError(
+                "Expected expert_episodes, rollout_episodes, num_workers and seed >= 0, got "
+                f"{self.expert_episodes}, {self.rollout_episodes}, {self.num_workers}, {self.seed}."
+            )
+        for name in ("expert_noise", "rollout_noise"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"Expected 0 <= {name} <= 1, got {getattr(self, name)}.")
+        if self.frame_stride < 1:
+            raise ConfigError(f"Expected frame_stride >= 1, got {self.frame_stride}.")
+        tasks = self.tasks()
+        if not tasks:
+            raise ConfigError("Expected at least one suite and one task.")
+        lacking = [t.key for t in tasks if t.task_id not in EXPERT_TASKS.get(t.suite, ())]
+        if self.expert_episodes and lacking:
+            raise ConfigError(
+                f"No expert plays {', '.join(lacking)}: set expert_episodes=0 and use "
+                "rollout_episodes alone."
+            )
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks in the order of suites and ids."""
+        if self.task_ids is None:
+            return [task for suite in self.suites for task in suite_tasks(suite)]
+        return [get_task(suite, i) for suite in self.suites for i in self.task_ids]
+
+
+@dataclass
+class VLAStates:
+    """N hidden states and their circumstances, episode after episode.
+
+    Attributes:
+        hidden: (N, M, H) float16: half the memory; a state's own scale is about 1.
+        proprio: (N, 8) float32, as ``LiberoSim.proprio``; the first three are the grip site (m).
+        object_pos: (N, 3) float64, position in the world frame (m) of the first thing that the
+            task is about; NaN where it is not known (demonstrations in files).
+        task: (N,) int64, index into ``tasks``.
+        player: (N,) int64, index into :data:`PLAYERS`.
+        episode: (N,) int64, a number of its own for every episode.
+        tasks: Names, ``"<suite>_<task_id>"``.
+    """
+
+    hidden: torch.Tensor
+    proprio: np.ndarray
+    object_pos: np.ndarray
+    task: np.ndarray
+    player: np.ndarray
+    episode: np.ndarray
+    tasks: list[str]
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.hidden)
+
+    def select(self, rows: np.ndarray) -> VLAStates:
+        """Return some rows, given by a mask (N,) or by indices."""
+        index = np.flatnonzero(rows) if rows.dtype == bool else rows
+        arrays = {
+            f.name: getattr(self, f.name)[index]
+            for f in dataclasses.fields(self)
+            if f.name != "tasks"
+        }
+        return VLAStates(**arrays, tasks=self.tasks)
+
+    @classmethod
+    def joined(cls, parts: Sequence[VLAStates]) -> VLAStates:
+        """Join sets; tasks of the same name become one, episodes get new numbers.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        if not parts:
+            raise ConfigError("No states: ask for demonstrations or for episodes.")
+        tasks = list(dict.fromkeys(name for part in parts for name in part.tasks))
+        arrays: dict[str, list[np.ndarray]] = {}
+        first = 0
+        for part in parts:
+            columns = {
+                "proprio": part.proprio,
+                "object_pos": part.object_pos,
+                "player": part.player,
+                "task": np.array([tasks.index(name) for name in part.tasks])[part.task],
+                "episode": first + np.unique(part.episode, return_inverse=True)[1],
+            }
+            first = int(columns["episode"].max(initial=first - 1)) + 1
+            for name, column in columns.items():
+                arrays.setdefault(name, []).append(column)
+        joined = {name: np.concatenate(columns) for name, columns in arrays.items()}
+        return cls(hidden=torch.cat([part.hidden for part in parts]), **joined, tasks=tasks)
+
+    def held_out(self, share: float) -> np.ndarray:
+        """Return a mask (N,) of the last ``share`` of every task's and player's episodes.
+
+        Whole episodes, hence whole layouts: a neighbouring frame would give the answer away. Of
+        two or more episodes at least one is held out, and one is kept.
+        """
+        mask = np.zeros(len(self), dtype=bool)
+        for group in np.unique(np.stack([self.task, self.player], axis=1), axis=0):
+            inside = (self.task == group[0]) & (self.player == group[1])
+            episodes = np.unique(self.episode[inside])
+            count = min(max(1, round(len(episodes) * share)), len(episodes) - 1)
+            if count:
+                mask |= np.isin(self.episode, episodes[-count:])
+        return mask
+
+
+@torch.no_grad()
+def infer_hidden(
+    vla: FrozenVLA, images: np.ndarray, instruction: str, proprio: np.ndarray
+) -> torch.Tensor:
+    """Return the VLA's hidden states (N, M, H) float16 on the CPU, a batch after the other.
+
+    Args:
+        vla: The VLA.
+        images: (N, 2, S, S, 3) uint8, agentview then wrist, upright.
+        instruction: The same for all rows.
+        proprio: (N, 8) float32.
+    """
+    parts = []
+    for start in range(0, len(images), BATCH):
+        rows = slice(start, start + BATCH)
+        batch = {name: images[rows, camera] for camera, name in enumerate(CAMERAS)}
+        count = len(proprio[rows])
+        hidden = vla.infer(batch, [instruction] * count, proprio[rows]).hidden
+        parts.append(hidden.to("cpu", torch.float16))
+    return torch.cat(parts)
+
+
+class Stage:
+    """Simulation and cameras of one task, and the eye for the thing that the task is about."""
+
+    def __init__(self, task: Task, image_size: int, assets: str = "lite") -> None:
+        """Load the task.
+
+        Raises:
+            ConfigError: If its BDDL file does not say what it is about.
+        """
+        model = load_task_model(task, assets)
+        self.task = task
+        self.sim = LiberoSim(model)
+        # As the environments show the scene by default.
+        profile = "libero" if model.assets.name == "libero" else "fast"
+        self._renderer = SceneRenderer(model, image_size, image_size, profile=profile)
+        self._size = image_size
+        names = task.problem.of_interest
+        if not names:
+            raise ConfigError(f"{task.bddl_file} names no object of interest.")
+        self.object_name = names[0]
+
+    def object_pos(self) -> np.ndarray:
+        """Return the world position (3,) of the first thing of interest: a body or a region."""
+        spec = self.sim.task_model.objects.get(self.object_name)
+        return self.sim.site_pos(self.object_name) if spec is None else self.sim.body_pos(spec.body)
+
+    def look(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return images (2, S, S, 3) uint8, proprio (8,) and the object's position (3,)."""
+        images = np.empty((2, self._size, self._size, 3), np.uint8)
+        self._renderer.render(self.sim, images)
+        return images, self.sim.proprio(), self.object_pos()
+
+    def close(self) -> None:
+        """Free the renderer."""
+        self._renderer.close()
+
+
+def play_expert(
+    stage: Stage, vla: FrozenVLA, rng: np.random.Generator, noise: float, stride: int
+) -> VLAStates:
+    """Play an episode of the expert, successful or not; the VLA looks at every so many frames."""
+    seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    frames = 0
+
+    def watch() -> np.ndarray:
+        nonlocal frames
+        if frames % stride == 0:
+            seen.append(stage.look())
+        frames += 1
+        return np.empty(0, np.uint8)  # the recording itself needs no images
+
+    record_episode(stage.sim, watch, rng, noise=noise)
+    images, proprio, objects = (np.stack(column) for column in zip(*seen, strict=True))
+    hidden = infer_hidden(vla, images, stage.task.instruction, proprio)
+    return _episode(stage.task, "expert", hidden, proprio, objects)
+
+
+def play_vla(
+    stage: Stage, vla: FrozenVLA, rng: np.random.Generator, noise: float, stride: int
+) -> VLAStates:
+    """Play an episode of the VLA, chunk by chunk; ``stride`` is not used: it looks once a chunk."""
+    del stride
+    sim, limit = stage.sim, stage.task.max_control_steps
+    sim.reset(sim.task_model.sample_layout(rng))
+    disturb: Callable[[np.ndarray], np.ndarray] = ActionNoise(noise, rng)
+    hidden, proprio, objects = [], [], []
+    steps, success = 0, False
+    while not success and steps < limit:
+        images, state, position = stage.look()
+        batch = {name: images[None, camera] for camera, name in enumerate(CAMERAS)}
+        out = vla.infer(batch, [stage.task.instruction], state[None])
+        hidden.append(out.hidden.to("cpu", torch.float16))
+        proprio.append(state)
+        objects.append(position)
+        rows = np.stack([disturb(row) for row in out.actions[0].float().cpu().numpy()])
+        executed, success = sim.run_chunk(rows, max_steps=limit - steps)
+        steps += executed
+    return _episode(stage.task, "vla", torch.cat(hidden), np.stack(proprio), np.stack(objects))
+
+
+def _episode(
+    task: Task, player: str, hidden: torch.Tensor, proprio: np.ndarray, objects: np.ndarray
+) -> VLAStates:
+    count = len(hidden)
+    return VLAStates(
+        hidden=hidden,
+        proprio=proprio,
+        object_pos=objects,
+        task=np.zeros(count, np.int64),
+        player=np.full(count, PLAYERS.index(player)),
+        episode=np.zeros(count, np.int64),
+        tasks=[task.key],
+    )
