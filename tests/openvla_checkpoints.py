@@ -1,0 +1,72 @@
+"""Tiny OpenVLA checkpoints in the published layout, and what the reference made of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+
+GOLDEN = Path(__file__).parent / "golden" / "openvla"
+CHECKPOINT = GOLDEN / "oft"
+EMPTY = 29871
+
+#: Ids of the words of some prompts, as an arbitrary but real tokenizer.
+WORDS = (
+    "In What action should the robot take to : ? open middle drawer of cabinet put bowl on stove "
+    "top and inside push plate front wine bottle rack cream cheese in turn Out it"
+).split()
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer.json with Llama's <s> before every text; ids are below 1000."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocabulary |= {word: 500 + i for i, word in enumerate(dict.fromkeys(WORDS))}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    file = folder / "tokenizer.json"
+    tokenizer.save(str(file))
+    return file
+
+
+def make_checkpoint(folder: Path, without: tuple[str, ...] = (), **changes) -> Path:
+    """Link the golden checkpoint into a folder, with a tokenizer and changes in config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in CHECKPOINT.iterdir():
+        left_out = any(word in file.name for word in without)
+        if file.suffix != ".npz" and file.name != "config.json" and not left_out:
+            (folder / file.name).symlink_to(file)
+    config = json.loads((CHECKPOINT / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    return folder
+
+
+class Reference:
+    """Arrays of a reference.npz; inputs and results of the three samples, batched."""
+
+    def __init__(self, name: str) -> None:
+        self.arrays = dict(np.load(GOLDEN / name / "reference.npz"))
+
+    def of(self, case: str, what: str) -> np.ndarray:
+        prefix = f"{case}_" if case else ""
+        return np.stack([self.arrays[f"{prefix}{i}_{what}"] for i in range(3)])
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        return [(*map(int, self.arrays[f"input_ids_{i}"]), EMPTY) for i in range(3)]
+
+    def pixels(self, views: int) -> torch.Tensor:
+        return torch.from_numpy(self.arrays["pixel_values"][:, : 6 * views]).float()
+
+
+def random_images(batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        key: rng.integers(0, 256, (batch, 256, 256, 3), dtype=np.uint8)
+        for key in ("agentview", "wrist")
+    }

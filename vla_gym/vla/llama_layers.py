@@ -1,0 +1,131 @@
+"""transformers' Llama layers, run one by one: any mask, and only the rows that are needed.
+
+The weights, norms, MLPs and rotary embeddings are transformers'; the loop over the layers is
+written out for three things that ``LlamaModel.forward`` does not do: attend in both directions,
+leave out the last layer's queries and MLP for rows that nobody reads, and keep keys and values
+without a mask that depends on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaModel, rotate_half
+
+
+@dataclass
+class KeyValues:
+    """Keys and values of what was seen, by layer: (B, heads, N, head size) each."""
+
+    keys: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+
+    def append(
+        self, index: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what a layer made of new tokens; return those of all tokens so far."""
+        if index == len(self.keys):
+            self.keys.append(keys)
+            self.values.append(values)
+        else:
+            self.keys[index] = torch.cat([self.keys[index], keys], dim=2)
+            self.values[index] = torch.cat([self.values[index], values], dim=2)
+        return self.keys[index], self.values[index]
+
+
+def run_layers(
+    llama: LlamaModel,
+    embeddings: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    seen: KeyValues | None = None,
+) -> torch.Tensor:
+    """Return the final, normalised states of some rows.
+
+    Args:
+        llama: The layers.
+        embeddings: (B, N, H).
+        positions: (B or 1, N) int64.
+        rows: (B, R) int64, positions in the sequence of the states that are returned.
+        mask: Bool, True where a query may attend to a key, broadcast to (B, 1, N, all keys); None
+            for everywhere, which lets the fastest kernels run. Rows of several lengths must not
+            contain queries without a key.
+        causal: Each token sees itself and those before it; excludes ``mask``.
+        seen: Keys and values of earlier tokens, to which the new ones are added.
+
+    Returns:
+        (B, R, H) in the dtype of the embeddings.
+    """
+    x = embeddings
+    cos, sin = llama.rotary_emb(x, position_ids=positions)
+    rope = (cos[:, None], sin[:, None])
+    for index, layer in enumerate(llama.layers):
+        last = index == len(llama.layers) - 1
+        x = _run_layer(layer, index, x, rope, mask, causal, seen, rows if last else None)
+    result: torch.Tensor = llama.norm(x)
+    return result
+
+
+def _run_layer(
+    layer: Any,
+    index: int,
+    x: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    causal: bool,
+    seen: KeyValues | None,
+    rows: torch.Tensor | None,
+) -> torch.Tensor:
+    attention = layer.self_attn
+    normed = layer.input_layernorm(x)
+    cos, sin = rope
+    q_input, q_cos, q_sin = normed, cos, sin
+    if rows is not None:
+        x, q_input = _pick(x, rows), _pick(normed, rows)
+        q_cos, q_sin = (
+            _pick(table[:, 0].expand(len(rows), -1, -1), rows)[:, None] for table in rope
+        )
+        mask, causal = _mask_of_rows(mask, causal, rows, normed)
+    size = attention.head_dim
+    q, k, v = (
+        projected.unflatten(-1, (-1, size)).transpose(1, 2)
+        for projected in (
+            attention.q_proj(q_input),
+            attention.k_proj(normed),
+            attention.v_proj(normed),
+        )
+    )
+    q = q * q_cos + rotate_half(q) * q_sin
+    k = k * cos + rotate_half(k) * sin
+    if seen is not None:
+        k, v = seen.append(index, k, v)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    x = x + attention.o_proj(out.transpose(1, 2).flatten(2))
+    result: torch.Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+    return result
+
+
+def _mask_of_rows(
+    mask: torch.Tensor | None, causal: bool, rows: torch.Tensor, x: torch.Tensor
+) -> tuple[torch.Tensor | None, bool]:
+    """Return the mask (B, 1, R, keys) that says for some rows what the given one says for all."""
+    if causal:
+        keys = torch.arange(x.shape[1], device=x.device)
+        return (keys <= rows[..., None])[:, None], False
+    if mask is None or mask.shape[2] == 1:
+        return mask, False
+    mask = mask[:, 0].expand(len(rows), -1, -1)
+    return _pick(mask, rows)[:, None], False
+
+
+def _pick(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows (B, R) of x (B, N, D) as (B, R, D)."""
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))

@@ -1,0 +1,185 @@
+"""OpenVLA: one action of seven tokens, one token after the other (arXiv 2406.09246)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.llama_layers import KeyValues
+from vla_gym.vla.openvla_base import OpenVLABase, load_parts
+from vla_gym.vla.openvla_heads import ACTION_SIZE
+from vla_gym.vla.openvla_sequence import Tokenizer, causal_sequences
+from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs
+
+
+class OpenVLABackend(OpenVLABase):
+    """:class:`~vla_gym.vla.base.TokenVLA` over an OpenVLA checkpoint; chunks of one action.
+
+    The hidden states are those that predict the seven tokens. Only the 256 action ids compete;
+    the reference decodes over the whole vocabulary, which a trained policy makes no use of.
+    """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        unnorm_key: str | None = None,
+        tokenizer: str | Path | Tokenizer | None = None,
+        jpeg: bool = True,
+        crop: bool = True,
+    ) -> OpenVLABackend:
+        """Load a checkpoint folder.
+
+        Args:
+            folder: With config.json, the weights and tokenizer.json.
+            device: Torch device.
+            dtype: None: bfloat16 on a GPU, float32 on a CPU.
+            compile: Whether to compile vision towers and Llama.
+            unnorm_key: Data set, if the statistics are of several; ``libero_goal`` stands for
+                ``libero_goal_no_noops`` too.
+            tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
+            jpeg: Whether images are compressed as the training data was.
+            crop: Whether images are cropped, as is right for training on random crops.
+
+        Raises:
+            ConfigError: If options do not fit the checkpoint.
+            WeightsError: If files are missing, damaged or do not fit.
+            NotEnoughMemoryError: If the device has too little memory.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
+        parts = load_parts(folder, device, dtype, unnorm_key, tokenizer)
+        return cls(
+            parts, horizon=1, num_views=1, epsilon=0.0, compile=compile, jpeg=jpeg, crop=crop
+        )
+
+    def generate(
+        self,
+        patches: torch.Tensor,
+        prompts: Sequence[tuple[int, ...]],
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draw the tokens of one action.
+
+        Args:
+            patches: (B, P, H).
+            prompts: Ids of each row.
+            temperature: 0 takes the most likely tokens.
+            generator: Source of the draws, on the CPU.
+
+        Returns:
+            hidden (B, 7, H), logits (B, 7, 256) float32 and tokens (B, 7) int64 in 0..255.
+        """
+        model, ids = self.model, self.action_tokenizer
+        sequences = causal_sequences(model, patches, prompts)
+        seen = KeyValues()
+        state = self._run_layers(
+            model.llama,
+            sequences.embeddings,
+            sequences.positions,
+            rows=sequences.rows,
+            causal=True,
+            seen=seen,
+        )
+        real = sequences.positions < sequences.lengths[:, None]
+        first = torch.zeros_like(sequences.rows)
+        states, logits, tokens = [state], [model.action_logits(state)], []
+        while True:
+            tokens.append(sample_tokens(logits[-1], temperature, generator))
+            if len(tokens) == ACTION_SIZE:
+                break
+            # Keys of padding, which stand between the prompt's and the new ones, stay hidden.
+            real = torch.cat([real, torch.ones_like(real[:, :1])], dim=1)
+            state = self._run_layers(
+                model.llama,
+                model.embed_tokens(ids.bins_to_ids(tokens[-1])),
+                sequences.lengths[:, None] + len(tokens) - 1,
+                rows=first,
+                mask=real[:, None, None] if sequences.padded else None,
+                seen=seen,
+            )
+            states.append(state)
+            logits.append(model.action_logits(state))
+        return torch.cat(states, dim=1), torch.cat(logits, dim=1), torch.cat(tokens, dim=1)
+
+    @property
+    def action_tokenizer(self) -> ActionTokenizer:
+        """From actions to ids of the vocabulary and back."""
+        return ActionTokenizer(self.model.config.action_vocab_end)
+
+    @torch.no_grad()
+    def infer(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,  # noqa: ARG002 (OpenVLA does not read it)
+    ) -> VLAOutput:
+        """Predict one action per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
+
+        Raises:
+            ConfigError: If shapes, dtypes or batch sizes do not fit.
+        """
+        patches = self._embed_images(self.pixels(images, instructions), len(instructions))
+        hidden, _, tokens = self.generate(patches, self.prompts(instructions))
+        return VLAOutput(hidden.float(), self.tokens_to_actions(tokens[:, None]))
+
+    @torch.no_grad()
+    def act_tokens(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,  # noqa: ARG002
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the tokens of one action per row; see :class:`~vla_gym.vla.base.TokenVLA`.
+
+        Raises:
+            ConfigError: If inputs do not fit, or the temperature is negative.
+        """
+        patches = self._embed_images(self.pixels(images, instructions), len(instructions))
+        prompts = self.prompts(instructions)
+        _, logits, tokens = self.generate(patches, prompts, temperature, generator)
+        return tokens[:, None], token_log_probs(logits, tokens, temperature)[:, None]
+
+    def token_log_probs(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,  # noqa: ARG002
+        tokens: torch.Tensor,
+        temperature: float = 1.0,
+    ) -> torch.Tensor:
+        """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`.
+
+        All seven in one forward pass, each given those before it.
+
+        Raises:
+            ConfigError: If inputs do not fit, or the temperature is negative.
+        """
+        batch = len(instructions)
+        if tokens.shape != (batch, 1, ACTION_SIZE):
+            raise ConfigError(f"Expected tokens ({batch}, 1, 7), got {tuple(tokens.shape)}.")
+        patches = self._embed_images(self.pixels(images, instructions), batch)
+        given = self.action_tokenizer.bins_to_ids(tokens[:, 0, :-1])
+        sequences = causal_sequences(self.model, patches, self.prompts(instructions), given)
+        hidden = self._run_layers(
+            self.model.llama,
+            sequences.embeddings,
+            sequences.positions,
+            rows=sequences.rows,
+            causal=True,
+        )
+        logits = self.model.action_logits(hidden)[:, None]
+        return token_log_probs(logits, tokens.to(logits.device), temperature)

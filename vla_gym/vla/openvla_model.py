@@ -1,0 +1,138 @@
+"""OpenVLA's network: two vision towers, a projector and a Llama, with the published key names."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from vla_gym.vla.checkpoint_files import Checkpoint, load_into
+from vla_gym.vla.openvla_config import OpenVLAConfig
+from vla_gym.vla.openvla_images import normalize_pixels
+from vla_gym.vla.timm_vit import VisionTower
+
+#: Bins of the action head.
+NUM_ACTION_IDS = 256
+
+
+class _Projector(nn.Module):
+    """From the fused features of a patch to a Llama embedding."""
+
+    def __init__(self, vision_width: int, text_width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision_width, 4 * vision_width)
+        self.fc2 = nn.Linear(4 * vision_width, text_width)
+        self.fc3 = nn.Linear(text_width, text_width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
+
+
+class _VisionBackbone(nn.Module):
+    def __init__(self, config: OpenVLAConfig) -> None:
+        super().__init__()
+        self.featurizer = VisionTower(config.towers[0])
+        self.fused_featurizer = VisionTower(config.towers[1])
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Map (N, 6, S, S) to (N, patches, sum of widths)."""
+        return torch.cat(
+            [self.featurizer(pixels[:, :3]), self.fused_featurizer(pixels[:, 3:])], dim=-1
+        )
+
+
+class OpenVLAModel(nn.Module):
+    """The network; :mod:`vla_gym.vla.openvla_sequence` puts its sequences together.
+
+    Attributes:
+        config: Its sizes.
+    """
+
+    def __init__(self, config: OpenVLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vision_backbone = _VisionBackbone(config)
+        vision_width = sum(tower.width for tower in config.towers)
+        self.projector = _Projector(vision_width, config.text.hidden_size)
+        self.language_model = LlamaForCausalLM(config.text)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        config: OpenVLAConfig,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> OpenVLAModel:
+        """Load weights; those that OpenVLA never uses are left out.
+
+        Raises:
+            WeightsError: If keys are missing, left over or of other shapes.
+            NotEnoughMemoryError: If the device has too little.
+        """
+        with torch.device("meta"):
+            model = cls(config)
+        ignore = []
+        backbone = model.vision_backbone
+        for name, tower in backbone.named_children():
+            assert isinstance(tower, VisionTower)
+            unused = VisionTower.unused(tower.config)
+            ignore += [rf"vision_backbone\.{name}\.{pattern}" for pattern in unused]
+            tower.drop_unused()
+        load_into(model, checkpoint, device=device, dtype=dtype, ignore=ignore)
+        # Its frequencies are in no checkpoint, and stay in float32.
+        model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
+        return model.eval().requires_grad_(False)
+
+    @property
+    def llama(self) -> nn.Module:
+        """The Llama without its head."""
+        return self.language_model.model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self.embed_tokens.weight.device
+
+    @property
+    def embed_tokens(self) -> nn.Embedding:
+        """The table of token embeddings."""
+        table = self.language_model.get_input_embeddings()
+        assert isinstance(table, nn.Embedding)
+        return table
+
+    def embed_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Map normalised pixels (B, 6 * V, S, S) to embeddings (B, V * patches, H).
+
+        Args:
+            pixels: For each view 3 channels for DINOv2 and 3 for SigLIP, in the model's dtype.
+        """
+        batch = len(pixels)
+        features = self.vision_backbone(pixels.reshape(-1, 6, *pixels.shape[-2:]))
+        projected: torch.Tensor = self.projector(features)
+        return projected.reshape(batch, -1, projected.shape[-1])
+
+    def embed_images(self, images: torch.Tensor, batch: int) -> torch.Tensor:
+        """Map images (B * V, S, S, 3) uint8, views next to each other, to (B, V * patches, H)."""
+        pixels = normalize_pixels(images.to(self.device), self.dtype)
+        return self.embed_pixels(pixels.reshape(batch, -1, *pixels.shape[-2:]))
+
+    def action_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map states (..., H) to float32 logits (..., 256) of the bins, lowest action first.
+
+        Only the 256 action ids compete: bin b has id ``action_vocab_end - 1 - b``.
+        """
+        end = self.config.action_vocab_end
+        head = self.language_model.lm_head
+        if type(head) is nn.Linear:  # the others' 31,808 rows are left out
+            logits = F.linear(hidden, head.weight[end - NUM_ACTION_IDS : end])
+        else:  # with adapters around it
+            logits = head(hidden)[..., end - NUM_ACTION_IDS : end]
+        return logits.flip(-1).float()

@@ -1,0 +1,195 @@
+"""The vision transformers of OpenVLA (DINOv2 with registers, SigLIP), with timm's key names.
+
+Written out rather than taken from timm or transformers: timm brings torchvision along, and
+transformers' classes have other names, split q/k/v and another GELU for SigLIP. LayerNorms have
+epsilon 1e-6 and GELU is exact in both towers, as in timm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vla_gym.errors import WeightsError
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Sizes of a tower.
+
+    Attributes:
+        width: Size of a token.
+        depth: Number of blocks.
+        num_heads: Of each block.
+        mlp_width: Hidden size of a block's MLP.
+        num_patches: (image side / patch side) squared.
+        patch_size: Patch side in pixels.
+        registers: Register tokens.
+        cls_token: Whether there is a class token.
+        layer_scale: Whether blocks scale their residuals (DINOv2).
+        attention_pool: Whether there are weights of an attention pool (SigLIP).
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_width: int
+    num_patches: int = 256
+    patch_size: int = 14
+    registers: int = 0
+    cls_token: bool = False
+    layer_scale: bool = False
+    attention_pool: bool = False
+
+    @classmethod
+    def from_shapes(
+        cls, shapes: Mapping[str, tuple[int, ...]], prefix: str, num_heads: int
+    ) -> ViTConfig:
+        """Read the sizes from a checkpoint's shapes; the heads alone are not in them.
+
+        Args:
+            shapes: By name.
+            prefix: Of the tower's names, e.g. ``"vision_backbone.featurizer."``.
+            num_heads: Of each block.
+
+        Raises:
+            WeightsError: If names are missing.
+        """
+        try:
+            width, _, patch_size, _ = shapes[f"{prefix}patch_embed.proj.weight"]
+            mlp_width = shapes[f"{prefix}blocks.0.mlp.fc1.weight"][0]
+            num_patches = shapes[f"{prefix}pos_embed"][1]
+        except (KeyError, ValueError) as error:
+            raise WeightsError(
+                f"Expected a vision tower {prefix}*, cannot find {error}."
+            ) from error
+        blocks = [
+            name[len(prefix) :].split(".")[1] for name in shapes if f"{prefix}blocks." in name
+        ]
+        return cls(
+            width=width,
+            depth=1 + max(map(int, blocks)),
+            num_heads=num_heads,
+            mlp_width=mlp_width,
+            num_patches=num_patches,
+            patch_size=patch_size,
+            registers=shapes.get(f"{prefix}reg_token", (1, 0))[1],
+            cls_token=f"{prefix}cls_token" in shapes,
+            layer_scale=f"{prefix}blocks.0.ls1.scale_factor" in shapes,
+            attention_pool=f"{prefix}attn_pool.latent" in shapes,
+        )
+
+
+#: The towers of the published 7B checkpoints.
+DINOV2_LARGE = ViTConfig(1024, 24, 16, 4096, registers=4, cls_token=True, layer_scale=True)
+SIGLIP_SO400M = ViTConfig(1152, 27, 16, 4304, attention_pool=True)
+
+
+class _Scale(nn.Module):
+    """Multiplies by a vector; OpenVLA calls timm's ``gamma`` ``scale_factor``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale_factor
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class _MLP(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class _Block(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, eps=1e-6)
+        self.attn = _Attention(config.width, config.num_heads)
+        self.ls1 = _Scale(config.width) if config.layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(config.width, eps=1e-6)
+        self.mlp = _MLP(config.width, config.mlp_width)
+        self.ls2 = _Scale(config.width) if config.layer_scale else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, config.width, config.patch_size, config.patch_size)
+
+
+class _AttentionPool(nn.Module):
+    """Weights only: OpenVLA's checkpoints have them, and never use them."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.proj, self.norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-6)
+        self.mlp = _MLP(width, config.mlp_width)
+
+
+class VisionTower(nn.Module):
+    """A tower as OpenVLA uses it: the patch tokens that leave the last block but one."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.patch_embed = _PatchEmbed(config)
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches, width))
+        if config.cls_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        if config.registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, config.registers, width))
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        if config.attention_pool:
+            self.attn_pool = _AttentionPool(config)
+
+    @staticmethod
+    def unused(config: ViTConfig) -> list[str]:
+        """Return regular expressions for the names that are never used."""
+        return [rf"blocks\.{config.depth - 1}\..*", r"norm\..*", r"attn_pool\..*"]
+
+    def drop_unused(self) -> None:
+        """Remove the modules behind :meth:`unused`, to save their memory."""
+        del self.blocks[self.config.depth - 1 :]
+        del self.norm
+        if self.config.attention_pool:
+            del self.attn_pool
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, 3, side, side), normalised, to patch tokens (B, num_patches, width)."""
+        x = self.patch_embed.proj(images).flatten(2).transpose(1, 2) + self.pos_embed
+        extra = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        x = torch.cat([*(token.expand(len(x), -1, -1) for token in extra), x], dim=1)
+        for block in self.blocks[: self.config.depth - 1]:
+            x = block(x)
+        return x[:, -self.config.num_patches :]
