@@ -1,0 +1,272 @@
+"""The learner: exact accumulation, clipping and skipping, early stop, what each loss moves."""
+
+import copy
+import math
+
+import pytest
+import torch
+from on_policy_toys import tiny_policy, toy_envs, toy_shape
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings, Weights
+from vla_gym_trainers.on_policy.minibatches import gather
+from vla_gym_trainers.on_policy.policy import TokenPolicy
+from vla_gym_trainers.on_policy.rollout import Rollout
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    shape = toy_shape(num_envs=4, episodes=2)
+    envs = toy_envs(4)
+    try:
+        out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)
+    finally:
+        envs.close()
+    out.data["teacher_tokens"].copy_(out.data["tokens"].flip(0))
+    return out
+
+
+def shortened(rollout, chunks):
+    """The same rollout with the first chunks of each row only."""
+    rollout = copy.copy(rollout)
+    rollout.data = rollout.data.clone()
+    rollout.data["valid"][:, chunks:] = False
+    return rollout
+
+
+def random_targets(rollout, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    advantages = torch.randn(rollout.data.shape, generator=generator)
+    returns = torch.rand(rollout.data.shape, generator=generator)
+    return advantages, rollout.data["valid"], returns
+
+
+def learner_of(policy=None, **settings):
+    policy = policy or tiny_policy(value=True)
+    return Learner(policy, LearnerSettings(**{"learning_rate": 1e-2, **settings}), seed=3)
+
+
+def moved(policy, state):
+    """Names of parameters that differ from a state."""
+    return {k for k, v in policy.state_dict().items() if not torch.equal(v, state[k])}
+
+
+def test_micro_batches_add_up_to_the_whole_batch(rollout):
+    # Every loss at once; tokens masked, two instructions, 9 chunks: no size divides them.
+    rollout = shortened(rollout, 2)
+    rollout.data["valid"][1:, 1] = False
+    assert rollout.data["valid"].sum() == 9
+    reference = tiny_policy(value=True, seed=0)
+    results = {}
+    for size in (1, 2, 8, 1000):
+        policy = tiny_policy(value=True)
+        settings = LearnerSettings(
+            learning_rate=1e-2,
+            num_minibatches=1,
+            micro_batch_size=size,
+            entropy_coef=0.01,
+            kl_coef=0.1,
+        )
+        learner = Learner(policy, settings, reference=reference)
+        targets, weights = random_targets(rollout), Weights(cloning=0.5)
+        # Away from the behaviour policy: ratios differ from 1, and adapters' B from 0.
+        learner.update(rollout, *targets, weights)
+        learner.gradient(rollout, gather(rollout, *targets, weights), weights)
+        gradient = {k: p.grad.clone() for k, p in policy.named_parameters().items()}
+        learner.optimizer.step()
+        results[size] = gradient, policy.state_dict()
+    gradient, state = results.pop(1000)
+    assert all(g.abs().max() > 1e-5 for g in gradient.values())
+    for other_gradient, other_state in results.values():
+        for name in gradient:
+            scale = gradient[name].abs().max()
+            assert (other_gradient[name] - gradient[name]).abs().max() <= 1e-6 + 1e-5 * scale
+            torch.testing.assert_close(other_state[name], state[name], atol=2e-5, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_formula(rollout):
+    """Vanilla case by hand: ratio 1, so the gradient is that of -mean(A log pi) over tokens."""
+    policy = tiny_policy(value=True)
+    learner = learner_of(policy)
+    advantages, keep, _ = random_targets(rollout)
+    weights = Weights(value=False)
+    batch = gather(rollout, advantages, keep, None, weights)
+    sums, counts = learner.gradient(rollout, batch, weights)
+    got = {k: p.grad for k, p in policy.named_parameters().items() if k.startswith("vla.")}
+    data = rollout.data[rollout.data["valid"]]
+    frames = {camera: data[camera].numpy() for camera in ("agentview", "wrist")}
+    texts, proprio = rollout.texts(data["instruction"]), data["proprio"].numpy()
+    seen = policy.evaluate(frames, texts, proprio, data["tokens"].long())
+    executed = data["executed"].clamp(max=8)
+    mask = (torch.arange(8) < executed[:, None])[..., None].expand(-1, 8, 7)
+    weighted = seen.log_probs * advantages[keep][:, None, None]
+    learner.optimizer.zero_grad()
+    (-weighted[mask].sum() / mask.sum()).backward()
+    assert counts.tokens == mask.sum() == 7 * executed.sum()
+    assert sums["clipped"] == 0 and sums["kl"] < 1e-4
+    for name, p in policy.named_parameters().items():
+        if name.startswith("vla."):
+            torch.testing.assert_close(got[name], p.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_teachers_chunks_and_dropped_rows_are_not_reinforced(rollout):
+    advantages, keep, _ = random_targets(rollout)
+    rollout = copy.copy(rollout)
+    rollout.data = rollout.data.clone()
+    rollout.data["by_teacher"][:4] = True
+    keep = keep.clone()
+    keep[6:] = False
+    batch = gather(rollout, advantages, keep, None, Weights())
+    assert set(batch["row"].tolist()) == {4, 5}
+    everything = gather(rollout, advantages, keep, None, Weights(cloning=1.0))
+    assert len(everything) == rollout.data["valid"].sum()
+    assert set(everything["row"][everything["rl"]].tolist()) == {4, 5}
+    nothing = gather(rollout, advantages, keep & False, None, Weights())
+    assert len(nothing) == 0
+    learner = learner_of()
+    metrics = learner.update(rollout, advantages, keep & False, None)
+    assert metrics["train/updates"] == 0 and learner.updates == 0
+
+
+def test_each_loss_moves_what_it_should(rollout):
+    for weights, vla, head in (
+        (Weights(value=False), True, False),
+        (Weights(rl=False), False, True),
+        (Weights(rl=False, value=False, cloning=1.0), True, False),
+    ):
+        policy = tiny_policy(value=True)
+        before = policy.state_dict()
+        metrics = learner_of(policy).update(rollout, *random_targets(rollout), weights)
+        names = moved(policy, before)
+        assert any(n.startswith("vla.") for n in names) == vla
+        assert any(n.startswith("value_head.") for n in names) == head
+        assert ("train/policy_loss" in metrics) == weights.rl
+        assert ("train/value_loss" in metrics) == weights.value
+        assert ("train/cloning_loss" in metrics) == (weights.cloning > 0)
+        assert metrics["train/updates"] == 4
+
+
+def test_cloning_reaches_the_teachers_tokens(rollout):
+    policy, rollout = tiny_policy(what="full"), shortened(rollout, 1)
+    learner = learner_of(policy, learning_rate=3e-3)
+    advantages, keep, _ = random_targets(rollout)
+    weights = Weights(rl=False, cloning=1.0, epochs=40, num_minibatches=1)
+    teacher = rollout.data["teacher_tokens"]
+    teacher.copy_(torch.arange(56).view(8, 7))  # the same chunk everywhere
+    first = learner.update(rollout, advantages, keep, None, weights)
+    assert learner.updates == 40
+    last = learner.update(rollout, advantages, keep, None, weights)
+    assert first["train/cloning_loss"] < math.log(256) * 1.1
+    assert last["train/cloning_loss"] < 0.3 and last["train/token_accuracy"] > 0.99
+
+
+def test_weights_may_change_the_step_size(rollout):
+    steps = []
+    for rate in (None, 1e-4):
+        policy = tiny_policy(value=True)
+        before = policy.state_dict()
+        weights = Weights(learning_rate=rate, num_minibatches=1)
+        learner = learner_of(policy)
+        learner.update(rollout, *random_targets(rollout), weights)
+        after = policy.state_dict()
+        steps.append(max(float((after[k] - before[k]).abs().max()) for k in before if "vla" in k))
+    # Adam's first step is at most the learning rate, and nearly that where the gradient is large.
+    assert 0.9e-2 < steps[0] <= 1.001e-2 and 0.9e-4 < steps[1] <= 1.001e-4
+
+
+def test_gradients_are_clipped(rollout):
+    policy = tiny_policy(value=True)
+    learner = Learner(policy, LearnerSettings(max_grad_norm=1e-3, num_minibatches=1))
+    metrics = learner.update(rollout, *random_targets(rollout))
+    assert metrics["train/grad_norm"] > 0.01
+    grads = [p.grad for p in learner.parameters if p.grad is not None]
+    assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_an_update_with_a_huge_norm_is_skipped_and_counted(rollout):
+    policy = tiny_policy(value=True)
+    learner = learner_of(policy, skip_factor=5.0, num_minibatches=1, learning_rate=1e-5)
+    advantages, keep, _ = random_targets(rollout)
+    for _ in range(5):
+        assert learner.update(rollout, advantages, keep)["train/updates_skipped"] == 0
+    before = policy.state_dict()
+    metrics = learner.update(rollout, 1000.0 * advantages, keep)
+    assert metrics["train/updates_skipped"] == 1 and metrics["train/updates"] == 0
+    assert (learner.skipped, learner.updates) == (1, 5) and not moved(policy, before)
+    advantages[keep.nonzero()[0][0], 0] = float("nan")
+    assert learner.update(rollout, advantages, keep)["train/updates_skipped"] == 1
+    assert not moved(policy, before)
+    assert learner.update(rollout, random_targets(rollout)[0], keep)["train/updates"] == 1
+
+
+def test_large_norms_that_become_usual_are_learnt_from_again(rollout):
+    learner = learner_of(skip_factor=5.0, num_minibatches=1, learning_rate=1e-5)
+    advantages, keep, _ = random_targets(rollout)
+    for _ in range(5):
+        learner.update(rollout, advantages, keep)
+    done = [learner.update(rollout, 1e3 * advantages, keep)["train/updates"] for _ in range(6)]
+    assert done[0] == 0 and done[-1] == 1
+
+
+def test_kl_stops_the_update(rollout):
+    advantages, keep, _ = random_targets(rollout)
+    results = []
+    for target in (None, 1e-4):
+        learner = learner_of(epochs=3, num_minibatches=2, target_kl=target)
+        results.append(learner.update(rollout, advantages, keep))
+    free, stopped = results
+    assert free["train/updates"] == 6 and free["train/kl_stop"] == 0 and free["train/kl"] > 1e-4
+    # The first minibatch has KL 0; the second one has moved by a whole step.
+    assert stopped["train/updates"] == 1 and stopped["train/kl_stop"] == 1
+
+
+def test_it_goes_on_from_its_state(rollout):
+    torch.manual_seed(0)
+    advantages, keep, returns = random_targets(rollout)
+    learner = learner_of()
+    learner.update(rollout, advantages, keep, returns)
+    state, policy_state = learner.state_dict(), learner.policy.state_dict()
+    state = copy.deepcopy(state)
+    other = learner_of(tiny_policy(value=True, seed=0))
+    other.policy.load_state_dict(policy_state)
+    other.load_state_dict(state)
+    for one in (learner, other):
+        one.update(rollout, advantages, keep, returns)
+    assert not moved(other.policy, learner.policy.state_dict())
+    assert other.updates == learner.updates == 8
+
+
+def test_reinforcing_makes_tokens_likelier(rollout):
+    policy = tiny_policy()
+    learner = learner_of(policy, learning_rate=1e-3, num_minibatches=1)
+    keep = rollout.data["valid"]
+    advantages = torch.where(rollout.data["task_id"] == 0, 1.0, -1.0)
+    learner.update(rollout, advantages, keep)
+    sums, counts = learner.gradient(
+        rollout, gather(rollout, advantages, keep, None, Weights()), Weights()
+    )
+    # -L is the mean of r A; at r = 1 it would be the mean advantage over tokens.
+    mean = (advantages * rollout.data["executed"])[keep].sum() / rollout.data["executed"][
+        keep
+    ].sum()
+    assert -sums["policy_loss"] > mean + 1e-3 and counts.tokens > 0
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigError, match="reference"):
+        learner_of(kl_coef=0.1)
+    frozen = TokenPolicy(tiny_policy().vla)
+    frozen.vla.model.requires_grad_(False)
+    with pytest.raises(ConfigError, match="Nothing of the VLA"):
+        learner_of(frozen)
+    for wrong in (
+        {"epochs": 0},
+        {"learning_rate": 0.0},
+        {"clip_low": 1.0},
+        {"skip_factor": 1.0},
+        {"entropy_coef": -1.0},
+        {"target_kl": 0.0},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            LearnerSettings(**wrong)
