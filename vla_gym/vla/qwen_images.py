@@ -1,0 +1,272 @@
+"""Images for Qwen2.5-VL and Qwen3-VL: from LIBERO's renders to rows of patches.
+
+The order is that of the policies' own rollouts (AlphaBrain and starVLA): both cameras' images are
+mirrored, resized by the policy's rule, then by Qwen's, normalised and cut into patches. Every step
+works on 8-bit images where the reference does, since rounding is part of the result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.preprocess import CAMERAS
+
+#: Height and width in pixels of the renders that the policies were trained on.
+RENDER_SIZE = 256
+#: How a policy resizes a render, before Qwen's own rule; see :class:`QwenImages`.
+RESIZES = ("bicubic", "area", "none")
+
+
+def smart_resize(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Return the size that Qwen gives to an image of a size.
+
+    Multiples of ``factor``, as near to the image as the bounds on the number of pixels allow.
+
+    Args:
+        height: In pixels.
+        width: In pixels.
+        factor: Pixels of a patch times patches of a token, along one side.
+        min_pixels: Smallest area; Qwen3-VL enlarges 224x224 to 256x256 for it.
+        max_pixels: Largest area.
+    """
+    rows, columns = (round(side / factor) * factor for side in (height, width))
+    if rows * columns > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
+        rows, columns = (
+            max(factor, math.floor(side / scale / factor) * factor) for side in (height, width)
+        )
+    elif rows * columns < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
+    return rows, columns
+
+
+def area_resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Shrink images by averaging over the area of each new pixel, as OpenCV's INTER_AREA.
+
+    Args:
+        images: (N, H, W, 3) uint8.
+        size: New height and width, at most H and W.
+
+    Returns:
+        (N, height, width, 3) uint8. Halves are rounded to even, which OpenCV does as well, except
+        where it halves an image.
+    """
+    if images.shape[1:3] == size:
+        return images
+    rows = _area_weights(images.shape[1], size[0])
+    columns = _area_weights(images.shape[2], size[1])
+    mean = np.einsum("ih,nhwc->niwc", rows, images.astype(np.float32), optimize=True)
+    mean = np.einsum("jw,niwc->nijc", columns, mean, optimize=True)
+    return np.rint(mean).clip(0, 255).astype(np.uint8)
+
+
+def _area_weights(old: int, new: int) -> np.ndarray:
+    """Return (new, old) float32: which part of new pixel i old pixel j covers."""
+    edges = np.arange(new + 1) * (old / new)
+    low = np.maximum(edges[:-1, None], np.arange(old)[None])
+    high = np.minimum(edges[1:, None], np.arange(1, old + 1)[None])
+    return (np.maximum(high - low, 0.0) * (new / old)).astype(np.float32)
+
+
+def bicubic_resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize images by Pillow's bicubic filter.
+
+    Args:
+        images: (N, H, W, 3) uint8.
+        size: New height and width.
+
+    Returns:
+        (N, height, width, 3) uint8.
+    """
+    if images.shape[1:3] == size:
+        return images
+    how = Image.Resampling.BICUBIC
+    return np.stack(
+        [np.asarray(Image.fromarray(image).resize(size[::-1], how)) for image in images]
+    )
+
+
+@dataclass(frozen=True)
+class QwenImageSettings:
+    """What a Qwen checkpoint's preprocessor_config.json says.
+
+    Attributes:
+        patch_size: Side of a patch in pixels.
+        merge_size: Side of a token in patches.
+        temporal_patch_size: Frames of a patch; a still image is repeated.
+        min_pixels: Smallest area of a resized image.
+        max_pixels: Largest area.
+        mean: Of the channels, in 0..1.
+        std: Of the channels.
+    """
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> QwenImageSettings:
+        """Read preprocessor_config.json.
+
+        Raises:
+            WeightsError: If it is missing or lacks a value.
+        """
+        file = folder / "preprocessor_config.json"
+        try:
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            size = values.get("size") or {}
+            return cls(
+                patch_size=int(values["patch_size"]),
+                merge_size=int(values["merge_size"]),
+                temporal_patch_size=int(values["temporal_patch_size"]),
+                # Older files name the bounds, newer ones have them as the "edges" of the size.
+                min_pixels=int(values.get("min_pixels") or size["shortest_edge"]),
+                max_pixels=int(values.get("max_pixels") or size["longest_edge"]),
+                mean=tuple(map(float, values["image_mean"])),
+                std=tuple(map(float, values["image_std"])),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(
+                f"Cannot use {file} ({error!r}): expected the preprocessor_config.json of a "
+                "Qwen2.5-VL or Qwen3-VL."
+            ) from error
+
+
+class QwenImages:
+    """Renders to patches, for one policy.
+
+    Attributes:
+        cameras: Names of the views, in the order of the prompt.
+        grid: Rows and columns of patches of one view.
+        tokens_per_image: Tokens that the language model gets for one view.
+    """
+
+    def __init__(
+        self,
+        settings: QwenImageSettings,
+        resize: str = "bicubic",
+        size: tuple[int, int] = (224, 224),
+        num_views: int = 2,
+    ) -> None:
+        """Fix the sizes.
+
+        Args:
+            settings: Qwen's part.
+            resize: The policy's part: ``"bicubic"`` (Pillow, on the policy's side), ``"area"``
+                (OpenCV's INTER_AREA, in the evaluation client) or ``"none"``.
+            size: Height and width after it; unused for ``"none"``.
+            num_views: 1 for agentview alone, 2 for the wrist camera too.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+        """
+        if resize not in RESIZES:
+            raise ConfigError(f"image_resize must be one of {', '.join(RESIZES)}; got {resize!r}.")
+        if num_views not in (1, 2):
+            raise ConfigError(f"num_views must be 1 or 2, got {num_views!r}.")
+        if resize == "area" and max(size) > RENDER_SIZE:
+            raise ConfigError(f"image_resize='area' only shrinks {RENDER_SIZE} pixels, not {size}.")
+        self.cameras = CAMERAS[:num_views]
+        self._settings, self._resize, self._size = settings, resize, size
+        factor = settings.patch_size * settings.merge_size
+        self._final_size = smart_resize(
+            *((RENDER_SIZE, RENDER_SIZE) if resize == "none" else size),
+            factor,
+            settings.min_pixels,
+            settings.max_pixels,
+        )
+        rows, columns = (side // settings.patch_size for side in self._final_size)
+        self.grid = rows, columns
+        self.tokens_per_image = self.grid[0] * self.grid[1] // settings.merge_size**2
+
+    def pixels(self, images: dict[str, np.ndarray]) -> torch.Tensor:
+        """Mirror and resize the views of a batch.
+
+        Args:
+            images: ``{"agentview": (B, 256, 256, 3) uint8, "wrist": the same}``, upright.
+
+        Returns:
+            (B, num_views, 3, H, W) uint8, on the CPU.
+
+        Raises:
+            ConfigError: If a view is missing or of another shape or dtype.
+        """
+        views = [self._checked(images, name) for name in self.cameras]
+        if len({len(view) for view in views}) > 1:
+            raise ConfigError(
+                f"Expected as many images of each view, got {[len(view) for view in views]}."
+            )
+        frames = np.stack(views, axis=1)
+        batch = len(frames)
+        # The policies turn LIBERO's upside-down renders by 180 degrees: upright, but mirrored.
+        mirrored = np.ascontiguousarray(frames.reshape(-1, *frames.shape[2:])[:, :, ::-1])
+        if self._resize == "area":
+            mirrored = area_resize(mirrored, self._size)
+        elif self._resize == "bicubic":
+            mirrored = bicubic_resize(mirrored, self._size)
+        pixels = torch.from_numpy(mirrored).permute(0, 3, 1, 2)
+        if pixels.shape[-2:] != self._final_size:
+            # On 8-bit images, as Qwen's processor: floats move the hidden states by 8e-3.
+            pixels = F.interpolate(
+                pixels.contiguous(), size=self._final_size, mode="bicubic", antialias=True
+            )
+        return pixels.reshape(batch, len(self.cameras), *pixels.shape[1:])
+
+    def patches(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalise images and cut them into patches, on the device where they are.
+
+        Args:
+            pixels: (B, num_views, 3, H, W) uint8.
+
+        Returns:
+            (B x num_views x patches of an image, 3 x frames x patch x patch) float32; the patches
+            of one token are neighbours.
+        """
+        s = self._settings
+        scale = torch.tensor(1.0 / (1.0 / 255.0))
+        mean, std = (torch.tensor(v) * scale for v in (s.mean, s.std))
+        x = pixels.flatten(0, 1).float()
+        x = (x - mean.to(x.device)[:, None, None]) / std.to(x.device)[:, None, None]
+        count, channels = x.shape[:2]
+        rows, columns = self.grid
+        x = x.reshape(
+            count,
+            channels,
+            rows // s.merge_size,
+            s.merge_size,
+            s.patch_size,
+            columns // s.merge_size,
+            s.merge_size,
+            s.patch_size,
+        ).permute(0, 2, 5, 3, 6, 1, 4, 7)
+        x = x.unsqueeze(6).expand(*x.shape[:6], s.temporal_patch_size, *x.shape[6:])
+        return x.reshape(count * rows * columns, -1)
+
+    def _checked(self, images: dict[str, np.ndarray], name: str) -> np.ndarray:
+        if name not in images:
+            raise ConfigError(f"Expected images of {self.cameras}, got {sorted(images)}.")
+        view = np.asarray(images[name])
+        wanted = (RENDER_SIZE, RENDER_SIZE, 3)
+        if view.dtype != np.uint8 or view.ndim != 4 or view.shape[1:] != wanted:
+            raise ConfigError(
+                f"Expected {name} images uint8 of shape (B, {RENDER_SIZE}, {RENDER_SIZE}, 3), got "
+                f"{view.dtype} {view.shape}: make the environment with image_size={RENDER_SIZE}."
+            )
+        return view
