@@ -1,0 +1,122 @@
+"""Two processes over gloo learn what one process learns on the same global batch."""
+
+import multiprocessing
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+from on_policy_toys import tiny_policy, toy_envs, toy_shape
+
+from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.distributed import World, world
+from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings, Weights
+from vla_gym_trainers.on_policy.minibatches import split
+from vla_gym_trainers.on_policy.rollout import Rollout
+
+SETTINGS = LearnerSettings(
+    learning_rate=3e-3, epochs=2, num_minibatches=3, micro_batch_size=16, entropy_coef=0.01
+)
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    shape = toy_shape(num_envs=4, episodes=1)
+    envs = toy_envs(4)
+    try:
+        out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)
+    finally:
+        envs.close()
+    out.data["teacher_tokens"].copy_(out.data["tokens"].flip(0))
+    return out
+
+
+def learn(rollout, rows, kept_rows, weights, among):
+    """Learn from some rows; parameters begin differently in each process but the first."""
+    part = Rollout(rollout.shape, rollout.data[rows], rollout.instructions)
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(rollout.data.shape, generator=generator)[rows]
+    returns = torch.rand(rollout.data.shape, generator=generator)[rows]
+    keep = part.data["valid"] & torch.isin(torch.arange(4), torch.tensor(kept_rows))[rows, None]
+    learner = Learner(tiny_policy(value=True, seed=among.rank), SETTINGS, world=among, seed=5)
+    if among.rank:  # the frozen weights are not sent
+        frozen = tiny_policy(value=True, seed=0).vla.model.state_dict()
+        names = {n for n, p in learner.policy.vla.model.named_parameters() if p.requires_grad}
+        own = {k: v for k, v in frozen.items() if k not in names}
+        learner.policy.vla.model.load_state_dict(own, strict=False)
+    metrics = learner.update(part, advantages, keep, returns, weights)
+    return learner.policy.state_dict(), metrics
+
+
+def in_child(rank, port, folder, job):
+    os.environ |= {
+        "WORLD_SIZE": "2",
+        "RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    with world() as among:
+        result = job(among)
+    torch.save(result, folder / f"{rank}.pt")
+
+
+def two_processes(folder, job):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=in_child, args=(r, port, folder, job)) for r in (0, 1)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(timeout=240)
+    alive = [child for child in children if child.is_alive()]
+    for child in alive:
+        child.kill()
+    assert not alive and [child.exitcode for child in children] == [0, 0]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("kept_rows", [(0, 1, 2, 3), (0, 1)])
+def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
+    # With rows 0 and 1 alone, the second process has nothing to learn from.
+    weights = Weights(cloning=0.5) if len(kept_rows) == 4 else Weights(value=False)
+    halves = [slice(0, 1), slice(1, 4)] if len(kept_rows) == 4 else [slice(0, 2), slice(2, 4)]
+
+    def job(among):
+        return learn(rollout, halves[among.rank], kept_rows, weights, among)
+
+    (first, metrics), (second, others) = two_processes(tmp_path, job)
+    alone, expected = learn(rollout, slice(0, 4), kept_rows, weights, World())
+    start = tiny_policy(value=True).state_dict()
+    assert metrics == others and metrics["train/updates"] == 6
+    for key, value in expected.items():
+        assert metrics[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+    for name, value in alone.items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], value, atol=3e-5, rtol=1e-3)
+    assert max(float((alone[n] - start[n]).abs().max()) for n in start) > 1e-3
+
+
+def test_minibatches_do_not_depend_on_the_number_of_processes():
+    alone = split(10, 3, World(), np.random.default_rng(1))
+    assert sorted(np.concatenate(alone).tolist()) == list(range(10))
+    assert [len(part) for part in alone] == [4, 3, 3]
+
+    class Two(World):
+        def sum(self, values):  # noqa: ARG002
+            return torch.tensor([4.0, 6.0], dtype=torch.float64)
+
+    first = split(4, 3, Two(0, 2), np.random.default_rng(1))
+    second = split(6, 3, Two(1, 2), np.random.default_rng(1))
+    for whole, a, b in zip(alone, first, second, strict=True):
+        assert sorted(whole.tolist()) == sorted([*a.tolist(), *(b + 4).tolist()])
+
+
+def test_alone_without_torchrun(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with world() as among:
+        assert (among.rank, among.size) == (0, 1)
+        assert among.sum([1.0, 2.0]).tolist() == [1.0, 2.0]
