@@ -1,0 +1,100 @@
+"""Targets: which chunks are learnt from, and with which advantage; metrics of a rollout."""
+
+import pytest
+import torch
+from on_policy_toys import toy_shape
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.targets import grpo_targets, ppo_targets, rollout_metrics
+
+
+def played(ends, *, group_size=2, episodes=1, discount=1.0):
+    """A rollout by hand: ``ends[row]`` is (chunks, how the last one ended)."""
+    shape = toy_shape(len(ends), episodes, 4, group_size)
+    rollout = Rollout.empty(shape)
+    data = rollout.data
+    for row, (chunks, how) in enumerate(ends):
+        data["valid"][row, :chunks] = True
+        data["executed"][row, :chunks] = 4
+        data["token_mask"][row, :chunks, :4] = True
+        data["discounts"][row, :chunks] = discount
+        if how == "won":
+            data["terminated"][row, chunks - 1] = True
+            data["rewards"][row, chunks - 1] = 1.0
+        if how == "late":
+            data["truncated"][row, chunks - 1] = True
+    return rollout
+
+
+def test_grpo_gives_an_episodes_advantage_to_its_chunks():
+    # Groups: (0, 1) win and lose; (2, 3) both win; (4, 5) one lost with its worker.
+    rollout = played(
+        [(2, "won"), (4, "late"), (1, "won"), (3, "won"), (2, "won"), (2, "lost")],
+    )
+    targets = grpo_targets(rollout)
+    # Returns 1, 0: mean 0.5, standard deviation of a sample sqrt(0.5) -> +-0.5 / 0.7071.
+    assert targets.advantages[0, 0].item() == pytest.approx(0.70711, abs=1e-4)
+    assert targets.advantages[1, 3].item() == pytest.approx(-0.70711, abs=1e-4)
+    kept = torch.zeros(6, 4, dtype=torch.bool)
+    kept[0, :2], kept[1, :4] = True, True
+    assert torch.equal(targets.keep, kept) and targets.returns is None
+    assert targets.metrics == {"rollout/episodes_kept": 2.0, "rollout/groups_kept": 1 / 3}
+    unscaled = grpo_targets(rollout, "group-unscaled")
+    assert unscaled.advantages[:2, 0].tolist() == [0.5, -0.5]
+    absolute = grpo_targets(rollout, "absolute")
+    assert absolute.keep.any(dim=1).tolist() == [True, False, True, True, True, False]
+    assert absolute.advantages[0, 0] == 1.0
+
+
+def test_discounts_make_a_late_success_worth_less():
+    # gamma ** 4 = 0.5: wins after 1 and 3 chunks return 1 and 0.25.
+    targets = grpo_targets(played([(1, "won"), (3, "won")], discount=0.5), "group-unscaled")
+    assert targets.advantages[:, 0].tolist() == [0.375, -0.375]
+
+
+def test_ppo_standardises_over_the_students_chunks():
+    rollout = played([(2, "won"), (2, "late"), (1, "won")], group_size=1, discount=0.5)
+    data = rollout.data
+    data["values"].fill_(0.0)
+    data["next_values"][1, 1] = 0.6
+    # lam 1: A = returns: row 0: 0.5, 1; row 1: 0.15, 0.3; row 2: 1.
+    targets = ppo_targets(rollout, 1.0, standardize=False)
+    expected = torch.tensor([[0.5, 1.0], [0.15, 0.3], [1.0, 0.0]])
+    torch.testing.assert_close(targets.advantages[:, :2], expected)
+    torch.testing.assert_close(targets.returns, targets.advantages)
+    assert targets.metrics["rollout/explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    data["by_teacher"][2, 0] = True
+    student = data["valid"] & ~data["by_teacher"]
+    standard = ppo_targets(rollout, 1.0).advantages[student]
+    assert standard.mean().abs() < 1e-6 and standard.std().item() == pytest.approx(1.0, rel=1e-5)
+    data["values"][:, :2] = expected
+    data["next_values"][0, 0] = 1.0
+    data["next_values"][1, 0] = 0.3
+    perfect = ppo_targets(rollout, 0.9, standardize=False)
+    assert perfect.advantages.abs().max() < 1e-6
+    assert perfect.metrics["rollout/explained_variance"] == pytest.approx(1.0)
+
+
+def test_metrics_of_a_rollout():
+    rollout = played([(2, "won"), (4, "late"), (1, "won"), (2, "lost")])
+    rollout.data["by_teacher"][1] = True
+    rollout.data["version"][0] = 4
+    rollout.data["version"][1:] = 5
+    metrics = rollout_metrics(rollout, 5)
+    assert metrics == {
+        "rollout/env_steps": 36.0,
+        "rollout/chunks": 9.0,
+        "rollout/episodes": 3.0,
+        "rollout/teacher_share": 4 / 9,
+        "rollout/staleness": 2 / 9,
+        "rollout/success": 2 / 3,
+        "rollout/episodes_lost": 1.0,
+    }
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigError, match="whole episodes"):
+        grpo_targets(played([(4, "none")], group_size=1, episodes=None))
+    with pytest.raises(ConfigError, match="'group'"):
+        grpo_targets(played([(1, "won")], group_size=1), "best")

@@ -1,0 +1,155 @@
+"""From a rollout to advantages, and what there is to say about it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy import advantages as adv
+from vla_gym_trainers.on_policy.distributed import World
+from vla_gym_trainers.on_policy.rollout import Rollout
+
+EpisodeAdvantage = Literal["group", "group-unscaled", "absolute"]
+
+
+class Targets(NamedTuple):
+    """What the learner fits.
+
+    Attributes:
+        advantages: [rows, chunks].
+        keep: [rows, chunks] bool: chunks of the surrogate loss.
+        returns: [rows, chunks] of the value head, or None.
+        metrics: About them, over all processes.
+    """
+
+    advantages: Tensor
+    keep: Tensor
+    returns: Tensor | None
+    metrics: dict[str, float]
+
+
+def ppo_targets(
+    rollout: Rollout, lam: float, world: World | None = None, *, standardize: bool = True
+) -> Targets:
+    """GAE over chunks, by default standardised over the student's chunks of all processes.
+
+    An episode that was lost with its worker is cut at the last chunk that is there, which
+    bootstraps from the value of the observation after it.
+
+    Args:
+        rollout: Collected with a value head.
+        lam: See :func:`~vla_gym_trainers.on_policy.advantages.gae`.
+        world: The processes.
+        standardize: Whether to take off the mean and divide by the standard deviation.
+    """
+    world, data = world or World(), rollout.data
+    values, next_values = data["values"], data["next_values"]
+    ends = data["terminated"], data["truncated"]
+    result = adv.gae(
+        data["rewards"], values, next_values, data["discounts"], *ends, data["valid"], lam
+    )
+    keep = data["valid"]
+    student = keep & ~data["by_teacher"]
+    sums = world.sum(adv.moments(result.advantages, student))
+    advantages = result.advantages
+    if standardize:
+        advantages = adv.standardize(advantages, student, sums)
+    count, total, squares = sums.tolist()
+    mean = total / max(count, 1.0)
+    variance = max(squares / max(count, 1.0) - mean * mean, 0.0)
+    explained = _explained_variance(result.returns, values, keep, world)
+    metrics = {
+        "rollout/advantage_mean": mean,
+        "rollout/advantage_std": variance**0.5,
+        "rollout/explained_variance": explained,
+    }
+    return Targets(advantages, keep, result.returns, metrics)
+
+
+def grpo_targets(
+    rollout: Rollout, kind: EpisodeAdvantage = "group", world: World | None = None
+) -> Targets:
+    """One advantage for all chunks of an episode, from its return.
+
+    Episodes whose end was lost with a worker do not count. Groups lie within one process.
+
+    Args:
+        rollout: Of whole episodes.
+        kind: ``"group"``: against the episodes of the same start, divided by their standard
+            deviation; ``"group-unscaled"``: without the division; ``"absolute"``: the return,
+            failures dropped.
+        world: The processes.
+
+    Raises:
+        ConfigError: If rows are not whole episodes, or ``kind`` is unknown.
+    """
+    if rollout.shape.episodes is None:
+        raise ConfigError("GRPO needs rollouts of whole episodes.")
+    world, data = world or World(), rollout.data
+    complete = rollout.ended.any(dim=1)
+    ends = data["terminated"], data["truncated"]
+    returns = adv.monte_carlo_returns(data["rewards"], data["discounts"], *ends, data["valid"])
+    returns, groups = returns[:, 0], data["group"][:, 0]
+    if kind == "absolute":
+        result = adv.absolute(returns, complete)
+    elif kind in ("group", "group-unscaled"):
+        result = adv.group_relative(returns, groups, complete, scale=kind == "group")
+    else:
+        raise ConfigError(
+            f"Expected advantages 'group', 'group-unscaled' or 'absolute', got {kind!r}."
+        )
+    with_contrast = float(groups[result.keep].unique().numel())
+    kept, contrast, all_groups = world.sum(
+        [float(result.keep.sum()), with_contrast, float(groups[complete].unique().numel())]
+    ).tolist()
+    metrics = {
+        "rollout/episodes_kept": kept,
+        "rollout/groups_kept": contrast / max(all_groups, 1.0),
+    }
+    advantages = result.advantages[:, None].expand(data.shape)
+    return Targets(advantages, data["valid"] & result.keep[:, None], None, metrics)
+
+
+def rollout_metrics(rollout: Rollout, version: int, world: World | None = None) -> dict[str, float]:
+    """Return what a rollout was like, over all processes.
+
+    Args:
+        rollout: What was played.
+        version: Of the parameters that learn from it.
+        world: The processes.
+    """
+    data = rollout.data
+    valid, ended = data["valid"], rollout.ended
+    won = ended & data["terminated"]
+    length = torch.where(valid, data["executed"], 0).sum()
+    stale = torch.where(valid, version - data["version"], 0)
+    begun = valid[:, 0].sum() if rollout.shape.episodes is not None else ended.sum()
+    sums = [x.sum() for x in (valid, ended, won, valid & data["by_teacher"], stale)]
+    counts = [float(x) for x in (*sums, length, begun)]
+    chunks, episodes, wins, by_teacher, stale_sum, steps, begun_all = (
+        (world or World()).sum(counts).tolist()
+    )
+    metrics = {
+        "rollout/env_steps": steps,
+        "rollout/chunks": chunks,
+        "rollout/episodes": episodes,
+        "rollout/teacher_share": by_teacher / max(chunks, 1.0),
+        "rollout/staleness": stale_sum / max(chunks, 1.0),
+    }
+    if episodes:
+        metrics["rollout/success"] = wins / episodes
+    if rollout.shape.episodes is not None:
+        metrics["rollout/episodes_lost"] = begun_all - episodes
+    return metrics
+
+
+def _explained_variance(returns: Tensor, values: Tensor, mask: Tensor, world: World) -> float:
+    """``1 - Var(G - V) / Var(G)``; 0 if the returns do not vary."""
+    parts = [adv.moments(x, mask) for x in (returns, returns - values)]
+    spread = []
+    for count, total, squares in (world.sum(part).tolist() for part in parts):
+        spread.append(squares - total * total / max(count, 1.0))
+    return 1.0 - spread[1] / spread[0] if spread[0] > 1e-12 else 0.0
