@@ -1,0 +1,180 @@
+"""Phases: the teacher hands over to the student; hybrid acting; dual validation."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.phases import Schedule
+from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.teacher import MixedActor, Teacher
+from vla_gym_trainers.on_policy.validation import Validation, mean_success, play_layouts
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    rng = np.random.default_rng(0)
+    frames = {c: rng.integers(0, 255, (40, 64, 64, 3), np.uint8) for c in ("agentview", "wrist")}
+    texts = ["go to the right", "go to the left"] * 20
+    return frames, texts, rng.normal(size=(40, 8)).astype(np.float32)
+
+
+def keys_of(count):
+    return np.array([[5, 0, n] for n in range(count)])
+
+
+def test_the_schedule():
+    schedule = Schedule(warmup_steps=100, transition_steps=200, cloning_coef=0.5, cloning_epochs=7)
+    assert schedule.needs_teacher and not Schedule().needs_teacher
+    first = schedule.at(99)
+    assert (first.name, first.epsilon, first.weights.rl) == ("warmup", 1.0, False)
+    assert (first.weights.cloning, first.weights.epochs) == (0.5, 7)
+    middle = schedule.at(200)
+    assert (middle.name, middle.epsilon, middle.weights.rl) == ("transition", 0.5, True)
+    assert middle.weights.cloning == 0.25 and middle.weights.epochs is None
+    assert schedule.at(100).epsilon == 1.0
+    last = schedule.at(300)
+    assert (last.name, last.epsilon, last.weights.cloning) == ("rl", 0.0, 0.0)
+    assert Schedule().at(0).name == "rl"
+    for wrong in ({"warmup_steps": -1}, {"cloning_epochs": 0}, {"cloning_coef": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Schedule(**wrong)
+
+
+def test_teachers_of_both_heads(inputs):
+    vla = tiny_vla()
+    regressed, tokens = Teacher(vla), Teacher(vla, "token")
+    torch.testing.assert_close(regressed(*inputs).actions, vla.infer(*inputs).actions)
+    greedy = vla.act_tokens(*inputs, 0.0)[0]
+    assert torch.equal(tokens(*inputs).tokens, greedy)
+    assert torch.equal(tokens(*inputs).actions, vla.tokens_to_actions(greedy))
+    assert vla.head == "l1"
+    # A bin is 2 / 255 wide: the nearest token is off by half of that at most.
+    taught = regressed(*inputs)
+    back = vla.tokens_to_actions(taught.tokens)
+    assert (back - taught.actions).abs().max() <= 1 / 255 + 1e-6
+    with pytest.raises(ConfigError, match="'l1' or 'token'"):
+        Teacher(vla, "best")
+
+
+def test_epsilon_decides_who_plays(inputs):
+    policy, teacher = tiny_policy(value=True), Teacher(tiny_vla())
+    keys = keys_of(40)
+    own, taught = policy.act(*inputs, keys), teacher(*inputs)
+    shares = {}
+    for epsilon in (0.0, 0.5, 1.0):
+        act = MixedActor(policy, teacher, epsilon).act(*inputs, keys)
+        shares[epsilon] = act.by_teacher.float().mean().item()
+        for i, by_teacher in enumerate(act.by_teacher.tolist()):
+            source = taught if by_teacher else own
+            assert torch.equal(act.actions[i], source.actions[i])
+            assert torch.equal(act.tokens[i], source.tokens[i])
+            assert torch.equal(act.log_probs[i], own.log_probs[i] * (not by_teacher))
+        assert torch.equal(act.teacher_tokens, taught.tokens)
+    # 40 draws at 1/2: four standard deviations are 0.32.
+    assert shares[0.0] == 0.0 and shares[1.0] == 1.0 and abs(shares[0.5] - 0.5) < 0.32
+    half = MixedActor(policy, teacher, 0.5)
+    few = [x[7:9] if not isinstance(x, dict) else {k: v[7:9] for k, v in x.items()} for x in inputs]
+    assert torch.equal(
+        half.act(*few, keys[7:9]).by_teacher, half.act(*inputs, keys).by_teacher[7:9]
+    )
+    assert torch.equal(half.act(*inputs).tokens, policy.act(*inputs).tokens)
+
+
+def test_noise_is_on_the_teachers_executed_actions_alone(inputs):
+    policy, teacher = tiny_policy(), Teacher(tiny_vla())
+    keys = keys_of(40)
+    act = MixedActor(policy, teacher, 1.0, noise=0.1).act(*inputs, keys)
+    taught = teacher(*inputs)
+    difference = act.actions - taught.actions
+    assert not difference[..., 6].any()
+    inside = taught.actions[..., :6].abs() < 0.5
+    assert difference[..., :6][inside].std().item() == pytest.approx(0.1, rel=0.1)
+    assert torch.equal(act.teacher_tokens, taught.tokens)
+
+
+def test_hybrid_records_the_executed_actions_as_the_students(inputs):
+    policy, teacher = tiny_policy(value=True), Teacher(tiny_vla())
+    act = MixedActor(policy, teacher, 0.0, noise=0.1, hybrid=True).act(*inputs, keys_of(40))
+    assert not act.by_teacher.any()
+    assert torch.equal(act.tokens, teacher.vla.actions_to_tokens(act.actions))
+    assert not torch.equal(act.tokens, act.teacher_tokens)
+    with torch.no_grad():
+        seen = policy.evaluate(*inputs, act.tokens)
+    assert torch.equal(act.log_probs, seen.log_probs)
+    with pytest.raises(ConfigError, match="epsilon"):
+        MixedActor(policy, teacher, 1.5)
+
+
+def test_a_collected_mixture_says_who_played():
+    policy, teacher = tiny_policy(), Teacher(tiny_vla())
+    shape, envs = toy_shape(num_envs=3, episodes=1), toy_envs(3)
+    try:
+        collector = Collector(envs, shape)
+        actor = MixedActor(policy, teacher, 0.5)
+        data = collector.collect(actor, Rollout.empty(shape), seed=3).data
+    finally:
+        envs.close()
+    by_teacher = data["by_teacher"] & data["valid"]
+    assert 0 < by_teacher.sum() < data["valid"].sum()
+    assert torch.equal(data["tokens"][by_teacher], data["teacher_tokens"][by_teacher])
+    assert not data["log_probs"][by_teacher].any()
+    student = data["valid"] & ~by_teacher
+    assert (data["log_probs"][student] < 0).all()
+
+
+class Scripted:
+    """Wins task 0 (moves right) wherever it is; never task 1."""
+
+    def __call__(self, frames, texts, proprio):
+        assert frames["wrist"].shape == (len(texts), 64, 64, 3) and len(proprio) == len(texts)
+        actions = torch.zeros(len(texts), 8, 7)
+        actions[..., 0] = 1.0
+        return actions
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_layouts_are_played_once_each(workers):
+    envs = toy_envs(3, workers=workers)
+    try:
+        first = play_layouts(envs, Scripted(), 3, 50)
+        again = play_layouts(envs, Scripted(), 3, 50)
+    finally:
+        envs.close()
+    assert first == again and sorted(first) == [(i, k) for i in range(3) for k in range(3)]
+    assert all(won == (task == 0) for task, won in first.values())
+    assert {task for task, _ in first.values()} == {0, 1}
+    assert mean_success(first) == 0.5 and mean_success({}) == 0.0
+
+
+def test_student_and_teacher_play_the_same_starts():
+    envs, policy = toy_envs(2), tiny_policy()
+
+    def taught(*inputs):
+        return SimpleNamespace(actions=Scripted()(*inputs))
+
+    # The student moves left instead: it wins task 1 wherever it is, never task 0.
+    policy.act = lambda *inputs: SimpleNamespace(actions=-Scripted()(*inputs))
+    try:
+        validation = Validation(envs, policy, taught, every=100, episodes_per_env=4, seed=50)
+        assert validation.is_due(0)
+        metrics, is_best = validation.evaluate(0)
+        assert is_best and not validation.is_due(99) and validation.is_due(100)
+        _, is_best = validation.evaluate(350)
+        assert not is_best and validation.next_at == 400
+    finally:
+        envs.close()
+    assert metrics["eval/success"] == metrics["eval/teacher_success"] == 0.5
+    assert metrics["eval/success_task_0"] == 0.0 and metrics["eval/success_task_1"] == 1.0
+    assert metrics["eval/gap"] == 0.0 and metrics["eval/best"] == 0.5
+    assert metrics["eval/student_only"] + metrics["eval/teacher_only"] == 8
+    assert metrics["eval/student_only"] > 0 and metrics["eval/teacher_only"] > 0
+    other = Validation(None, policy, taught, every=100, episodes_per_env=4, seed=50)
+    other.restore(validation.state())
+    assert other.state() == validation.state() and other.history == [(0, 0.5), (350, 0.5)]
+    with pytest.raises(ConfigError, match="every"):
+        Validation(None, policy, None, every=0, episodes_per_env=1, seed=0)
