@@ -1,0 +1,236 @@
+"""A policy as LeRobot publishes it: config.json, processors and their statistics.
+
+A folder holds ``config.json``, ``model.safetensors``, ``policy_preprocessor.json`` and
+``policy_postprocessor.json``; those two name safetensors files with the statistics that states and
+actions were normalised with. Folders from before the processors carry the statistics among the
+weights. Prompt's tokenizer and VLM's configuration are not in it, they are named only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.statistics import MODES, Normalizer
+
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+WEIGHTS = "model.safetensors"
+
+# Last part of an image feature's name -> camera. Those of lerobot's and openpi's LIBERO data sets,
+# and of the published pi0 base model, whose third camera LIBERO does not have.
+_VIEWS: dict[str, str | None] = {
+    "image": "agentview",
+    "agentview_image": "agentview",
+    "base_0_rgb": "agentview",
+    "image2": "wrist",
+    "wrist_image": "wrist",
+    "robot0_eye_in_hand_image": "wrist",
+    "left_wrist_0_rgb": "wrist",
+    "right_wrist_0_rgb": None,
+}
+# lerobot's name of a way to normalise -> that of vla_gym.vla.statistics.
+_MODES = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "q99"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object.
+
+    Raises:
+        WeightsError: If the file is missing or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"Checkpoint {path.parent} lacks {path.name}: copy or download the whole folder."
+        ) from error
+    except ValueError as error:
+        raise WeightsError(f"{path} is no JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} is no JSON object.")
+    return found
+
+
+class LeRobotPolicyFiles:
+    """What a policy's folder says, apart from the weights.
+
+    Attributes:
+        folder: The folder.
+        config: config.json.
+        views: Cameras in the order in which the network sees them, e.g. ("agentview", "wrist").
+        image_size: Side in pixels of the images of the training data.
+        state: Normalisation of the proprioception.
+        action: Normalisation of the actions.
+        backbone: Name of the VLM on the hub, which the prompt's tokenizer belongs to.
+    """
+
+    def __init__(self, folder: Path, policy_type: str, *, state_dim: int, action_dim: int) -> None:
+        """Read and check the folder's files.
+
+        Args:
+            folder: Checkpoint folder.
+            policy_type: What config.json must have as its ``type``.
+            state_dim: Size of the proprioception.
+            action_dim: Size of an action.
+
+        Raises:
+            WeightsError: If a file is missing or no JSON, the policy is of another type, its
+                features are of other sizes or of unknown cameras, or statistics are missing.
+        """
+        self.folder = folder
+        self.config = read_json(folder / "config.json")
+        if self.config.get("type") != policy_type:
+            raise WeightsError(
+                f"Checkpoint {folder} has type {self.config.get('type')!r} in config.json: "
+                f"expected {policy_type!r}, as lerobot's policies have it."
+            )
+        self._steps = {
+            name: step
+            for file in ("policy_preprocessor.json", "policy_postprocessor.json")
+            if (folder / file).is_file()
+            for step in read_json(folder / file).get("steps", [])
+            if (name := step.get("registry_name"))
+        }
+        self._check_size("input_features", STATE, state_dim)
+        self._check_size("output_features", ACTION, action_dim)
+        self.views, self.image_size = self._read_cameras()
+        self.state = self._read_normalizer("normalizer_processor", "STATE", STATE, state_dim)
+        self.action = self._read_normalizer("unnormalizer_processor", "ACTION", ACTION, action_dim)
+        self.backbone: str | None = self.config.get(
+            "vlm_model_name", self._setting("tokenizer_processor", "tokenizer_name")
+        )
+
+    def _setting(self, step: str, key: str) -> Any:
+        return self._steps.get(step, {}).get("config", {}).get(key)
+
+    def _check_size(self, kind: str, name: str, size: int) -> None:
+        feature = (self.config.get(kind) or {}).get(name)
+        if feature is not None and list(feature["shape"]) != [size]:
+            raise WeightsError(
+                f"Checkpoint {self.folder}: expected {name!r} of shape [{size}], as LIBERO has it, "
+                f"got {feature['shape']} in config.json: it was trained for another robot."
+            )
+
+    def _read_cameras(self) -> tuple[tuple[str, ...], int]:
+        renamed = self._setting("rename_observations_processor", "rename_map") or {}
+        original = {new: old for old, new in renamed.items()}
+        views: list[str] = []
+        size = 256
+        for name, feature in (self.config.get("input_features") or {}).items():
+            if feature.get("type") != "VISUAL":
+                continue
+            short = original.get(name, name).removeprefix(IMAGES)
+            # Cameras that are not there are masked in the original: leaving them out is the same.
+            if short.startswith("empty_camera"):
+                continue
+            if short not in _VIEWS:
+                raise WeightsError(
+                    f"Checkpoint {self.folder}: unknown camera {name!r}; known: "
+                    f"{', '.join(IMAGES + view for view in _VIEWS)}. Say which one it is in "
+                    "policy_preprocessor.json: step rename_observations_processor, rename_map, "
+                    f'{{"{IMAGES}image": "{name}"}} (image2 for the wrist).'
+                )
+            view = _VIEWS[short]
+            if view is None:
+                continue
+            if view in views:
+                raise WeightsError(
+                    f"Checkpoint {self.folder}: two of its cameras are LIBERO's {view!r} camera."
+                )
+            views.append(view)
+            # (3, H, W) or (H, W, 3). A base model's features have the network's size instead of
+            # the data set's, which is 256 then.
+            if name not in original and not short.endswith("_rgb"):
+                size = max(feature["shape"])
+        if not views:
+            raise WeightsError(
+                f"Checkpoint {self.folder}: no camera among input_features of config.json."
+            )
+        return tuple(views), size
+
+    def _read_normalizer(self, step: str, kind: str, name: str, size: int) -> Normalizer:
+        norm_map = self._setting(step, "norm_map") or self.config.get("normalization_mapping") or {}
+        mode = norm_map.get(kind, "IDENTITY")
+        if mode == "IDENTITY":
+            one = {"mean": [0.0] * size, "std": [1.0] * size, "mask": [False] * size}
+            return Normalizer(one, "mean_std")
+        if mode not in _MODES:
+            raise WeightsError(
+                f"Checkpoint {self.folder}: unknown normalisation {mode!r} of {name!r}; known: "
+                f"IDENTITY, {', '.join(_MODES)}."
+            )
+        ours = _MODES[mode]
+        statistics = {
+            statistic: self._statistic(step, name, statistic) for statistic in MODES[ours]
+        }
+        for statistic, value in statistics.items():
+            if tuple(value.shape) != (size,) or not torch.isfinite(value).all():
+                raise WeightsError(
+                    f"Checkpoint {self.folder}: expected {name}.{statistic} as {size} finite "
+                    f"numbers, got shape {tuple(value.shape)}, or some that are not finite."
+                )
+        epsilon = float(self._setting(step, "eps") or 1e-8)
+        return Normalizer(statistics, ours, epsilon=epsilon)
+
+    def _statistic(self, step: str, name: str, statistic: str) -> torch.Tensor:
+        buffer = name.replace(".", "_")
+        group = "normalize_inputs" if name == STATE else "unnormalize_outputs"
+        file = self._steps.get(step, {}).get("state_file")
+        places = [(file, f"{name}.{statistic}")] if file else []
+        places.append((WEIGHTS, f"{group}.buffer_{buffer}.{statistic}"))
+        for place, key in places:
+            # The name comes from a file: nothing outside of the folder is opened.
+            path = self.folder / Path(place).name
+            if path.is_file() and key in (tensors := Checkpoint(path)).shapes:
+                return tensors.tensor(key).float()
+        looked = " and ".join(f"{key!r} in {place}" for place, key in places)
+        raise WeightsError(
+            f"Checkpoint {self.folder} lacks statistics of {name!r}: looked for {looked}. Base "
+            "models have none; take a checkpoint that was fine-tuned on LIBERO, or copy the "
+            "statistics of its data set."
+        )
+
+    def backbone_folder(self, given: str | Path | None, *needed: str) -> Path:
+        """Return a local folder with files of the VLM that the policy was made from.
+
+        Args:
+            given: The caller's; None looks into the checkpoint, its subfolder ``vlm`` and
+                huggingface_hub's cache. Nothing is downloaded.
+            *needed: Names of files that must be there.
+
+        Raises:
+            ConfigError: If the given folder lacks one.
+            WeightsError: If none is found.
+        """
+        if given is not None:
+            folder = Path(given).expanduser()
+            missing = [name for name in needed if not (folder / name).is_file()]
+            if missing:
+                raise ConfigError(f"vlm={str(given)!r} lacks {', '.join(missing)}.")
+            return folder
+        for folder in (self.folder / "vlm", self.folder, *self._cached()):
+            if folder == self.folder and "config.json" in needed:
+                continue  # that one is the policy's
+            if all((folder / name).is_file() for name in needed):
+                return folder
+        raise WeightsError(
+            f"Checkpoint {self.folder} needs {' and '.join(needed)} of {self.backbone}, which it "
+            f'only names: run \'hf download {self.backbone} --include "*.json" --local-dir '
+            f"{self.folder / 'vlm'}', or give vlm='/path/to/it'."
+        )
+
+    def _cached(self) -> list[Path]:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        if not self.backbone:
+            return []
+        try:
+            return [Path(snapshot_download(self.backbone, local_files_only=True))]
+        except (LocalEntryNotFoundError, HFValidationError):
+            return []

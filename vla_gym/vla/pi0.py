@@ -1,0 +1,285 @@
+"""pi0 (arXiv 2410.24164) as a backend: transformers' own network, lerobot's checkpoints."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PI0Config, PI0ForConditionalGeneration
+
+from vla_gym.errors import WeightsError
+from vla_gym.vla.checkpoint_files import Checkpoint, load_into
+from vla_gym.vla.flow import (
+    ACTION_DIM,
+    PROPRIO_DIM,
+    FlowBackend,
+    FlowOptions,
+    FlowOutput,
+    backbone_dtype,
+    load_tokenizer,
+)
+from vla_gym.vla.lerobot_files import LeRobotPolicyFiles
+
+# Sizes of Gemma in the variants that checkpoints name.
+_GEMMA = {
+    "gemma_2b": {"hidden_size": 2048, "intermediate_size": 16384},
+    "gemma_300m": {"hidden_size": 1024, "intermediate_size": 4096},
+}
+_GEMMA_COMMON = {
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 257152,
+}
+_SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+}
+# What config.json and the network's configuration call by the same name.
+_KEPT = (
+    "chunk_size",
+    "max_state_dim",
+    "max_action_dim",
+    "min_period",
+    "max_period",
+    "num_inference_steps",
+)
+# Beginnings of lerobot's names -> transformers' names; None is never used.
+_RENAMED: tuple[tuple[str, str | None], ...] = (
+    ("paligemma_with_expert.paligemma.model.", "model.vlm."),
+    ("paligemma_with_expert.paligemma.lm_head.", "model.vlm.language_model.embed_tokens."),
+    ("paligemma_with_expert.gemma_expert.model.", "model.dit."),
+    ("paligemma_with_expert.gemma_expert.lm_head.", None),
+    ("state_proj.", "embed_action_time.state_proj."),
+    ("action_in_proj.", "embed_action_time.action_in_proj."),
+    ("action_time_mlp_in.", "embed_action_time.action_time_mlp_in."),
+    ("action_time_mlp_out.", "embed_action_time.action_time_mlp_out."),
+    ("action_out_proj.", "action_out_proj."),
+)
+
+
+class Pi0Backend(FlowBackend):
+    """:class:`~vla_gym.vla.base.FrozenVLA` over transformers' PI0ForConditionalGeneration."""
+
+    centred_padding = True
+    model: Any  # PI0ForConditionalGeneration, whose annotations are narrower than what it takes
+
+    def __init__(
+        self,
+        model: Any,
+        files: LeRobotPolicyFiles,
+        tokenizer: Any,
+        options: FlowOptions,
+        *,
+        compile: bool = False,
+    ) -> None:
+        """Freeze a network; arguments as for FlowBackend, ``compile`` as for from_pretrained."""
+        config = model.config
+        side = config.vlm_config.vision_config.image_size
+        super().__init__(
+            model,
+            files,
+            tokenizer,
+            options,
+            hidden_size=config.dit_config.hidden_size,
+            pixel_size=(side, side),
+            num_steps=config.num_inference_steps,
+            pad_prompts=compile,
+        )
+        self._image_tokens = (side // config.vlm_config.vision_config.patch_size) ** 2
+        # Noise and velocities add up in float32, whatever the layers between run in.
+        backbone = model.model.dit.norm.weight.dtype
+        model.embed_action_time.register_forward_hook(partial(_cast_output, dtype=backbone))
+        model.action_out_proj.register_forward_pre_hook(_cast_input)
+        if compile:
+            model.model.vlm.vision_tower.compile(dynamic=False)
+            model.model.dit.compile(dynamic=False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        vlm: str | Path | None = None,
+        noise: str = "fixed",
+        seed: int = 0,
+        num_steps: int | None = None,
+        image_size: int | None = None,
+    ) -> Pi0Backend:
+        """Load a policy that lerobot saved.
+
+        Args:
+            folder: With config.json, model.safetensors, processors and their statistics.
+            device: Torch device.
+            dtype: Of PaliGemma and expert; None for bfloat16 on a GPU and float32 elsewhere. The
+                projections of state, actions and time are float32 always.
+            compile: Whether to compile vision tower and expert; prompts are then padded to one
+                length, so that they are compiled once for each batch size.
+            vlm: Folder with PaliGemma's tokenizer; None looks into the checkpoint, its subfolder
+                ``vlm`` and huggingface_hub's cache.
+            noise: See :mod:`vla_gym.vla.flow`.
+            seed: Of the noise.
+            num_steps: Denoising steps; None for the checkpoint's.
+            image_size: Side in pixels of the renders; None for that of the training data.
+
+        Raises:
+            ConfigError: If an option is out of range or ``vlm`` lacks a file.
+            WeightsError: If a file is missing or corrupt, or does not fit.
+            NotEnoughMemoryError: If the weights do not fit into the device.
+        """
+        options = FlowOptions(noise, seed, num_steps, image_size)
+        files = LeRobotPolicyFiles(
+            Path(folder), "pi0", state_dim=PROPRIO_DIM, action_dim=ACTION_DIM
+        )
+        files.backbone = files.backbone or "google/paligemma-3b-pt-224"
+        config = make_config(files)
+        tokenizer = load_tokenizer(files.backbone_folder(vlm, "tokenizer.json"))
+        model = make_network(config, device)
+        checkpoint = Checkpoint(files.folder)
+        load_into(
+            model,
+            checkpoint,
+            device=device,
+            dtype=backbone_dtype(dtype, device),
+            rename=partial(
+                _rename,
+                nested=any("vision_tower.vision_model." in name for name in model.state_dict()),
+                tied=any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes),
+            ),
+            keep_float32=("embed_action_time", "action_out_proj"),
+        )
+        return cls(model, files, tokenizer, options, compile=compile)
+
+    def sample(
+        self,
+        pixels: torch.Tensor,
+        image_mask: torch.Tensor,
+        tokens: torch.Tensor,
+        token_mask: torch.Tensor,
+        state: torch.Tensor,
+        noise: torch.Tensor,
+    ) -> FlowOutput:
+        """Run PaliGemma once and the expert at every step; see :meth:`FlowBackend.sample`."""
+        count = self._image_tokens
+        placeholders = tokens.new_full(
+            (len(tokens), count * image_mask.shape[1]),
+            self.model.config.vlm_config.image_token_id,
+        )
+        mask = torch.cat([image_mask.repeat_interleave(count, dim=1), token_mask], dim=1)
+        seen: list[torch.Tensor] = []
+        handle = self.model.action_out_proj.register_forward_pre_hook(
+            lambda _, args: seen.append(args[0])
+        )
+        try:
+            actions = self.model.sample_actions(
+                state=state,
+                input_ids=torch.cat([placeholders, tokens], dim=1),
+                pixel_values=pixels.to(self.model.model.dit.norm.weight.dtype),
+                noise=noise,
+                attention_mask=mask.long(),
+                # All cameras have placeholders here; the attention mask hides those not there.
+                pixel_attention_mask=torch.ones_like(image_mask),
+                num_steps=self.num_steps,
+            )
+        finally:
+            handle.remove()
+        return FlowOutput(seen[-1], actions)
+
+
+def make_config(files: LeRobotPolicyFiles) -> PI0Config:
+    """Return the network's configuration that a policy's config.json stands for.
+
+    ``paligemma_variant`` and ``action_expert_variant`` are names (``"gemma_2b"``,
+    ``"gemma_300m"``), or tables of sizes for networks of other sizes, with ``vision_config`` then.
+
+    Raises:
+        WeightsError: If a variant is unknown or the policy predicts relative actions.
+    """
+    config = files.config
+    if config.get("use_relative_actions"):
+        raise WeightsError(
+            f"Checkpoint {files.folder} predicts actions relative to the state "
+            "(use_relative_actions): only LIBERO's own actions are implemented."
+        )
+    sizes = {}
+    for key, default in (
+        ("paligemma_variant", "gemma_2b"),
+        ("action_expert_variant", "gemma_300m"),
+    ):
+        variant = config.get(key, default)
+        if not isinstance(variant, dict) and variant not in _GEMMA:
+            raise WeightsError(
+                f"Checkpoint {files.folder} has {key} {variant!r}; known: {', '.join(_GEMMA)}."
+            )
+        chosen = variant if isinstance(variant, dict) else _GEMMA[variant]
+        sizes[key] = {"model_type": "gemma", **_GEMMA_COMMON, **chosen}
+    text = sizes["paligemma_variant"]
+    vision = {**_SIGLIP, **config.get("vision_config", {})}
+    vision["image_size"] = int((config.get("image_resolution") or [224])[0])
+    vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
+    return PI0Config(
+        vlm_config={
+            "model_type": "paligemma",
+            "text_config": text,
+            "vision_config": vision,
+            "projection_dim": text["hidden_size"],
+            "image_token_id": text["vocab_size"],
+        },
+        dit_config=sizes["action_expert_variant"],
+        **{key: config[key] for key in _KEPT if key in config},
+    )
+
+
+def make_network(config: PI0Config, device: str | torch.device) -> Any:
+    """Return PI0ForConditionalGeneration, parameters on the meta device, buffers on ``device``."""
+    with torch.device("meta"):
+        model: Any = PI0ForConditionalGeneration(config)
+    # The expert reads no words; its table would be a tenth of all parameters.
+    model.model.dit.embed_tokens = None
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, torch.empty_like(buffer, device=device), persistent=False)
+    model.initialize_weights()  # fills the buffers, does nothing to parameters without storage
+    return model
+
+
+def _rename(name: str, nested: bool, tied: bool) -> str | None:
+    """Return transformers' name of a checkpoint's tensor; None for what is never used.
+
+    Args:
+        name: The checkpoint's.
+        nested: Whether the vision tower's names have a ``vision_model`` in this transformers.
+        tied: Whether the checkpoint has the words' embeddings, so that lm_head is a copy.
+    """
+    name = name.replace("_orig_mod.", "")  # saved from a compiled policy
+    if re.match(r"(un)?normalize_(in|out|tar)", name):
+        return None  # statistics, in checkpoints from before the processors
+    name = name.removeprefix("model.")
+    for old, new in _RENAMED:
+        if name.startswith(old):
+            if new is None or (tied and ".paligemma.lm_head." in name):
+                return None
+            name = new + name.removeprefix(old)
+            break
+    if not nested:
+        name = name.replace("vision_tower.vision_model.", "vision_tower.")
+    return name
+
+
+def _cast_output(_: nn.Module, __: Any, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return output.to(dtype)
+
+
+def _cast_input(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (args[0].float(),)

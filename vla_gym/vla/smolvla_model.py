@@ -1,0 +1,310 @@
+"""The network of SmolVLA: transformers' SmolVLM and a narrower action expert beside its layers.
+
+Written from the description in arXiv 2506.01844 and checked against lerobot 0.6.1's outputs. The
+attention is our own, because every piece differs from Llama's: RoPE's base is 10000 whatever the
+configuration says, the prefix is bidirectional except for the state token, and every other layer
+of the expert attends to the cached keys and values of the VLM alone. Modules are named so that
+published checkpoints' keys fit as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaModel, SmolVLMModel
+
+#: Base of the rotary embedding; the VLM's own ``rope_theta`` (100000) is not used.
+ROPE_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class SmolVLASizes:
+    """What config.json of a SmolVLA checkpoint says about the network.
+
+    Attributes:
+        chunk_size: Number C of actions.
+        max_state_dim: Size that states are padded to.
+        max_action_dim: Size that actions are padded to.
+        num_steps: Denoising steps.
+        num_vlm_layers: Layers of the VLM's text model that are used; 0 or less for all of them.
+        expert_width_multiplier: Width of the expert as a fraction of the VLM's.
+        self_attn_every_n_layers: Every n-th layer of the expert sees the actions too, the others
+            the prefix only; 0 or less for none.
+        min_period: Shortest period of the time embedding.
+        max_period: Longest period.
+    """
+
+    chunk_size: int = 50
+    max_state_dim: int = 32
+    max_action_dim: int = 32
+    num_steps: int = 10
+    num_vlm_layers: int = 16
+    expert_width_multiplier: float = 0.75
+    self_attn_every_n_layers: int = 2
+    min_period: float = 4e-3
+    max_period: float = 4.0
+
+    def is_self_attention(self, layer: int) -> bool:
+        """Return whether the expert's layer attends to the actions too."""
+        every = self.self_attn_every_n_layers
+        return every > 0 and layer % every == 0
+
+
+class Prefix(NamedTuple):
+    """What all denoising steps share.
+
+    Attributes:
+        keys: Of every layer of the expert, (B, heads, P, head_dim): the VLM's where the layer sees
+            the actions too, projected by the expert where it does not.
+        values: Likewise.
+        mask: (B, 1, 1, P) bool, False where the prefix is padding.
+        positions: (B, C) int64, positions of the actions after the prefix.
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    mask: torch.Tensor
+    positions: torch.Tensor
+
+
+def apply_rope(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotate (B, heads, N, head_dim) by positions (B, N), in float32."""
+    half = x.shape[-1] // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=x.device) * (2.0 / x.shape[-1])
+    angles = positions[:, None, :, None].float() / ROPE_BASE**exponents
+    sin, cos = angles.sin(), angles.cos()
+    first, second = x.float().split(half, dim=-1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(x.dtype)
+
+
+def time_embedding(
+    time: float, size: int, min_period: float, max_period: float, device: torch.device
+) -> torch.Tensor:
+    """Return sines and cosines (size,) float32 of a time in [0, 1], computed in float64."""
+    fraction = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64)
+    period = min_period * (max_period / min_period) ** fraction
+    # Rounded to float32 first, as the time reaches the network in training.
+    angle = torch.tensor(time, dtype=torch.float32).double() * (2.0 * math.pi / period)
+    return torch.cat([angle.sin(), angle.cos()]).float().to(device)
+
+
+def _expert_config(text: Any, sizes: SmolVLASizes, num_layers: int) -> Any:
+    config = copy.deepcopy(text)
+    config.hidden_size = int(text.hidden_size * sizes.expert_width_multiplier)
+    # The MLP's width: 8/3 of the model's, rounded up to a multiple of 256.
+    wanted = 4 * int(2 * config.hidden_size / 3)
+    config.intermediate_size = 256 * math.ceil(wanted / 256)
+    config.num_hidden_layers = num_layers
+    config.vocab_size = 1  # its embedding table is dropped
+    config.pad_token_id = None
+    return config
+
+
+class _VLM(nn.Module):
+    """Holds the VLM under the key that checkpoints have; its lm_head is never used."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.model = SmolVLMModel(config)
+
+
+class _VLMWithExpert(nn.Module):
+    def __init__(self, config: Any, sizes: SmolVLASizes) -> None:
+        super().__init__()
+        config = copy.deepcopy(config)
+        text = config.text_config
+        if sizes.num_vlm_layers > 0:
+            text.num_hidden_layers = min(sizes.num_vlm_layers, text.num_hidden_layers)
+        self.vlm = _VLM(config)
+        expert = _expert_config(text, sizes, text.num_hidden_layers)
+        self.lm_expert = LlamaModel(expert)
+        # No words, and the rotation is our own, see the module.
+        del self.lm_expert.embed_tokens, self.lm_expert.rotary_emb
+        del self.vlm.model.text_model.rotary_emb
+        width = text.num_key_value_heads * text.head_dim
+        for i, layer in enumerate(self.lm_expert.layers):
+            if not sizes.is_self_attention(i):
+                for name in ("k_proj", "v_proj"):
+                    setattr(layer.self_attn, name, nn.Linear(width, width, expert.attention_bias))
+
+
+class SmolVLANetwork(nn.Module):
+    """From pixels, prompt, state and noise to the expert's hidden states and velocities."""
+
+    def __init__(self, sizes: SmolVLASizes, vlm_config: Any) -> None:
+        """Make the network with random weights.
+
+        Args:
+            sizes: Of the checkpoint.
+            vlm_config: SmolVLMConfig of the VLM that the checkpoint was made from.
+        """
+        super().__init__()
+        self.sizes = sizes
+        self.vlm_with_expert = _VLMWithExpert(vlm_config, sizes)
+        width = self.expert.config.hidden_size
+        self.state_proj = nn.Linear(sizes.max_state_dim, self.vlm.config.text_config.hidden_size)
+        self.action_in_proj = nn.Linear(sizes.max_action_dim, width)
+        self.action_out_proj = nn.Linear(width, sizes.max_action_dim)
+        self.action_time_mlp_in = nn.Linear(2 * width, width)
+        self.action_time_mlp_out = nn.Linear(width, width)
+
+    @property
+    def vlm(self) -> Any:
+        """The vision-language model, a SmolVLMModel."""
+        return self.vlm_with_expert.vlm.model
+
+    @property
+    def expert(self) -> Any:
+        """The action expert, the layers of a LlamaModel."""
+        return self.vlm_with_expert.lm_expert
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the expert."""
+        return int(self.expert.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.action_out_proj.weight.device
+
+    def to_backbone_dtype(self, dtype: torch.dtype) -> None:
+        """Convert VLM and expert; the small projections of state, actions and time keep float32."""
+        self.vlm_with_expert.to(dtype)
+
+    def embed_prefix(
+        self,
+        pixels: torch.Tensor,
+        image_mask: torch.Tensor,
+        tokens: torch.Tensor,
+        token_mask: torch.Tensor,
+        state: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return embeddings (B, P, width) and mask (B, P) of images, prompt and state.
+
+        Args:
+            pixels: (B, V, 3, S, S) in [-1, 1].
+            image_mask: (B, V) bool, False for a camera that is not there.
+            tokens: (B, T) int64.
+            token_mask: (B, T) bool.
+            state: (B, max_state_dim) float32, normalised.
+        """
+        dtype = self.vlm.text_model.embed_tokens.weight.dtype
+        batch, views = image_mask.shape
+        states = self.vlm.vision_model(pixels.flatten(0, 1).to(dtype)).last_hidden_state
+        images = self.vlm.connector(states)
+        mask = image_mask.repeat_interleave(images.shape[1], dim=1)
+        images = images.unflatten(0, (batch, views)).flatten(1, 2)
+        scale = math.sqrt(images.shape[-1])
+        text = self.vlm.text_model.embed_tokens(tokens)
+        row = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None].to(dtype)
+        mask = torch.cat([mask, token_mask, mask.new_ones(batch, 1)], dim=1)
+        return torch.cat([images * scale, text * scale, row], dim=1), mask
+
+    def prefill(
+        self,
+        pixels: torch.Tensor,
+        image_mask: torch.Tensor,
+        tokens: torch.Tensor,
+        token_mask: torch.Tensor,
+        state: torch.Tensor,
+    ) -> Prefix:
+        """Run the VLM once and keep what the expert needs; arguments as for embed_prefix."""
+        x, mask = self.embed_prefix(pixels, image_mask, tokens, token_mask, state)
+        ends = mask.cumsum(dim=1)
+        positions = ends - 1
+        # Queries that are padding are not masked: nobody reads them, and a row without any key
+        # would become NaN. The state, which is last, is seen by itself alone.
+        count = mask.shape[1]
+        visible = torch.ones(count, count, dtype=torch.bool, device=mask.device)
+        visible[:-1, -1] = False
+        attend = mask[:, None, None, :] & visible
+        layers = self.vlm.text_model.layers
+        keys, values = [], []
+        for i, layer in enumerate(layers):
+            last = i == len(layers) - 1
+            q, k, v = self._project(layer, layer.input_layernorm(x), with_queries=not last)
+            k = apply_rope(k, positions)
+            expert_k, expert_v = self._expert_keys(i, k, v)
+            keys.append(expert_k)
+            values.append(expert_v)
+            if q is not None:  # after the last layer only its keys and values are needed
+                x = self._finish(layer, x, _attention(apply_rope(q, positions), k, v, attend))
+        steps = torch.arange(self.sizes.chunk_size, device=mask.device)
+        return Prefix(keys, values, mask[:, None, None, :], ends[:, -1:] + steps)
+
+    def denoise(
+        self, prefix: Prefix, noisy: torch.Tensor, time: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return hidden states (B, C, H) and velocities (B, C, max_action_dim), both float32.
+
+        Args:
+            prefix: From :meth:`prefill`.
+            noisy: (B, C, max_action_dim) float32.
+            time: (H,) float32: :func:`time_embedding` of the step.
+        """
+        actions = self.action_in_proj(noisy.to(self.action_in_proj.weight.dtype))
+        x = torch.cat([actions, time.to(actions.dtype).expand_as(actions)], dim=-1)
+        x = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(x)))
+        x = x.to(prefix.keys[0].dtype)
+        count = x.shape[1]
+        causal = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
+        cross = prefix.mask.expand(-1, 1, count, -1)
+        own = torch.cat([cross, causal.expand(len(x), 1, -1, -1)], dim=-1)
+        restarted = torch.arange(count, device=x.device).expand(len(x), -1)
+        for i, layer in enumerate(self.expert.layers):
+            h = layer.input_layernorm(x)
+            k, v = prefix.keys[i], prefix.values[i]
+            if self.sizes.is_self_attention(i):
+                q, own_k, own_v = self._project(layer, h)
+                k = torch.cat([k, apply_rope(own_k, prefix.positions)], dim=2)
+                v = torch.cat([v, own_v], dim=2)
+                attended = _attention(apply_rope(q, prefix.positions), k, v, own)
+            else:
+                q = self._heads(layer.self_attn.q_proj(h))
+                attended = _attention(apply_rope(q, restarted), k, v, cross)
+            x = self._finish(layer, x, attended)
+        hidden = self.expert.norm(x).float()
+        return hidden, self.action_out_proj(hidden.to(self.action_out_proj.weight.dtype)).float()
+
+    def _expert_keys(
+        self, index: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.sizes.is_self_attention(index):
+            return k, v
+        # The same for all denoising steps, so it is done once.
+        attention = self.expert.layers[index].self_attn
+        projected = (
+            self._heads(proj(x.transpose(1, 2).flatten(2)))
+            for proj, x in ((attention.k_proj, k), (attention.v_proj, v))
+        )
+        return next(projected), next(projected)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        head_dim = self.vlm.config.text_config.head_dim
+        return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+    def _project(self, layer: Any, x: torch.Tensor, with_queries: bool = True) -> Any:
+        attention = layer.self_attn
+        q = self._heads(attention.q_proj(x)) if with_queries else None
+        return q, self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))
+
+    @staticmethod
+    def _finish(layer: Any, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        x = x + layer.self_attn.o_proj(attended)
+        return x + layer.mlp(layer.post_attention_layernorm(x))
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return (B, N, heads * head_dim) of grouped-query attention under a bool mask."""
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return attended.transpose(1, 2).flatten(2)
