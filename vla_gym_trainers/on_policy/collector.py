@@ -92,7 +92,8 @@ class Collector:
         Args:
             actor: Who acts; its parameters must not change meanwhile.
             out: Overwritten.
-            seed: Of layouts and draws. With rows of a fixed length, the first one counts.
+            seed: Of layouts and draws. With rows of a fixed length, the first one counts, and
+                the first one after :meth:`restart`.
             version: Written into the rollout.
 
         Returns:
@@ -116,6 +117,10 @@ class Collector:
             self._take(*self._clocked(lambda n=wanted: self.envs.recv(n)))
         out.seconds = {**self._time, "rollout": time.perf_counter() - began}
         return out
+
+    def restart(self) -> None:
+        """Let the next collection begin new episodes by its seed, whatever the rows."""
+        self._last = None
 
     def _start(self, seeds: list[int]) -> None:
         obs, infos = self.envs.reset(seed=seeds)
