@@ -1,5 +1,8 @@
 """The RL token: losses by hand, encoder, decoder, pretraining."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,7 @@ from vla_gym.rl_token import (
     load_rl_token,
     reconstruction_loss,
 )
-from vla_gym_trainers.rl_token import RLTokenConfig, fit, report, split_sources
+from vla_gym_trainers.rl_token import RLTokenConfig, fit, format_reports, report
 
 SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
 
@@ -84,6 +87,44 @@ def test_token_has_unit_scale_whatever_the_scale_of_the_states():
     assert encoder.standardise(hidden).std().item() == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.parametrize("count", [30, 400])  # fewer and more states than their 48 numbers
+def test_linear_path_starts_at_principal_components(count):
+    config = replace(SMALL, linear_path=True)
+    encoder = RLTokenEncoder(config).eval()
+    hidden = 3.0 + synthetic_states(count)
+    encoder.fit_scale(hidden)
+    encoder.fit_linear_path(hidden)
+    states = encoder.standardise(hidden).flatten(1)
+    components = encoder.linear(states).detach()
+    torch.testing.assert_close(components.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
+    # Three causes: three components; standard deviations go with the root of the singular values.
+    singular = torch.linalg.svdvals(states - states.mean(0))
+    ratio = components.norm(dim=0)[:3] / singular[:3].sqrt()
+    torch.testing.assert_close(ratio / ratio[0], torch.ones(3), atol=1e-3, rtol=0)
+    assert components[:, 3:].norm() < 0.02 * components.norm()
+    # With the readout at zero, all that the token knows is linear: the causes are read off it.
+    solution = torch.linalg.lstsq(components[:, :3], states - states.mean(0)).solution
+    residual = components[:, :3] @ solution - (states - states.mean(0))
+    assert residual.norm() < 1e-3 * states.norm()
+    token = encoder.encode(hidden)
+    torch.testing.assert_close(token, torch.nn.functional.layer_norm(components, (16,)))
+    with pytest.raises(ConfigError, match="linear path"):
+        RLTokenEncoder(SMALL).fit_linear_path(hidden)
+
+
+def test_masked_tokens_do_not_matter_to_the_linear_path():
+    encoder = RLTokenEncoder(replace(SMALL, linear_path=True)).eval()
+    torch.nn.init.normal_(encoder.linear.weight)
+    hidden = synthetic_states(3)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = False
+    other = hidden.clone()
+    other[1, 2:] = 100.0
+    token = encoder.encode(hidden, mask)
+    torch.testing.assert_close(token, encoder.encode(other, mask))
+    torch.testing.assert_close(token[1], encoder.encode(hidden[1:2, :2])[0], atol=1e-5, rtol=0)
+
+
 def test_decoder_is_causal():
     decoder = RLTokenDecoder(SMALL).eval()
     states, token = synthetic_states(2), torch.randn(2, 16)
@@ -127,12 +168,6 @@ def test_without_context_dropout_the_token_alone_is_worse():
     assert without["token_mse"] > 2 * with_dropout["token_mse"]
 
 
-def test_split_keeps_whole_blocks_apart():
-    train, rest = split_sources({"a": torch.arange(10.0), "b": torch.arange(20.0)}, 0.2)
-    assert train.tolist() == [*range(8), *range(16)]
-    assert rest.tolist() == [8, 9, *range(16, 20)]
-
-
 def test_round_trip_and_broken_checkpoints(tmp_path):
     encoder, decoder = RLTokenEncoder(SMALL).eval(), RLTokenDecoder(SMALL).eval()
     hidden = synthetic_states(4)
@@ -168,8 +203,16 @@ def test_wrong_shapes_and_configs_are_refused():
         RLTokenModelConfig(hidden_size=12, max_tokens=4, width=30)
     with pytest.raises(ConfigError, match="context_dropout"):
         RLTokenModelConfig(hidden_size=12, max_tokens=4, context_dropout=1.5)
-    with pytest.raises(ConfigError, match="rollout_episodes"):
-        RLTokenConfig(demos=None)
+    with pytest.raises(ConfigError, match="rollout_episodes or demos"):
+        RLTokenConfig(expert_episodes=0, rollout_episodes=0).check()
+    for values, message in (
+        ({"held_out_share": 1.0}, "held_out_share"),
+        ({"steps": 0}, "must be positive"),
+        ({"context_dropout": 2.0}, "context_dropout"),
+        ({"compare_dropout": -1.0}, "compare_dropout"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RLTokenConfig(**values).check()
 
 
 def test_pretraining_command_end_to_end(tmp_path):
@@ -182,15 +225,28 @@ def test_pretraining_command_end_to_end(tmp_path):
     write_demos(tmp_path)
     config = RLTokenConfig(
         vla=str(tmp_path / "vla"),
+        suites=("goal",),
+        task_ids=(5,),
+        expert_episodes=2,
+        rollout_episodes=0,
         demos=str(tmp_path),
         output=str(tmp_path / "run"),
-        frame_stride=2,
+        frame_stride=4,
         width=32,
         steps=20,
     )
-    result = train_rl_token(config)
-    assert result["train_states"] + result["held_out_states"] == 60
-    assert load_rl_token(tmp_path / "run" / "model").hidden_size == 32
+    card = train_rl_token(config)
+    assert json.loads((tmp_path / "run" / "card.json").read_text()) == card
+    results = card["results"]
+    train, rest = (results["states"][key] for key in ("train", "held_out"))
+    # Of two episodes of the expert one is held out; so is one of every task's demonstrations.
+    assert (train["expert"] > 0) and (rest["expert"] > 0) and rest["demos"] > 0
+    assert train["vla"] == rest["vla"] == 0 and results["hidden_shape"] == [8, 32]
+    assert [token["context_dropout"] for token in results["tokens"]] == [0.5, 0.0]
+    table = format_reports(card)
+    assert "context dropout 0.5 | context dropout 0 |" in table and table.count("\n") == 6
+    assert table in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert load_rl_token(tmp_path / "run" / "model").config.context_dropout == 0.5
 
 
 def test_shipped_encoder_fits_the_shipped_vla():

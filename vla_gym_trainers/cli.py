@@ -44,9 +44,10 @@ def _train_mini(arguments: Sequence[str]) -> None:
 
 def _train_rl_token(arguments: Sequence[str]) -> None:
     from vla_gym_trainers.presets import parse_config
-    from vla_gym_trainers.rl_token import RLTokenConfig, train_rl_token
+    from vla_gym_trainers.rl_token import RLTokenConfig, format_reports, train_rl_token
 
-    train_rl_token(parse_config(RLTokenConfig, arguments, "vla-gym-train rl-token"))
+    card = train_rl_token(parse_config(RLTokenConfig, arguments, "vla-gym-train rl-token"))
+    sys.stdout.write(format_reports(card) + "\n")
 
 
 def _probe(arguments: Sequence[str]) -> None:

@@ -67,9 +67,9 @@ def fit_linear_probe(
         raise ConfigError(f"A probe needs at least two episodes, got {len(numbers)}.")
     if not (np.isfinite(features).all() and np.isfinite(targets).all()):
         raise ConfigError("Features and targets of a probe must be finite.")
-    # Every fourth episode, so that all tasks are in both parts however they are ordered.
-    period = min(round(1 / VALIDATION_SHARE), len(numbers))
-    check = np.isin(episodes, numbers[period - 1 :: period])
+    # Drawn: every fourth would be a task by itself if four tasks took turns.
+    share = max(1, round(VALIDATION_SHARE * len(numbers)))
+    check = np.isin(episodes, np.random.default_rng(0).permutation(numbers)[:share])
     errors = np.stack(
         [
             np.square(probe(features[check]) - targets[check]).mean(axis=0)

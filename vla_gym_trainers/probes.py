@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ from vla_gym_trainers.vla_states import StatesConfig, VLAStates
 TARGETS = ("object_position", "resting_object_position", "gripper_distance")
 #: One probe for all tasks, one for each suite, one for each task.
 SCOPES = ("all", "suite", "task")
-FEATURES = ("rl_token", "mean_hidden", "full_hidden", "random_token", "proprio", "nothing")
+FEATURES = (
+    "rl_token",
+    "mean_hidden",
+    "full_hidden",
+    "random_token",
+    "random_projection",
+    "proprio",
+    "nothing",
+)
 # An object that is nearer than this (m) to where its episode began has not been moved.
 RESTING = 0.01
 
@@ -35,6 +43,10 @@ class ProbeConfig(StatesConfig):
 
     seed: int = 1000
     """As in rl-token; another one than its, so that the layouts are others."""
+    frame_stride: int = 8
+    """The VLA looks at every so many frames of expert episodes; layouts count more than frames."""
+    rollout_episodes: int = 3
+    """Episodes a task of the VLA itself with noise, on other sampled layouts."""
     vla: str = "mini"
     """VLA whose hidden states are probed: a name or a folder."""
     rl_token: str | None = None
@@ -93,9 +105,10 @@ def probe_features(
 ) -> dict[str, Callable[[], np.ndarray]]:
     """Return what the probes read, by the names in :data:`FEATURES`, each (N, F) float32.
 
-    ``random_token`` is of an encoder of the same sizes with fresh weights (its scale, and nothing
-    else, is taken from the training states); ``full_hidden`` are all hidden states side by side:
-    nothing linear reads more from the VLA.
+    ``random_token`` is of an encoder of the same sizes with fresh weights and no linear path (its
+    scale, and nothing else, is taken from the training states); ``random_projection`` are D random
+    linear combinations of the standardised hidden states; ``full_hidden`` are all of them side by
+    side: nothing linear reads more from the VLA.
 
     Args:
         states: N states.
@@ -105,7 +118,8 @@ def probe_features(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = RLTokenEncoder(encoder.config)
+        fresh = RLTokenEncoder(replace(encoder.config, linear_path=False))
+        mix = torch.randn(states.hidden[0].numel(), encoder.dim)
     fresh.fit_scale(states.hidden[np.flatnonzero(train)])
     token, random = (encode_states(model, states.hidden).numpy() for model in (encoder, fresh))
     return {
@@ -113,9 +127,17 @@ def probe_features(
         "mean_hidden": lambda: states.hidden.float().mean(dim=1).numpy(),
         "full_hidden": lambda: states.hidden.flatten(1).float().numpy(),
         "random_token": lambda: random,
+        "random_projection": lambda: _projected(fresh, states.hidden, mix),
         "proprio": lambda: proprio_features(states.proprio),
         "nothing": lambda: np.empty((len(states), 0), np.float32),
     }
+
+
+@torch.no_grad()
+def _projected(scale: RLTokenEncoder, hidden: torch.Tensor, mix: torch.Tensor) -> np.ndarray:
+    parts = [scale.standardise(part.float()).flatten(1) @ mix for part in hidden.split(256)]
+    projected: np.ndarray = torch.cat(parts).numpy()
+    return projected
 
 
 def run_probes(states: VLAStates, encoder: RLTokenEncoder, test: np.ndarray) -> dict[str, Any]:

@@ -36,13 +36,13 @@ class StatesConfig:
     """Suites whose tasks are played."""
     task_ids: tuple[int, ...] | None = None
     """Tasks of each of these suites; None: all."""
-    expert_episodes: int = 8
+    expert_episodes: int = 6
     """Episodes a task of the scripted expert with noise, on sampled layouts."""
     expert_noise: float = 0.15
     """Noise on its executed actions, as in ``vla-gym demos``."""
     frame_stride: int = 4
     """The VLA looks at every so many frames of expert episodes; neighbours hardly differ."""
-    rollout_episodes: int = 6
+    rollout_episodes: int = 4
     """Episodes a task of the VLA itself with noise, on other sampled layouts."""
     rollout_noise: float = 0.15
     """Noise on its executed actions, so that states beside the VLA's path are known too."""

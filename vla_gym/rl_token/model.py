@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.blocks import Block
@@ -33,6 +34,8 @@ class RLTokenModelConfig:
         context_dropout: Probability that a training example's decoder sees none of the previous
             states. With all of them always in sight it can copy its neighbours and the token
             learns nothing.
+        linear_path: Whether the token is the sum of the readout and a linear map of all hidden
+            states, which pretraining starts at their principal components.
     """
 
     hidden_size: int
@@ -43,6 +46,7 @@ class RLTokenModelConfig:
     decoder_layers: int = 2
     num_heads: int = 4
     context_dropout: float = 0.5
+    linear_path: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -61,8 +65,11 @@ class RLTokenEncoder(nn.Module):
     """Hidden states (B, M, H) to RL token (B, D).
 
     The states are standardised, projected, given a position and a learnable readout token;
-    after self-attention the readout is projected to D and normalised to zero mean and unit
-    variance, the scale that an actor and a critic like.
+    after self-attention the readout is projected to D, the linear path (if there is one) is added
+    and the sum normalised to zero mean and unit variance, the scale that an actor and a critic
+    like. The readout alone keeps what the attention carries through one vector of ``width``
+    numbers; the linear path keeps directions in which the states vary little, such as where a
+    small object lies.
     """
 
     def __init__(self, config: RLTokenModelConfig) -> None:
@@ -81,6 +88,11 @@ class RLTokenEncoder(nn.Module):
         )
         self.norm = nn.LayerNorm(config.width)
         self.out = nn.Linear(config.width, config.dim)
+        self.linear: nn.Linear | None = None
+        if config.linear_path:
+            self.linear = nn.Linear(config.max_tokens * config.hidden_size, config.dim)
+            nn.init.zeros_(self.linear.weight)
+            nn.init.zeros_(self.linear.bias)
         self.out_norm = nn.LayerNorm(config.dim, elementwise_affine=False)
 
     @property
@@ -98,6 +110,39 @@ class RLTokenEncoder(nn.Module):
         flat = hidden.detach().float().flatten(0, -2)
         self.mean.copy_(flat.mean(0))
         self.std.copy_(flat.std(0).clamp(min=1e-3))
+
+    def fit_linear_path(self, hidden: torch.Tensor) -> None:
+        """Start the linear path at the principal components of hidden states, the readout at zero.
+
+        Component i is divided by the fourth root of its variance: between keeping the variances,
+        where a network would not see the small ones, and making them equal, where their noise
+        would be as loud as the scene. All are then scaled to a mean variance of one.
+
+        Args:
+            hidden: (B, max_tokens, H); more components than B - 1 are zero.
+
+        Raises:
+            ConfigError: If the encoder has no linear path or the states are fewer tokens.
+        """
+        if self.linear is None or hidden.shape[1] != self.config.max_tokens:
+            raise ConfigError("Expected an encoder with a linear path and max_tokens states.")
+        flat = self.standardise(hidden.detach().float()).flatten(1)
+        mean = flat.mean(0)
+        rows, count = len(flat), min(self.dim, len(flat) - 1, flat.shape[1])
+        # The smaller of the two Gram matrices: of states, or of dimensions.
+        centred = (flat - mean).double()
+        wide = flat.shape[1] > rows
+        values, vectors = torch.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
+        values = values.flip(0)[:count].clamp(min=1e-6 * float(values[-1])) / rows
+        vectors = vectors.flip(1)[:, :count]
+        if wide:
+            vectors = centred.T @ vectors / (values * rows).sqrt()
+        weight = (vectors / values**0.25).T / values.sqrt().mean().sqrt()
+        with torch.no_grad():
+            self.linear.weight.zero_()[:count] = weight.float()
+            self.linear.bias.copy_(-self.linear.weight @ mean)
+            self.out.weight.zero_()
+            self.out.bias.zero_()
 
     def standardise(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (hidden - mean) / std, the space in which the decoder's error is measured."""
@@ -122,14 +167,22 @@ class RLTokenEncoder(nn.Module):
                 f"Expected hidden states (B, <= {config.max_tokens}, {config.hidden_size}), "
                 f"got {shape}: use the RL token that was pretrained for this VLA."
             )
-        x = self.inp(self.standardise(hidden)) + self.pos[: shape[1]]
+        states = self.standardise(hidden)
+        x = self.inp(states) + self.pos[: shape[1]]
         x = torch.cat([x, self.readout.expand(shape[0], 1, -1)], dim=1)
         keys = None
         if mask is not None:
             keys = torch.cat([mask, mask.new_ones(shape[0], 1)], dim=1)[:, None, None, :]
-        for block in self.blocks:
-            x = block(x, keys)
-        return self.out_norm(self.out(self.norm(x[:, -1])))
+        for i, block in enumerate(self.blocks, start=1):
+            # Nobody reads the other outputs of the last block.
+            x = block(x, keys, last=1 if i == len(self.blocks) else None)
+        token = self.out(self.norm(x[:, -1]))
+        if self.linear is not None:
+            if mask is not None:
+                states = states * mask[..., None]
+            flat = states.flatten(1)
+            token = token + self.linear(F.pad(flat, (0, self.linear.in_features - flat.shape[1])))
+        return self.out_norm(token)
 
     @torch.no_grad()
     def encode(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
