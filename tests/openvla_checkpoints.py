@@ -10,6 +10,12 @@ import torch
 GOLDEN = Path(__file__).parent / "golden" / "openvla"
 CHECKPOINT = GOLDEN / "oft"
 EMPTY = 29871
+#: Cases of the reference: views, and the files that a checkpoint of that kind lacks.
+CASES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "l1_2img_proprio": (2, ()),
+    "l1_1img": (1, ("proprio_projector",)),
+    "tokens_1img": (1, ("proprio_projector", "action_head")),
+}
 
 #: Ids of the words of some prompts, as an arbitrary but real tokenizer.
 WORDS = (
@@ -46,6 +52,11 @@ def make_checkpoint(folder: Path, without: tuple[str, ...] = (), **changes) -> P
     return folder
 
 
+def make_checkpoints(root: Path) -> dict[str, Path]:
+    """Make a checkpoint for each case."""
+    return {case: make_checkpoint(root / case, without) for case, (_, without) in CASES.items()}
+
+
 class Reference:
     """Arrays of a reference.npz; inputs and results of the three samples, batched."""
 
@@ -70,3 +81,14 @@ def random_images(batch: int, seed: int = 0) -> dict[str, np.ndarray]:
         key: rng.integers(0, 256, (batch, 256, 256, 3), dtype=np.uint8)
         for key in ("agentview", "wrist")
     }
+
+
+def observe(batch=3, seed=0):
+    rng = np.random.default_rng(seed)
+    texts = ["open the middle drawer of the cabinet", "Push the plate", "turn on the stove"]
+    return random_images(batch, seed), texts[:batch], rng.normal(0, 0.3, (batch, 8)).astype("f4")
+
+
+def gap(found, wanted) -> float:
+    """The largest difference."""
+    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())

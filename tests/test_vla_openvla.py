@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from openvla_checkpoints import Reference, make_checkpoint
+from openvla_checkpoints import (
+    CASES,
+    CHECKPOINT,
+    GOLDEN,
+    Reference,
+    gap,
+    make_checkpoint,
+    make_checkpoints,
+)
+from PIL import Image
+from torch.nn import functional as F
 
-from vla_gym.vla import FrozenVLA, TokenVLA, load
+from vla_gym.vla import FrozenVLA, TokenVLA, load, openvla_images, timm_vit
 from vla_gym.vla import openvla_sequence as sequence
 from vla_gym.vla.base import TrainableTokenVLA
+from vla_gym.vla.llama_layers import run_layers
 from vla_gym.vla.openvla import OpenVLABackend
+from vla_gym.vla.openvla_config import OpenVLAConfig
+from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
 from vla_gym.vla.tokens import ActionTokenizer
 
 OFT, BASE = Reference("oft"), Reference("base")
+IMAGES = np.load(GOLDEN / "preprocess" / "reference.npz")
 PROMPTS = OFT.prompts
-#: Cases of the reference: views, and the files that a checkpoint of that kind lacks.
-CASES = {
-    "l1_2img_proprio": (2, ()),
-    "l1_1img": (1, ("proprio_projector",)),
-    "tokens_1img": (1, ("proprio_projector", "action_head")),
-}
 VOCABULARY = ActionTokenizer()
 
 
-def gap(found, wanted):
-    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())
+def levels(found, wanted):
+    """The largest difference of uint8 images, and the share of numbers that differ."""
+    difference = np.abs(np.asarray(found).astype(int) - wanted)
+    return difference.max(), (difference > 0).mean()
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """Folders by case."""
-    root = tmp_path_factory.mktemp("openvla")
-    return {case: make_checkpoint(root / case, without) for case, (_, without) in CASES.items()}
+    return make_checkpoints(tmp_path_factory.mktemp("openvla"))
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +154,106 @@ def test_a_batch_of_openvla_equals_single_rows(base):
         assert gap(hidden[i], one_hidden[0]) < 1e-5
         assert gap(logits[i], one_logits[0]) < 1e-4  # of size 30
         assert tokens[i].tolist() == one_tokens[0].tolist()
+
+
+def test_images_are_tensorflow_s():
+    """Crop, JPEG and normalisation exact; lanczos3 sums in another order."""
+    frames = IMAGES["images"]
+    np.testing.assert_array_equal(openvla_images.jpeg_roundtrip(frames), IMAGES["jpeg_roundtrip"])
+    shrunk = openvla_images.lanczos_resize(torch.from_numpy(frames), 224)
+    assert levels(shrunk, IMAGES["resized224_nojpeg"]) < (1, 0.03)
+    cropped = openvla_images.center_crop(torch.from_numpy(IMAGES["resized224"]))
+    np.testing.assert_array_equal(cropped, IMAGES["centercrop224"])
+    upright = frames[:, ::-1, ::-1]
+    whole = openvla_images.preprocess([upright], 224, "cpu")
+    assert levels(whole, IMAGES["centercrop224"]) < (1, 0.03)
+    pixels = openvla_images.normalize_pixels(torch.from_numpy(IMAGES["centercrop224"]))
+    assert gap(pixels[0, :, ::32], IMAGES["pixel_values_0_rows"]) < 1e-6
+    means = pixels.double().mean((2, 3))
+    assert gap(means, IMAGES["pixel_values_checksum"][0]) < 1e-6
+
+
+# ---------------------------------------------------------------------- known traps
+
+
+def rewire(monkeypatch, vla, change):
+    """Run the Llama's layers with changed arguments."""
+    monkeypatch.setattr(
+        vla, "_run_layers", lambda *given, **named: run_layers(*given, **named | change(named))
+    )
+
+
+TRAPS = {
+    "causal attention": lambda _: {"causal": True, "mask": None},
+    "padding that is not hidden": lambda _: {"mask": None},
+    "states of the placeholders themselves": lambda named: {"rows": named["rows"] + 1},
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_wrong_attention_or_rows_are_noticed(golden, monkeypatch, trap):
+    case, vla = golden
+    rewire(monkeypatch, vla, TRAPS[trap])
+    assert gap(hidden_states(vla, case), OFT.of(case, "hidden")) > 0.1
+
+
+def test_what_is_around_the_placeholders_matters(golden, monkeypatch):
+    case, vla = golden
+    wanted = OFT.of(case, "hidden")
+    with monkeypatch.context() as patch:
+        patch.setattr(vla, "append_stop", False)  # what RLinf trains with
+        assert gap(hidden_states(vla, case), wanted) > 0.1
+    monkeypatch.setattr(sequence, "_NOTHING", 1)  # their ids, not multiplied by zero
+    assert gap(hidden_states(vla, case), wanted) > 0.1
+
+
+def test_attention_in_both_directions_is_noticed_in_openvla(base, monkeypatch):
+    rewire(monkeypatch, base, lambda _: {"causal": False, "mask": None})
+    hidden, _, tokens = generate(base)
+    assert gap(hidden, BASE.of("", "hidden")) > 1.0
+    assert (VOCABULARY.bins_to_ids(tokens).numpy() != BASE.of("", "token_ids")).any()
+
+
+def test_llama_2_s_own_epsilon_is_noticed(tmp_path):
+    text = json.loads((CHECKPOINT / "config.json").read_text())["text_config"]
+    folder = make_checkpoint(tmp_path / "eps", text_config=text | {"rms_norm_eps": 1e-5})
+    hidden = hidden_states(OpenVLAOFTBackend.from_pretrained(folder), "l1_2img_proprio")
+    assert gap(hidden, OFT.of("l1_2img_proprio", "hidden")) > 2e-4
+    # Published checkpoints leave it out.
+    assert OpenVLAConfig().text.rms_norm_eps == 1e-6
+
+
+def test_another_gelu_or_swapped_towers_are_noticed(policies, monkeypatch):
+    vla, wanted = policies["l1_2img_proprio"], OFT.of("l1_2img_proprio", "hidden")
+    with monkeypatch.context() as patch:
+        patch.setattr(timm_vit.F, "gelu", partial(F.gelu, approximate="tanh"))
+        assert gap(hidden_states(vla, "l1_2img_proprio"), wanted) > 1.5e-4
+    embed = vla.model.embed_pixels
+    for axis in (1, 2):  # agentview and wrist; DINOv2 and SigLIP
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                vla.model,
+                "embed_pixels",
+                lambda x, axis=axis: embed(
+                    x.reshape(len(x), 2, 2, 3, 56, 56).flip(axis).view_as(x)
+                ),
+            )
+            assert gap(hidden_states(vla, "l1_2img_proprio"), wanted) > 0.1
+
+
+def test_other_ways_to_make_the_images_are_noticed(monkeypatch):
+    frames, upright = IMAGES["images"], IMAGES["images"][:, ::-1, ::-1]
+    wanted = IMAGES["centercrop224"]
+    for options in ({"jpeg": False}, {"crop": False}):
+        assert levels(openvla_images.preprocess([upright], 224, "cpu", **options), wanted)[1] > 0.3
+    # Not turned, or turned upside down alone.
+    for wrong in (frames, frames[:, :, ::-1]):
+        assert levels(openvla_images.preprocess([wrong], 224, "cpu"), wanted)[1] > 0.3
+    slow = openvla_images.simplejpeg.decode_jpeg
+    monkeypatch.setattr(openvla_images.simplejpeg, "decode_jpeg", lambda data, **_: slow(data))
+    found = openvla_images.jpeg_roundtrip(frames)
+    assert levels(found, IMAGES["jpeg_roundtrip"])[1] > 0.3
+    pillow = [
+        Image.fromarray(frame).resize((224, 224), Image.Resampling.LANCZOS) for frame in frames
+    ]
+    assert levels(np.stack(pillow), IMAGES["resized224_nojpeg"])[0] > 1

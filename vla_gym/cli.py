@@ -23,7 +23,8 @@ commands:
   demos       record demonstrations of the scripted experts
   eval        success rates of the VLA, a trained policy, the experts on the official initial states
   eval-merge  put the result cards of shards together
-  bench       speed, start-up and memory beside LIBERO's and Gymnasium's vector environments
+  bench       speed, start-up and memory beside LIBERO's and Gymnasium's vector environments;
+              with --vla NAME[:PATH]: chunks/s of a VLA (vla-gym bench --vla mini --help)
 
 Options of a command, with their defaults: vla-gym COMMAND --help
 """
@@ -157,6 +158,11 @@ def _eval_merge(arguments: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
+    if any(argument.partition("=")[0] == "--vla" for argument in arguments):
+        from vla_gym.bench.vla import VLABenchConfig
+        from vla_gym.bench.vla import main as main_vla
+
+        return main_vla(_parse(VLABenchConfig, arguments, "bench"))
     from vla_gym.bench import BenchConfig
 
     config = _parse(BenchConfig, arguments, "bench")

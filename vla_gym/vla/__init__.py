@@ -45,7 +45,13 @@ def load(
         WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture.
     """
     parsed = parse_spec(spec, allow_class=allow_class)
-    arguments = (parsed, str(device), _dtype(dtype), bool(compile), tuple(sorted(options.items())))
+    arguments = (
+        parsed,
+        str(device),
+        parse_dtype(dtype),
+        bool(compile),
+        tuple(sorted(options.items())),
+    )
     try:
         hash(arguments)
     except TypeError:  # an option such as a list: nothing to find the model by again
@@ -74,7 +80,12 @@ def _load(
     return chosen.from_pretrained(spec.path, **arguments)
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a float dtype of that name; None stays None.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
     if dtype is None:
         return None
     import torch

@@ -10,8 +10,10 @@ import torch
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.cost import Cost
 from vla_gym.vla.llama_layers import KeyValues
-from vla_gym.vla.openvla_base import OpenVLABase, load_parts
+from vla_gym.vla.openvla_base import Loaded, OpenVLABase, load_parts
+from vla_gym.vla.openvla_cost import autoregressive_cost
 from vla_gym.vla.openvla_heads import ACTION_SIZE
 from vla_gym.vla.openvla_sequence import Tokenizer, causal_sequences
 from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs
@@ -23,6 +25,14 @@ class OpenVLABackend(OpenVLABase):
     The hidden states are those that predict the seven tokens. Only the 256 action ids compete;
     the reference decodes over the whole vocabulary, which a trained policy makes no use of.
     """
+
+    def __init__(
+        self, parts: Loaded, *, compile: bool = False, jpeg: bool = True, crop: bool = True
+    ) -> None:
+        """Take a checkpoint's parts; :meth:`from_pretrained` describes the options."""
+        super().__init__(
+            parts, horizon=1, num_views=1, epsilon=0.0, compile=compile, jpeg=jpeg, crop=crop
+        )
 
     @classmethod
     def from_pretrained(
@@ -59,9 +69,7 @@ class OpenVLABackend(OpenVLABase):
         if not folder.is_dir():
             raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
         parts = load_parts(folder, device, dtype, unnorm_key, tokenizer)
-        return cls(
-            parts, horizon=1, num_views=1, epsilon=0.0, compile=compile, jpeg=jpeg, crop=crop
-        )
+        return cls(parts, compile=compile, jpeg=jpeg, crop=crop)
 
     def generate(
         self,
@@ -183,3 +191,8 @@ class OpenVLABackend(OpenVLABase):
         )
         logits = self.model.action_logits(hidden)[:, None]
         return token_log_probs(logits, tokens.to(logits.device), temperature)
+
+    def cost(self, instruction: str) -> Cost:
+        """Return the cost of an action; see :class:`~vla_gym.vla.cost.CountsCost`."""
+        prompt = len(self.prompts([instruction])[0])
+        return autoregressive_cost(self.model.config, prompt, self.model.dtype.itemsize)

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 #: Numbers of an action.
 ACTION_SIZE = 7
+#: Numbers of LIBERO's proprioception.
+PROPRIO_SIZE = 8
 
 
 class _ResidualBlock(nn.Module):

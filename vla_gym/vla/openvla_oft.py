@@ -16,16 +16,24 @@ import torch
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import TokenOutput, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, find_file, load_into
+from vla_gym.vla.cost import Cost
 from vla_gym.vla.openvla_base import Loaded, OpenVLABase, load_parts
-from vla_gym.vla.openvla_heads import ACTION_SIZE, L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla_cost import parallel_cost
+from vla_gym.vla.openvla_heads import (
+    ACTION_SIZE,
+    PROPRIO_SIZE,
+    L1ActionHead,
+    ProprioProjector,
+)
 from vla_gym.vla.openvla_sequence import Tokenizer, parallel_sequences
 from vla_gym.vla.statistics import Normalizer
-from vla_gym.vla.tokens import bins_to_actions, sample_tokens, token_log_probs
+from vla_gym.vla.token_head import OnePassTokens
+from vla_gym.vla.tokens import bins_to_actions
 
 _EPSILON = 1e-8  # of OpenVLA-OFT's normalisation
 
 
-class OpenVLAOFTBackend(OpenVLABase):
+class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
     """:class:`~vla_gym.vla.base.TrainableTokenVLA` over an OpenVLA-OFT checkpoint.
 
     The hidden states are those that the action head reads: of the token before the placeholders
@@ -151,7 +159,7 @@ class OpenVLAOFTBackend(OpenVLABase):
             action_head = L1ActionHead(width).eval().requires_grad_(False)
             load_into(action_head, Checkpoint(head_file), device=device, dtype=dtype)
         if proprio_file is not None:
-            proprio_projector = ProprioProjector(8, width).eval().requires_grad_(False)
+            proprio_projector = ProprioProjector(PROPRIO_SIZE, width).eval().requires_grad_(False)
             load_into(proprio_projector, Checkpoint(proprio_file), device=device, dtype=dtype)
         if num_views is None:
             num_views = 1 if proprio_projector is None else 2
@@ -195,7 +203,7 @@ class OpenVLAOFTBackend(OpenVLABase):
         """
         if self.proprio_projector is None:
             return patches
-        if proprio.shape != (len(patches), 8):
+        if proprio.shape != (len(patches), PROPRIO_SIZE):
             raise ConfigError(f"Expected proprio ({len(patches)}, 8), got {proprio.shape}.")
         values = torch.from_numpy(np.asarray(proprio, np.float64))
         values = self.proprio_normalizer.normalize(values).to(patches.device, patches.dtype)
@@ -270,36 +278,15 @@ class OpenVLAOFTBackend(OpenVLABase):
         hidden = self.hidden_states(images, instructions, proprio)
         return TokenOutput(hidden, self.token_logits(hidden))
 
-    @torch.no_grad()
-    def act_tokens(
-        self,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one chunk of action tokens per row; see :class:`~vla_gym.vla.base.TokenVLA`.
-
-        Raises:
-            ConfigError: If inputs do not fit, or the temperature is negative.
-        """
-        logits = self.token_outputs(images, instructions, proprio).logits
-        tokens = sample_tokens(logits, temperature, generator)
-        return tokens, token_log_probs(logits, tokens, temperature)
-
-    def token_log_probs(
-        self,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        tokens: torch.Tensor,
-        temperature: float = 1.0,
-    ) -> torch.Tensor:
-        """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`.
-
-        Raises:
-            ConfigError: If inputs do not fit, or the temperature is negative.
-        """
-        logits = self.token_outputs(images, instructions, proprio).logits
-        return token_log_probs(logits, tokens.to(logits.device), temperature)
+    def cost(self, instruction: str) -> Cost:
+        """Return the cost of a chunk; see :class:`~vla_gym.vla.cost.CountsCost`."""
+        return parallel_cost(
+            self.model.config,
+            views=self.num_views,
+            prompt=self.pad_prompt_to or len(self.prompts([instruction])[0]),
+            horizon=self.horizon,
+            stop=self.append_stop,
+            proprio=self.proprio_projector is not None,
+            l1=self.head == "l1",
+            itemsize=self.model.dtype.itemsize,
+        )

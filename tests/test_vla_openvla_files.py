@@ -1,0 +1,208 @@
+"""OpenVLA's sizes, checkpoint folders, what is wrong with them, and what a chunk costs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from openvla_checkpoints import (
+    CHECKPOINT,
+    make_checkpoint,
+    make_checkpoints,
+    observe,
+)
+from safetensors.torch import load_file, save_file
+
+from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
+from vla_gym.vla import checkpoint_files, load
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.openvla import OpenVLABackend
+from vla_gym.vla.openvla_config import OpenVLAConfig
+from vla_gym.vla.openvla_heads import L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla_model import OpenVLAModel
+from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
+from vla_gym.vla.registry import recognise
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Folders by case."""
+    return make_checkpoints(tmp_path_factory.mktemp("openvla"))
+
+
+@pytest.fixture(scope="module")
+def policies(checkpoints):
+    return {case: load(f"openvla-oft:{folder}") for case, folder in checkpoints.items()}
+
+
+# ---------------------------------------------------------------------- sizes and files
+
+
+def published_shapes():
+    """Names and shapes of the published 7B checkpoints, from the tiny one's names."""
+    index = json.loads((CHECKPOINT / "model.safetensors.index.json").read_text())["weight_map"]
+    sizes = {"fused_featurizer": (1152, 4304, 27), "featurizer": (1024, 4096, 24)}
+    hidden, inner, fused = 4096, 11008, 1024 + 1152
+    shapes = {}
+    for name in index:
+        if name.startswith("projector."):
+            rows, columns = {
+                "fc1": (4 * fused, fused),
+                "fc2": (hidden, 4 * fused),
+                "fc3": (hidden, hidden),
+            }[name.split(".")[1]]
+            shapes[name] = (rows, columns) if name.endswith("weight") else (rows,)
+        elif name.startswith("language_model."):
+            matrix = {
+                "embed_tokens": (32064, hidden),
+                "lm_head": (32064, hidden),
+                "gate_proj": (inner, hidden),
+                "up_proj": (inner, hidden),
+                "down_proj": (hidden, inner),
+            }.get(name.split(".")[-2], (hidden, hidden))
+            shape = (hidden,) if "norm" in name else matrix
+            for layer in range(32) if ".layers.0." in name else ():
+                shapes[name.replace(".layers.0.", f".layers.{layer}.")] = shape
+            if ".layers." not in name:
+                shapes[name] = shape
+        else:
+            width, mlp, depth = sizes[name.split(".")[1]]
+            shape = {
+                "cls_token": (1, 1, width),
+                "reg_token": (1, 4, width),
+                "pos_embed": (1, 256, width),
+                "latent": (1, 1, width),
+                "proj.weight": (width, width),
+                "q.weight": (width, width),
+                "kv.weight": (2 * width, width),
+                "kv.bias": (2 * width,),
+                "qkv.weight": (3 * width, width),
+                "qkv.bias": (3 * width,),
+                "fc1.weight": (mlp, width),
+                "fc1.bias": (mlp,),
+                "fc2.weight": (width, mlp),
+            }
+            found = shape.get(name.split(".")[-1]) or shape.get(".".join(name.split(".")[-2:]))
+            if "patch_embed.proj.weight" in name:
+                found = (width, 3, 14, 14)
+            for block in range(depth) if ".blocks.0." in name else ():
+                shapes[name.replace(".blocks.0.", f".blocks.{block}.")] = found or (width,)
+            if ".blocks." not in name:
+                shapes[name] = found or (width,)
+    return shapes
+
+
+def test_the_full_size_network_has_the_published_names_and_shapes():
+    with torch.device("meta"):
+        model = OpenVLAModel(OpenVLAConfig())
+    found = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert found == published_shapes()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == 7_541_237_184
+    with torch.device("meta"):
+        head, projector = L1ActionHead(4096), ProprioProjector(8, 4096)
+    assert head.model.fc1.weight.shape == (4096, 28672)
+    for module, file in ((head, "action_head"), (projector, "proprio_projector")):
+        tiny = Checkpoint(CHECKPOINT / f"{file}--50000_checkpoint.pt")
+        assert set(module.state_dict()) == set(tiny.shapes)
+
+
+def test_published_config_gives_the_full_size(tmp_path):
+    """As published: text_config names the vocabulary alone."""
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    del config["_tiny_vit_num_heads"]
+    config |= {
+        "image_sizes": [224, 224],
+        "timm_model_ids": [
+            "vit_large_patch14_reg4_dinov2.lvd142m",
+            "vit_so400m_patch14_siglip_224",
+        ],
+        "text_config": {"model_type": "llama", "pad_token_id": 32000, "vocab_size": 32064},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = OpenVLAConfig.from_checkpoint(tmp_path, published_shapes())
+    assert found.towers == OpenVLAConfig().towers and found.image_size == 224
+    assert found.text.to_dict() == OpenVLAConfig().text.to_dict()
+    assert (found.num_patches, found.action_vocab_end) == (256, 32000)
+
+
+def test_missing_and_mismatching_keys_are_listed(tmp_path):
+    folder = make_checkpoint(tmp_path / "keys", without=("model",))
+    weights = {}
+    for file in sorted(CHECKPOINT.glob("model-*")):
+        weights |= load_file(file)
+    del weights["projector.fc2.bias"]
+    weights["projector.fc4.bias"] = torch.zeros(3)
+    weights["projector.fc3.bias"] = torch.zeros(5)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(WeightsError) as caught:
+        OpenVLAOFTBackend.from_pretrained(folder)
+    message = str(caught.value)
+    assert "1 missing: projector.fc2.bias" in message
+    assert "1 unexpected: projector.fc4.bias" in message
+    assert "projector.fc3.bias (5,) instead of (16,)" in message
+
+
+def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path / "whole")
+    for options, message in (
+        ({"unnorm_key": "bridge_orig"}, "no statistics 'bridge_orig'.*libero_goal_no_noops"),
+        ({"head": "diffusion"}, "no head 'diffusion', but l1 and token"),
+        ({"num_views": 3}, "num_views 1 or 2, got 3"),
+        ({"compile_mode": "fast"}, "compile_mode default.*got 'fast'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            OpenVLAOFTBackend.from_pretrained(folder, **options)
+    assert OpenVLAOFTBackend.from_pretrained(folder, unnorm_key="libero_goal").unnorm_key == (
+        "libero_goal_no_noops"
+    )
+    with pytest.raises(ConfigError, match="head 'l1', but token"):
+        bare = make_checkpoint(tmp_path / "bare", without=("action_head",))
+        OpenVLAOFTBackend.from_pretrained(bare, head="l1")
+    for backend in (OpenVLABackend, OpenVLAOFTBackend):
+        with pytest.raises(WeightsError, match="Expected the folder"):
+            backend.from_pretrained(folder / "config.json")
+    (folder / "action_head--100000_checkpoint.pt").write_bytes(b"")
+    with pytest.raises(WeightsError, match="remove those of other training steps"):
+        OpenVLAOFTBackend.from_pretrained(folder)
+    (folder / "action_head--100000_checkpoint.pt").unlink()
+    monkeypatch.setattr(checkpoint_files, "free_memory", lambda _: 10**6)
+    with pytest.raises(NotEnoughMemoryError, match="MB|GB"):
+        OpenVLAOFTBackend.from_pretrained(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(WeightsError, match="copy tokenizer.json"):
+        OpenVLAOFTBackend.from_pretrained(folder)
+    for changes, message in (
+        ({"model_type": "llava"}, "got 'llava'"),
+        ({"use_fused_vision_backbone": False}, "two vision towers"),
+        ({"_tiny_vit_num_heads": None}, "Expected timm_model_ids"),
+        ({"image_sizes": [224, 224]}, "images of one size"),
+    ):
+        broken = make_checkpoint(tmp_path / f"broken{len(str(changes))}", **changes)
+        with pytest.raises(WeightsError, match=message):
+            OpenVLAOFTBackend.from_pretrained(broken)
+
+
+def test_wrong_observations_are_refused(policies):
+    vla = policies["l1_2img_proprio"]
+    images, texts, proprio = observe()
+    for views, message in (
+        ({"agentview": images["agentview"]}, "wrist"),
+        (images | {"wrist": images["wrist"].astype(np.float32)}, "float32"),
+        ({name: view[:, ::2, ::2] for name, view in images.items()}, "image_size=256"),
+        (images | {"wrist": images["wrist"][:2]}, "3 instructions"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            vla.infer(views, texts, proprio)
+    with pytest.raises(ConfigError, match=r"proprio \(3, 8\)"):
+        vla.infer(images, texts, proprio[:, :7])
+    with pytest.raises(ConfigError, match="temperature"):
+        vla.act_tokens(images, texts, proprio, temperature=-1.0)
+
+
+def test_folders_tell_their_backend(checkpoints):
+    assert recognise(checkpoints["l1_1img"]) == "openvla-oft"
+    with pytest.raises(WeightsError, match="'openvla:.*'openvla-oft:"):
+        recognise(checkpoints["tokens_1img"])

@@ -1,0 +1,320 @@
+"""OpenVLA and OpenVLA-OFT from observations to chunks and tokens, adapted, and in LIBERO."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from openvla_checkpoints import (
+    CASES,
+    Reference,
+    gap,
+    make_checkpoints,
+    observe,
+)
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
+from vla_gym.vla import load, openvla_images
+from vla_gym.vla import openvla_sequence as sequence
+from vla_gym.vla.llama_layers import run_layers
+from vla_gym.vla.lora import LoraAdapters, LoraSettings
+from vla_gym.vla.openvla import OpenVLABackend
+from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
+from vla_gym.vla.tokens import ActionTokenizer, token_log_probs
+
+OFT = Reference("oft")
+VOCABULARY = ActionTokenizer()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Folders by case."""
+    return make_checkpoints(tmp_path_factory.mktemp("openvla"))
+
+
+@pytest.fixture(scope="module")
+def policies(checkpoints):
+    return {case: load(f"openvla-oft:{folder}") for case, folder in checkpoints.items()}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def golden(request, policies):
+    """A case's name and its backend."""
+    return request.param, policies[request.param]
+
+
+@pytest.fixture(scope="module")
+def base(checkpoints):
+    return OpenVLABackend.from_pretrained(checkpoints["tokens_1img"])
+
+
+def rewire(monkeypatch, vla, change):
+    """Run the Llama's layers with changed arguments."""
+    monkeypatch.setattr(
+        vla, "_run_layers", lambda *given, **named: run_layers(*given, **named | change(named))
+    )
+
+
+# ---------------------------------------------------------------------- from observations
+
+
+def test_infer_turns_renders_into_chunks(golden, base):
+    case, vla = golden
+    images, texts, proprio = observe()
+    output = vla.infer(images, texts, proprio)
+    assert output.hidden.shape == (3, 56, 16) and output.actions.shape == (3, 8, 7)
+    assert output.hidden.dtype == output.actions.dtype == torch.float32
+    assert output.actions.abs().max() <= 1 and set(output.actions[..., 6].unique().tolist()) <= {
+        -1.0,
+        1.0,
+    }
+    pixels = vla.pixels(images, texts)
+    for i, text in enumerate(texts):
+        one = vla.infer({k: v[i : i + 1] for k, v in images.items()}, [text], proprio[i : i + 1])
+        assert gap(one.hidden[0], output.hidden[i]) < 1e-5
+        assert gap(one.actions[0], output.actions[i]) < 1e-5
+        # The views of a row stand next to each other, each prepared alone.
+        views = [images[name][i : i + 1] for name in ("agentview", "wrist")][: vla.num_views]
+        alone = openvla_images.preprocess(views, 56, "cpu")
+        assert torch.equal(alone, pixels[i * vla.num_views : (i + 1) * vla.num_views])
+    moved = vla.infer(images, texts, proprio + 0.2)
+    assert (gap(moved.hidden, output.hidden) > 1e-3) == (case == "l1_2img_proprio")
+    action = base.infer(images, texts, proprio).actions
+    assert action.shape == (3, 1, 7) and action.abs().max() <= 1
+
+
+def test_prompts(policies):
+    seen = []
+    prompts = sequence.Prompts(lambda text: seen.append(text) or [5, 6], 32064)
+    assert prompts(["Push the Plate"]) == [(1, 5, 6, 29871)]
+    assert seen == ["In: What action should the robot take to push the plate?\nOut:"]
+    assert sequence.Prompts(lambda _: [1, 7, 29871], 32064)(["x"]) == [(1, 7, 29871)]
+    with pytest.raises(WeightsError, match="ids up to 40000"):
+        sequence.Prompts(lambda _: [40000], 32064)(["x"])
+
+
+def test_grouping_and_a_fixed_length_change_nothing(checkpoints, monkeypatch):
+    images, texts, proprio = observe()
+    texts = [texts[0], texts[2], texts[0]]
+    folder = checkpoints["l1_2img_proprio"]
+    wanted = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
+    for option in ({"group_prompts": True}, {"pad_prompt_to": 40}):
+        vla = OpenVLAOFTBackend.from_pretrained(folder, **option)
+        passes = []
+        rewire(monkeypatch, vla, lambda named, passes=passes: passes.append(named) or {})
+        found = vla.infer(images, texts, proprio)
+        assert gap(found.hidden, wanted.hidden) < 1e-5
+        assert gap(found.actions, wanted.actions) < 1e-5
+        if "pad_prompt_to" in option:
+            assert [named["mask"].shape for named in passes] == [(3, 1, 1, 1 + 32 + 1 + 39 + 57)]
+        else:  # no mask, so that the fastest kernels run
+            assert sorted(len(named["rows"]) for named in passes) == [1, 2]
+            assert all(named["mask"] is None for named in passes)
+    with pytest.raises(ConfigError, match="pad_prompt_to=40: raise it"):
+        OpenVLAOFTBackend.from_pretrained(folder, pad_prompt_to=40).infer(
+            images, ["put the bowl on the plate " * 10] * 3, proprio
+        )
+    with pytest.raises(ConfigError, match="not both"):
+        OpenVLAOFTBackend.from_pretrained(folder, pad_prompt_to=40, group_prompts=True)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_policy_computes_the_same(checkpoints, monkeypatch, mode):
+    """Traced as for a GPU and run without code generation, which takes minutes here."""
+    compiled = []
+
+    def trace(function, mode):
+        compiled.append(mode)
+        return torch_compile(function, backend="aot_eager", fullgraph=True)
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", trace)
+    options = {"pad_prompt_to": 30, "compile_mode": mode}
+    vla = OpenVLAOFTBackend.from_pretrained(checkpoints["l1_1img"], compile=True, **options)
+    assert compiled == [mode, mode]
+    images, texts, proprio = observe()
+    plain = OpenVLAOFTBackend.from_pretrained(checkpoints["l1_1img"]).infer(images, texts, proprio)
+    assert gap(vla.infer(images, texts, proprio).hidden, plain.hidden) < 1e-5
+
+
+def test_bfloat16(checkpoints):
+    vla = load(f"openvla-oft:{checkpoints['l1_2img_proprio']}", dtype="bfloat16")
+    modules = (vla.model, vla.action_head, vla.proprio_projector)
+    assert {p.dtype for module in modules for p in module.parameters()} == {torch.bfloat16}
+    output = vla.infer(*observe())
+    wanted = load(f"openvla-oft:{checkpoints['l1_2img_proprio']}").infer(*observe())
+    assert output.hidden.dtype == output.actions.dtype == torch.float32
+    # 8 bits of mantissa through three layers, on states of unit size.
+    assert (output.hidden - wanted.hidden).abs().mean() < 0.05
+
+
+# ---------------------------------------------------------------------- tokens
+
+
+def test_tokenizer_encodes_as_numpy_digitize():
+    """The reference: numpy.digitize against 256 edges, ids counted down from the end."""
+    values = np.concatenate([np.linspace(-1.2, 1.2, 997), np.linspace(-1, 1, 256)])
+    edges = np.linspace(-1, 1, 256)
+    wanted = 32000 - np.digitize(values.clip(-1, 1), edges)
+    ids = VOCABULARY.encode(torch.from_numpy(values))
+    np.testing.assert_array_equal(ids, wanted)
+    assert ids.min() == 31744 and ids.max() == 31999
+    centres = (edges[1:] + edges[:-1]) / 2
+    assert len(centres) == 255
+    decoded = VOCABULARY.decode(torch.arange(31744, 32000))
+    wanted = centres[np.clip(32000 - np.arange(31744, 32000) - 1, 0, 254)]
+    assert gap(decoded, wanted) < 1e-7 and len(decoded.unique()) == 255
+    inside = torch.from_numpy(values.clip(-1, 1))
+    assert gap(VOCABULARY.decode(ids), inside) <= 1 / 255 + 1e-6
+
+
+def test_log_probabilities_are_of_the_reference_s_logits(policies):
+    vla = policies["tokens_1img"]
+    logits = vla.token_logits(torch.from_numpy(OFT.of("tokens_1img", "hidden")))
+    ids = torch.from_numpy(OFT.of("tokens_1img", "token_ids"))
+    for temperature in (1.0, 1.6):
+        last256 = torch.from_numpy(OFT.of("tokens_1img", "logits_last256"))
+        wanted = (last256 / temperature).log_softmax(-1).gather(-1, ids[..., None] - 31744)
+        tokens = VOCABULARY.ids_to_bins(ids).reshape(3, 8, 7)
+        found = token_log_probs(logits, tokens, temperature)
+        assert gap(found.reshape(3, 56), wanted[..., 0]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["openvla-oft", "openvla"])
+def test_tokens_are_drawn_and_scored_alike(policies, base, name):
+    vla = base if name == "openvla" else policies["tokens_1img"]
+    inputs, shape = observe(), (3, vla.horizon, 7)
+    greedy, _ = vla.act_tokens(*inputs, temperature=0.0)
+    assert torch.equal(vla.tokens_to_actions(greedy), vla.infer(*inputs).actions)
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    draws = [vla.act_tokens(*inputs, temperature=1.6, generator=g) for g in generators]
+    tokens, log_probs = draws[0]
+    assert tokens.shape == log_probs.shape == shape and 0 <= tokens.min() <= tokens.max() < 256
+    assert torch.equal(tokens, draws[1][0]) and not torch.equal(tokens, draws[2][0])
+    scored = vla.token_log_probs(*inputs, tokens, temperature=1.6)
+    assert gap(scored, log_probs) < 1e-4
+    assert gap(vla.token_log_probs(*inputs, tokens), scored) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["openvla-oft", "openvla"])
+def test_gradients_of_log_probabilities_reach_the_network(checkpoints, name):
+    backend = {"openvla-oft": OpenVLAOFTBackend, "openvla": OpenVLABackend}[name]
+    vla = backend.from_pretrained(checkpoints["tokens_1img"])
+    vla.model.requires_grad_(True)
+    inputs = observe()
+    tokens, _ = vla.act_tokens(*inputs, generator=torch.Generator().manual_seed(0))
+    vla.token_log_probs(*inputs, tokens).sum().backward()
+    without = [n for n, p in vla.model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+def test_actions_to_tokens_undoes_tokens_to_actions(policies):
+    vla = policies["tokens_1img"]
+    tokens = torch.arange(255)[:, None, None].expand(255, 8, 7).contiguous()
+    again = vla.actions_to_tokens(vla.tokens_to_actions(tokens))
+    assert torch.equal(again[..., :6], tokens[..., :6])
+    # The gripper is a switch: 0 closes, 1 opens.
+    assert set(again[..., 6].unique().tolist()) == {127, 255}
+
+
+# ---------------------------------------------------------------------- in use
+
+
+def test_lora_on_the_language_model(checkpoints, tmp_path):
+    pytest.importorskip("peft")
+    vla = OpenVLAOFTBackend.from_pretrained(checkpoints["tokens_1img"])
+    inputs = observe()
+    before = vla.token_outputs(*inputs).logits
+    adapters = LoraAdapters.add(
+        vla, LoraSettings(r=4, alpha=8, exclude=("vision_backbone", "projector"))
+    )
+    adapted = {n.rsplit(".lora_", 1)[0] for n, _ in vla.model.named_parameters() if "lora_" in n}
+    adapted.remove("language_model.lm_head")
+    assert len(adapted) == 7 * 3 and all("language_model.model.layers" in n for n in adapted)
+    assert 0 < adapters.counts.trainable < adapters.counts.total / 5
+    assert gap(vla.token_outputs(*inputs).logits.detach(), before) == 0
+    tokens, _ = vla.act_tokens(*inputs, generator=torch.Generator().manual_seed(0))
+    step = torch.optim.SGD(adapters.parameters(), lr=1e-3)
+    for _ in range(2):  # at first B is zero, and so is A's gradient
+        step.zero_grad()
+        (-vla.token_log_probs(*inputs, tokens).mean()).backward()
+        step.step()
+    assert all(p.grad is not None and p.grad.any() for p in adapters.parameters())
+    trained = vla.token_outputs(*inputs).logits.detach()
+    assert gap(trained, before) > 1e-4
+    adapters.save(tmp_path)
+    other = OpenVLAOFTBackend.from_pretrained(checkpoints["tokens_1img"])
+    loaded = LoraAdapters.load(other, tmp_path)
+    assert gap(other.token_outputs(*inputs).logits.detach(), trained) < 1e-5
+    loaded.merge()
+    assert gap(other.token_outputs(*inputs).logits, trained) < 1e-3
+
+
+def test_lora_on_all_linear_layers_reaches_the_vision_towers(checkpoints):
+    pytest.importorskip("peft")
+    vla = OpenVLAOFTBackend.from_pretrained(checkpoints["tokens_1img"])
+    adapters = LoraAdapters.add(vla, LoraSettings(r=2))
+    inputs = observe()
+    tokens, _ = vla.act_tokens(*inputs, generator=torch.Generator().manual_seed(0))
+    vla.token_log_probs(*inputs, tokens).mean().backward()
+    reached = [n for n, p in vla.model.named_parameters() if "lora_B" in n and p.grad is not None]
+    assert any("vision_backbone" in n for n in reached) and any("lm_head" in n for n in reached)
+    assert len(reached) == sum("lora_B" in n for n, _ in vla.model.named_parameters())
+    assert adapters.counts.trainable > 0
+
+
+def small_encoder():
+    return RLTokenEncoder(RLTokenModelConfig(hidden_size=16, max_tokens=56, dim=8)).eval()
+
+
+def test_libero_runs_with_the_policy_under_sb3(checkpoints):
+    pytest.importorskip("stable_baselines3")
+    from vla_gym_trainers import make_sb3_vec_env
+
+    envs = make_sb3_vec_env(
+        "LiberoVLA-goal-v0",
+        num_envs=2,
+        vla=f"openvla-oft:{checkpoints['l1_2img_proprio']}",
+        rl_token=small_encoder(),
+        workers=0,
+        assets="lite",
+    )
+    try:
+        envs.seed(0)
+        obs = envs.reset()
+        for _ in range(2):
+            assert obs["rl_token"].shape == (2, 8) and obs["vla_action"].shape == (2, 8, 7)
+            assert np.isfinite(obs["rl_token"]).all()
+            obs, _, dones, infos = envs.step(obs["vla_action"])
+            assert [info["executed_steps"] for info in infos] == [8, 8] and not dones.any()
+    finally:
+        envs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["openvla-oft", "openvla"])
+def test_libero_runs_twenty_chunks(checkpoints, name):
+    case = "l1_2img_proprio" if name == "openvla-oft" else "tokens_1img"
+    envs = gym.make_vec(
+        "vla_gym:LiberoVLA-goal-v0",
+        num_envs=2,
+        vla=f"{name}:{checkpoints[case]}",
+        rl_token=RLTokenEncoder(
+            RLTokenModelConfig(hidden_size=16, max_tokens=56 if name == "openvla-oft" else 7, dim=8)
+        ).eval(),
+        assets="lite",
+    )
+    horizon = 8 if name == "openvla-oft" else 1
+    try:
+        obs, infos = envs.reset(seed=0)
+        assert len(set(infos["instruction"])) == 2
+        for _ in range(20):
+            assert obs["rl_token"].shape == (2, 8) and np.isfinite(obs["rl_token"]).all()
+            assert obs["vla_action"].shape == (2, horizon, 7)
+            assert set(np.abs(obs["vla_action"][..., 6]).flat) == {1.0}
+            obs, rewards, *_, infos = envs.step(obs["vla_action"])
+            assert (infos["executed_steps"] == horizon).all() and (rewards == 0).all()
+    finally:
+        envs.close()
