@@ -295,11 +295,14 @@ def test_bad_options_are_refused():
         states_of_episodes(PixelVLA(), StatesConfig(expert_episodes=0, rollout_episodes=0))
     for values, message in (
         ({"test_share": 1.0}, "test_share"),
-        ({"expert_episodes": 1, "rollout_episodes": 0}, "two episodes"),
+        ({"expert_episodes": 2, "rollout_episodes": 0}, "three episodes"),
+        ({"expert_episodes": 1, "rollout_episodes": 1}, "three episodes"),
+        ({"expert_episodes": 4, "rollout_episodes": 0, "test_share": 0.9}, "three episodes"),
         ({"threads": 0}, "threads"),
     ):
         with pytest.raises(ConfigError, match=message):
             ProbeConfig(**values).check()
+    ProbeConfig(expert_episodes=3, rollout_episodes=0).check()
 
 
 def test_demonstrations_of_another_size_are_refused(tmp_path):

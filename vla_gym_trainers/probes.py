@@ -17,7 +17,7 @@ from vla_gym.vla.preprocess import proprio_features
 from vla_gym_trainers.collect_states import states_of_episodes
 from vla_gym_trainers.linear_probe import fit_linear_probe
 from vla_gym_trainers.result_card import machine_facts, make_card, write_json
-from vla_gym_trainers.vla_states import StatesConfig, VLAStates
+from vla_gym_trainers.vla_states import StatesConfig, VLAStates, held_out_count
 
 #: What is probed: position of the first object of interest at all times; the same until it is
 #: moved, when the arm's own position says nothing of it; distance from the grip site to it.
@@ -45,7 +45,7 @@ class ProbeConfig(StatesConfig):
     """As in rl-token; another one than its, so that the layouts are others."""
     frame_stride: int = 8
     """The VLA looks at every so many frames of expert episodes; layouts count more than frames."""
-    rollout_episodes: int = 3
+    rollout_episodes: int = 2
     """Episodes a task of the VLA itself with noise, on other sampled layouts."""
     vla: str = "mini"
     """VLA whose hidden states are probed: a name or a folder."""
@@ -63,10 +63,15 @@ class ProbeConfig(StatesConfig):
     def check(self) -> None:
         """Check the values; see :meth:`StatesConfig.check`."""
         super().check()
-        if self.expert_episodes + self.rollout_episodes < 2:
-            raise ConfigError("Probes need at least two episodes a task: to fit, and to test.")
         if not 0.0 < self.test_share < 1.0:
             raise ConfigError(f"Expected 0 < test_share < 1, got {self.test_share}.")
+        counts = (self.expert_episodes, self.rollout_episodes)
+        test = sum(held_out_count(count, self.test_share) for count in counts)
+        if test < 1 or sum(counts) - test < 2:
+            raise ConfigError(
+                "Probes need at least three episodes a task of the expert or of the VLA: two to "
+                "fit, one to test."
+            )
         if self.threads < 1:
             raise ConfigError(f"Expected threads >= 1, got {self.threads}.")
 

@@ -161,10 +161,15 @@ class VLAStates:
         for group in np.unique(np.stack([self.task, self.player], axis=1), axis=0):
             inside = (self.task == group[0]) & (self.player == group[1])
             episodes = np.unique(self.episode[inside])
-            count = min(max(1, round(len(episodes) * share)), len(episodes) - 1)
+            count = held_out_count(len(episodes), share)
             if count:
                 mask |= np.isin(self.episode, episodes[-count:])
         return mask
+
+
+def held_out_count(episodes: int, share: float) -> int:
+    """Return how many of a task's and player's episodes are held out."""
+    return max(0, min(max(1, round(episodes * share)), episodes - 1))
 
 
 @torch.no_grad()
