@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,3 +181,30 @@ def test_observations_take_the_instructions_in_turn(folder):
     images, texts, proprio = bench.observations(vla, 3, ["a", "b"])
     assert texts == ["a", "b", "a"] and proprio.shape == (3, 8)
     assert images["wrist"].shape == (3, 256, 256, 3) and images["wrist"].dtype == np.uint8
+
+
+def test_gpu_script_measures_every_variant(tiny, monkeypatch, tmp_path):
+    file = Path(__file__).parent.parent / "benchmarks" / "bench_vla_gpu.py"
+    spec = importlib.util.spec_from_file_location("bench_vla_gpu", file)
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec.loader.exec_module(script)
+
+    def small(kind, compile=False, **options):
+        if options.get("num_views") == 1 and compile:
+            raise NotEnoughMemoryError("too large")
+        return random_policy(kind, config=tiny, **options)  # compiling is another test's matter
+
+    monkeypatch.setattr(openvla_random, "random_policy", small)
+    out = tmp_path / "report"
+    arguments = ["--out", str(out), "--device", "cpu", "--batches", "1", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench_vla_gpu.py", *arguments, "--no-render"])
+    script.main()
+    variants = json.loads(out.with_suffix(".json").read_text())["variants"]
+    assert list(variants) == list(script.VARIANTS)
+    failed = variants.pop("tokens, graphs")
+    assert failed["error"] == "NotEnoughMemoryError: too large"
+    assert all(part["batches"][0]["chunks_per_s"] > 0 for part in variants.values())
+    assert variants["graphs"]["config"]["compile"] == "True"
+    page = out.with_suffix(".md").read_text()
+    assert page.count("| 1 |") == len(variants) and "too large" in page

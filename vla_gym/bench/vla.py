@@ -227,9 +227,12 @@ def main(config: VLABenchConfig) -> int:
     from tqdm import tqdm
 
     vla = load_vla(config)
-    bar = tqdm(total=len(config.batch_sizes), desc=vla.name, unit="batch size", leave=False)
-    with bar:
-        report = measure_vla(config, vla, lambda _: bar.update() and None)
+    with tqdm(total=len(config.batch_sizes), desc=vla.name, unit="batch size", leave=False) as bar:
+
+        def advance(_: BatchSpeed) -> None:
+            bar.update()
+
+        report = measure_vla(config, vla, advance)
     cost = report["cost"]
     table = Table(title=f"{report['vla']} on {report['device']}, {report['date']}")
     for heading in ("batch", "ms a pass", "chunks/s", "actions/s", "TFLOP/s", "roofline", "share"):

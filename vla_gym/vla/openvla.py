@@ -11,7 +11,7 @@ import torch
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.cost import Cost
-from vla_gym.vla.llama_layers import KeyValues
+from vla_gym.vla.llama_layers import KeyValues, run_layers
 from vla_gym.vla.openvla_base import Loaded, OpenVLABase, load_parts
 from vla_gym.vla.openvla_cost import autoregressive_cost
 from vla_gym.vla.openvla_heads import ACTION_SIZE
@@ -33,6 +33,8 @@ class OpenVLABackend(OpenVLABase):
         super().__init__(
             parts, horizon=1, num_views=1, epsilon=0.0, compile=compile, jpeg=jpeg, crop=crop
         )
+        # Its keys and values grow with every token: each length would be compiled anew.
+        self._run_layers = run_layers
 
     @classmethod
     def from_pretrained(
@@ -53,7 +55,7 @@ class OpenVLABackend(OpenVLABase):
             folder: With config.json, the weights and tokenizer.json.
             device: Torch device.
             dtype: None: bfloat16 on a GPU, float32 on a CPU.
-            compile: Whether to compile vision towers and Llama.
+            compile: Whether to compile the vision towers.
             unnorm_key: Data set, if the statistics are of several; ``libero_goal`` stands for
                 ``libero_goal_no_noops`` too.
             tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
@@ -138,7 +140,7 @@ class OpenVLABackend(OpenVLABase):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        patches = self._embed_images(self.pixels(images, instructions), len(instructions))
+        patches = self.embed_images(self.pixels(images, instructions), len(instructions))
         hidden, _, tokens = self.generate(patches, self.prompts(instructions))
         return VLAOutput(hidden.float(), self.tokens_to_actions(tokens[:, None]))
 
@@ -156,7 +158,7 @@ class OpenVLABackend(OpenVLABase):
         Raises:
             ConfigError: If inputs do not fit, or the temperature is negative.
         """
-        patches = self._embed_images(self.pixels(images, instructions), len(instructions))
+        patches = self.embed_images(self.pixels(images, instructions), len(instructions))
         prompts = self.prompts(instructions)
         _, logits, tokens = self.generate(patches, prompts, temperature, generator)
         return tokens[:, None], token_log_probs(logits, tokens, temperature)[:, None]
@@ -179,7 +181,7 @@ class OpenVLABackend(OpenVLABase):
         batch = len(instructions)
         if tokens.shape != (batch, 1, ACTION_SIZE):
             raise ConfigError(f"Expected tokens ({batch}, 1, 7), got {tuple(tokens.shape)}.")
-        patches = self._embed_images(self.pixels(images, instructions), batch)
+        patches = self.embed_images(self.pixels(images, instructions), batch)
         given = self.action_tokenizer.bins_to_ids(tokens[:, 0, :-1])
         sequences = causal_sequences(self.model, patches, self.prompts(instructions), given)
         hidden = self._run_layers(

@@ -15,7 +15,7 @@ from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.llama_layers import run_layers
 from vla_gym.vla.openvla_config import OpenVLAConfig
 from vla_gym.vla.openvla_heads import ACTION_SIZE
-from vla_gym.vla.openvla_images import RENDER_SIZE, preprocess
+from vla_gym.vla.openvla_images import RENDER_SIZE, normalize_pixels, preprocess
 from vla_gym.vla.openvla_model import OpenVLAModel
 from vla_gym.vla.openvla_sequence import Prompts, Tokenizer, load_tokenizer
 from vla_gym.vla.preprocess import CAMERAS
@@ -148,10 +148,10 @@ class OpenVLABase:
         self.normalizer = Normalizer(parts.statistics.get("action", {}), epsilon=epsilon)
         self._jpeg, self._crop = jpeg, crop
         self._run_layers: Callable[..., torch.Tensor] = run_layers
-        self._embed_images: Callable[..., torch.Tensor] = self.model.embed_images
+        self._embed_pixels: Callable[..., torch.Tensor] = self.model.embed_pixels
         if compile:
             self._run_layers = _compiled(run_layers, compile_mode)
-            self._embed_images = _compiled(self.model.embed_images, compile_mode)
+            self._embed_pixels = _compiled(self.model.embed_pixels, compile_mode)
 
     def pixels(self, images: dict[str, np.ndarray], instructions: Sequence[str]) -> torch.Tensor:
         """Return what the vision towers see, before normalisation.
@@ -177,6 +177,12 @@ class OpenVLABase:
             )
         side = self.model.config.image_size
         return preprocess(views, side, self.model.device, jpeg=self._jpeg, crop=self._crop)
+
+    def embed_images(self, images: torch.Tensor, batch: int) -> torch.Tensor:
+        """Map what :meth:`pixels` returned to patch embeddings (batch, V * patches, H)."""
+        # Not compiled: its constants come from the CPU, which no CUDA graph may hold.
+        pixels = normalize_pixels(images, self.model.dtype)
+        return self._embed_pixels(pixels.reshape(batch, -1, *pixels.shape[-2:]))
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Turn normalised actions (..., 7) into the environment's, float32 in [-1, 1].

@@ -50,7 +50,8 @@ def llama_weights(config: OpenVLAConfig) -> tuple[int, int]:
     """Return the weights of a layer: those of keys and values, and the others."""
     text = config.text
     head_size = text.hidden_size // text.num_attention_heads
-    keys_values = 2 * text.hidden_size * text.num_key_value_heads * head_size
+    heads = text.num_key_value_heads or text.num_attention_heads
+    keys_values = 2 * text.hidden_size * heads * head_size
     return keys_values, 2 * text.hidden_size**2 + 3 * text.hidden_size * text.intermediate_size
 
 

@@ -10,7 +10,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
 from vla_gym.vla.openvla_config import OpenVLAConfig
-from vla_gym.vla.openvla_images import normalize_pixels
 from vla_gym.vla.timm_vit import VisionTower
 
 #: Bins of the action head.
@@ -118,11 +117,6 @@ class OpenVLAModel(nn.Module):
         features = self.vision_backbone(pixels.reshape(-1, 6, *pixels.shape[-2:]))
         projected: torch.Tensor = self.projector(features)
         return projected.reshape(batch, -1, projected.shape[-1])
-
-    def embed_images(self, images: torch.Tensor, batch: int) -> torch.Tensor:
-        """Map images (B * V, S, S, 3) uint8, views next to each other, to (B, V * patches, H)."""
-        pixels = normalize_pixels(images.to(self.device), self.dtype)
-        return self.embed_pixels(pixels.reshape(batch, -1, *pixels.shape[-2:]))
 
     def action_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map states (..., H) to float32 logits (..., 256) of the bins, lowest action first.

@@ -192,7 +192,7 @@ class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        observed = self._embed_images(self.pixels(images, instructions), len(instructions))
+        observed = self.embed_images(self.pixels(images, instructions), len(instructions))
         return self.decode(self.observe(observed, proprio), self.prompts(instructions))
 
     def observe(self, patches: torch.Tensor, proprio: np.ndarray) -> torch.Tensor:
