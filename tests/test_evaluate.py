@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import vla_gym_trainers
+from tests.resume_target import make_toy_vec
 from tests.toy_env import ToyReach
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.cli import main
@@ -50,6 +51,7 @@ def toy_env(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("vla_gym_trainers.evaluate.make_env", make)
     monkeypatch.setattr("vla_gym_trainers.train_td3.make_env", make)
+    monkeypatch.setattr("vla_gym_trainers.train_td3.make_vec", make_toy_vec)
 
 
 def test_lazy_exports() -> None:
@@ -101,8 +103,10 @@ def test_unpaired_results_are_refused() -> None:
 def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     run = train_td3(TD3Config(run_dir=tmp_path / "run", **SMALL))
     names = {path.name for path in run.run_dir.iterdir()}
-    assert {"config.json", "card.json", "policy.zip", "checkpoints", "tensorboard"} <= names
-    assert len(list((run.run_dir / "checkpoints").glob("*.zip"))) == 2
+    files = {"config.json", "card.json", "policy.zip", "last.zip", "metrics.jsonl"}
+    assert files | {"checkpoints", "tensorboard"} <= names
+    kept = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
+    assert kept == ["chunk_000000104", "chunk_000000120"]  # at 56, 104 and the end; the newest two
     card = json.loads((run.run_dir / "card.json").read_text())
     assert card["config"]["total_chunks"] == 120
     assert card["versions"]["mujoco"]

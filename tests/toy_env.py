@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -60,6 +61,18 @@ class ToyReach(gym.Env[dict[str, Any], np.ndarray]):
         truncated = not success and self.elapsed >= self.max_control_steps
         reward = self.gamma ** (executed - 1) if success else 0.0
         return self._observe(), reward, success, truncated, self._info(success, executed)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything that the future depends on."""
+        mine = {key: np.copy(getattr(self, key)) for key in ("position", "goal", "error")}
+        return {**mine, "elapsed": self.elapsed, "rng": copy.deepcopy(self.np_random)}
+
+    def set_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Go on from a state; return the observation."""
+        for key in ("position", "goal", "error"):
+            setattr(self, key, np.copy(state[key]))
+        self.elapsed, self.np_random = state["elapsed"], copy.deepcopy(state["rng"])
+        return self._observe()
 
     def _observe(self) -> dict[str, Any]:
         offset = self.goal - self.position

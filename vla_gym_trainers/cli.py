@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
+from pathlib import Path
 
-from vla_gym.errors import VlaGymError
+from vla_gym.errors import ConfigError, VlaGymError
 
 USAGE = """usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml] [options]
 
@@ -15,7 +16,8 @@ commands:
   mini      behaviour-clone the embedded VLA from recorded demonstrations
   rl-token  pretrain the RL-token encoder of a VLA
   probe     what an RL token keeps of the scene, told by linear probes
-  td3       TD3+BC on LIBERO tasks, starting at the frozen VLA
+  td3       TD3+BC on LIBERO tasks, starting at the frozen VLA; --resume RUN goes on with a run
+  ppo-actor PPO on the RL-token actor, on the same environments; --resume as above
 
 Options of a command, with their defaults: vla-gym-train COMMAND --help
 """
@@ -27,12 +29,52 @@ def _train_td3(arguments: Sequence[str]) -> None:
         import stable_baselines3  # noqa: F401
     from vla_gym_trainers.evaluate import format_table
     from vla_gym_trainers.presets import parse_config
-    from vla_gym_trainers.train_td3 import TD3Config, train_td3
+    from vla_gym_trainers.train_td3 import TD3Config, load_config, resume_td3, train_td3
 
-    run = train_td3(parse_config(TD3Config, arguments, "vla-gym-train td3"))
+    rest, run_dir = _take_option(arguments, "--resume")
+    if run_dir is None:
+        run = train_td3(parse_config(TD3Config, rest, "vla-gym-train td3"))
+    else:
+        saved = load_config(Path(run_dir) / "config.json")
+        config = parse_config(TD3Config, rest, "vla-gym-train td3 --resume", default=saved)
+        run = resume_td3(Path(run_dir), config)
     if "vla" in run.card["results"]:
         sys.stdout.write(format_table(run.card) + "\n")
     sys.stdout.write(f"run directory: {run.run_dir}\n")
+
+
+def _train_ppo_actor(arguments: Sequence[str]) -> None:
+    with redirect_stderr(StringIO()):
+        import stable_baselines3  # noqa: F401
+    from vla_gym_trainers.evaluate import format_table
+    from vla_gym_trainers.ppo_actor_config import PPOActorConfig
+    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.run_config import read_config
+    from vla_gym_trainers.train_ppo_actor import resume_ppo_actor, train_ppo_actor
+
+    rest, run_dir = _take_option(arguments, "--resume")
+    if run_dir is None:
+        run = train_ppo_actor(parse_config(PPOActorConfig, rest, "vla-gym-train ppo-actor"))
+    else:
+        saved = read_config(Path(run_dir) / "config.json", PPOActorConfig)
+        config = parse_config(PPOActorConfig, rest, "vla-gym-train ppo-actor --resume", saved)
+        run = resume_ppo_actor(Path(run_dir), config)
+    if "vla" in run.card["results"]:
+        sys.stdout.write(format_table(run.card) + "\n")
+    sys.stdout.write(f"run directory: {run.run_dir}\n")
+
+
+def _take_option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """Return the arguments without an option and its value, and the value."""
+    rest = list(arguments)
+    for index, argument in enumerate(rest):
+        if argument.startswith(f"{name}="):
+            return rest[:index] + rest[index + 1 :], argument.split("=", 1)[1]
+        if argument == name:
+            if index + 1 == len(rest):
+                raise ConfigError(f"{name} needs a value.")
+            return rest[:index] + rest[index + 2 :], rest[index + 1]
+    return rest, None
 
 
 def _train_mini(arguments: Sequence[str]) -> None:
@@ -63,6 +105,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "rl-token": _train_rl_token,
     "probe": _probe,
     "td3": _train_td3,
+    "ppo-actor": _train_ppo_actor,
 }
 
 

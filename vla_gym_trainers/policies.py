@@ -52,6 +52,7 @@ class RLTokenPolicy(BasePolicy):
         residual_scale: float = 1.0,
         residual_basis: int = 2,
         precision: Precision = "auto",
+        task_heads: Sequence[int] = (),
         optimizer_kwargs: dict[str, Any] | None = None,
         **base_kwargs: Any,
     ) -> None:
@@ -68,6 +69,8 @@ class RLTokenPolicy(BasePolicy):
             residual_scale: Largest correction, in units of ``action_scale``.
             residual_basis: See :class:`ChunkActor`.
             precision: Of the hidden layers in training; greedy actions are always fp32.
+            task_heads: Tasks with a last layer of their own in actor and critics (shared trunk);
+                the policy then plays these tasks only. Empty: one last layer for all tasks.
             optimizer_kwargs: Passed on to Adam.
             **base_kwargs: Passed on to SB3's BasePolicy.
 
@@ -89,6 +92,7 @@ class RLTokenPolicy(BasePolicy):
             "residual_scale": residual_scale,
             "residual_basis": residual_basis,
             "precision": precision,
+            "task_heads": tuple(task_heads),
             "optimizer_kwargs": optimizer_kwargs,
         }
         self.precision: Precision = precision
@@ -100,12 +104,15 @@ class RLTokenPolicy(BasePolicy):
         self.register_buffer("chunk_scale", scale.repeat(chunk_len))
         self.normalizer = FeatureNormalizer(token_dim, proprio_dim)
         limit = residual_scale * scale
+        self.head_of_task: Tensor | None
+        self.register_buffer("head_of_task", _head_of_task(observation_space, task_heads), False)
+        heads = max(1, len(task_heads))
 
         def actor() -> ChunkActor:
-            return ChunkActor(state_dim, chunk_len, net_arch, limit, residual_basis)
+            return ChunkActor(state_dim, chunk_len, net_arch, limit, residual_basis, heads)
 
         def critic() -> CriticEnsemble:
-            return CriticEnsemble(state_dim, action_size, net_arch, n_critics)
+            return CriticEnsemble(state_dim, action_size, net_arch, n_critics, heads)
 
         self.actor, self.actor_target = actor(), actor()
         self.critic, self.critic_target = critic(), critic()
@@ -130,7 +137,26 @@ class RLTokenPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002
         assert isinstance(observation, dict)
-        return self.actor(self.normalizer(observation), reference_chunk(observation))
+        x, reference = self.normalizer(observation), reference_chunk(observation)
+        return self.actor(x, reference, head=self.heads(observation))
+
+    def heads(self, observation: dict[str, Tensor]) -> Tensor | None:
+        """Return the head of each row, (B,) int64; None if all tasks share one.
+
+        Raises:
+            ConfigError: If a task has no head.
+        """
+        if self.head_of_task is None:
+            return None
+        tasks = observation["task_id"].long().reshape(-1)
+        heads = self.head_of_task.to(tasks.device)[tasks]
+        if bool((heads < 0).any()):
+            alien = sorted(set(tasks[heads < 0].tolist()))
+            raise ConfigError(
+                f"This policy has heads for tasks {list(self.settings['task_heads'])} only, not "
+                f"for {alien}."
+            )
+        return heads
 
 
 def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
@@ -162,6 +188,23 @@ def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Spac
             f"{observation_space['vla_action'].shape}, got {action_space}."
         )
     return int(shape[0])
+
+
+def _head_of_task(space: spaces.Dict, task_heads: Sequence[int]) -> Tensor | None:
+    """Return (number of tasks,) int64: the head of each task, -1 for none."""
+    if not task_heads:
+        return None
+    tasks = space.get("task_id")
+    if not isinstance(tasks, spaces.Discrete):
+        raise ConfigError("task_heads needs a Discrete 'task_id' in the observation.")
+    valid = all(0 <= task < tasks.n for task in task_heads)
+    if not valid or len(set(task_heads)) != len(task_heads):
+        raise ConfigError(
+            f"task_heads must be different tasks in 0..{tasks.n - 1}, got {tuple(task_heads)}."
+        )
+    table = torch.full((int(tasks.n),), -1)
+    table[list(task_heads)] = torch.arange(len(task_heads))
+    return table
 
 
 def _size(space: spaces.Space[Any]) -> int:

@@ -17,7 +17,10 @@ Config = TypeVar("Config")
 
 
 def parse_config(
-    config_class: type[Config], arguments: Sequence[str], prog: str | None = None
+    config_class: type[Config],
+    arguments: Sequence[str],
+    prog: str | None = None,
+    default: Config | None = None,
 ) -> Config:
     """Parse command-line arguments into a config dataclass.
 
@@ -28,12 +31,12 @@ def parse_config(
         config_class: A dataclass with a docstring per field.
         arguments: Without the program's name.
         prog: Program name in ``--help``.
+        default: Defaults in place of the class's own.
 
     Raises:
         ConfigError: If the preset does not exist or does not fit.
     """
     rest = list(arguments)
-    default: Config | None = None
     for index, argument in enumerate(rest):
         if argument == "--preset" or argument.startswith("--preset="):
             has_value = "=" in argument

@@ -171,6 +171,39 @@ class SB3VecEnv(VecEnv):
         self._lengths[i], self._returns[i] = 0, 0.0
         return info
 
+    def get_state(self) -> dict[str, Any]:
+        """Return what the future of all environments depends on; it can be pickled.
+
+        Raises:
+            ConfigError: If the vector environment cannot save states.
+        """
+        return {
+            "envs": self._states("get_state")(),
+            "lengths": self._lengths.copy(),
+            "returns": self._returns.copy(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> VecEnvObs:
+        """Go on from what :meth:`get_state` of a like environment returned.
+
+        Returns:
+            The observations of that moment.
+        """
+        obs = self._states("set_state")(state["envs"])
+        self._lengths[:], self._returns[:] = state["lengths"], state["returns"]
+        self._reset_seeds()  # seeds that an algorithm set for a reset that will not come
+        self._reset_options()
+        return _own(obs)
+
+    def _states(self, name: str) -> Any:
+        method = getattr(self.vector_env, name, None)
+        if method is None:
+            raise ConfigError(
+                f"{type(self.vector_env).__name__} cannot save the states of its environments: "
+                "use vla_gym.vector.LiberoVectorEnv (gymnasium.make_vec)."
+            )
+        return method
+
     def close(self) -> None:
         """Close the vector environment."""
         self.vector_env.close()

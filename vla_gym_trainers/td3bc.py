@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,9 +19,10 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.acting import ActingPolicy, Weights
+from vla_gym_trainers.async_learning import AsyncLoop
 from vla_gym_trainers.buffers import ChunkReplayBuffer
 from vla_gym_trainers.exploration import ChunkNoise
-from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, uses_bf16
 from vla_gym_trainers.updates import UpdateSettings, actor_step, critic_step, polyak
 
@@ -43,6 +44,10 @@ class TD3BC(TD3):
     With ``pipelined=True`` gradient steps run in a background thread on the transitions gathered so
     far while the environment collects the next ones with the actor as it was: the actor that
     collects is one round old, nothing else changes, and the result does not depend on timing.
+
+    With ``asynchronous=True`` a thread collects all the time with the newest weights handed over,
+    at most ``max_ahead`` chunks ahead of the learner, see :class:`AsyncLoop`. ``utd_ratio`` holds
+    as ever, but what is learned depends on timing.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"RLTokenPolicy": RLTokenPolicy}
@@ -71,7 +76,11 @@ class TD3BC(TD3):
         noise_white: float = 0.01,
         noise_chunk: float = 0.06,
         value_range: tuple[float, float] | None = (0.0, 1.0),
+        balanced_replay: bool = False,
         pipelined: bool = False,
+        asynchronous: bool = False,
+        max_ahead: int = 64,
+        rollout_device: torch.device | str | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -104,7 +113,11 @@ class TD3BC(TD3):
                 largest, each episode draws its own level (see :class:`ChunkNoise`).
             noise_chunk: Exploration offset shared by a chunk, likewise.
             value_range: Reachable returns; None disables the clamp of the targets.
+            balanced_replay: Sample all tasks alike, see :class:`ChunkReplayBuffer`.
             pipelined: Learn in a background thread while collecting.
+            asynchronous: Collect in a background thread while learning.
+            max_ahead: Chunks that it may be ahead of the learner.
+            rollout_device: Torch device of the actor that collects; None for ``device``.
             stats_window_size: Episodes in ``rollout/success_rate``.
             tensorboard_log: Folder for TensorBoard.
             policy_kwargs: See :class:`RLTokenPolicy`.
@@ -117,12 +130,19 @@ class TD3BC(TD3):
             ConfigError: If the spaces do not fit or a number is out of range.
         """
         _check_ranges(utd_ratio, bc_weight, mc_weight, reference_dropout, gamma)
+        if pipelined and asynchronous:
+            raise ConfigError("pipelined and asynchronous exclude each other: choose one.")
         self.utd_ratio, self.bc_weight, self.mc_weight = utd_ratio, bc_weight, mc_weight
         self.critic_warmup_steps = critic_warmup_steps
         self.reference_dropout = reference_dropout
         self.noise_white, self.noise_chunk = noise_white, noise_chunk
         self.value_range, self.pipelined = value_range, pipelined
-        self._update_debt = 0.0
+        #: Tasks in which ``predict`` returns the VLA's chunk; see ``runs.guard``.
+        self.guarded_tasks: tuple[int, ...] = ()
+        self.asynchronous, self.max_ahead = asynchronous, max_ahead
+        self.rollout_device = rollout_device
+        self.update_debt = 0.0
+        self.loop: AsyncLoop | None = None
         self._critics_are_warm = False
         self._rng_state: np.ndarray | None = None
         self.exploration: ChunkNoise | None = None
@@ -142,7 +162,7 @@ class TD3BC(TD3):
             train_freq,
             gradient_steps=-1,
             replay_buffer_class=ChunkReplayBuffer,
-            replay_buffer_kwargs={"gamma": gamma, "seed": seed},
+            replay_buffer_kwargs={"gamma": gamma, "seed": seed, "balanced": balanced_replay},
             policy_delay=policy_delay,
             target_policy_noise=target_policy_noise,
             target_noise_clip=target_noise_clip,
@@ -169,7 +189,7 @@ class TD3BC(TD3):
             self.exploration = ChunkNoise(
                 chunk_len, self.noise_white, self.noise_chunk, scale, self.seed
             )
-        self._acting_actor = copy.deepcopy(self.policy.actor).requires_grad_(False)
+        self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
 
     # ---------------------------------------------------------------- collecting
 
@@ -177,20 +197,32 @@ class TD3BC(TD3):
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the noisy chunks to execute, twice (SB3 wants the stored copy apart)."""
-        assert isinstance(self._last_obs, dict) and self.exploration is not None
-        if self.num_timesteps < learning_starts:
-            mean = np.asarray(self._last_obs["vla_action"], np.float32)
-        else:
-            tensors, _ = self.policy.obs_to_tensor(self._last_obs)
-            assert isinstance(tensors, dict)
-            with torch.no_grad():
-                x = self.policy.normalizer(tensors)
-                chunk = self._acting_actor(x, reference_chunk(tensors))
-            assert self.action_space.shape is not None
-            mean = chunk.cpu().numpy().reshape(n_envs, *self.action_space.shape)
-        noise = self.exploration.sample(n_envs) if action_noise is None else action_noise()
-        action = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
+        assert isinstance(self._last_obs, dict)
+        is_warm_up = self.num_timesteps < learning_starts
+        action = self.noisy_action(self._last_obs, is_warm_up, action_noise)
+        assert len(action) == n_envs
         return action, action
+
+    def noisy_action(
+        self,
+        observation: Mapping[str, np.ndarray],
+        is_warm_up: bool,
+        action_noise: ActionNoise | None = None,
+    ) -> np.ndarray:
+        """Return the (N, C, 7) chunks to execute: the VLA's or the acting actor's, plus noise."""
+        assert self.exploration is not None
+        if is_warm_up:
+            mean = np.asarray(observation["vla_action"], np.float32)
+        else:
+            mean = self.acting.act(observation)
+        noise = self.exploration.sample(len(mean)) if action_noise is None else action_noise()
+        return np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
+
+    def end_episodes(self, dones: np.ndarray) -> None:
+        """Tell the exploration noise that episodes have ended."""
+        assert self.exploration is not None
+        for env in np.flatnonzero(dones):
+            self.exploration.end_episode(int(env))
 
     def _store_transition(
         self,
@@ -204,9 +236,7 @@ class TD3BC(TD3):
         # While the learner thread samples, new transitions wait: it must see a fixed buffer.
         target: Any = _Staging(self._staged) if self._pending is not None else replay_buffer
         super()._store_transition(target, buffer_action, new_obs, reward, dones, infos)
-        assert self.exploration is not None
-        for env in np.flatnonzero(dones):
-            self.exploration.end_episode(int(env))
+        self.end_episodes(dones)
 
     # ------------------------------------------------------------------ learning
 
@@ -218,6 +248,7 @@ class TD3BC(TD3):
             batch_size: Transitions per gradient step.
         """
         self.finish_updates()
+        self.hand_over()
         optimizers: list[torch.optim.Optimizer] = [
             self.policy.actor_optimizer,
             self.policy.critic_optimizer,
@@ -227,32 +258,47 @@ class TD3BC(TD3):
             return
         if not self._critics_are_warm:
             self._warm_up(batch_size)
-        self._update_debt += gradient_steps * self.utd_ratio
-        steps = int(self._update_debt)
-        self._update_debt -= steps
+        self.update_debt += gradient_steps * self.utd_ratio
+        steps = int(self.update_debt)
+        self.update_debt -= steps
         if not self.pipelined:
             self._learn(steps, batch_size)
             self.finish_updates()
+            self.hand_over()
             return
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="td3bc-learner")
         self._pending = self._executor.submit(self._learn, steps, batch_size)
 
     def finish_updates(self) -> None:
-        """Wait for the learner thread, take over its actor and log; its errors are raised here."""
+        """Wait for the learner thread and log; its errors are raised here.
+
+        The actor that collects stays as it is until the next :meth:`train`.
+        """
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
         for transition in self._staged:
             self.replay_buffer.add(*transition)
         self._staged.clear()
-        self._acting_actor.load_state_dict(self.policy.actor.state_dict())
         for name, values in self._metrics.items():
             self.logger.record(f"train/{name}", float(np.mean(values)))
         if self._metrics:
             self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
             self.logger.record("train/replay_size", self.replay_buffer.size())
         self._metrics.clear()
+
+    def hand_over(self) -> None:
+        """Let the actor that collects play the learner's weights."""
+        weights = Weights.of(self.policy, self._n_updates)
+        if self.loop is None:
+            self.acting.take_over(weights)
+        else:
+            self.loop.collector.publish(weights)
+
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Return a context in which environments and replay stand still, for a checkpoint."""
+        return nullcontext() if self.loop is None else self.loop.rest()
 
     def _warm_up(self, batch_size: int) -> None:
         """Fit the normaliser to the warm-up data, then train the critics alone."""
@@ -304,6 +350,14 @@ class TD3BC(TD3):
         progress_bar: bool = False,
     ) -> TD3BC:
         """Collect and learn for ``total_timesteps`` chunks; see SB3's ``learn``."""
+        if self.asynchronous:
+            total, callback = self._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
+            callback.on_training_start(locals(), globals())
+            AsyncLoop(self, callback, total, log_interval).run()
+            callback.on_training_end()
+            return self
         try:
             super().learn(
                 total_timesteps,
@@ -321,12 +375,18 @@ class TD3BC(TD3):
         return self
 
     def predict(
-        self, *args: Any, **kwargs: Any
+        self, observation: Any, *args: Any, **kwargs: Any
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Return the greedy chunk; see SB3's ``predict``."""
+        """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``."""
         if self._pending is not None:
             self.finish_updates()
-        return super().predict(*args, **kwargs)
+        action, state = super().predict(observation, *args, **kwargs)
+        if self.guarded_tasks:
+            guarded = np.isin(np.asarray(observation["task_id"]).reshape(-1), self.guarded_tasks)
+            reference = np.asarray(observation["vla_action"], np.float32).reshape(action.shape)
+            mask = guarded.reshape(guarded.shape + (1, 1))
+            action = np.where(mask, reference, action).reshape(action.shape)
+        return action, state
 
     def save(
         self,
@@ -343,10 +403,10 @@ class TD3BC(TD3):
     def set_parameters(self, *args: Any, **kwargs: Any) -> None:
         """Load parameters; see SB3's ``set_parameters``."""
         super().set_parameters(*args, **kwargs)
-        self._acting_actor.load_state_dict(self.policy.actor.state_dict())
+        self.hand_over()
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_rng", "_executor", "_pending", "_staged", "_acting_actor", "_metrics"]
+        own = ["_rng", "_executor", "_pending", "_staged", "_metrics", "acting", "loop"]
         return super()._excluded_save_params() + own
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -3,121 +3,42 @@
 from __future__ import annotations
 
 import datetime
-import time
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES, get_task
-from vla_gym_trainers.evaluate import evaluate, make_env, summarize
-from vla_gym_trainers.policies import Precision
+from vla_gym_trainers.evaluate import evaluate, load_policy, make_env, summarize
+from vla_gym_trainers.per_task import task_folders, train_per_task
 from vla_gym_trainers.result_card import environment_facts, make_card, write_json
-from vla_gym_trainers.run_callback import RunCallback
+from vla_gym_trainers.run_callback import RunCallback, StopRun
+from vla_gym_trainers.run_config import RunConfig, check_resumable
+from vla_gym_trainers.runs.checkpoint import load_checkpoint
+from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
+from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
+from vla_gym_trainers.runs.metrics import RunLogger
+from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.td3_config import TD3Config, load_config
 from vla_gym_trainers.td3bc import TD3BC
 
+__all__ = [
+    "TD3Config",
+    "TD3Run",
+    "build_model",
+    "load_config",
+    "make_vec",
+    "resume_td3",
+    "train_td3",
+]
 
-@dataclass
-class TD3Config:
-    """Train TD3+BC on sampled layouts and evaluate on official states."""
-
-    suite: str = "goal"
-    """Suite name."""
-    task_ids: tuple[int, ...] = (9,)
-    """Tasks to train on; one policy for all of them."""
-    vla: str = "mini"
-    """Name or directory of the frozen VLA."""
-    chunk_len: int | None = None
-    """Control steps executed per chunk; None executes the VLA's whole horizon."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
-    seed: int = 0
-    """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
-
-    total_chunks: int = 20_000
-    """Chunks to collect, warm-up included."""
-    max_minutes: float | None = None
-    """Stop collecting after this wall time, if it comes first."""
-    learning_starts: int = 2000
-    """Warm-up: chunks that play the VLA plus noise."""
-    critic_warmup_steps: int = 3000
-    """Critic-only gradient steps after the warm-up."""
-    buffer_size: int = 100_000
-    """Replay capacity in chunks."""
-    train_freq: int = 8
-    """Chunks between two blocks of gradient steps."""
-    utd_ratio: float = 2.0
-    """Critic gradient steps per chunk."""
-    pipelined: bool = True
-    """Learn in a second thread while collecting (same result whatever the timing)."""
-
-    gamma: float = 0.995
-    """Discount per control step."""
-    learning_rate: float = 3e-4
-    """Adam's step size, actor and critics."""
-    batch_size: int = 256
-    """Transitions per gradient step."""
-    tau: float = 0.01
-    """Polyak coefficient of the targets per critic step."""
-    policy_delay: int = 2
-    """Critic steps per actor step."""
-    bc_weight: float = 1.0
-    """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
-    mc_weight: float = 0.25
-    """Share of Monte-Carlo returns in the critics' targets."""
-    reference_dropout: float = 0.5
-    """Probability that the actor's network does not see the reference in training."""
-    noise_white: float = 0.01
-    """Largest exploration noise per control step (1 = full translation)."""
-    noise_chunk: float = 0.06
-    """Largest exploration offset shared by all steps of a chunk; each episode draws its level."""
-    target_policy_noise: float = 0.02
-    """Target smoothing noise."""
-    target_noise_clip: float = 0.05
-    """Bound of the target smoothing noise."""
-    net_arch: tuple[int, ...] = (256, 256)
-    """Hidden widths of actor and critics."""
-    n_critics: int = 4
-    """Number of critics (targets take the minimum)."""
-    residual_scale: float = 1.0
-    """Largest correction of the VLA's action."""
-    residual_basis: int = 2
-    """Correct with this many smooth time functions per dimension; 0: each control step freely."""
-    precision: Precision = "auto"
-    """Hidden layers in training: bf16, fp32, or bf16 where the CPU has instructions for it."""
-
-    eval_states: int = NUM_INIT_STATES
-    """Official states per task at the end, for the VLA and the policy; 0 skips it."""
-    checkpoint_every: int = 5000
-    """Chunks between checkpoints."""
-    run_dir: Path | None = None
-    """Run directory; default runs/td3-<suite>-<tasks>-<time>."""
-    torch_threads: int = 1
-    """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
-    progress: bool = True
-    """Show progress bars."""
-
-    def __post_init__(self) -> None:
-        for task_id in self.task_ids:
-            get_task(self.suite, task_id)
-        if not self.task_ids:
-            raise ConfigError("task_ids is empty: give at least one task.")
-        for name, low in (("total_chunks", 1), ("eval_states", 0), ("checkpoint_every", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}.")
-        if self.eval_states > NUM_INIT_STATES:
-            raise ConfigError(f"eval_states must be at most {NUM_INIT_STATES}.")
-        if self.learning_starts >= self.total_chunks:
-            raise ConfigError(
-                f"total_chunks ({self.total_chunks}) must exceed learning_starts "
-                f"({self.learning_starts}): nothing would be learned."
-            )
+#: Environments of the evaluations during training.
+EVAL_ENVS = 8
 
 
 @dataclass(frozen=True)
@@ -125,7 +46,7 @@ class TD3Run:
     """What a training run leaves.
 
     Attributes:
-        run_dir: Config, TensorBoard, checkpoints, ``policy.zip`` and ``card.json``.
+        run_dir: See :class:`vla_gym_trainers.runs.run_dir.RunDir`.
         card: The result card.
     """
 
@@ -141,42 +62,192 @@ def train_td3(config: TD3Config) -> TD3Run:
 
     Returns:
         The run directory and the card.
+
+    Raises:
+        ConfigError: If the run directory holds another run's checkpoints.
     """
+    run = RunDir(config.run_dir or default_run_dir(config))
+    if config.per_task:
+        if task_folders(run.path):
+            raise ConfigError(f"{run.path} holds a run already: resume it, or take another.")
+        return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))
+    if run.checkpoints():
+        raise ConfigError(
+            f"{run.path} holds a run already: go on with 'vla-gym-train td3 --resume {run.path}', "
+            "or give another --run-dir."
+        )
+    return _train(config, run)
+
+
+def resume_td3(run_dir: Path, config: TD3Config | None = None) -> TD3Run:
+    """Go on with a run that was killed or stopped, from its newest checkpoint.
+
+    Without ``pipelined`` changing timing, and with it too, the run goes on bit for bit as it would
+    have gone on; what it had logged after the checkpoint is logged again. A run without a
+    checkpoint begins anew, which with the same seed is the same.
+
+    Args:
+        run_dir: The run's folder.
+        config: Its settings, of which those of ``run_config.RESUMABLE`` may differ; None for the
+            same.
+
+    Raises:
+        ConfigError: If there is no run, or a setting differs that must not.
+    """
+    run = RunDir(run_dir)
+    saved = load_config(run.config)
+    if config is not None:
+        check_resumable(saved, config)
+    config = config or saved
+    if config.per_task:
+        return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))
+    newest = run.checkpoints()[-1:]
+    return _train(config, run, newest[0] if newest else None)
+
+
+def _train_or_resume(config: TD3Config, run_dir: Path) -> dict[str, Any]:
+    if (run_dir / "config.json").is_file():
+        return resume_td3(run_dir, config).card
+    return train_td3(config).card
+
+
+def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD3Run:
     torch.set_num_threads(config.torch_threads)
-    run_dir = config.run_dir or default_run_dir(config)
-    (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / "config.json", config)
-    env = make_env(config.suite, task_ids=config.task_ids, gamma=config.gamma, **_env(config))
-    try:
-        model = build_model(config, env)
-        callback = RunCallback(config, run_dir)
-        started = time.perf_counter()
-        with closing(configure(str(run_dir / "tensorboard"), ["tensorboard", "csv"])) as logger:
+    with run.lock(), ExitStack() as stack:
+        write_json(run.config, config)
+        env = stack.enter_context(closing(make_vec(config)))
+        state: Mapping[str, Any] | None = None
+        if checkpoint is None:
+            model = build_model(config, env)
+        else:
+            model, state = load_checkpoint(checkpoint, env, TD3BC, config.device)
+        best = open_best(config, run, stack, config.asynchronous)
+        callback = RunCallback(config, run, best)
+        if state is not None:
+            callback.restore(state)
+        logger_state = None if state is None else state["logger"]
+        logger = RunLogger(run.metrics, run.tensorboard, logger_state)
+        with closing(logger):
             model.set_logger(logger)
-            model.learn(config.total_chunks, callback=callback, log_interval=10)
-        minutes = (time.perf_counter() - started) / 60
-        model.save(run_dir / "policy.zip")
-        results: dict[str, Any] = {"training": callback.summary(model, minutes)}
-        if config.eval_states:
-            results.update(final_evaluation(config, model, env))
-        facts = environment_facts(env)
-    finally:
-        env.close()
+            learn(model, config, callback)
+        return conclude(config, run, model, callback.summary(model), stack)
+
+
+def open_best(
+    config: RunConfig, run: RunDir, stack: ExitStack, background: bool = False
+) -> BestModel | None:
+    """Return what evaluates during training, with environments of its own; None without."""
+    if not config.eval_every:
+        return None
+    env = stack.enter_context(closing(make_vec(config, evaluation=True)))
+    episodes = _episodes_per_env(config, env, config.eval_layouts)
+    seed = EVAL_SEED + config.seed
+    best = BestModel(env, run, config.eval_every, episodes, seed, background)
+    stack.enter_context(closing(best))
+    return best
+
+
+def conclude(
+    config: RunConfig, run: RunDir, model: TD3BC, training: dict[str, Any], stack: ExitStack
+) -> TD3Run:
+    """Save the policy, guard it, evaluate it beside the VLA, film it and write the card.
+
+    Args:
+        config: Settings.
+        run: The run's folder.
+        model: Holds the policy as it is at the end.
+        training: Goes into the card.
+        stack: Closes what is opened here.
+    """
+    results: dict[str, Any] = {"training": training}
+    _save(model, run.last)
+    final = load_policy(run.best) if run.best.is_file() else model
+    if config.guard_layouts:
+        env = stack.enter_context(closing(make_vec(config, evaluation=True)))
+        episodes = _episodes_per_env(config, env, config.guard_layouts)
+        guard = guard_policy(final, env, episodes, GUARD_SEED + config.seed)
+        results["guard"] = guard.report()
+    _save(final, run.policy)
+    single = stack.enter_context(closing(make_single(config)))
+    if config.eval_states:
+        results.update(final_evaluation(config, load_policy(run.policy), single))
+    else:
+        single.reset()
+    facts = environment_facts(single)
+    if config.videos:
+        film(config, run)
     card = make_card(
-        "td3", config=config, seeds={"run": config.seed}, environment=facts, results=results
+        config.algorithm,
+        config=config,
+        seeds={"run": config.seed},
+        environment=facts,
+        results=results,
     )
-    write_json(run_dir / "card.json", card)
-    return TD3Run(run_dir, card)
+    write_json(run.card, card)
+    return TD3Run(run.path, card)
 
 
-def default_run_dir(config: TD3Config) -> Path:
-    """Return ``runs/td3-<suite>-<tasks>-<time>`` under the working directory."""
+def _save(model: TD3BC, path: Path) -> None:
+    with replacing(path) as file:
+        model.save(file)  # type: ignore[arg-type]
+
+
+def _episodes_per_env(config: RunConfig, env: VecEnv, layouts: int) -> int:
+    """Return how many episodes of each environment make ``layouts`` a task, or a few more."""
+    return -(-layouts * len(set(config.task_ids)) // env.num_envs)
+
+
+def learn(model: TD3BC, config: TD3Config, callback: RunCallback) -> None:
+    """Collect and learn up to ``total_chunks``, or to the time limit."""
+    left = config.total_chunks - model.num_timesteps
+    try:
+        if left > 0:
+            model.learn(left, callback=callback, log_interval=10, reset_num_timesteps=False)
+    except StopRun:
+        pass
+    finally:
+        callback.close()
+    callback.model = model
+    callback.finish()
+    if not any(path.name.endswith(f"{model.num_timesteps:09d}") for path in _kept(callback)):
+        callback.save()  # so that a longer limit can go on from here
+
+
+def _kept(callback: RunCallback) -> list[Path]:
+    return callback.run.checkpoints()
+
+
+def default_run_dir(config: RunConfig) -> Path:
+    """Return ``runs/<algorithm>-<suite>-<tasks>-<time>`` under the working directory."""
     tasks = "_".join(str(task_id) for task_id in config.task_ids)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"td3-{config.suite}-{tasks}-{stamp}"
+    return Path("runs") / f"{config.algorithm}-{config.suite}-{tasks}-{stamp}"
 
 
-def _env(config: TD3Config) -> dict[str, Any]:
+def make_vec(config: RunConfig, evaluation: bool = False) -> VecEnv:
+    """Make the environments of the training, or those of its evaluations on sampled layouts."""
+    num_envs = EVAL_ENVS if evaluation else config.num_envs
+    workers = config.workers
+    if workers is None and num_envs == 1:
+        workers = 0
+    return make_sb3_vec_env(
+        f"LiberoVLA-{config.suite.removeprefix('libero_')}-v0",
+        num_envs,
+        workers=workers,
+        task_ids=list(config.task_ids),
+        task_sampling="round_robin" if evaluation else "uniform",
+        gamma=config.gamma,
+        device=config.rollout_device or config.device,
+        **_env(config),
+    )
+
+
+def make_single(config: RunConfig) -> Any:
+    """Make the environment of the final evaluation."""
+    return make_env(config.suite, task_ids=config.task_ids, gamma=config.gamma, **_env(config))
+
+
+def _env(config: RunConfig) -> dict[str, Any]:
     return {
         "vla": config.vla,
         "chunk_len": config.chunk_len,
@@ -205,18 +276,25 @@ def build_model(config: TD3Config, env: Any) -> TD3BC:
         "reference_dropout",
         "noise_white",
         "noise_chunk",
+        "balanced_replay",
         "pipelined",
+        "asynchronous",
+        "max_ahead",
+        "rollout_device",
+        "device",
         "seed",
     )
     policy_kwargs = {
         name: getattr(config, name)
         for name in ("net_arch", "n_critics", "residual_scale", "residual_basis", "precision")
     }
+    if config.task_heads:
+        policy_kwargs["task_heads"] = tuple(sorted(set(config.task_ids)))
     settings = {name: getattr(config, name) for name in shared}
     return TD3BC("RLTokenPolicy", env, policy_kwargs=policy_kwargs, **settings)
 
 
-def final_evaluation(config: TD3Config, model: TD3BC, env: Any) -> dict[str, Any]:
+def final_evaluation(config: RunConfig, model: TD3BC, env: Any) -> dict[str, Any]:
     """Evaluate VLA and policy on the same official states of every trained task."""
     baseline, trained = [], []
     for task_id in config.task_ids:
@@ -225,3 +303,30 @@ def final_evaluation(config: TD3Config, model: TD3BC, env: Any) -> dict[str, Any
         baseline.append(evaluate(None, config.suite, task_id, states, **common))
         trained.append(evaluate(model, config.suite, task_id, states, **common))
     return summarize(baseline, trained)
+
+
+def film(config: RunConfig, run: RunDir) -> None:
+    """Film the VLA and the policy on the first official states of every task."""
+    from vla_gym.play import record_policy
+
+    model = load_policy(run.policy)
+    run.videos.mkdir(exist_ok=True)
+    place = {key: value for key, value in _env(config).items() if key != "chunk_len"}
+    chunk_len = int(model.action_space.shape[0])
+
+    def act(obs: dict[str, Any]) -> Any:
+        return model.predict(obs, deterministic=True)[0]
+
+    for task_id in config.task_ids:
+        for state in range(config.videos):
+            for name, policy, label in (("vla", None, "VLA"), ("policy", act, config.algorithm)):
+                record_policy(
+                    run.videos / f"task{task_id:02d}_state{state:02d}_{name}.mp4",
+                    config.suite,
+                    task_id,
+                    policy=policy,
+                    label=label,
+                    init_state_id=state,
+                    chunk_len=chunk_len,
+                    **place,
+                )

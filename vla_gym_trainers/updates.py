@@ -57,9 +57,10 @@ def critic_step(
     """
     bf16 = settings.bf16
     x, next_x = policy.normalizer(batch.observations), policy.normalizer(batch.next_observations)
+    head = policy.heads(batch.observations)  # an episode stays with its task
     with torch.no_grad():
         next_reference = reference_chunk(batch.next_observations)
-        mean = policy.actor_target(next_x, next_reference, bf16=bf16)
+        mean = policy.actor_target(next_x, next_reference, bf16=bf16, head=head)
         noise = torch.randn(mean.shape, generator=rng, device=mean.device)
         next_action = losses.smoothed_target_action(
             mean,
@@ -70,12 +71,12 @@ def critic_step(
             batch.rewards[:, 0],
             batch.dones[:, 0],
             batch.discounts[:, 0],
-            policy.critic_target(next_x, next_action, bf16=bf16),
+            policy.critic_target(next_x, next_action, bf16=bf16, head=head),
             batch.mc_returns[:, 0],
             settings.mc_weight,
             settings.value_range,
         )
-    q = policy.critic(x, batch.actions, bf16=bf16)
+    q = policy.critic(x, batch.actions, bf16=bf16, head=head)
     loss = losses.critic_loss(q, target)
     policy.critic_optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -107,11 +108,12 @@ def actor_step(
         to the reference per number of the chunk.
     """
     x, reference = policy.normalizer(observations), reference_chunk(observations)
+    head = policy.heads(observations)
     draw = torch.rand((len(x), 1), generator=rng, device=x.device)
     keep = (draw >= settings.reference_dropout).float()
-    action = policy.actor(x, reference, keep, bf16=settings.bf16)
+    action = policy.actor(x, reference, keep, settings.bf16, head)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
-    q = policy.critic(x, action, bf16=settings.bf16).mean(dim=1)
+    q = policy.critic(x, action, settings.bf16, head).mean(dim=1)
     loss = losses.actor_loss(q, action, reference, policy.chunk_scale, settings.bc_weight)
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.loss.backward()

@@ -43,6 +43,7 @@ class TrainedPolicy:
         from vla_gym.rl_token import load_rl_token
         from vla_gym.vla import load
         from vla_gym_trainers.evaluate import load_policy
+        from vla_gym_trainers.per_task import policy_files
 
         self._model = load_policy(path)
         given, vla = vla is not None, vla or _trained_vla(path)
@@ -60,10 +61,11 @@ class TrainedPolicy:
                 f"{path} was trained on RL tokens of shape {wanted}, those of the VLA {vla!r} have "
                 f"({self._encoder.dim},): name the VLA it was trained on with --vla."
             )
-        file = path / "policy.zip" if path.is_dir() else path
+        content = b"".join(file.read_bytes() for file in policy_files(path))
         self.identity: dict[str, Any] = {
             "kind": "trained",
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "guarded_tasks": list(self._model.guarded_tasks),
             "vla": vla_identity(vla),
             "rl_token": vla_identity(self._vla.name, "-rl-token"),
         }

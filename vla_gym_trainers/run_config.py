@@ -1,0 +1,158 @@
+"""What the settings of all trainings on RL tokens share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from vla_gym.errors import ConfigError
+from vla_gym.suites import NUM_INIT_STATES, get_task
+
+#: What may differ when a run is resumed: nothing that the training so far depends on.
+RESUMABLE = (
+    "total_chunks",
+    "max_minutes",
+    "workers",
+    "eval_states",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "videos",
+    "progress",
+    "run_dir",
+)
+
+
+@dataclass
+class RunConfig:
+    """Environments, evaluation and what is left on disk."""
+
+    #: Name of the algorithm in run directories and result cards.
+    algorithm: ClassVar[str] = ""
+    #: Settings with a smallest value.
+    lowest: ClassVar[dict[str, int]] = {
+        "num_envs": 1,
+        "total_chunks": 1,
+        "eval_states": 0,
+        "eval_every": 0,
+        "guard_layouts": 0,
+        "eval_layouts": 1,
+        "checkpoint_every": 1,
+        "keep_checkpoints": 1,
+        "videos": 0,
+    }
+
+    suite: str = "goal"
+    """Suite name."""
+    task_ids: tuple[int, ...] = (9,)
+    """Tasks to train on; one policy for all of them."""
+    vla: str = "mini"
+    """Name or directory of the frozen VLA."""
+    chunk_len: int | None = None
+    """Control steps executed per chunk; None executes the VLA's whole horizon."""
+    assets: str = "lite"
+    """Asset pack: lite, libero, or a path."""
+    physics: Literal["fast", "exact"] = "fast"
+    """Physics mode."""
+    num_envs: int = 1
+    """Environments at once."""
+    workers: int | None = None
+    """Worker processes of the environments; None: none for one environment, else one a core."""
+    seed: int = 0
+    """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
+    device: str = "cpu"
+    """Torch device of the learner."""
+    rollout_device: str | None = None
+    """Torch device of the VLA and of the actor that collects; None for the learner's."""
+
+    total_chunks: int = 20_000
+    """Chunks to collect, warm-up included."""
+    max_minutes: float | None = None
+    """Stop collecting after this wall time, if it comes first."""
+    gamma: float = 0.995
+    """Discount per control step."""
+    learning_rate: float = 3e-4
+    """Adam's step size, all networks."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
+    net_arch: tuple[int, ...] = (256, 256)
+    """Hidden widths of all networks."""
+    residual_scale: float = 1.0
+    """Largest correction of the VLA's action."""
+    residual_basis: int = 2
+    """Correct with this many smooth time functions per dimension; 0: each control step freely."""
+    task_heads: bool = False
+    """One policy for several tasks: a last layer for each of them on a shared trunk."""
+    per_task: bool = False
+    """A policy for each task, trained one after the other, in place of one policy for all."""
+
+    eval_states: int = NUM_INIT_STATES
+    """Official states per task at the end, for the VLA and the policy; 0 skips it."""
+    eval_every: int = 0
+    """Chunks between greedy evaluations on sampled layouts, which keep the best policy; 0: none."""
+    eval_layouts: int = 20
+    """Sampled layouts a task of these evaluations."""
+    guard_layouts: int = 0
+    """Sampled layouts a task on which the policy must not be worse than the VLA at the end: else
+    the VLA plays that task; 0: no guard."""
+    checkpoint_every: int = 5000
+    """Chunks between checkpoints."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that stay."""
+    videos: int = 0
+    """Official states a task to film at the end, the VLA and the policy on each."""
+    run_dir: Path | None = None
+    """Run directory; default runs/<algorithm>-<suite>-<tasks>-<time>."""
+    torch_threads: int = 1
+    """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
+    progress: bool = True
+    """Show progress bars."""
+
+    def __post_init__(self) -> None:
+        for task_id in self.task_ids:
+            get_task(self.suite, task_id)
+        if not self.task_ids:
+            raise ConfigError("task_ids is empty: give at least one task.")
+        for name, low in self.lowest.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+        if max(self.eval_states, self.videos) > NUM_INIT_STATES:
+            raise ConfigError(f"eval_states and videos must be at most {NUM_INIT_STATES}.")
+
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def read_config(path: Path, config_class: type[Config]) -> Config:
+    """Read the ``config.json`` of a run.
+
+    Raises:
+        ConfigError: If it is missing or does not fit.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no run's configuration: {error}") from error
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    if not isinstance(values, dict) or not values.keys() <= fields:
+        raise ConfigError(f"{path} has settings that this version does not know.")
+    made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    made["run_dir"] = path.parent
+    return config_class(**made)
+
+
+def check_resumable(old: RunConfig, new: RunConfig) -> None:
+    """Check that a run of ``old`` may go on with ``new``.
+
+    Raises:
+        ConfigError: If a setting differs that the training depends on.
+    """
+    for field in dataclasses.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before != after and field.name not in RESUMABLE:
+            raise ConfigError(
+                f"The run has {field.name}={before!r}, not {after!r}: a resumed run may change "
+                f"{', '.join(RESUMABLE)} only. Start a new one in another --run-dir."
+            )

@@ -1,0 +1,110 @@
+"""All that a training run depends on, saved and brought back: it goes on bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.result_card import write_json
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from vla_gym_trainers.td3bc import TD3BC
+
+#: Raised when the content changes, so that an old checkpoint is refused, not misread.
+FORMAT = 1
+
+
+def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:
+    """Write a checkpoint between two rollouts, where nothing is under way.
+
+    ``model.zip`` is SB3's (networks, targets, optimisers, generators, counters), ``replay.pkl``
+    the replay with its generator and the episodes that are running, ``loop.pkl`` the environments'
+    states and what the run itself keeps, ``state.json`` a few numbers to look at.
+
+    Args:
+        folder: Where; see ``RunDir.new_checkpoint``.
+        model: The algorithm.
+        run_state: Anything that can be pickled; :func:`load_checkpoint` returns it.
+
+    Raises:
+        ConfigError: If the environment has no ``get_state``.
+    """
+    env: Any = model.get_env()
+    if not hasattr(env, "get_state"):
+        raise ConfigError(
+            f"{type(env).__name__} cannot save the state of its environments: make it with "
+            "make_sb3_vec_env or sb3_vec_env."
+        )
+    model.save(folder / "model.zip")
+    with open(folder / "replay.pkl", "wb") as file:
+        pickle.dump(model.replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
+    loop = {
+        "format": FORMAT,
+        "env": env.get_state(),
+        "acting": model.acting.weights(),
+        "run": dict(run_state),
+    }
+    with open(folder / "loop.pkl", "wb") as file:
+        pickle.dump(loop, file, protocol=pickle.HIGHEST_PROTOCOL)
+    numbers = {
+        "format": FORMAT,
+        "chunks": model.num_timesteps,
+        "critic_steps": model._n_updates,
+        "episodes": model._episode_num,
+        "transitions": model.replay_buffer.size(),
+    }
+    write_json(folder / "state.json", numbers)
+
+
+def load_checkpoint(
+    folder: Path, env: VecEnv, algorithm: type[TD3BC], device: str = "cpu"
+) -> tuple[TD3BC, dict[str, Any]]:
+    """Bring algorithm and environments to where a checkpoint was written.
+
+    Pickles are executed when they are read: load checkpoints of your own runs only.
+
+    Args:
+        folder: The checkpoint.
+        env: Environments made as those of the run; they are set to the saved states.
+        algorithm: The class.
+        device: Torch device.
+
+    Returns:
+        The algorithm, ready for ``learn(..., reset_num_timesteps=False)``, and ``run_state``.
+
+    Raises:
+        WeightsError: If a file is missing, damaged or of another format.
+    """
+    try:
+        with open(folder / "loop.pkl", "rb") as file:
+            loop = pickle.load(file)
+        if loop["format"] != FORMAT:
+            raise WeightsError(f"{folder} has format {loop['format']}, expected {FORMAT}.")
+        # The replay comes from its own file: a buffer of one row in the meantime.
+        model = algorithm.load(
+            folder / "model.zip",
+            env=env,
+            device=device,
+            force_reset=False,
+            custom_objects={"buffer_size": 1},
+        )
+        with open(folder / "replay.pkl", "rb") as file:
+            model.replay_buffer = pickle.load(file)
+    except (OSError, EOFError, pickle.UnpicklingError, KeyError) as error:
+        raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
+    model.buffer_size = model.replay_buffer.buffer_size
+    model.replay_buffer.device = model.device
+    last_obs = copy.deepcopy(model._last_obs)
+    environments: Any = env
+    environments.set_state(loop["env"])
+    model.acting.take_over(loop["acting"])
+    # The VLA's answer to a restored frame may differ in the last bit (another batch): the saved
+    # observation is the one that the run would have acted on.
+    model._last_obs = last_obs
+    return model, loop["run"]

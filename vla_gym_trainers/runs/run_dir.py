@@ -1,0 +1,133 @@
+"""A run's folder: names of its files, whole checkpoints only, one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from vla_gym.errors import ConfigError
+
+_CHECKPOINT = "chunk_"
+
+
+class RunDir:
+    """The folder of one training run.
+
+    Its files::
+
+        config.json       every setting, resolved
+        metrics.jsonl     one line a log, see docs/metrics.md
+        tensorboard/      the same numbers
+        checkpoints/      chunk_000005000/, ...: the newest few, all that resuming needs
+        best.zip          the policy with the best closed-loop evaluation, if there was any
+        last.zip          the policy at the end
+        policy.zip        the one to use: best.zip if there is one, else last.zip
+        videos/           films of official states, if asked for
+        card.json         the result card
+
+    A checkpoint is written under another name, flushed to disk and renamed, so whatever bears a
+    checkpoint's name is whole, whenever the process died.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name a folder; nothing is created."""
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoint_dir = path / "checkpoints"
+        self.best = path / "best.zip"
+        self.last = path / "last.zip"
+        self.policy = path / "policy.zip"
+        self.videos = path / "videos"
+        self.card = path / "card.json"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Create the folder and keep other processes out of it.
+
+        The system lets go of the lock when the process ends, however it ends.
+
+        Raises:
+            ConfigError: If another process trains in this folder.
+        """
+        self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(
+                    f"Another process is training in {self.path}: wait for it, or give another "
+                    "--run-dir."
+                ) from error
+            self._sweep()
+            yield
+
+    def _sweep(self) -> None:
+        """Remove what a process that died left half done."""
+        for leftover in self.checkpoint_dir.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in (*self.path.glob(".*.tmp"), *self.path.glob("*.tmp")):
+            leftover.unlink(missing_ok=True)
+
+    def checkpoints(self) -> list[Path]:
+        """Return the whole checkpoints, oldest first."""
+        return sorted(self.checkpoint_dir.glob(f"{_CHECKPOINT}*"))
+
+    @contextmanager
+    def new_checkpoint(self, num_chunks: int, keep: int) -> Iterator[Path]:
+        """Give a folder to write a checkpoint into; it counts once the block ends without error.
+
+        Args:
+            num_chunks: Chunks collected so far: its name.
+            keep: So many checkpoints stay, this one included.
+        """
+        final = self.checkpoint_dir / f"{_CHECKPOINT}{num_chunks:09d}"
+        draft = self.checkpoint_dir / f".{final.name}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            yield draft
+            for file in draft.iterdir():
+                _sync(file)
+            self._remove(final)
+            draft.rename(final)
+            _sync(self.checkpoint_dir)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        for old in self.checkpoints()[:-keep]:
+            self._remove(old)
+
+    def _remove(self, checkpoint: Path) -> None:
+        if checkpoint.exists():
+            # Renamed first: a folder with a checkpoint's name is never half deleted.
+            trash = checkpoint.with_name(f".{checkpoint.name}.trash")
+            checkpoint.rename(trash)
+            shutil.rmtree(trash)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that takes ``path``'s place once the block ends without error."""
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(draft, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
