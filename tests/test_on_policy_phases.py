@@ -57,7 +57,7 @@ def test_teachers_of_both_heads(inputs):
     taught = regressed(*inputs)
     back = vla.tokens_to_actions(taught.tokens)
     assert (back - taught.actions).abs().max() <= 1 / 255 + 1e-6
-    with pytest.raises(ConfigError, match="'l1' or 'token'"):
+    with pytest.raises(ConfigError, match="'auto', 'l1' or 'token'"):
         Teacher(vla, "best")
 
 

@@ -36,9 +36,10 @@ class ToyTokenEnv(gym.Env[dict[str, Any], np.ndarray]):
         tasks: tuple[int, ...] = (0, 1),
         size: int = 64,
         die_in: tuple[int, str] | None = None,
+        goal: float = GOAL,
     ) -> None:
         self.schedule = TaskSchedule(tasks, "uniform", index, group_size)
-        self.size, self.die_in = size, die_in
+        self.size, self.die_in, self.goal = size, die_in, goal
         frame = spaces.Box(0, 255, (size, size, 3), np.uint8)
         self.observation_space = spaces.Dict(
             {
@@ -74,7 +75,7 @@ class ToyTokenEnv(gym.Env[dict[str, Any], np.ndarray]):
         while executed < len(action) and self.elapsed < LIMIT and not success:
             self.x += 0.1 * float(action[executed, 0])
             executed, self.elapsed = executed + 1, self.elapsed + 1
-            success = self.x >= GOAL if self.task == 0 else self.x <= -GOAL
+            success = self.x >= self.goal if self.task == 0 else self.x <= -self.goal
         truncated = not success and self.elapsed >= LIMIT
         reward = GAMMA ** (executed - 1) if success else 0.0
         return self._observe(), reward, success, truncated, self._info(success, executed)

@@ -1,10 +1,11 @@
-"""``vla-gym-train mini | rl-token | probe | td3``."""
+"""``vla-gym-train mini | rl-token | probe | td3 | ppo-actor | ppo | grpo``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -18,6 +19,8 @@ commands:
   probe     what an RL token keeps of the scene, told by linear probes
   td3       TD3+BC on LIBERO tasks, starting at the frozen VLA; --resume RUN goes on with a run
   ppo-actor PPO on the RL-token actor, on the same environments; --resume as above
+  ppo       PPO on the VLA's own action tokens, with LoRA; --resume as above; torchrun
+  grpo      GRPO on the same; --resume as above; torchrun
 
 Options of a command, with their defaults: vla-gym-train COMMAND --help
 """
@@ -64,6 +67,15 @@ def _train_ppo_actor(arguments: Sequence[str]) -> None:
     sys.stdout.write(f"run directory: {run.run_dir}\n")
 
 
+def _train_tokens(algorithm: str, arguments: Sequence[str]) -> None:
+    rest, run_dir = _take_option(arguments, "--resume")
+    with redirect_stderr(StringIO()):
+        import stable_baselines3  # noqa: F401
+    from vla_gym_trainers.on_policy.command import command
+
+    command(algorithm, rest, run_dir)
+
+
 def _take_option(arguments: Sequence[str], name: str) -> tuple[list[str], str | None]:
     """Return the arguments without an option and its value, and the value."""
     rest = list(arguments)
@@ -106,6 +118,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "probe": _probe,
     "td3": _train_td3,
     "ppo-actor": _train_ppo_actor,
+    "ppo": partial(_train_tokens, "ppo"),
+    "grpo": partial(_train_tokens, "grpo"),
 }
 
 

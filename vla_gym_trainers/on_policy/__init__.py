@@ -2,14 +2,15 @@
 
 Data flows one way::
 
-    policy.TokenPolicy        a TokenVLA that acts and is differentiated
-    rollout                   what a rollout holds: a TensorDict [rows, chunks]
-    collector, overlapped     play the vector environment with the policy
-    advantages, losses        pure functions
-    learner.Learner           minibatches, exact gradient accumulation, the optimiser
-    phases                    cloning of a teacher, transition, RL: by control steps
-    distributed               sums over processes
-    train                     ``vla-gym-train ppo|grpo``: one run directory
+    policy.TokenPolicy         a TokenVLA that acts and is differentiated
+    teacher.MixedActor         teacher and student acting by turns
+    rollout.Rollout            what was played: a TensorDict [rows, chunks]
+    collector, source          play the vector environment, now or beside learning
+    targets, advantages        from rewards to advantages
+    learner.Learner, losses    minibatches, exact gradient accumulation, the optimiser
+    phases, validation         cloning, transition, RL; student against teacher
+    distributed                sums over processes
+    parts, loop, train         ``vla-gym-train ppo | grpo``: one run directory
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ Rows = dict[str, np.ndarray]
 class Actor(Protocol):
     """Who acts: :class:`TokenPolicy`, or a mixture with a teacher."""
 
-    needs_values: bool
+    @property
+    def needs_values(self) -> bool:
+        """Whether values are wanted of observations that no chunk begins at."""
 
     def shrink(self, frames: Frames) -> Frames:
         """Return the frames as they are stored and as ``act`` takes them."""

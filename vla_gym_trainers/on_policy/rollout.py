@@ -125,7 +125,8 @@ class Rollout:
         env, episode = rows // episodes + shape.first_env, rows % episodes
         group = env // shape.group_size * episodes + episode
         self.data["group"].copy_(group[:, None].expand(shape.rows, shape.num_chunks))
-        self.seconds = {}
+        # Numbered anew, so that nothing depends on what was played before.
+        self.instructions, self.seconds = [], {}
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

@@ -34,23 +34,30 @@ class Taught(NamedTuple):
 class Teacher:
     """A frozen VLA that acts greedily, with its own actions or its token head."""
 
-    def __init__(self, vla: Any, head: str = "l1") -> None:
+    def __init__(self, vla: Any, head: str = "auto") -> None:
         """Make a teacher; it shares the network of ``vla``.
 
         Args:
             vla: A backend with ``actions_to_tokens``, which nobody trains.
             head: ``"l1"``: what ``infer`` returns (of a backend that has several heads, the
-                regressed actions); ``"token"``: its most likely tokens.
+                regressed actions); ``"token"``: its most likely tokens; ``"auto"``: the first
+                of them that there is.
 
         Raises:
-            ConfigError: If ``head`` is something else.
+            ConfigError: If ``head`` is something else, or the VLA lacks it.
         """
-        if head not in ("l1", "token"):
-            raise ConfigError(f"Expected head 'l1' or 'token', got {head!r}.")
-        self.head, self.vla = head, vla
-        if head != getattr(vla, "head", head):
+        if head not in ("auto", "l1", "token"):
+            raise ConfigError(f"Expected head 'auto', 'l1' or 'token', got {head!r}.")
+        wanted = "l1" if head == "auto" else head
+        self.head, self.vla = wanted, vla
+        if wanted != getattr(vla, "head", wanted):
             self.vla = copy.copy(vla)
-            self.vla.head = head
+            try:
+                self.vla.head = wanted
+            except ConfigError:
+                if head != "auto":
+                    raise
+                self.head = "token"
 
     @torch.no_grad()
     def __call__(self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray) -> Taught:

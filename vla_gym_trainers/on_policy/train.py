@@ -1,0 +1,197 @@
+"""``vla-gym-train ppo | grpo``: one run directory, from the first rollout to the result card."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.config import OnPolicyConfig, check_resumable, load_config
+from vla_gym_trainers.on_policy.distributed import World, world
+from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.loop import Loop, restored
+from vla_gym_trainers.on_policy.parts import (
+    Parts,
+    Worlds,
+    describe,
+    libero_worlds,
+    make_collector,
+    make_parts,
+)
+from vla_gym_trainers.on_policy.source import RolloutSource
+from vla_gym_trainers.on_policy.validation import Validation
+from vla_gym_trainers.result_card import machine_facts, make_card, write_json
+from vla_gym_trainers.runs.closed_loop import EVAL_SEED
+from vla_gym_trainers.runs.metrics import RunLogger
+from vla_gym_trainers.runs.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class OnPolicyRun:
+    """What a training run leaves.
+
+    Attributes:
+        run_dir: ``config.json``, ``metrics.jsonl``, ``tensorboard/``, ``checkpoints/``,
+            ``best.safetensors`` and ``last.safetensors`` (what is trained), ``adapters/`` and
+            ``vla/`` (the policy to use: the best one if there was a validation, else the last
+            one), ``card.json``.
+        card: The result card.
+    """
+
+    run_dir: Path
+    card: dict[str, Any]
+
+
+def train(
+    config: OnPolicyConfig,
+    *,
+    resume: bool = False,
+    vla: Any = None,
+    worlds: Worlds | None = None,
+) -> OnPolicyRun:
+    """Train; with ``eval_states``, evaluate start and policy on the official states; write a card.
+
+    Under ``torchrun`` each process plays its own environments and all learn together.
+
+    Args:
+        config: All settings.
+        resume: Go on with the run in ``config.run_dir``, from its newest checkpoint.
+        vla: A backend in place of the one that the configuration names.
+        worlds: Environments in place of LIBERO's; there is no final evaluation then.
+
+    Raises:
+        ConfigError: If the run directory holds another run, or settings do not fit each other.
+    """
+    with world(config.device) as among:
+        run = RunDir(config.run_dir or default_run_dir(config))
+        if among.size > 1 and config.run_dir is None:
+            raise ConfigError("With several processes, give a --run-dir.")
+        if resume:
+            check_resumable(load_config(run.config, type(config)), config)
+        elif run.checkpoints():
+            raise ConfigError(
+                f"{run.path} holds a run already: go on with 'vla-gym-train {config.algorithm} "
+                f"--resume {run.path}', or give another --run-dir."
+            )
+        return _train(config, run, among, vla, worlds)
+
+
+def _train(
+    config: OnPolicyConfig, run: RunDir, among: World, vla: Any, worlds: Worlds | None
+) -> OnPolicyRun:
+    torch.set_num_threads(config.torch_threads)
+    is_first = among.rank == 0
+    parts = make_parts(config, vla)
+    is_libero = worlds is None
+    worlds = worlds or libero_worlds(config, parts)
+    with ExitStack() as stack:
+        if is_first:
+            stack.enter_context(run.lock())
+            write_json(run.config, config)
+            sys.stdout.write(f"{describe(parts)}\n")
+        learner = Learner(
+            parts.policy, config.learner(), reference=parts.reference, world=among, seed=config.seed
+        )
+        state = restored(run, learner, parts)
+        envs = stack.enter_context(closing(worlds.train()))
+        collector = make_collector(config, parts.policy, envs, worlds, among)
+        source = RolloutSource(collector, parts.policy, asynchronous=config.asynchronous)
+        stack.enter_context(closing(source))
+        validation = None
+        if is_first and config.eval_every:
+            eval_envs = stack.enter_context(closing(worlds.evaluation()))
+            episodes = -(-config.eval_layouts * worlds.tasks // config.eval_envs)
+            seed = EVAL_SEED + config.seed
+            validation = Validation(
+                eval_envs, parts.policy, parts.teacher, config.eval_every, episodes, seed
+            )
+        logger = None
+        if is_first:
+            logger_state = None if state is None else state["logger"]
+            logger = RunLogger(run.metrics, run.tensorboard, logger_state)
+            stack.enter_context(closing(logger))
+        loop = Loop(
+            config,
+            parts,
+            source,
+            learner,
+            world=among,
+            run=run,
+            logger=logger,
+            validation=validation,
+        )
+        if state is not None:
+            loop.restore(state)
+        loop.run()
+        loop.finish()
+    card: dict[str, Any] = {}
+    if is_first:
+        card = _card(config, run, parts, loop, is_libero)
+    return OnPolicyRun(run.path, card)
+
+
+def _card(
+    config: OnPolicyConfig, run: RunDir, parts: Parts, loop: Loop, is_libero: bool
+) -> dict[str, Any]:
+    results: dict[str, Any] = {"training": loop.progress.summary(), "trained": describe(parts)}
+    if loop.validation is not None:
+        results["validation"] = {
+            "best": loop.validation.best,
+            "history": [list(pair) for pair in loop.validation.history],
+        }
+    if is_libero and config.eval_states:
+        results["evaluation"] = final_evaluation(config, run)
+    facts = {"asset_pack": config.assets, "physics": config.physics, **machine_facts()}
+    card = make_card(
+        config.algorithm,
+        config=config,
+        seeds={"run": config.seed},
+        environment=facts,
+        results=results,
+    )
+    write_json(run.card, card)
+    return card
+
+
+def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
+    """Play the VLA's token head as it was and the policy, greedily, on the same official states.
+
+    The cards are ``eval_start/card.json`` and ``eval_policy/card.json``, the second one with the
+    paired comparison.
+    """
+    from vla_gym_trainers.evaluation.command import run_eval
+    from vla_gym_trainers.evaluation.config import EvalConfig
+
+    trained = run.path / "vla"
+    if not trained.is_dir():
+        return {"skipped": "this VLA cannot be saved as a plain checkpoint"}
+    common: dict[str, Any] = {
+        "suite": (config.suite,),
+        "task_ids": config.tasks(),
+        "episodes": config.eval_states,
+        "head": "token",
+        "chunk_len": config.chunk_len,
+        "assets": config.assets,
+        "physics": config.physics,
+        "workers": config.workers,
+        "torch_threads": config.torch_threads,
+        "progress": config.progress,
+    }
+    start, policy = run.path / "eval_start", run.path / "eval_policy"
+    before = run_eval(EvalConfig(vla=config.vla, out=start, resume=True, **common))
+    shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
+    after = run_eval(EvalConfig(vla=str(trained), out=policy, paired=start, **common))
+    return {"start": before["results"], "policy": after["results"]}
+
+
+def default_run_dir(config: OnPolicyConfig) -> Path:
+    """Return ``runs/<algorithm>-<suite>-<time>`` under the working directory."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.algorithm}-{config.suite}-{stamp}"
