@@ -5,19 +5,13 @@ states are the input of ``action_out_proj`` at the last step, where the actions 
 (time 0.1 with ten steps). They depend on the noise, so the noise must not depend on chance, on the
 other rows of the batch or on how often the policy was called. Three ways to have that:
 
-``"fixed"``
-    One draw for the seed, the same for every row and call. The default: a function of the
-    observation alone, at a typical point of the distribution that the policy was trained on.
-``"zeros"``
-    The middle of that distribution. Also a function of the observation, but no training sample
-    was ever that close to the origin.
-``"observation"``
-    A draw for the seed and the row's own images, instruction and proprioception. Rows and steps
-    then have noise as different as in the original, yet equal observations have equal noise,
-    whatever batch they are in.
+- ``"fixed"``, the default: one draw for the seed, the same for every row and call; a typical point
+  of the distribution that the policy was trained on.
+- ``"zeros"``: the middle of that distribution, which no training sample was ever that close to.
+- ``"observation"``: a draw for the seed and the row's own images, instruction and proprioception,
+  so that rows and steps have noise as different as in the original.
 
-Whoever wants to choose the noise himself, such as an actor that acts through it, passes it to
-:meth:`FlowBackend.infer`.
+An actor that acts through the noise passes its own to :meth:`FlowBackend.infer`.
 """
 
 from __future__ import annotations
@@ -25,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -305,26 +298,3 @@ class FlowBackend(ABC):
             # One bit less than 64: manual_seed takes signed numbers.
             rows.append(self._draw(int.from_bytes(digest.digest(), "little") >> 1))
         return torch.stack(rows)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Return a folder's tokenizer; no code of the folder is run, nothing is downloaded.
-
-    Raises:
-        ConfigError: If its files cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # whatever transformers and tokenizers raise for a broken file
-        raise ConfigError(f"Cannot load the tokenizer in {folder}: {error}") from error
-
-
-def backbone_dtype(dtype: torch.dtype | None, device: str) -> torch.dtype:
-    """Return the dtype to run in: the given one, or bfloat16 on a GPU and float32 elsewhere."""
-    if dtype is not None:
-        return dtype
-    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32

@@ -234,3 +234,26 @@ class LeRobotPolicyFiles:
             return [Path(snapshot_download(self.backbone, local_files_only=True))]
         except (LocalEntryNotFoundError, HFValidationError):
             return []
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return a folder's tokenizer; no code of the folder is run, nothing is downloaded.
+
+    Raises:
+        ConfigError: If its files cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever transformers and tokenizers raise for a broken file
+        raise ConfigError(f"Cannot load the tokenizer in {folder}: {error}") from error
+
+
+def backbone_dtype(dtype: torch.dtype | None, device: str) -> torch.dtype:
+    """Return the dtype to run in: the given one, or bfloat16 on a GPU and float32 elsewhere."""
+    if dtype is not None:
+        return dtype
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32

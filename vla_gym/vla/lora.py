@@ -135,7 +135,8 @@ class LoraAdapters:
             WeightsError: If a file is missing or damaged, or does not fit the network.
             ConfigError: As :meth:`add`.
         """
-        from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+        import torch
+        from peft import LoraConfig, get_peft_model_state_dict
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -162,7 +163,11 @@ class LoraAdapters:
                 f"The adapters in {folder} do not fit {type(adapters.model).__name__}; "
                 f"{len(wrong)} keys differ in name or shape: {', '.join(wrong[:5])}."
             )
-        set_peft_model_state_dict(adapters._peft, state)
+        # Not by peft's setter: it renames keys by transformers' rules for old checkpoints, which
+        # hit pi0's projections, and says nothing about keys that then fit nowhere.
+        with torch.no_grad():
+            for key, tensor in mine.items():
+                tensor.copy_(state[key])
         if not trainable:
             adapters.model.requires_grad_(False)
         return adapters

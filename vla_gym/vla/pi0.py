@@ -19,10 +19,8 @@ from vla_gym.vla.flow import (
     FlowBackend,
     FlowOptions,
     FlowOutput,
-    backbone_dtype,
-    load_tokenizer,
 )
-from vla_gym.vla.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.lerobot_files import LeRobotPolicyFiles, backbone_dtype, load_tokenizer
 
 # Sizes of Gemma in the variants that checkpoints name.
 _GEMMA = {

@@ -16,10 +16,8 @@ from vla_gym.vla.flow import (
     FlowBackend,
     FlowOptions,
     FlowOutput,
-    backbone_dtype,
-    load_tokenizer,
 )
-from vla_gym.vla.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.lerobot_files import LeRobotPolicyFiles, backbone_dtype, load_tokenizer
 from vla_gym.vla.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
 
 # Values of config.json that the network has no code for; all published LIBERO policies have them.

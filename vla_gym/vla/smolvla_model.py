@@ -1,10 +1,9 @@
 """The network of SmolVLA: transformers' SmolVLM and a narrower action expert beside its layers.
 
-Written from the description in arXiv 2506.01844 and checked against lerobot 0.6.1's outputs. The
-attention is our own, because every piece differs from Llama's: RoPE's base is 10000 whatever the
-configuration says, the prefix is bidirectional except for the state token, and every other layer
-of the expert attends to the cached keys and values of the VLM alone. Modules are named so that
-published checkpoints' keys fit as they are.
+Written from arXiv 2506.01844, checked against lerobot 0.6.1's outputs. The attention is our own,
+because every piece differs from Llama's: RoPE's base is 10000 whatever the configuration says, the
+prefix is bidirectional except for the state token, and every other layer of the expert attends to
+the VLM's cached keys and values alone. Modules are named so that published checkpoints' keys fit.
 """
 
 from __future__ import annotations
@@ -169,15 +168,6 @@ class SmolVLANetwork(nn.Module):
     def hidden_size(self) -> int:
         """Width of the expert."""
         return int(self.expert.config.hidden_size)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.action_out_proj.weight.device
-
-    def to_backbone_dtype(self, dtype: torch.dtype) -> None:
-        """Convert VLM and expert; the small projections of state, actions and time keep float32."""
-        self.vlm_with_expert.to(dtype)
 
     def embed_prefix(
         self,
