@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from vla_gym_trainers.evaluate import evaluate, make_env
 from vla_gym_trainers.presets import load_preset
+from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.stride_vec_env import make_stride_vec_env
 from vla_gym_trainers.train_td3 import TD3Config, train_td3
 
 
@@ -58,6 +61,31 @@ def test_greedy_evaluation_repeats_exactly() -> None:
         env.close()
     assert first.successes == again.successes
     assert first.control_steps == again.control_steps
+
+
+def test_a_chunk_in_pieces_is_the_chunk() -> None:
+    """Physics and final frames are equal; the VLA sees as many frames more as there are pieces."""
+    settings = {"task_ids": [5], "gamma": 0.99, "workers": 0}
+    whole = make_sb3_vec_env("LiberoVLA-goal-v0", 1, **settings)
+    pieces = make_stride_vec_env("LiberoVLA-goal-v0", 1, 2, **settings)
+    try:
+        whole.seed(3), pieces.seed(3)
+        a, b = whole.reset(), pieces.reset()
+        assert isinstance(a, dict) and isinstance(b, dict)
+        for _ in range(4):
+            for key in a:
+                np.testing.assert_array_equal(a[key], b[key])
+            a, _, _, theirs = whole.step(a["vla_action"])
+            b, _, _, infos = pieces.step(b["vla_action"])
+            assert len(infos[0]["pieces"]) == 4
+            assert infos[0]["executed_steps"] == theirs[0]["executed_steps"] == 8
+            tokens = [piece.obs["rl_token"] for piece in infos[0]["pieces"]]
+            assert min(np.abs(x - y).max() for x, y in pairwise(tokens)) > 0
+            np.testing.assert_array_equal(tokens[-1], b["rl_token"][0])
+            assert infos[0]["pieces"][0].obs["vla_action"].shape == (8, 7)
+    finally:
+        whole.close()
+        pieces.close()
 
 
 @pytest.mark.slow

@@ -163,13 +163,16 @@ class SB3VecEnv(VecEnv):
         if not info.get("worker_restarted", False):
             stats = ended.get("episode_stats", {})
             info |= {"episode_stats": stats} if stats else {}
-            info["episode"] = {
-                "r": round(float(stats.get("return", self._returns[i])), 6),
-                "l": int(self._lengths[i]),
-                "t": round(time.perf_counter() - self._started, 6),
-            }
+            info["episode"] = self._episode(i, stats)
         self._lengths[i], self._returns[i] = 0, 0.0
         return info
+
+    def _episode(self, i: int, stats: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "r": round(float(stats.get("return", self._returns[i])), 6),
+            "l": int(self._lengths[i]),
+            "t": round(time.perf_counter() - self._started, 6),
+        }
 
     def get_state(self) -> dict[str, Any]:
         """Return what the future of all environments depends on; it can be pickled.

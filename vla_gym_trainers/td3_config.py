@@ -16,7 +16,7 @@ class TD3Config(RunConfig):
     """Train TD3+BC on sampled layouts and evaluate on official states."""
 
     algorithm: ClassVar[str] = "td3"
-    lowest: ClassVar[dict[str, int]] = {**RunConfig.lowest, "max_ahead": 1}
+    lowest: ClassVar[dict[str, int]] = {**RunConfig.lowest, "max_ahead": 1, "stride": 0}
 
     learning_starts: int = 2000
     """Warm-up: chunks that play the VLA plus noise."""
@@ -24,6 +24,9 @@ class TD3Config(RunConfig):
     """Critic-only gradient steps after the warm-up."""
     buffer_size: int = 100_000
     """Replay capacity in chunks."""
+    stride: int = 0
+    """Learn also from transitions that begin every so many control steps inside a chunk (the frames
+    there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
     balanced_replay: bool = True
     """With several tasks: draw as many transitions of each task as of any other."""
     train_freq: int = 8

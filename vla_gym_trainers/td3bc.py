@@ -24,6 +24,7 @@ from vla_gym_trainers.async_learning import AsyncLoop
 from vla_gym_trainers.buffers import ChunkReplayBuffer
 from vla_gym_trainers.exploration import ChunkNoise
 from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, uses_bf16
+from vla_gym_trainers.stride_replay import StrideReplayBuffer
 from vla_gym_trainers.updates import UpdateSettings, actor_step, critic_step, polyak
 
 
@@ -161,7 +162,7 @@ class TD3BC(TD3):
             gamma,
             train_freq,
             gradient_steps=-1,
-            replay_buffer_class=ChunkReplayBuffer,
+            replay_buffer_class=StrideReplayBuffer,
             replay_buffer_kwargs={"gamma": gamma, "seed": seed, "balanced": balanced_replay},
             policy_delay=policy_delay,
             target_policy_noise=target_policy_noise,

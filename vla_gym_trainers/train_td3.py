@@ -24,6 +24,7 @@ from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.stride_vec_env import make_stride_vec_env
 from vla_gym_trainers.td3_config import TD3Config, load_config
 from vla_gym_trainers.td3bc import TD3BC
 
@@ -230,16 +231,18 @@ def make_vec(config: RunConfig, evaluation: bool = False) -> VecEnv:
     workers = config.workers
     if workers is None and num_envs == 1:
         workers = 0
-    return make_sb3_vec_env(
-        f"LiberoVLA-{config.suite.removeprefix('libero_')}-v0",
-        num_envs,
-        workers=workers,
-        task_ids=list(config.task_ids),
-        task_sampling="round_robin" if evaluation else "uniform",
-        gamma=config.gamma,
-        device=config.rollout_device or config.device,
+    env_id = f"LiberoVLA-{config.suite.removeprefix('libero_')}-v0"
+    settings: dict[str, Any] = {
+        "workers": workers,
+        "task_ids": list(config.task_ids),
+        "task_sampling": "round_robin" if evaluation else "uniform",
+        "gamma": config.gamma,
+        "device": config.rollout_device or config.device,
         **_env(config),
-    )
+    }
+    if isinstance(config, TD3Config) and config.stride and not evaluation:
+        return make_stride_vec_env(env_id, num_envs, config.stride, **settings)
+    return make_sb3_vec_env(env_id, num_envs, **settings)
 
 
 def make_single(config: RunConfig) -> Any:

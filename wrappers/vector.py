@@ -56,6 +56,7 @@ class FrozenVLAObservation(
         vla: str | FrozenVLA = "mini",
         rl_token: str | RLTokenEncoder | None = "auto",
         keep_images: bool = False,
+        chunk_len: int | None = None,
     ) -> None:
         """Wrap a vector of chunked LIBERO environments that observe both cameras.
 
@@ -66,13 +67,19 @@ class FrozenVLAObservation(
             rl_token: ``"auto"`` for the encoder that belongs to the VLA, a name or a directory,
                 the encoder itself, or None for the mean hidden state.
             keep_images: Whether the camera images stay in the observation.
+            chunk_len: Rows of ``vla_action``, if more than the environment executes a step.
 
         Raises:
             ConfigError: If the environment does not fit the VLA, or the encoder does not.
         """
         super().__init__(env)
         self._features = VLAFeatures(
-            vla, rl_token, env.single_observation_space, env.single_action_space, keep_images
+            vla,
+            rl_token,
+            env.single_observation_space,
+            env.single_action_space,
+            keep_images,
+            chunk_len,
         )
         self.vla, self.rl_token = self._features.vla, self._features.rl_token
         self.single_observation_space = self._features.space

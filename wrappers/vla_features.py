@@ -36,6 +36,7 @@ class VLAFeatures:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         keep_images: bool = False,
+        chunk_len: int | None = None,
     ) -> None:
         """Load what is named and check that it fits the spaces of one environment.
 
@@ -46,6 +47,7 @@ class VLAFeatures:
             observation_space: Of one environment, with both views.
             action_space: Of one environment, (C, 7).
             keep_images: Whether the views stay in the observation.
+            chunk_len: Rows of ``vla_action``, if more than an action has; at most the horizon.
 
         Raises:
             ConfigError: If the spaces or the encoder do not fit the VLA.
@@ -59,13 +61,20 @@ class VLAFeatures:
         self.rl_token = load_rl_token(rl_token) if isinstance(rl_token, str) else rl_token
         self._check_fit(observation_space, action_space)
         assert isinstance(observation_space, spaces.Dict) and action_space.shape is not None
-        self.chunk_len = action_space.shape[0]
+        self.chunk_len = action_space.shape[0] if chunk_len is None else chunk_len
+        if not action_space.shape[0] <= self.chunk_len <= self.vla.horizon:
+            raise ConfigError(
+                f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
+                f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
+            )
         self.kept = ("proprio", "task_id", *(VIEWS if keep_images else ()))
         dim = self.vla.hidden_size if self.rl_token is None else self.rl_token.dim
         self.space = spaces.Dict(
             {
                 "rl_token": spaces.Box(-np.inf, np.inf, (dim,), np.float32),
-                "vla_action": spaces.Box(-1.0, 1.0, action_space.shape, np.float32),
+                "vla_action": spaces.Box(
+                    -1.0, 1.0, (self.chunk_len, *action_space.shape[1:]), np.float32
+                ),
                 **{key: observation_space[key] for key in self.kept},
             }
         )
