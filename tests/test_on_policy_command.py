@@ -65,17 +65,17 @@ def test_mistakes_are_named(calls, capsys):
 
 
 @pytest.mark.slow
-def test_two_updates_on_libero(tmp_path, capsys):
+def test_a_run_on_libero(tmp_path, capsys):
     options = {
         "--task-ids": "5",
-        "--num-envs": "4",
-        "--group-size": "4",
+        "--num-envs": "2",
+        "--group-size": "2",
         "--episodes-per-env": "1",
-        "--total-steps": "1300",  # an episode has 300 control steps at most
+        "--total-steps": "601",  # an episode has 300 control steps at most
         "--learning-rate": "1e-3",
         "--eval-every": "2000",
-        "--eval-envs": "2",
-        "--eval-layouts": "2",
+        "--eval-envs": "1",
+        "--eval-layouts": "1",
         "--eval-states": "1",
         "--seed": "1",
     }

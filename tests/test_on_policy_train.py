@@ -1,0 +1,274 @@
+"""Whole runs on the toy: files, resuming bit for bit, phases, processes, learning."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from on_policy_toys import tiny_vla, toy_envs
+from safetensors.torch import load_file
+from test_on_policy_distributed import two_processes
+from toy_token_env import LIMIT
+
+from vla_gym.errors import ConfigError
+from vla_gym.vla.mini import MiniBackend
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig, load_config
+from vla_gym_trainers.on_policy.loop import rollout_seed
+from vla_gym_trainers.on_policy.parts import Worlds, make_parts
+from vla_gym_trainers.on_policy.train import train
+
+SMALL = {
+    "num_envs": 4,
+    "workers": 0,
+    "episodes_per_env": 1,
+    "num_minibatches": 2,
+    "lora_r": 4,
+    "learning_rate": 1e-2,
+    "eval_every": 0,
+    "eval_envs": 2,
+    "eval_layouts": 2,
+    "progress": False,
+}
+
+
+class Guide(MiniBackend):
+    """Its own actions go where the instruction says; its token head knows nothing."""
+
+    def infer(self, images, instructions, proprio):
+        output = super().infer(images, instructions, proprio)
+        for row, text in enumerate(instructions):
+            output.actions[row, :, 0] = 0.8 if "right" in text else -0.8
+            output.actions[row, :, 1:] = 0.1
+        return output
+
+
+def guide():
+    vla = tiny_vla()
+    return Guide(vla.model)
+
+
+def toy_worlds(config, **toy):
+    toy = {"tasks": (0, 1), "goal": 0.2, **toy}  # chance reaches 0.2 now and then
+
+    def train_envs():
+        return toy_envs(config.num_envs, group_size=config.group_size, **toy)
+
+    return Worlds(train_envs, lambda: toy_envs(config.eval_envs, **toy), LIMIT, len(toy["tasks"]))
+
+
+def run(kind, folder, vla=None, resume=False, toy=None, **changes):
+    config = kind(**{**SMALL, "run_dir": folder, **changes})
+    worlds = toy_worlds(config, **(toy or {}))
+    return train(config, resume=resume, vla=vla or tiny_vla(), worlds=worlds)
+
+
+def rows_of(folder):
+    """Metrics without what depends on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")}
+        for row in rows
+    ]
+
+
+def test_a_run_leaves_what_is_needed(tmp_path):
+    vla = tiny_vla()
+    before = {k: v.clone() for k, v in vla.model.state_dict().items()}
+    result = run(GRPOConfig, tmp_path / "run", vla, group_size=2, total_steps=150, eval_every=100)
+    folder = result.run_dir
+    assert all(torch.equal(v, before[k]) for k, v in vla.model.state_dict().items())
+    rows = rows_of(folder)
+    learning = [row for row in rows if "rollout/env_steps" in row]
+    assert len(learning) == result.card["results"]["training"]["rollouts"] >= 2
+    steps = [row["step"] for row in learning]
+    assert steps == sorted(steps) and steps[-1] >= 150 > steps[-2]
+    assert steps[-1] == sum(row["rollout/env_steps"] for row in learning)
+    assert [row["step"] for row in rows if "eval/success" in row][0] == 0
+    assert all(row["rollout/staleness"] == 0 for row in learning)
+    assert list((folder / "tensorboard").iterdir()) and (folder / "adapters").is_dir()
+    saved = load_config(folder / "config.json", GRPOConfig)
+    assert saved.total_steps == 150 and saved.heads == ("token_head",)
+    # What is to be used is the best one, with its adapters merged.
+    parts = make_parts(saved, vla)
+    parts.policy.load_state_dict(load_file(folder / "best.safetensors"))
+    plain = MiniBackend.from_pretrained(folder / "vla")
+    inputs = _inputs()
+    torch.testing.assert_close(
+        plain.token_logits(*inputs), parts.policy.vla.token_logits(*inputs), atol=1e-4, rtol=1e-4
+    )
+    with pytest.raises(ConfigError, match="--resume"):
+        run(GRPOConfig, folder, vla, group_size=2, total_steps=150)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        run(GRPOConfig, folder, vla, group_size=2, resume=True, learning_rate=1.0)
+    with pytest.raises(ConfigError, match="no configuration of vla-gym-train ppo"):
+        run(PPOConfig, folder, vla, resume=True)
+
+
+def _inputs():
+    envs = toy_envs(3)
+    try:
+        obs, infos = envs.reset(seed=1)
+    finally:
+        envs.close()
+    frames = {camera: obs[camera] for camera in ("agentview", "wrist")}
+    return frames, infos["instruction"].tolist(), obs["proprio"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (GRPOConfig, {"group_size": 2, "kl_coef": 0.1}),
+        (PPOConfig, {"episodes_per_env": None, "rollout_chunks": 4, "eval_every": 100}),
+        (PPOConfig, {"asynchronous": True, "warmup_steps": 60, "transition_steps": 150}),
+    ],
+)
+def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
+    changes = {"total_steps": 330, "checkpoint_every": 120, "keep_checkpoints": 9, **changes}
+    run(kind, tmp_path / "whole", **changes)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("chunk_*"))
+    assert len(checkpoints) >= 3
+    for later in checkpoints[1:]:
+        shutil.rmtree(later)
+    (tmp_path / "cut" / "last.safetensors").unlink()
+    run(kind, tmp_path / "cut", resume=True, **changes)
+    whole, cut = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "cut"))
+    assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    assert sum(row.get("train/grad_norm", 0) > 0 for row in rows_of(tmp_path / "cut")) >= 3
+
+
+def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):
+    result = run(
+        PPOConfig,
+        tmp_path / "run",
+        total_steps=400,
+        asynchronous=True,
+        checkpoint_every=200,
+    )
+    rows = [row for row in rows_of(result.run_dir) if "rollout/staleness" in row]
+    ages = [row["rollout/staleness"] for row in rows]
+    # The first one, and the one after the checkpoint, had nothing to be collected beside.
+    first_after = next(i for i, row in enumerate(rows) if row["step"] >= 200) + 1
+    assert [i for i, age in enumerate(ages) if age == 0] == [0, first_after]
+    assert set(ages) == {0.0, 1.0}
+    stale = result.card["results"]["training"]["staleness_chunks"]
+    assert set(stale) == {"0", "1"}
+    # Ratios are to the policy that acted: where it is older, they differ from 1.
+    deviations = {age: [] for age in (0.0, 1.0)}
+    for row in rows:
+        if "train/ratio_deviation" in row:
+            deviations[row["rollout/staleness"]].append(row["train/ratio_deviation"])
+    assert min(deviations[1.0]) > 1e-3
+
+
+def test_phases_from_a_fresh_head(tmp_path):
+    """Warm-up reaches the teacher's success; the transition keeps it."""
+    result = run(
+        PPOConfig,
+        tmp_path / "run",
+        guide(),
+        toy={"goal": 0.5},
+        trainable="full",
+        fresh_heads=True,
+        learning_rate=1e-4,
+        cloning_learning_rate=5e-3,
+        cloning_epochs=12,
+        warmup_steps=150,
+        transition_steps=150,
+        total_steps=400,
+        eval_every=75,
+        eval_layouts=4,
+        num_envs=8,
+    )
+    rows = rows_of(result.run_dir)
+    evaluations = [row for row in rows if "eval/success" in row]
+    assert all(row["eval/teacher_success"] == 1.0 for row in evaluations)
+    assert all(row["eval/gap"] == row["eval/success"] - 1.0 for row in evaluations)
+    after = [row["eval/success"] for row in evaluations if row["step"] >= 150]
+    assert evaluations[0]["eval/success"] < 0.5 and min(after) >= 0.8 and after[0] >= 0.9
+    learning = [row for row in rows if "phase/epsilon" in row]
+    epsilons = [row["phase/epsilon"] for row in learning]
+    assert epsilons[0] == 1.0 and epsilons[-1] == 0.0 and any(0 < e < 1 for e in epsilons)
+    assert epsilons == sorted(epsilons, reverse=True)
+    for row in learning:
+        assert ("train/policy_loss" in row) == (row["phase/epsilon"] < 1.0)
+        assert ("train/cloning_loss" in row) == (row["phase/cloning"] > 0.0)
+    assert max(row.get("train/token_accuracy", 0) for row in learning) > 0.8
+
+
+def test_hybrid_learns_from_the_teachers_actions(tmp_path):
+    result = run(
+        PPOConfig, tmp_path / "run", guide(), hybrid=True, teacher_noise=0.05, total_steps=100
+    )
+    (row, *_) = [row for row in rows_of(result.run_dir) if "rollout/success" in row]
+    assert row["rollout/success"] == 1.0 and row["rollout/teacher_share"] == 0.0
+    assert row["train/updates"] == 2 and row["train/policy_loss"] is not None
+
+
+def test_two_processes_run_as_one_with_all_environments(tmp_path):
+    changes = {
+        "group_size": 2,
+        "total_steps": 120,
+        "run_dir": tmp_path / "two",
+        "lora_r": 4,
+        "eval_every": 100,
+    }
+
+    def job(among):
+        assert among.size == 2
+        config = GRPOConfig(**{**SMALL, **changes, "num_envs": 2})
+        # The job runs inside a world of its own already: train() would join a second time.
+        from vla_gym_trainers.on_policy import train as module
+        from vla_gym_trainers.runs.run_dir import RunDir
+
+        vla = tiny_vla()
+        result = module._train(config, RunDir(config.run_dir), among, vla, toy_worlds(config))
+        return len(result.card)
+
+    sizes = two_processes(tmp_path, job)
+    assert sizes[0] > 0 == sizes[1]
+    run(GRPOConfig, tmp_path / "one", **{k: v for k, v in changes.items() if k != "run_dir"})
+    two, one = (load_file(tmp_path / x / "last.safetensors") for x in ("two", "one"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=1e-2)
+    for a, b in zip(rows_of(tmp_path / "two"), rows_of(tmp_path / "one"), strict=True):
+        for key in ("step", "rollout/episodes", "rollout/success", "train/updates"):
+            assert a.get(key) == b.get(key)
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, PPOConfig])
+def test_success_grows(tmp_path, kind):
+    """A toy with one task: a random start succeeds now and then, the trained policy mostly."""
+    specific = {"total_steps": 5000, "gamma": 0.98}
+    if kind is GRPOConfig:
+        specific = {"total_steps": 3000, "group_size": 8}
+    result = run(
+        kind,
+        tmp_path / "run",
+        toy={"tasks": (0,), "goal": 0.3},
+        num_envs=16,
+        episodes_per_env=2,
+        epochs=3,
+        learning_rate=1e-2,
+        micro_batch_size=128,
+        **specific,
+    )
+    rates = [rate for _, rate in result.card["results"]["training"]["success"]]
+    assert sum(rates[:2]) / 2 < 0.5 and sum(rates[-3:]) / 3 > 0.8
+
+
+def test_settings_are_checked():
+    for kind, wrong, words in (
+        (GRPOConfig, {"group_size": 1}, "at least 2"),
+        (GRPOConfig, {"episodes_per_env": None}, "whole episodes"),
+        (GRPOConfig, {"num_envs": 12}, "multiple"),
+        (PPOConfig, {"lam": 1.5}, "lam"),
+        (PPOConfig, {"gamma": 0.0}, "gamma"),
+        (PPOConfig, {"hybrid": True, "warmup_steps": 5}, "hybrid"),
+        (PPOConfig, {"clip_low": 2.0}, "clip_low"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            kind(**wrong)
+    seeds = {rollout_seed(s, i) for s in (0, 10_000) for i in range(100)}
+    assert len(seeds) == 200 and max(seeds) < 1_000_000_000
