@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import multiprocessing
@@ -9,6 +10,7 @@ import pickle
 import signal
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from vla_gym_trainers.train_td3 import TD3Config, resume_td3, train_td3
 
 #: Seconds for anything that takes a few: machines may be busy.
 PATIENCE = 280
+Uninterrupted = Callable[[bool], tuple[dict[str, Any], float]]
 _CONTEXT = multiprocessing.get_context("forkserver")
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 _CONTEXT.set_forkserver_preload(["tests.resume_target"])
@@ -98,24 +101,31 @@ def assert_same(mine: Any, its: Any, where: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], float]:
-    """Result of the run that nobody killed, and how many seconds it trained."""
-    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-    finish(start(folder))
-    made = result(folder)
-    assert made["name"] == "chunk_000000240"
-    assert len(made["metrics"]) >= 3
-    minutes = json.loads((folder / "card.json").read_text())["results"]["training"]["minutes"]
-    return made, 60 * minutes
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[bool], tuple[dict[str, Any], float]]:
+    """Result of the run that nobody killed, and how many seconds it trained; by ``pipelined``."""
+
+    @functools.cache
+    def train(pipelined: bool) -> tuple[dict[str, Any], float]:
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+        finish(start(folder, pipelined=pipelined))
+        made = result(folder)
+        assert made["name"] == "chunk_000000240"
+        assert len(made["metrics"]) >= 3
+        minutes = json.loads((folder / "card.json").read_text())["results"]["training"]["minutes"]
+        return made, 60 * minutes
+
+    return train
 
 
-def kill_and_resume(folder: Path, delays: list[float]) -> int:
+def kill_and_resume(folder: Path, delays: list[float], pipelined: bool) -> int:
     """Kill a run after each delay (seconds after it began to log), then let it end.
 
     Returns:
         How many kills came before its end.
     """
-    kills, process = 0, start(folder)
+    kills, process = 0, start(folder, pipelined=pipelined)
     for delay in delays:
         deadline = time.monotonic() + PATIENCE
         while process.is_alive() and not (folder / "metrics.jsonl").exists():
@@ -134,38 +144,39 @@ def kill_and_resume(folder: Path, delays: list[float]) -> int:
     return kills
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "pipelined"), [(0, False), (1, True)])
 def test_a_killed_run_goes_on_bit_for_bit(
-    tmp_path: Path, uninterrupted: tuple[dict[str, Any], float], seed: int
+    tmp_path: Path, uninterrupted: Uninterrupted, seed: int, pipelined: bool
 ) -> None:
-    expected, seconds = uninterrupted
+    expected, seconds = uninterrupted(pipelined)
     delay = float(np.random.default_rng(seed).uniform(0.1, 0.8)) * seconds
-    assert kill_and_resume(tmp_path / "run", [delay]) == 1
+    assert kill_and_resume(tmp_path / "run", [delay], pipelined) == 1
     assert_same(result(tmp_path / "run"), expected)
 
 
 def test_a_run_killed_while_it_writes_a_checkpoint(
-    tmp_path: Path, uninterrupted: tuple[dict[str, Any], float]
+    tmp_path: Path, uninterrupted: Uninterrupted
 ) -> None:
     folder = tmp_path / "run"
     # Four files and the folder a checkpoint: inside the third one.
-    finish(start(folder, kill_in_save=13), -signal.SIGKILL)
+    finish(start(folder, kill_in_save=13, pipelined=False), -signal.SIGKILL)
     assert [p.name for p in RunDir(folder).checkpoints()] == ["chunk_000000048", "chunk_000000096"]
     assert list((folder / "checkpoints").glob(".*.draft"))
     finish(start(folder, resume=True))
     assert not list((folder / "checkpoints").glob(".*"))
-    assert_same(result(folder), uninterrupted[0])
+    assert_same(result(folder), uninterrupted(False)[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_a_run_killed_twice_goes_on_bit_for_bit(
-    tmp_path: Path, uninterrupted: tuple[dict[str, Any], float], seed: int
+    tmp_path: Path, uninterrupted: Uninterrupted, seed: int
 ) -> None:
     """Ten runs, two kills each at moments that nobody chose."""
-    expected, seconds = uninterrupted
+    pipelined = seed % 2 == 1
+    expected, seconds = uninterrupted(pipelined)
     delays = np.random.default_rng(seed).uniform(0.0, 0.5, 2) * seconds
-    assert kill_and_resume(tmp_path / "run", delays.tolist()) == 2
+    assert kill_and_resume(tmp_path / "run", delays.tolist(), pipelined) == 2
     assert_same(result(tmp_path / "run"), expected)
 
 
