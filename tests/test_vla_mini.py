@@ -310,15 +310,25 @@ def test_config_wants_one_length():
         MiniConfig(ema=1.0)
 
 
-def test_shipped_weights_fit_the_wheel_and_know_the_goal_suite():
+@pytest.mark.parametrize("name", ["mini", "mini-few"])
+def test_shipped_weights_are_small_and_know_the_words_of_all_thirty_tasks(name):
     from vla_gym.suites import suite_tasks
+    from vla_gym.vla.paraphrases import paraphrases
 
-    size = sum(f.stat().st_size for f in WEIGHTS_ROOT.rglob("*") if f.is_file())
-    assert size <= 10e6
-    vla = load("mini")
-    assert (vla.name, vla.horizon, vla.num_hidden_tokens, vla.image_size) == ("mini", 8, 8, 128)
-    words = vla.tokenize([task.instruction for task in suite_tasks("goal")])
+    for folder in (name, f"{name}-rl-token"):
+        size = sum(f.stat().st_size for f in (WEIGHTS_ROOT / folder).iterdir())
+        assert size <= 10e6, folder
+    vla = load(name)
+    assert (vla.name, vla.horizon, vla.num_hidden_tokens, vla.image_size) == (name, 8, 8, 128)
+    told = [
+        task.instruction for suite in ("spatial", "object", "goal") for task in suite_tasks(suite)
+    ]
+    words = vla.tokenize(told + [other for text in told for other in paraphrases(text)])
     assert (words != 1).all()
     images, _, proprio = random_inputs(1)
     out = vla.infer(images, ["turn on the stove"], proprio)
     assert torch.isfinite(out.hidden).all() and out.actions.shape == (1, 8, 7)
+    assert (
+        load(name, head="token").infer(images, ["turn on the stove"], proprio).actions.abs().max()
+        <= 1
+    )

@@ -72,7 +72,10 @@ def _fast_checks() -> list[_Named]:
         ("cache", system.check_cache),
         ("assets: lite", partial(system.check_assets, "lite")),
         ("assets: libero", partial(system.check_assets, "libero")),
-        ("weights: mini", partial(system.check_weights, "mini")),
+        *(
+            (f"weights: {name}", partial(system.check_weights, name))
+            for name in ("mini", "mini-few")
+        ),
         ("shared memory", system.check_shared_memory),
         ("open files", system.check_files),
         ("cores", system.check_cores),

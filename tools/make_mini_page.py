@@ -1,0 +1,189 @@
+"""Put the counts of result cards into docs/mini.json, docs/mini.md and the model cards.
+
+Usage: python tools/make_mini_page.py [CARD ...]
+
+The cards are those of ``vla-gym eval`` for the shipped checkpoints (docs/mini.md has the
+commands). A card takes the place of an earlier one of the same checkpoint, head, temperature,
+phrasing and suite. The tables between the pages' ``<!-- begin ... -->`` and ``<!-- end ... -->``
+lines are made of docs/mini.json alone; nothing in them is typed by hand. Rows of checkpoints that
+are not the shipped ones are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vla_gym.suites import get_task, suite_tasks
+from vla_gym_trainers.evaluation.cards import read_card
+from vla_gym_trainers.evaluation.policies import vla_identity
+from vla_gym_trainers.stats import wilson_interval
+
+ROOT = Path(__file__).parent.parent
+COUNTS, PAGE = ROOT / "docs" / "mini.json", ROOT / "docs" / "mini.md"
+WEIGHTS = ROOT / "vla_gym" / "weights"
+CHECKPOINTS = ("mini", "mini-few")
+SUITES = ("spatial", "object", "goal")
+VARIANTS = ("l1", "token", "token T=1", "l1 held-out words")
+Row = dict[str, Any]
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Return one row for each suite of a card: who played, counts a task, confusion if recorded."""
+    card = read_card(path)
+    policy, results = card.protocol["policy"], card.content["results"]
+    variant = policy["head"]
+    if policy.get("temperature"):
+        variant += f" T={policy['temperature']:g}"
+    if policy.get("phrasing"):
+        variant += " held-out words"
+    confusion = {entry["suite"]: entry for entry in results.get("confusion", [])}
+    rows = []
+    for suite in card.protocol["tasks"]:
+        tasks = [task for task in results["tasks"] if task["suite"] == suite]
+        row = {
+            "checkpoint": policy["vla"]["name"],
+            "sha256": policy["vla"]["sha256"],
+            "variant": variant,
+            "suite": suite,
+            "assets": card.protocol["assets"]["name"],
+            "episodes": card.protocol["episodes"],
+            "successes": [task["num_successes"] for task in tasks],
+            "mean_steps": [
+                None if task["mean_success_length"] is None else round(task["mean_success_length"])
+                for task in tasks
+            ],
+        }
+        if suite in confusion:
+            row["confusion"] = {k: confusion[suite][k] for k in ("decided", "right", "matrix")}
+        rows.append(row)
+    return rows
+
+
+def key(row: Row) -> tuple[int, int, int]:
+    """Return what a row is replaced and sorted by."""
+    place = CHECKPOINTS.index(row["checkpoint"])
+    return place, VARIANTS.index(row["variant"]), SUITES.index(row["suite"])
+
+
+def rate(successes: int, n: int) -> str:
+    """Return a rate with Wilson's 95 % interval, in percent."""
+    low, high = wilson_interval(successes, n)
+    return f"{100 * successes / n:.1f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """Return the table of suites."""
+    lines = [
+        "| checkpoint | head | spatial | object | goal | all |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for checkpoint, variant in dict.fromkeys((r["checkpoint"], r["variant"]) for r in rows):
+        own = [r for r in rows if (r["checkpoint"], r["variant"]) == (checkpoint, variant)]
+        cells = []
+        for suite in (*SUITES, None):
+            chosen = [r for r in own if suite in (r["suite"], None)]
+            successes = sum(sum(r["successes"]) for r in chosen)
+            episodes = sum(r["episodes"] * len(r["successes"]) for r in chosen)
+            complete = len(chosen) == (1 if suite else len(SUITES))
+            cells.append(rate(successes, episodes) if complete else "")
+        lines.append(f"| `{checkpoint}` | {variant} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def tasks(rows: list[Row]) -> list[str]:
+    """Return the table of tasks: successes and mean steps of each checkpoint and head."""
+    columns = list(dict.fromkeys((r["checkpoint"], r["variant"]) for r in rows))
+    lines = ["| task | " + " | ".join(f"`{c}` {v}" for c, v in columns) + " |"]
+    lines.append("| --- |" + " --- |" * len(columns))
+    for suite in SUITES:
+        for i in range(len(suite_tasks(suite))):
+            cells = []
+            for column in columns:
+                match = [
+                    r
+                    for r in rows
+                    if (r["checkpoint"], r["variant"], r["suite"]) == (*column, suite)
+                ]
+                cells.append(_cell(match[0], i) if match else "")
+            text = get_task(suite, i).instruction
+            lines.append(f"| {suite} {i}: {text} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(row: Row, task: int) -> str:
+    low, high = wilson_interval(row["successes"][task], row["episodes"])
+    text = f"{row['successes'][task]}/{row['episodes']} ({100 * low:.0f}-{100 * high:.0f} %)"
+    steps = row["mean_steps"][task]
+    return text if steps is None else f"{text}, {steps} steps"
+
+
+def confusion(rows: list[Row]) -> list[str]:
+    """Return one matrix a checkpoint: instruction against the first goal that became true."""
+    lines: list[str] = []
+    for row in rows:
+        if "confusion" not in row:
+            continue
+        found = row["confusion"]
+        share = rate(found["right"], found["decided"])
+        lines += [
+            f"`{row['checkpoint']}`, {row['variant']} head: the right one in {found['right']} of "
+            f"{found['decided']} decided episodes, {share} %.",
+            "",
+            "| told \\ achieved | " + " | ".join(str(i) for i in range(10)) + " | none |",
+            "| --- |" + " --- |" * 11,
+        ]
+        for told in range(10):
+            counts = found["matrix"].get(str(told), {})
+            cells = [str(counts.get(str(i), "")) for i in range(10)]
+            none = row["episodes"] - sum(counts.values())
+            text = get_task("goal", told).instruction
+            lines.append(f"| {told}: {text} | " + " | ".join(cells) + f" | {none or ''} |")
+        lines.append("")
+    return lines[:-1]
+
+
+BLOCKS: dict[str, Callable[[list[Row]], list[str]]] = {
+    "summary": summary,
+    "tasks": tasks,
+    "confusion": confusion,
+}
+
+
+def fill(path: Path, rows: list[Row], blocks: tuple[str, ...]) -> None:
+    """Make a page's tables anew."""
+    text = path.read_text()
+    for name in blocks:
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        block = "\n".join(BLOCKS[name](rows)) + "\n"
+        text, count = re.subn(pattern, lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"{path} has {count} blocks {name!r}, expected one.")
+    path.write_text(text)
+
+
+def main() -> None:
+    """Take the cards in, write the counts and the pages."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cards", nargs="*", type=Path, help="result cards of vla-gym eval")
+    rows = {key(row): row for row in (json.loads(COUNTS.read_text()) if COUNTS.exists() else [])}
+    for path in parser.parse_args().cards:
+        rows |= {key(row): row for row in rows_of(path)}
+    ordered = [rows[k] for k in sorted(rows)]
+    for row in ordered:
+        shipped = vla_identity(WEIGHTS / row["checkpoint"])["sha256"]
+        if row["sha256"] != shipped:
+            raise SystemExit(f"{row['checkpoint']} {row['variant']}: not the shipped checkpoint.")
+    COUNTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in ordered) + "\n]\n")
+    fill(PAGE, ordered, tuple(BLOCKS))
+    for name in CHECKPOINTS:
+        own = [row for row in ordered if row["checkpoint"] == name]
+        fill(WEIGHTS / name / "README.md", own, ("summary",))
+
+
+if __name__ == "__main__":
+    main()
