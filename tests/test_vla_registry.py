@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
 
@@ -66,7 +66,8 @@ def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
 def test_environment_takes_a_third_party_backend(example_package, checkpoint):
     import gymnasium as gym
 
-    env = gym.make("vla_gym:LiberoVLA-goal-v0", vla=f"constant:{checkpoint}", rl_token=None)
+    with pytest.warns(RLTokenWarning, match="No RL token belongs to the VLA 'steady'"):
+        env = gym.make("vla_gym:LiberoVLA-goal-v0", vla=f"constant:{checkpoint}")
     try:
         obs, _ = env.reset(seed=0)
         assert obs["vla_action"].shape == (4, 7) and obs["rl_token"].shape == (16,)

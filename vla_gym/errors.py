@@ -20,6 +20,10 @@ class AssetWarning(UserWarning):
     """``assets="auto"`` found no real meshes and took the lite pack instead."""
 
 
+class RLTokenWarning(UserWarning):
+    """``rl_token="auto"`` found no encoder for the VLA; the mean hidden state takes its place."""
+
+
 class CompileError(VlaGymError, RuntimeError):
     """The separate process that compiles a scene failed."""
 

@@ -151,13 +151,11 @@ def _load(
 ) -> tuple[FrozenVLA, RLTokenEncoder | None, int]:
     """Return the VLA, its RL-token encoder and the chunk length, which must fit the VLA."""
     from vla_gym.errors import ConfigError
-    from vla_gym.rl_token import load_rl_token
+    from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
 
     model = load(vla, device=device) if isinstance(vla, str) else vla
-    if rl_token == "auto":
-        rl_token = model.name
-    encoder = load_rl_token(rl_token, device) if isinstance(rl_token, str) else rl_token
+    encoder = choose_rl_token(rl_token, model, device)
     chunk_len = model.horizon if chunk_len is None else chunk_len
     if not 1 <= chunk_len <= model.horizon:
         raise ConfigError(

@@ -41,8 +41,8 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
             env: Environment with observations ``agentview``, ``wrist``, ``proprio``, ``task_id``
                 and actions (C, 7).
             vla: Name or directory of a VLA, or the model itself.
-            rl_token: ``"auto"`` for the encoder that belongs to the VLA, a name or a directory,
-                the encoder itself, or None for the mean hidden state.
+            rl_token: ``"auto"`` for the encoder that ships with the VLA (the mean hidden state if
+                none does), a name or a directory, the encoder itself, or None for the mean.
             keep_images: Whether the camera images stay in the observation.
 
         Raises:

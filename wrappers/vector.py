@@ -64,8 +64,8 @@ class FrozenVLAObservation(
             env: Its infos hold ``instruction``; its observations and actions are those that the
                 single wrapper expects.
             vla: Name or directory of a VLA, or the model itself.
-            rl_token: ``"auto"`` for the encoder that belongs to the VLA, a name or a directory,
-                the encoder itself, or None for the mean hidden state.
+            rl_token: ``"auto"`` for the encoder that ships with the VLA (the mean hidden state if
+                none does), a name or a directory, the encoder itself, or None for the mean.
             keep_images: Whether the camera images stay in the observation.
             chunk_len: Rows of ``vla_action``, if more than the environment executes a step.
 

@@ -42,8 +42,8 @@ class VLAFeatures:
 
         Args:
             vla: Name or directory of a VLA, or the model itself.
-            rl_token: ``"auto"`` for the encoder that belongs to the VLA, a name or a directory,
-                the encoder itself, or None.
+            rl_token: ``"auto"`` for the encoder that ships with the VLA (the mean hidden state if
+                none does), a name or a directory, the encoder itself, or None for the mean.
             observation_space: Of one environment, with both views.
             action_space: Of one environment, (C, 7).
             keep_images: Whether the views stay in the observation.
@@ -52,13 +52,11 @@ class VLAFeatures:
         Raises:
             ConfigError: If the spaces or the encoder do not fit the VLA.
         """
-        from vla_gym.rl_token import load_rl_token
+        from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
 
         self.vla = load(vla) if isinstance(vla, str) else vla
-        if rl_token == "auto":
-            rl_token = self.vla.name
-        self.rl_token = load_rl_token(rl_token) if isinstance(rl_token, str) else rl_token
+        self.rl_token = choose_rl_token(rl_token, self.vla)
         self._check_fit(observation_space, action_space)
         assert isinstance(observation_space, spaces.Dict) and action_space.shape is not None
         self.chunk_len = action_space.shape[0] if chunk_len is None else chunk_len

@@ -6,18 +6,22 @@ states; a decoder must rebuild the states from the readout alone, step by step.
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from pathlib import Path
 
+from vla_gym.errors import RLTokenWarning
 from vla_gym.rl_token.losses import explained_variance, reconstruction_loss
 from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
-from vla_gym.vla.files import resolve_weights
+from vla_gym.vla.base import FrozenVLA
+from vla_gym.vla.files import WEIGHTS_ROOT, resolve_weights
 
 __all__ = [
     "RLTokenModelConfig",
     "RLTokenDecoder",
     "RLTokenEncoder",
     "explained_variance",
+    "choose_rl_token",
     "load_rl_token",
     "reconstruction_loss",
 ]
@@ -35,6 +39,37 @@ def load_rl_token(name_or_path: str | Path, device: str = "cpu") -> RLTokenEncod
         WeightsError: If the checkpoint is missing, corrupt or of another architecture.
     """
     return _load(resolve_weights(name_or_path, suffix="-rl-token"), device)
+
+
+def choose_rl_token(
+    rl_token: str | Path | RLTokenEncoder | None, vla: FrozenVLA, device: str = "cpu"
+) -> RLTokenEncoder | None:
+    """Return the encoder that an environment with ``vla`` inside should use.
+
+    Args:
+        rl_token: ``"auto"`` for the one that ships with the VLA (the mean hidden state, with a
+            warning, if none does); a name or a folder; the encoder itself; None for the mean
+            hidden state.
+        vla: The VLA.
+        device: Torch device.
+
+    Raises:
+        WeightsError: If a checkpoint that was named is missing or unusable.
+    """
+    if rl_token is None or isinstance(rl_token, RLTokenEncoder):
+        return rl_token
+    if rl_token == "auto":
+        rl_token = vla.name
+        if not (WEIGHTS_ROOT / f"{rl_token}-rl-token").is_dir():
+            warnings.warn(
+                f"No RL token belongs to the VLA {vla.name!r}: the mean of its hidden states takes "
+                "its place. Pretrain one with 'vla-gym-train rl-token --vla ...' and pass its "
+                "folder as rl_token=, or pass rl_token=None to say that the mean is meant.",
+                RLTokenWarning,
+                stacklevel=2,
+            )
+            return None
+    return load_rl_token(rl_token, device)
 
 
 @cache
