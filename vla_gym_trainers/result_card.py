@@ -66,8 +66,24 @@ def environment_facts(env: Any) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return which machine this is."""
-    return {"platform": platform.platform(), "cpu_count": os.cpu_count()}
+    """Return which machine this is; what torch makes of its processor decides how it rounds."""
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
+    return next(names, platform.processor()).strip()
 
 
 def make_card(
