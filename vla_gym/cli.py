@@ -23,6 +23,7 @@ commands:
   demos       record demonstrations of the scripted experts
   eval        success rates of the VLA, a trained policy, the experts on the official initial states
   eval-merge  put the result cards of shards together
+  report      one HTML page about training runs and result cards
   bench       speed, start-up and memory beside LIBERO's and Gymnasium's vector environments;
               with --vla NAME[:PATH]: chunks/s of a VLA (vla-gym bench --vla mini --help)
 
@@ -157,6 +158,15 @@ def _eval_merge(arguments: Sequence[str]) -> int:
     return main_merge(_parse(MergeConfig, arguments, "eval-merge"))
 
 
+def _report(arguments: Sequence[str]) -> int:
+    from vla_gym_trainers.report.config import ReportConfig
+
+    config = _parse(ReportConfig, arguments, "report")
+    from vla_gym_trainers.report.command import main
+
+    return main(config)
+
+
 def _bench(arguments: Sequence[str]) -> int:
     if any(argument.partition("=")[0] == "--vla" for argument in arguments):
         from vla_gym.bench.vla import VLABenchConfig
@@ -205,6 +215,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "demos": _demos,
     "eval": _eval,
     "eval-merge": _eval_merge,
+    "report": _report,
     "bench": _bench,
 }
 

@@ -1,0 +1,3 @@
+"""``vla-gym report``: one HTML page about training runs and evaluations."""
+
+from __future__ import annotations
