@@ -87,6 +87,7 @@ def test_wheel_contents(wheel):
     expected += [ROOT / "vla_gym" / "configs" / file.name for file in ROOT.glob("configs/*.yaml")]
     expected += [ROOT / "vla_gym" / "wrappers" / file.name for file in ROOT.glob("wrappers/*.py")]
     expected += [*ROOT.glob("vla_gym/**/*.py"), *ROOT.glob("vla_gym_trainers/**/*.py")]
+    expected += [*ROOT.glob("vla_gym_trainers/**/*.css")]
     missing = {str(file.relative_to(ROOT)) for file in expected} - names
     assert not missing
     assert wheel.stat().st_size < 15e6

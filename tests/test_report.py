@@ -12,11 +12,12 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from report_runs import BEGAN, against_vla, eval_card, grpo_run, td3_run, write_logs
+from report_runs import BEGAN, against_vla, eval_card, grpo_run, result, td3_run, write_logs
 
 from vla_gym import cli
 from vla_gym.errors import ConfigError
 from vla_gym.video import write_video
+from vla_gym_trainers.eval_result import summarize
 from vla_gym_trainers.report.charts import compact, nice_ticks
 from vla_gym_trainers.report.config import ReportConfig
 from vla_gym_trainers.report.curves import metric, seconds_of
@@ -26,6 +27,9 @@ from vla_gym_trainers.report.sources import read_rows, read_sources, short_names
 from vla_gym_trainers.result_card import write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.stats import wilson_interval
+
+# Outcomes of two seeds on four states.
+OK = ((True, True, False, False), (True, True, True, False))
 
 
 class Page(HTMLParser):
@@ -64,9 +68,11 @@ def page_of(*paths: Path, **options: Any) -> Page:
 
 
 def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
-    one = td3_run(tmp_path / "a", [0.4, 0.5], monkeypatch, seed=0)
-    two = td3_run(tmp_path / "b", [0.6, 0.9], monkeypatch, seed=10_000)
+    won = [summarize([result("vla", 9, [False] * 4)], [result("policy", 9, list(ok))]) for ok in OK]
+    one = td3_run(tmp_path / "a", [0.4, 0.5], monkeypatch, seed=0, results=won[0])
+    two = td3_run(tmp_path / "b", [0.6, 0.9], monkeypatch, seed=10_000, results=won[1])
     page = page_of(one.path, two.path)
+    assert "td3 goal 9: mean over tasks and 2 seeds 62.5 % (50.0 .. 75.0)." in page.text
     (group,) = page.data["groups"]
     assert group["label"] == "td3 goal 9" and group["runs"] == ["a", "b"]
     curve = group["success"]["greedy"]["steps"]
@@ -164,6 +170,8 @@ def test_chunks_become_control_steps_beside_a_trainer_that_counts_those(tmp_path
     assert curves[0]["steps"]["x"] == [8000, 16000]  # the card says chunks of 8
     assert "steps" not in curves[1] and curves[1]["seconds"]["x"] == [100, 200]
     assert curves[2]["steps"]["x"] == [0]
+    assert page.data["differences"]["bc_weight"] == [1.0, 0.5, None]  # grpo has no such setting
+    assert "advantage" not in page.data["differences"]
     assert "u counts chunks and neither its settings nor a card say how long" in page.text
 
 
@@ -202,6 +210,7 @@ def test_a_running_run_says_what_is_missing(tmp_path, monkeypatch):
     assert "Versions stand in the result card, which a lacks." in text
     assert "No films: a" in text and "No staleness logged: a." in text
     assert "Where the time goes was not logged by a." in text
+    assert "Logged only once: train/critic_loss = 1." in text
 
 
 def test_policies_of_tasks_give_the_mean_curve(tmp_path, monkeypatch):

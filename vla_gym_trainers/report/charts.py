@@ -14,8 +14,8 @@ from vla_gym_trainers.stats import wilson_interval
 #: Colours in the page's CSS, ``s0`` .. ``s7``; more groups repeat them with dashes.
 NUM_COLOURS = 8
 # A chart is drawn for a phone's width and scaled up: its text stays readable there.
-_WIDTH, _HEIGHT, _SMALL = 420.0, 250.0, 170.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 12.0, 10.0, 38.0
+_SIZE, _SMALL = (420.0, 250.0), (310.0, 160.0)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 18.0, 10.0, 38.0
 # With more points than this, dots would hide the line.
 _MOST_DOTS = 60
 
@@ -26,7 +26,7 @@ class Line:
 
     Attributes:
         name: In the legend.
-        colour: Number of the colour; None is the neutral one of what is compared with.
+        colour: Number of the colour; None is the neutral one of what is compared with, dashed.
         x, y: (n,).
         low, high: (n,) of the band, None for none.
         thin: Lines of single runs under it.
@@ -47,11 +47,12 @@ class _Frame:
 
     x: tuple[float, float]
     y: tuple[float, float]
+    width: float
     height: float
 
     def place_x(self, value: float) -> float:
         low, high = self.x
-        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (value - low) / (high - low) * (self.width - _LEFT - _RIGHT)
 
     def place_y(self, value: float) -> float:
         low, high = self.y
@@ -74,18 +75,21 @@ def line_chart(
         percent: The values are rates: the axis goes from 0 to 100 %.
         small: Less high, for many charts.
     """
-    x_axis = nice_ticks(*_range([line.x for line in lines], [0.0]))
+    count = 4 if small else 5
+    last = max(float(line.x.max()) for line in lines)
+    x_axis = nice_ticks(0.0, last or 1.0, count)
     if percent:
         y_axis = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     else:
         many = [[line.y, line.low, line.high, *(y for _, y in line.thin)] for line in lines]
         y_axis = nice_ticks(*_range([y for ys in many for y in ys if y is not None]), count=4)
-    frame = _Frame((x_axis[0], x_axis[-1]), (y_axis[0], y_axis[-1]), _SMALL if small else _HEIGHT)
+    size = _SMALL if small else _SIZE
+    frame = _Frame((x_axis[0], x_axis[-1]), (y_axis[0], y_axis[-1]), *size)
     svg = tag(
         "svg",
         _axes(frame, x_axis, y_axis, x_label, percent),
         *(_drawn(frame, line, percent) for line in lines),
-        viewBox=f"0 0 {_WIDTH:.0f} {frame.height:.0f}",
+        viewBox=f"0 0 {frame.width:.0f} {frame.height:.0f}",
         role="img",
         aria_label=title,
     )
@@ -112,19 +116,18 @@ def _axes(
     frame: _Frame, x_axis: list[float], y_axis: list[float], x_label: str, percent: bool
 ) -> Markup:
     parts = []
-    bottom = frame.height - _BOTTOM
+    bottom, right = frame.height - _BOTTOM, frame.width - _RIGHT
     for value in y_axis:
         y = f"{frame.place_y(value):.1f}"
         text = f"{100 * value:.0f} %" if percent else compact(value)
-        parts.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
+        parts.append(tag("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
         parts.append(tag("text", text, x=_LEFT - 6, y=y, dy="0.35em", text_anchor="end"))
     for value in x_axis:
         x = f"{frame.place_x(value):.1f}"
-        anchor = "end" if value == x_axis[-1] else "middle"
-        parts.append(tag("text", compact(value), x=x, y=bottom + 15, text_anchor=anchor))
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+        parts.append(tag("text", compact(value), x=x, y=bottom + 15, text_anchor="middle"))
+    middle = (_LEFT + right) / 2
     parts.append(tag("text", x_label, x=middle, y=bottom + 32, text_anchor="middle"))
-    parts.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
+    parts.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
     return join(parts)
 
 
@@ -139,7 +142,7 @@ def _drawn(frame: _Frame, line: Line, percent: bool) -> Markup:
     ]
     places = frame.points(line.x, line.y)
     parts.append(tag("polyline", points=" ".join(places), class_="line"))
-    if len(places) <= _MOST_DOTS:
+    if len(places) <= _MOST_DOTS and line.colour is not None:
         for i, place in enumerate(places):
             x, y = place.split(",")
             parts.append(tag("circle", tag("title", _told(line, i, percent)), cx=x, cy=y, r=2.5))
@@ -154,8 +157,8 @@ def _told(line: Line, i: int, percent: bool) -> str:
     return text
 
 
-def _range(arrays: Sequence[np.ndarray], more: Sequence[float] = ()) -> tuple[float, float]:
-    values = np.concatenate([*arrays, np.array(more, np.float64)])
+def _range(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
+    values = np.concatenate(arrays)
     return float(values.min()), float(values.max())
 
 

@@ -23,17 +23,22 @@ def losses_section(groups: Sequence[Group]) -> tuple[Markup, list[str]]:
     keys = dict.fromkeys(key for run in runs for row in _all_rows(run) for key in row)
     wanted = [k for k in keys if k.startswith("train/") and k.split("/")[1] not in _NO_LOSS]
     wanted += [key for key in keys if key.startswith("phase/")]
-    charts, constant = [], []
+    charts, constant, once = [], [], []
     for key in sorted(wanted):
-        lines = [line for group in groups for line in _lines(group, key)]
-        if not lines:
+        pairs = [(group, line) for group in groups for line in _lines(group, key)]
+        if not pairs:
             continue
+        lines = [line for _, line in pairs]
         values = np.concatenate([line.y for line in lines])
-        if np.ptp(values) == 0.0:
+        if max(len(line.x) for line in lines) == 1:
+            once.append(f"{key} = {', '.join(map(compact, values.tolist()))}")
+        elif np.ptp(values) == 0.0:
             constant.append(f"{key} = {compact(float(values[0]))}")
-            continue
-        charts.append(line_chart(key, lines, _unit(runs), small=True))
-    missing = [f"Never changed: {', '.join(constant)}."] if constant else []
+        else:
+            unit = _unit([run for group, _ in pairs for run in group.runs])
+            charts.append(line_chart(key, lines, unit, small=True))
+    missing = [f"Never changed: {'; '.join(constant)}."] if constant else []
+    missing += [f"Logged only once: {'; '.join(once)}."] if once else []
     without = [run.name for run in runs if not any(_all_rows(run))]
     if without:
         missing.append(f"No metrics.jsonl, so no losses: {', '.join(without)}.")
@@ -171,8 +176,11 @@ def staleness_section(groups: Sequence[Group]) -> tuple[Markup, list[str]]:
                 parts += [tag("h3", run.name), _histogram(found)]
                 continue
             lines = [(key, metric(run, key)) for key in _STALENESS]
+            unit = _unit([run])
             charts = [
-                line_chart(key, [Line(group.label, group.index, c.steps, c.values)], _unit([run]))
+                line_chart(
+                    key, [Line(group.label, group.index, c.steps, c.values)], unit, small=True
+                )
                 for key, c in lines
                 if c is not None
             ]

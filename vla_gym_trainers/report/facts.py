@@ -22,7 +22,7 @@ def runs_section(groups: Sequence[Group], cards: Sequence[tuple[str, EvalCard]])
     for group in groups:
         for run in group.runs:
             tasks = run.config.get("task_ids")
-            what = "all" if tasks is None else ", ".join(map(str, tasks))
+            what = "all" if tasks is None else _numbers(tasks)
             last = max((row["step"] for row in run.rows), default=None)
             unit = "chunks" if run.counts_chunks else "control steps"
             state = "finished" if run.card is not None else "no result card yet"
@@ -34,14 +34,25 @@ def runs_section(groups: Sequence[Group], cards: Sequence[tuple[str, EvalCard]])
             rows.append((marked, run.kind, tasks_of, _text(run.seed), state))
     for name, card in cards:
         protocol = card.protocol
-        tasks = "; ".join(f"{s}: {', '.join(map(str, t))}" for s, t in protocol["tasks"].items())
+        tasks = "; ".join(f"{s}: {_numbers(t)}" for s, t in protocol["tasks"].items())
         done = f"evaluation, {protocol['episodes']} states a task"
         rows.append((name, "eval", tasks, _text(protocol["policy"].get("seed")), done))
     return table(("run", "kind", "suite: tasks", "seed", "state"), rows)
 
 
-def evaluations_section(evaluations: Sequence[Evaluation]) -> Markup:
-    """Return a summary, then bars for each task of each evaluation."""
+def _numbers(tasks: Iterable[int]) -> str:
+    """Return numbers in few words: 0-4, 7."""
+    runs: list[list[int]] = []
+    for task in sorted(set(tasks)):
+        if runs and task == runs[-1][-1] + 1:
+            runs[-1].append(task)
+        else:
+            runs.append([task])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
+
+
+def evaluations_section(groups: Sequence[Group], evaluations: Sequence[Evaluation]) -> Markup:
+    """Return a summary, the means of seeds, then bars for each task of each evaluation."""
     if not evaluations:
         return Markup("")
     head = ("run", "policy", "mean over tasks", "VLA", "states won", "only it", "only VLA", "p")
@@ -52,6 +63,13 @@ def evaluations_section(evaluations: Sequence[Evaluation]) -> Markup:
         cells += ["-" if base is None else f"{100 * base:.1f} %", f"{total.won}/{total.count}"]
         summary.append((*cells, *_compared(total)))
     parts = [table(head, summary)]
+    for group in groups:
+        means = [100 * e.mean for e in evaluations if e.colour == group.index]
+        if len(means) > 1:
+            low, mean, high = min(means), sum(means) / len(means), max(means)
+            text = f"{mean:.1f} % ({low:.1f} .. {high:.1f})"
+            seeds = f"{group.label}: mean over tasks and {len(means)} seeds {text}."
+            parts.append(tag("p", tag("i", class_=f"key {colour_class(group.index)}"), seeds))
     parts += [_bars(evaluation) for evaluation in evaluations]
     return join(parts)
 
@@ -124,10 +142,8 @@ def differences_section(runs: Sequence[Run]) -> tuple[Markup, list[str]]:
     if found:
         rows = [(tag("code", key), *map(_text, values)) for key, values in found.items()]
         parts.append(table(("setting", *(run.name for run in runs)), rows))
-        if len({run.kind for run in runs}) > 1:
-            missing.append("Settings that not all of these trainers have: see all settings below.")
     elif len(runs) > 1:
-        missing.append("The runs have the same settings.")
+        missing.append("The runs have the same settings, as far as both have them.")
     for run in runs:
         rows = [(tag("code", key), _text(value)) for key, value in run.config.items()]
         summary = tag("summary", f"All settings of {run.name}")

@@ -54,14 +54,16 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the settings in which runs differ, with the value of each run (None: it has none).
 
-    Settings of one trainer alone are left out where trainers differ, as no choice was made there.
+    That one trainer has a setting and another one has not is no difference: no choice was made.
     """
     configs = [run.config for run in runs]
-    shared = [key for key in dict.fromkeys(k for c in configs for k in c) if key not in IGNORED[1:]]
-    if len({run.kind for run in runs}) > 1:
-        shared = [key for key in shared if all(key in config for config in configs)]
-    columns = {key: [config.get(key) for config in configs] for key in shared}
-    return {key: values for key, values in columns.items() if len({_text(v) for v in values}) > 1}
+    keys = dict.fromkeys(key for config in configs for key in config if key not in IGNORED[1:])
+    found = {}
+    for key in keys:
+        chosen = {_text(config[key]) for config in configs if key in config}
+        if len(chosen) > 1:
+            found[key] = [config.get(key) for config in configs]
+    return found
 
 
 def _key(run: Run) -> str:

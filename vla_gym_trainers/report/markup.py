@@ -49,9 +49,17 @@ def tag(name: str, *children: Any, **attributes: Any) -> Markup:
 
 
 def table(head: Iterable[Any], rows: Iterable[Iterable[Any]], class_: str | None = None) -> Markup:
-    """Return a table that scrolls sideways where it is too wide."""
+    """Return a table that scrolls sideways where it is too wide.
+
+    Cells carry their column's name, if that is text, for styles without columns.
+    """
+    head = list(head)
     header = tag("tr", *(tag("th", cell) for cell in head))
-    body = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    names = [None if isinstance(cell, Markup) else str(cell) or None for cell in head]
+    body = [
+        tag("tr", *(tag("td", c, data_name=n) for c, n in zip(row, names, strict=True)))
+        for row in rows
+    ]
     inner = tag("table", tag("thead", header), tag("tbody", *body), class_=class_)
     return tag("div", inner, class_="scroll")
 

@@ -38,7 +38,7 @@ def make_page(config: ReportConfig) -> str:
     sections = [_section("Runs", facts.runs_section(groups, cards), ())]
     if runs:
         sections.append(_section("Success while training", curves, no_curves))
-    final = facts.evaluations_section(evaluations)
+    final = facts.evaluations_section(groups, evaluations)
     sections.append(_section("Success on the official states", final, no_evaluation))
     sections.append(_section("Films", facts.films_section(strips), no_films))
     if runs:

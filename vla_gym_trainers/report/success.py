@@ -26,9 +26,9 @@ _TITLES = {
     TRAINING: "Training episodes, with exploration",
 }
 _SAYS = {
-    "min..max": "band: lowest to highest of the seeds, line: their mean, thin: each of them",
-    "Wilson": "band: Wilson's 95 % interval of one run",
-    "": "one run without a band",
+    "min..max": "lowest to highest of the seeds (line: their mean, thin: each of them)",
+    "Wilson": "Wilson's 95 % interval where there is one run",
+    "": "none where one run does not say of how many episodes",
 }
 
 
@@ -57,7 +57,7 @@ def success_section(groups: Sequence[Group]) -> tuple[Markup, dict[str, Any], li
         if any(reference(group) for group in groups):
             entries.append(("the frozen VLA on the same layouts", None))
         says = "; ".join(text for kind, text in _SAYS.items() if kind in kinds)
-        parts = [legend(entries), tag("p", f"{says}.", class_="note"), *parts]
+        parts = [legend(entries), tag("p", f"Bands: {says}.", class_="note"), *parts]
         parts.append(_numbers_table(numbers))
     if any(run.rows and not has_clock(run.rows) for group in groups for run in group.runs):
         missing.append(
@@ -86,8 +86,8 @@ def step_scales(groups: Sequence[Group], missing: list[str]) -> tuple[dict[str, 
             )
     if any(run.counts_chunks for run in runs):
         missing.append(
-            "Chunks are drawn as chunk_len control steps; the last one of an episode may be "
-            "shorter, so these runs took a few per cent less."
+            "Chunks are drawn as chunk_len control steps each; the last one of an episode may be "
+            "shorter, so these runs took somewhat fewer."
         )
     return scales, "control steps"
 
