@@ -186,6 +186,15 @@ def test_pauses_before_a_resume_do_not_count(tmp_path, monkeypatch):
     assert seconds == pytest.approx([10, 20, 22, 25, 35, 38])
 
 
+def test_without_a_clock_the_card_says_when_training_ended(tmp_path, monkeypatch):
+    run = td3_run(tmp_path / "a", [0.5], monkeypatch)  # five minutes
+    logs = [(1, 7.0, {"eval/success": 0.5}), (2, 107.0, {"eval/success": 0.5})]
+    write_logs(run, logs, monkeypatch)
+    page = page_of(run.path)
+    assert page.data["groups"][0]["success"]["greedy"]["seconds"]["x"] == [200, 300]
+    assert "a run that logged no clock" in page.text
+
+
 def test_a_card_alone_gives_bars_and_the_curve_that_it_holds(tmp_path, monkeypatch):
     history = [[1000, 0.5, {"9": 0.5}], [2000, 0.75, {"9": 0.75}]]
     run = td3_run(tmp_path / "a", [0.5], monkeypatch, results=against_vla())

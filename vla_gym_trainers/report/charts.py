@@ -133,9 +133,11 @@ def _axes(
 
 def _drawn(frame: _Frame, line: Line, percent: bool) -> Markup:
     parts = []
-    if line.low is not None and line.high is not None and len(line.x) > 1:
+    if line.low is not None and line.high is not None:
         outline = frame.points(line.x, line.high) + frame.points(line.x, line.low)[::-1]
-        parts.append(tag("polygon", points=" ".join(outline), class_="band"))
+        # Of one point it is a stroke, an area of more.
+        kind = ("polygon", "band") if len(line.x) > 1 else ("polyline", "thin")
+        parts.append(tag(kind[0], points=" ".join(outline), class_=kind[1]))
     parts += [
         tag("polyline", points=" ".join(frame.points(*single)), class_="thin")
         for single in line.thin

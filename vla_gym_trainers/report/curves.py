@@ -91,6 +91,15 @@ def seconds_of(rows: Sequence[Row]) -> np.ndarray | None:
     return seconds
 
 
+def clock_of(run: Run) -> np.ndarray | None:
+    """Return :func:`seconds_of` a run's rows; without a clock, ending where its card says."""
+    seconds = seconds_of(run.rows)
+    minutes = run.results.get("training", {}).get("minutes")
+    if seconds is None or minutes is None or has_clock(run.rows):
+        return seconds
+    return seconds + max(0.0, 60.0 * float(minutes) - float(seconds[-1]))
+
+
 def has_clock(rows: Sequence[Row]) -> bool:
     """Tell whether :func:`seconds_of` can leave pauses out."""
     return any("time/seconds" in row or "time/time_elapsed" in row for row in rows)
@@ -109,7 +118,7 @@ def _process_starts(rows: Sequence[Row], wall: np.ndarray) -> np.ndarray | None:
 
 def metric(run: Run, key: str) -> Curve | None:
     """Return a logged number of a run; None if it was never logged."""
-    seconds = seconds_of(run.rows)
+    seconds = clock_of(run)
     found = [i for i, row in enumerate(run.rows) if isinstance(row.get(key), int | float)]
     if not found or seconds is None:
         return None

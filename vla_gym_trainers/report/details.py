@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_gym_trainers.report.charts import Line, compact, legend, line_chart, share_bar
-from vla_gym_trainers.report.curves import Band, Curve, band, metric, seconds_of
+from vla_gym_trainers.report.curves import Band, Curve, band, clock_of, metric
 from vla_gym_trainers.report.groups import Group
 from vla_gym_trainers.report.markup import Markup, join, table, tag
 from vla_gym_trainers.report.sources import Run
@@ -108,7 +108,7 @@ def throughput_section(groups: Sequence[Group]) -> tuple[Markup, list[str]]:
 
 def _speed(run: Run) -> Curve | None:
     """Return steps a second between logs."""
-    seconds = seconds_of(run.rows)
+    seconds = clock_of(run)
     if seconds is None or len(run.rows) < 3:
         return None
     steps = np.array([row["step"] for row in run.rows], np.float64)
@@ -134,7 +134,7 @@ def _totals(run: Run) -> tuple[str, ...] | None:
         if not logged:
             return None
         steps = sum(part.rows[-1]["step"] for part in logged)
-        clocks = [seconds_of(part.rows) for part in logged]
+        clocks = [clock_of(part) for part in logged]
         minutes = sum(float(clock[-1]) for clock in clocks if clock is not None) / 60.0
         unit += "" if run.card is not None else ", so far"
     speed = steps / (60.0 * minutes) if minutes else 0.0
@@ -145,7 +145,7 @@ def _totals(run: Run) -> tuple[str, ...] | None:
 def time_shares(run: Run) -> list[tuple[str, float]]:
     """Return the seconds of each part of a run's work; empty if it did not log them."""
     rows = [row for row in run.rows if "time/learn" in row and "time/rollout" in row]
-    clock = seconds_of(run.rows)
+    clock = clock_of(run)
     if not rows or clock is None:
         return []
     sums = {

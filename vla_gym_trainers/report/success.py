@@ -61,8 +61,8 @@ def success_section(groups: Sequence[Group]) -> tuple[Markup, dict[str, Any], li
         parts.append(_numbers_table(numbers))
     if any(run.rows and not has_clock(run.rows) for group in groups for run in group.runs):
         missing.append(
-            "Wall time of a run whose process logged no clock counts from its first log, pauses "
-            "before it was resumed included."
+            "Wall time of a run that logged no clock is told from the times of its logs: pauses "
+            "before it was resumed count."
         )
     return join(parts), numbers, list(dict.fromkeys(missing))
 
@@ -135,7 +135,7 @@ def _chart(bands: Sequence[tuple[Group, Band]], what: str, by: str, unit: str) -
     if what == GREEDY:
         for group, found in bands:
             if (base := reference(group)) is not None:
-                ends = np.array([found.x[0], found.x[-1]]) / divisor
+                ends = np.array([0.0, found.x[-1]]) / divisor
                 lines.append(Line(base[0], None, ends, np.full(2, base[1])))
     for group, found in bands:
         has_band = bool(found.kind)
