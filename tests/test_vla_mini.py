@@ -254,6 +254,20 @@ def test_cloning_loss_by_hand():
     assert entropy.item() == pytest.approx(np.log(256), rel=1e-5)
 
 
+def test_token_smoothing_spreads_a_bin_over_its_neighbours():
+    config = MiniConfig(token_smoothing=2.0)
+    target = torch.ones(1, 1, 7)  # the last bin: nothing lies beyond it
+    logits = torch.randn(1, 1, 7, 256, generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    _, entropy = cloning_loss(torch.zeros(1, 1, 7), logits, target, valid, config)
+    weights = np.exp(-0.5 * ((np.arange(256) - 255) / 2.0) ** 2)
+    weights /= weights.sum()  # 0.33, 0.30, 0.20, 0.11, ...
+    log_q = logits[0, 0].log_softmax(-1).numpy()
+    assert entropy.item() == pytest.approx(-(log_q * weights).sum(1).mean(), rel=1e-5)
+    with pytest.raises(ConfigError, match="token_smoothing"):
+        MiniConfig(token_smoothing=-1.0)
+
+
 def test_random_shift_moves_whole_images():
     images = np.zeros((3, 2, 64, 64, 3), np.uint8)
     images[:, :, 32, 32] = 255

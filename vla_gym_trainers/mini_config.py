@@ -32,6 +32,9 @@ class MiniConfig:
     """Decay of the weight average that is evaluated and saved."""
     token_loss_weight: float = 0.1
     """Weight of the token head's cross-entropy beside the L1 loss."""
+    token_smoothing: float = 0.0
+    """Standard deviation, in bins, of the Gaussian over which a target bin is spread: a bin's
+    neighbours mean nearly the same, which the cross-entropy does not know. 0: none."""
     gripper_loss_weight: float = 0.5
     """Weight of the gripper in the L1 loss."""
     shift_pixels: int = 3
@@ -81,5 +84,10 @@ class MiniConfig:
             )
         if (self.minutes or self.steps or 0) <= 0 or self.batch_size < 1 or self.threads < 1:
             raise ConfigError("minutes or steps, batch_size and threads must be positive.")
+        if min(self.token_loss_weight, self.token_smoothing) < 0.0:
+            raise ConfigError(
+                "Expected token_loss_weight and token_smoothing >= 0, got "
+                f"{self.token_loss_weight} and {self.token_smoothing}."
+            )
         if not 0.0 <= self.ema < 1.0:
             raise ConfigError(f"Expected 0 <= ema < 1, got {self.ema}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from vla_gym.vla.mini import GRIPPER, MiniVLA, to_pixel_values
-from vla_gym.vla.tokens import UNK, actions_to_bins
+from vla_gym.vla.tokens import NUM_BINS, UNK, actions_to_bins
 from vla_gym_trainers.mini_config import MiniConfig
 from vla_gym_trainers.mini_data import DemoSet, drop_words, random_shift
 from vla_gym_trainers.mini_run import CloningRun
@@ -31,17 +32,28 @@ def cloning_loss(
         logits: (B, C, 7, 256) of the token head.
         target: (B, C, 7) expert actions.
         valid: (B, C) bool.
-        config: For ``gripper_loss_weight``.
+        config: For ``gripper_loss_weight`` and ``token_smoothing``.
     """
     weight = torch.ones(target.shape[-1], device=target.device)
     weight[GRIPPER] = config.gripper_loss_weight
     mask = valid.float()[..., None]
     count = mask.sum().clamp(min=1.0) * target.shape[-1]
     l1 = ((actions.float() - target).abs() * weight * mask).sum() / count
-    entropy = F.cross_entropy(
-        logits.float().flatten(0, 2), actions_to_bins(target).flatten(), reduction="none"
-    )
+    bins = actions_to_bins(target).flatten()
+    if config.token_smoothing > 0.0:
+        labels = _smooth_labels(config.token_smoothing).to(bins.device)[bins]
+    else:
+        labels = bins
+    entropy = F.cross_entropy(logits.float().flatten(0, 2), labels, reduction="none")
     return l1, (entropy.view(target.shape) * mask).sum() / count
+
+
+@cache
+def _smooth_labels(deviation: float) -> torch.Tensor:
+    """Return (256, 256): row i is a Gaussian around bin i, cut off at both ends, of sum 1."""
+    bins = torch.arange(NUM_BINS, dtype=torch.float32)
+    rows = torch.exp(-0.5 * ((bins - bins[:, None]) / deviation) ** 2)
+    return rows / rows.sum(dim=1, keepdim=True)
 
 
 def use_bf16(precision: str, device: str) -> bool:
