@@ -14,10 +14,14 @@ from vla_gym.vla.mini import MiniBackend, MiniVLA
 HEADS = LoraSettings(r=4, alpha=8, exclude=("action_head",), train_whole=("token_head",))
 
 
+BOTH_HEADS = pytest.mark.parametrize("vla", [0, 24], ids=["linear", "mlp"], indirect=True)
+
+
 @pytest.fixture
-def vla():
+def vla(request):
     torch.manual_seed(0)
-    return MiniBackend(MiniVLA(small_config()))
+    width = getattr(request, "param", 0)
+    return MiniBackend(MiniVLA(small_config(token_head_width=width)))
 
 
 def train_a_step(vla, adapters):
@@ -35,6 +39,7 @@ def logits(vla):
         return vla.token_logits(*random_inputs(3))
 
 
+@BOTH_HEADS
 def test_adapters_change_nothing_until_trained_and_then_alone(vla):
     before, weights = logits(vla), copy.deepcopy(vla.model.state_dict())
     adapters = LoraAdapters.add(vla, HEADS)
@@ -51,6 +56,7 @@ def test_adapters_change_nothing_until_trained_and_then_alone(vla):
     assert trained == {"stems", "proprio_mlp", "blocks", "token_head"}
 
 
+@BOTH_HEADS
 def test_every_adapter_gets_a_gradient(vla):
     adapters = LoraAdapters.add(vla, HEADS)
     train_a_step(vla, adapters)

@@ -52,6 +52,7 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
             vocabulary=build_vocabulary(texts),
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
+            token_head_width=config.token_head_width,
             proprio_mean=[round(float(x), 6) for x in train.mean(0)],
             proprio_std=[round(float(x), 6) for x in std],
         )

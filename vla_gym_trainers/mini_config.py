@@ -51,6 +51,8 @@ class MiniConfig:
     """Width of the transformer."""
     num_layers: int = 4
     """Blocks of the transformer."""
+    token_head_width: int = 0
+    """Hidden units of the token head; 0: one linear layer."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 autocast; ``auto`` uses it where the CPU has the instructions, and on CUDA."""
     device: str = "cpu"

@@ -43,6 +43,7 @@ class MiniVLAConfig(PreTrainedConfig):
         tokens_per_camera: Tokens that a camera's feature map is projected to.
         stem_channels: Channels of the 4x4 feature map before that projection.
         horizon: Number C of actions in a chunk = number of action queries.
+        token_head_width: Hidden units of the token head; 0: one linear layer.
         proprio_mean: Mean of the 11 proprioception features of the training data.
         proprio_std: Their standard deviation.
     """
@@ -59,6 +60,7 @@ class MiniVLAConfig(PreTrainedConfig):
         tokens_per_camera: int = 4,
         stem_channels: int = 48,
         horizon: int = 8,
+        token_head_width: int = 0,
         proprio_mean: list[float] | None = None,
         proprio_std: list[float] | None = None,
         **kwargs: Any,
@@ -72,6 +74,7 @@ class MiniVLAConfig(PreTrainedConfig):
         self.tokens_per_camera = tokens_per_camera
         self.stem_channels = stem_channels
         self.horizon = horizon
+        self.token_head_width = token_head_width
         self.proprio_mean = list(proprio_mean or [0.0] * PROPRIO_FEATURES)
         self.proprio_std = list(proprio_std or [1.0] * PROPRIO_FEATURES)
         super().__init__(**kwargs)
@@ -134,7 +137,12 @@ class MiniVLA(PreTrainedModel):
         self.action_head = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, ACTION_DIM)
         )
-        self.token_head = nn.Linear(width, ACTION_DIM * NUM_BINS)
+        inner, logits = config.token_head_width, ACTION_DIM * NUM_BINS
+        self.token_head: nn.Module = nn.Linear(width, logits)
+        if inner:
+            self.token_head = nn.Sequential(
+                nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, logits)
+            )
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
