@@ -32,6 +32,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import platformdirs  # noqa: E402
 import pytest  # noqa: E402
 
+from vla_gym.assets.install import unpack_tar  # noqa: E402
+
 # Kept between runs, apart from the user's own cache.
 TEST_CACHE = Path(
     os.environ.setdefault("VLA_GYM_CACHE", str(platformdirs.user_cache_path("vla-gym-tests")))
@@ -56,7 +58,7 @@ def libero_assets() -> Path | None:
         scratch = Path(tempfile.mkdtemp(prefix="libero-assets-", dir=TEST_CACHE))
         try:
             with tarfile.open(ARCHIVE) as archive:
-                archive.extractall(scratch, filter="data")
+                unpack_tar(archive, scratch)
             scratch.rename(unpacked)
         except OSError:
             if not unpacked.is_dir():  # else another run was faster

@@ -155,10 +155,11 @@ def test_bad_sources_leave_nothing(own_cache, tmp_path):
     (tmp_path / "text.tar").write_text("not a tar")
     with pytest.raises(AssetError, match="not an intact tar"):
         install_from_tar(tmp_path / "text.tar")
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("../../outside"), io.BytesIO())
-    with pytest.raises(AssetError, match="not an intact tar"):
-        install_from_tar(tmp_path / "evil.tar")
+    for name in ("../../outside", "/outside"):
+        with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+        with pytest.raises(AssetError, match="not an intact tar"):
+            install_from_tar(tmp_path / "evil.tar")
     assert not (own_cache.parent / "outside").exists()
     for missing in (install_from_dir, install_from_tar):
         with pytest.raises(AssetError, match="nowhere"):

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vla_gym.assets.cache import cache_dir
@@ -83,7 +83,7 @@ def install_from_tar(source: Path) -> Path:
     with exclusive() as parent, _scratch(parent) as scratch:
         try:
             with tarfile.open(source) as archive:
-                archive.extractall(scratch / "tar", filter="data")
+                unpack_tar(archive, scratch / "tar")
         except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise AssetError(
                 f"{source} is not an intact tar file ({error or type(error).__name__}): "
@@ -95,6 +95,33 @@ def install_from_tar(source: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / name).rename(target)
         return put_in_place(scratch / "pack", {"source": str(source)})
+
+
+def unpack_tar(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack the folders and regular files of a tar; links and devices are left out.
+
+    Written out because ``extractall(filter="data")`` is missing in Python 3.11.0 to 3.11.3, which
+    Debian 12 has.
+
+    Args:
+        archive: Opened for reading.
+        folder: Where to; made if it does not exist.
+
+    Raises:
+        tarfile.TarError: If a member lies outside of ``folder``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise tarfile.TarError(f"{member.name!r} lies outside of the archive's own folder")
+        target = folder / path
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif content := archive.extractfile(member) if member.isfile() else None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with content, target.open("wb") as file:
+                shutil.copyfileobj(content, file)
 
 
 def put_in_place(staged: Path, receipt: dict[str, Any]) -> Path:
