@@ -19,13 +19,8 @@ from vla_gym.vla.mini_model import (
     to_pixel_values,
 )
 from vla_gym.vla.preprocess import IMAGE_SIZE, proprio_features, stack_cameras
-from vla_gym.vla.tokens import (
-    WordTokenizer,
-    actions_to_bins,
-    bins_to_actions,
-    sample_tokens,
-    token_log_probs,
-)
+from vla_gym.vla.token_head import OnePassTokens
+from vla_gym.vla.tokens import WordTokenizer, actions_to_bins, bins_to_actions
 
 __all__ = [
     "GRIPPER",
@@ -40,7 +35,7 @@ __all__ = [
 GRIPPER = 6  # index of the gripper in an action
 
 
-class MiniBackend:
+class MiniBackend(OnePassTokens):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`MiniVLA`; deterministic and greedy."""
 
     def __init__(self, model: MiniVLA, name: str = "mini", head: str = "l1") -> None:
@@ -162,32 +157,6 @@ class MiniBackend:
         out = self.forward(images, instructions, proprio, with_tokens=True)
         assert out.hidden is not None and out.token_logits is not None
         return TokenOutput(out.hidden, out.token_logits)
-
-    @torch.no_grad()
-    def act_tokens(
-        self,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one chunk of action tokens per row; see :class:`~vla_gym.vla.base.TokenVLA`."""
-        logits = self.token_logits(images, instructions, proprio)
-        tokens = sample_tokens(logits, temperature, generator)
-        return tokens, token_log_probs(logits, tokens, temperature)
-
-    def token_log_probs(
-        self,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        tokens: torch.Tensor,
-        temperature: float = 1.0,
-    ) -> torch.Tensor:
-        """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`."""
-        logits = self.token_logits(images, instructions, proprio)
-        return token_log_probs(logits, tokens, temperature)
 
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., C, 7) float32 of tokens (..., C, 7)."""
