@@ -268,6 +268,22 @@ def test_token_smoothing_spreads_a_bin_over_its_neighbours():
         MiniConfig(token_smoothing=-1.0)
 
 
+def test_token_distillation_mixes_in_what_the_l1_head_does():
+    config = MiniConfig(token_distillation=0.25)
+    target, actions = torch.full((1, 1, 7), -1.0), torch.ones(1, 1, 7, requires_grad=True)
+    logits = torch.randn(1, 1, 7, 256, generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    _, entropy = cloning_loss(actions, logits.requires_grad_(), target, valid, config)
+    # A quarter of the label is the L1 head's bin 255, the rest the demonstration's bin 0.
+    log_q = logits[0, 0].log_softmax(-1).detach()
+    expected = -(0.75 * log_q[:, 0] + 0.25 * log_q[:, 255]).mean()
+    assert entropy.item() == pytest.approx(expected.item(), rel=1e-5)
+    entropy.backward()
+    assert actions.grad is None  # the L1 head is not taught by the tokens
+    with pytest.raises(ConfigError, match="token_distillation"):
+        MiniConfig(token_distillation=1.5)
+
+
 def test_random_shift_moves_whole_images():
     images = np.zeros((3, 2, 64, 64, 3), np.uint8)
     images[:, :, 32, 32] = 255

@@ -62,7 +62,9 @@ class AsyncLoop:
                 while model.num_timesteps < self.total and self._go_on:
                     self.callback.on_rollout_start()
                     if not self._unlearned:  # else ``rest`` has taken them already
-                        self._store(self.collector.take(self.steps_a_block))
+                        with model.clock("wait"):
+                            records = self.collector.take(self.steps_a_block)
+                        self._store(records)
                     self.callback.on_rollout_end()
                     self._learn()
         finally:

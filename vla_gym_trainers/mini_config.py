@@ -35,6 +35,10 @@ class MiniConfig:
     token_smoothing: float = 0.0
     """Standard deviation, in bins, of the Gaussian over which a target bin is spread: a bin's
     neighbours mean nearly the same, which the cross-entropy does not know. 0: none."""
+    token_distillation: float = 0.0
+    """Share of a token's label that is the L1 head's own action instead of the demonstration's.
+    The most frequent action, which greedy tokens take, can be to wait; the L1 head's median
+    moves on, and with a share above one half greedy tokens follow it."""
     gripper_loss_weight: float = 0.5
     """Weight of the gripper in the L1 loss."""
     shift_pixels: int = 3
@@ -90,6 +94,10 @@ class MiniConfig:
             raise ConfigError(
                 "Expected token_loss_weight and token_smoothing >= 0, got "
                 f"{self.token_loss_weight} and {self.token_smoothing}."
+            )
+        if not 0.0 <= self.token_distillation <= 1.0:
+            raise ConfigError(
+                f"Expected token_distillation in [0, 1], got {self.token_distillation}."
             )
         if not 0.0 <= self.ema < 1.0:
             raise ConfigError(f"Expected 0 <= ema < 1, got {self.ema}.")

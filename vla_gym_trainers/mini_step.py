@@ -32,25 +32,33 @@ def cloning_loss(
         logits: (B, C, 7, 256) of the token head.
         target: (B, C, 7) expert actions.
         valid: (B, C) bool.
-        config: For ``gripper_loss_weight`` and ``token_smoothing``.
+        config: For ``gripper_loss_weight`` and the labels of the tokens.
     """
     weight = torch.ones(target.shape[-1], device=target.device)
     weight[GRIPPER] = config.gripper_loss_weight
     mask = valid.float()[..., None]
     count = mask.sum().clamp(min=1.0) * target.shape[-1]
     l1 = ((actions.float() - target).abs() * weight * mask).sum() / count
-    bins = actions_to_bins(target).flatten()
-    if config.token_smoothing > 0.0:
-        labels = _smooth_labels(config.token_smoothing).to(bins.device)[bins]
-    else:
-        labels = bins
+    labels = _token_labels(target, config)
+    if config.token_distillation > 0.0:
+        labels = labels.lerp(
+            _token_labels(actions.detach().float(), config), config.token_distillation
+        )
     entropy = F.cross_entropy(logits.float().flatten(0, 2), labels, reduction="none")
     return l1, (entropy.view(target.shape) * mask).sum() / count
+
+
+def _token_labels(actions: torch.Tensor, config: MiniConfig) -> torch.Tensor:
+    """Return the distributions over bins (N, 256) that stand for actions (..., 7)."""
+    bins = actions_to_bins(actions).flatten()
+    return _smooth_labels(config.token_smoothing).to(bins.device)[bins]
 
 
 @cache
 def _smooth_labels(deviation: float) -> torch.Tensor:
     """Return (256, 256): row i is a Gaussian around bin i, cut off at both ends, of sum 1."""
+    if deviation == 0.0:
+        return torch.eye(NUM_BINS)
     bins = torch.arange(NUM_BINS, dtype=torch.float32)
     rows = torch.exp(-0.5 * ((bins - bins[:, None]) / deviation) ** 2)
     return rows / rows.sum(dim=1, keepdim=True)

@@ -120,6 +120,11 @@ class SB3VecEnv(VecEnv):
         """The environment's spec, or None."""
         return self.vector_env.spec
 
+    @property
+    def vla_seconds(self) -> float:
+        """Seconds that the VLA has taken so far; 0 if there is none."""
+        return float(getattr(self.vector_env, "vla_seconds", 0.0))
+
     def reset(self) -> VecEnvObs:
         """Reset all environments with the seeds and options that were set for it."""
         seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)

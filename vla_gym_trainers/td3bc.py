@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from vla_gym_trainers.async_learning import AsyncLoop
 from vla_gym_trainers.buffers import ChunkReplayBuffer
 from vla_gym_trainers.exploration import ChunkNoise
 from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, uses_bf16
+from vla_gym_trainers.stopwatch import Stopwatch
 from vla_gym_trainers.stride_replay import StrideReplayBuffer
 from vla_gym_trainers.updates import UpdateSettings, actor_step, critic_step, polyak
 
@@ -151,6 +153,7 @@ class TD3BC(TD3):
         self._executor: ThreadPoolExecutor | None = None
         self._staged: list[tuple[Any, ...]] = []
         self._metrics: dict[str, list[float]] = defaultdict(list)
+        self.clock, self._acted_at, self._vla_seconds = Stopwatch(), 0.0, 0.0
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,
@@ -212,6 +215,7 @@ class TD3BC(TD3):
     ) -> np.ndarray:
         """Return the (N, C, 7) chunks to execute: the VLA's or the acting actor's, plus noise."""
         assert self.exploration is not None
+        self._acted_at = time.perf_counter()
         if is_warm_up:
             mean = np.asarray(observation["vla_action"], np.float32)
         else:
@@ -221,6 +225,8 @@ class TD3BC(TD3):
 
     def end_episodes(self, dones: np.ndarray) -> None:
         """Tell the exploration noise that episodes have ended."""
+        # Called once a step, as ``noisy_action`` is: in between, the environments stepped.
+        self.clock.add("rollout", time.perf_counter() - self._acted_at)
         assert self.exploration is not None
         for env in np.flatnonzero(dones):
             self.exploration.end_episode(int(env))
@@ -278,7 +284,8 @@ class TD3BC(TD3):
         """
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.result()
+            with self.clock("wait"):
+                pending.result()
         for transition in self._staged:
             self.replay_buffer.add(*transition)
         self._staged.clear()
@@ -297,6 +304,15 @@ class TD3BC(TD3):
         else:
             self.loop.collector.publish(weights)
 
+    def dump_logs(self) -> None:
+        """Write what was recorded, and the seconds that each part took since the last time."""
+        vla_seconds = float(getattr(self.env, "vla_seconds", 0.0))
+        self.clock.add("forward", vla_seconds - self._vla_seconds)
+        self._vla_seconds = vla_seconds
+        for part, seconds in self.clock.lap().items():
+            self.logger.record(f"time/{part}", seconds)
+        super().dump_logs()
+
     def at_rest(self) -> AbstractContextManager[None]:
         """Return a context in which environments and replay stand still, for a checkpoint."""
         return nullcontext() if self.loop is None else self.loop.rest()
@@ -310,13 +326,15 @@ class TD3BC(TD3):
             torch.from_numpy(data["proprio"][:size]).to(self.device),
         )
         settings = self._settings()
-        for _ in range(self.critic_warmup_steps):
-            critic_step(self.policy, self.replay_buffer.sample(batch_size), settings, self._rng)
+        with self.clock("learn"):
+            for _ in range(self.critic_warmup_steps):
+                critic_step(self.policy, self.replay_buffer.sample(batch_size), settings, self._rng)
         self._critics_are_warm = True
 
     def _learn(self, steps: int, batch_size: int) -> None:
         """Do the gradient steps; runs in the learner thread if pipelined."""
         policy, settings = self.policy, self._settings()
+        began = time.perf_counter()
         for _ in range(steps):
             batch = self.replay_buffer.sample(batch_size)
             metrics = critic_step(policy, batch, settings, self._rng)
@@ -326,6 +344,7 @@ class TD3BC(TD3):
                 polyak(policy.actor, policy.actor_target, self.tau * self.policy_delay)
             for name, value in metrics.items():
                 self._metrics[name].append(value)
+        self.clock.add("learn", time.perf_counter() - began)
 
     def _settings(self) -> UpdateSettings:
         return UpdateSettings(
@@ -407,8 +426,8 @@ class TD3BC(TD3):
         self.hand_over()
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_rng", "_executor", "_pending", "_staged", "_metrics", "acting", "loop"]
-        return super()._excluded_save_params() + own
+        own = ["_rng", "_executor", "_pending", "_staged", "_metrics", "acting", "loop", "clock"]
+        return super()._excluded_save_params() + own + ["_acted_at", "_vla_seconds"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.actor_optimizer", "policy.critic_optimizer"], []

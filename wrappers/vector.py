@@ -91,6 +91,11 @@ class FrozenVLAObservation(
             for key in ("rl_token", "vla_action")
         }
 
+    @property
+    def vla_seconds(self) -> float:
+        """Seconds that the VLA and the RL-token encoder have taken so far."""
+        return self._features.seconds
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

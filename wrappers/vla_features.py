@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ class VLAFeatures:
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
         kept: Keys of the observation that are passed on as they are.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
+        seconds: Time spent in :meth:`__call__` so far.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class VLAFeatures:
 
         self.vla = load(vla) if isinstance(vla, str) else vla
         self.rl_token = choose_rl_token(rl_token, self.vla)
+        self.seconds = 0.0
         self._check_fit(observation_space, action_space)
         assert isinstance(observation_space, spaces.Dict) and action_space.shape is not None
         self.chunk_len = action_space.shape[0] if chunk_len is None else chunk_len
@@ -111,6 +114,7 @@ class VLAFeatures:
         Returns:
             RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.
         """
+        began = time.perf_counter()
         output = self.vla.infer(dict(views), instructions, proprio)
         if self.rl_token is None:
             token = output.hidden.mean(dim=1)
@@ -120,4 +124,5 @@ class VLAFeatures:
             token = self.rl_token.encode(output.hidden.to(weight.device))
         actions = output.actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
         tokens = token.detach().cpu().numpy().astype(np.float32)
+        self.seconds += time.perf_counter() - began
         return tokens, np.clip(actions, -1.0, 1.0)

@@ -159,8 +159,12 @@ def time_shares(run: Run) -> list[tuple[str, float]]:
         parts = [
             ("VLA, forward", sums["forward"]),
             ("environments and the rest of collecting", sums["rollout"] - sums["forward"]),
-            ("learning", sums["learn"]),
         ]
+        # A pipelined learner learns meanwhile: what counts is what collecting waits for it.
+        pipelined = run.config.get("pipelined", False)
+        parts.append(
+            ("waiting for the learner", sums["wait"]) if pipelined else ("learning", sums["learn"])
+        )
     rest = float(clock[-1]) - sum(seconds for _, seconds in parts)
     parts.append(("evaluation, checkpoints, start", rest))
     return [(name, max(0.0, seconds)) for name, seconds in parts]

@@ -13,7 +13,15 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 
 #: Keys that say how long something took; everything else repeats bit for bit after resuming.
-TIME_KEYS = ("wall_s", "time/fps", "time/time_elapsed")
+TIME_KEYS = (
+    "wall_s",
+    "time/fps",
+    "time/time_elapsed",
+    "time/rollout",
+    "time/forward",
+    "time/learn",
+    "time/wait",
+)
 
 
 class JsonlWriter(KVWriter):
