@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+
+logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,3 +41,18 @@ def compiled(function: Function) -> Function:
         index._source_stamp = (index._source_stamp, _folder_stamp())
     result: Function = dispatcher
     return result
+
+
+def announce(function: Callable[..., Any], what: str) -> None:
+    """Warn if the first call of a compiled function will have to compile it, which takes long.
+
+    Args:
+        function: Decorated by numba.
+        what: What it is part of, for the message.
+    """
+    with contextlib.suppress(AttributeError):  # attributes without a public name
+        dispatcher: Any = function
+        stored = dispatcher._cache._cache_file._load_index()  # empty if the source has changed
+        if not dispatcher.signatures and not stored:
+            # A warning, as for scenes: the wait would look like a hang.
+            logger.warning("Compiling %s for its first use on this machine, up to a minute.", what)

@@ -15,6 +15,7 @@ import mujoco
 import numba
 import numpy as np
 
+from vla_gym.sim.compiled import announce
 from vla_gym.sim.controller_data import (
     ArmReading,
     ControllerGains,
@@ -257,6 +258,7 @@ class FastController:
             real(robot.gripper_weight),
             float(robot.gripper_speed),
         )
+        announce(_run, "the physics loop")
         # Stands in for the stale reading that only the first control step has.
         shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
         self._no_reading = tuple(np.zeros(shape) for shape in shapes)

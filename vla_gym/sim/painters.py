@@ -18,6 +18,7 @@ from typing import Protocol
 import mujoco
 import numpy as np
 
+from vla_gym.sim.compiled import announce
 from vla_gym.sim.draw_geoms import Resources
 from vla_gym.sim.draw_passes import make_desk
 from vla_gym.sim.draw_scene import draw_scene
@@ -173,6 +174,7 @@ class LeanPainter(PlainPainter):
         self._desk = make_desk(MAX_GEOMS, self._most_triangles())
         self._axes = (np.zeros(3), np.zeros(3), np.zeros(3))
         self._fill_buffer(chunks)
+        announce(draw_scene, "the drawing code")
 
     @contextlib.contextmanager
     def _set_up(self, width: int, height: int, fast: bool) -> Iterator[None]:
