@@ -38,7 +38,7 @@ def test_gae_discounts_by_executed_steps():
         flags("01"),
         flags("00"),
         flags("11"),
-        lam=0.5,
+        gae_lambda=0.5,
     )
     torch.testing.assert_close(advantages, row(-0.25, 0.8))
     torch.testing.assert_close(returns, row(0.15, 1.0))
@@ -51,17 +51,17 @@ def test_gae_bootstraps_through_truncation_but_does_not_leak_into_the_next_episo
     # delta_0 = 0.9 * 0.3 - 0.2 = 0.07              A_0 = 0.07 + 0.9 * 0.24 = 0.286
     arguments = [row(0.0, 0.0, 1.0), row(0.2, 0.3, 0.5), row(0.3, 0.6, 7.0), row(0.9, 0.9, 0.9)]
     ended, truncated, valid = flags("001"), flags("010"), flags("111")
-    advantages, _ = gae(*arguments, ended, truncated, valid, lam=1.0)
+    advantages, _ = gae(*arguments, ended, truncated, valid, gae_lambda=1.0)
     torch.testing.assert_close(advantages, row(0.286, 0.24, 0.5))
     # The same truncation taken for a termination would give delta_1 = -0.3.
-    merged, _ = gae(*arguments, ended | truncated, flags("000"), valid, lam=1.0)
+    merged, _ = gae(*arguments, ended | truncated, flags("000"), valid, gae_lambda=1.0)
     torch.testing.assert_close(merged[:, 1], torch.tensor([-0.3]))
     # A transition lost with its worker: the one before it bootstraps, A_1 = 0.24 as before.
-    lost, returns = gae(*arguments, ended, flags("000"), flags("110"), lam=1.0)
+    lost, returns = gae(*arguments, ended, flags("000"), flags("110"), gae_lambda=1.0)
     torch.testing.assert_close(lost, row(0.286, 0.24, 0.0))
     assert returns[0, 2] == 0.0
     # The end of the data is no end of the episode: A_2 = 1 + 0.9 * 7 - 0.5 = 6.8.
-    cut, _ = gae(*arguments, flags("000"), truncated, valid, lam=1.0)
+    cut, _ = gae(*arguments, flags("000"), truncated, valid, gae_lambda=1.0)
     torch.testing.assert_close(cut[:, 2], torch.tensor([6.8]))
 
 
@@ -109,7 +109,7 @@ def test_gae_equals_the_loop_for_random_shapes(seed):
     lam = float(rng.random())
     arrays = (rewards, values, next_values, discounts, terminated, truncated, valid)
     tensors = [torch.from_numpy(x) for x in arrays]
-    advantages, returns = gae(*tensors, lam=lam)
+    advantages, returns = gae(*tensors, gae_lambda=lam)
     expected = loop_gae(*arrays, lam)
     np.testing.assert_allclose(advantages.numpy(), expected, atol=1e-12)
     np.testing.assert_allclose(returns.numpy(), np.where(valid, expected + values, 0), atol=1e-12)
@@ -119,7 +119,7 @@ def test_gae_equals_the_loop_for_random_shapes(seed):
         tensors[2][:, :-1],
         tensors[1][:, 1:],
     )
-    whole, _ = gae(*tensors, lam=1.0)
+    whole, _ = gae(*tensors, gae_lambda=1.0)
     monte_carlo = monte_carlo_returns(
         *(tensors[i] for i in (0, 3, 4, 5, 6)), next_values=tensors[2]
     )
@@ -129,8 +129,8 @@ def test_gae_equals_the_loop_for_random_shapes(seed):
 
 def test_lambda_out_of_range():
     one = torch.ones(1, 1)
-    with pytest.raises(ConfigError, match="lam must be"):
-        gae(one, one, one, one, one < 0, one < 0, one > 0, lam=1.5)
+    with pytest.raises(ConfigError, match="gae_lambda must be"):
+        gae(one, one, one, one, one < 0, one < 0, one > 0, gae_lambda=1.5)
 
 
 def test_group_relative():

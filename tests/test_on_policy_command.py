@@ -47,14 +47,14 @@ def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
     assert resume and config.run_dir == tmp_path
     assert (config.seed, config.task_ids, config.total_steps) == (3, (4,), 200)
     assert cli.main(["ppo", "--resume", str(tmp_path)]) == 1
-    assert "no configuration of vla-gym-train ppo" in capsys.readouterr().err
+    assert "vla-gym-train ppo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["grpo_goal", "ppo_goal", "ppo_phases"])
 def test_shipped_presets_fit(name):
     kind = GRPOConfig if name.startswith("grpo") else PPOConfig
     config = load_preset(kind, name)
-    assert config.vla == "mini" and config.num_envs % config.group_size == 0
+    assert config.vla.startswith("mini") and config.num_envs % config.group_size == 0
 
 
 def test_mistakes_are_named(calls, capsys):

@@ -12,10 +12,11 @@ from toy_token_env import LIMIT
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.mini import MiniBackend
-from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig, load_config
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.loop import rollout_seed
 from vla_gym_trainers.on_policy.parts import Worlds, make_parts
 from vla_gym_trainers.on_policy.train import train
+from vla_gym_trainers.runs.settings import read_settings
 
 SMALL = {
     "num_envs": 4,
@@ -86,7 +87,7 @@ def test_a_run_leaves_what_is_needed(tmp_path):
     assert [row["step"] for row in rows if "eval/success" in row][0] == 0
     assert all(row["rollout/staleness"] == 0 for row in learning)
     assert list((folder / "tensorboard").iterdir()) and (folder / "adapters").is_dir()
-    saved = load_config(folder / "config.json", GRPOConfig)
+    saved = read_settings(folder / "config.json", GRPOConfig)
     assert saved.total_steps == 150 and saved.heads == ("token_head",)
     # What is to be used is the best one, with its adapters merged.
     parts = make_parts(saved, vla)
@@ -263,7 +264,7 @@ def test_settings_are_checked():
         (GRPOConfig, {"group_size": 1}, "at least 2"),
         (GRPOConfig, {"episodes_per_env": None}, "whole episodes"),
         (GRPOConfig, {"num_envs": 12}, "multiple"),
-        (PPOConfig, {"lam": 1.5}, "lam"),
+        (PPOConfig, {"gae_lambda": 1.5}, "gae_lambda"),
         (PPOConfig, {"gamma": 0.0}, "gamma"),
         (PPOConfig, {"hybrid": True, "warmup_steps": 5}, "hybrid"),
         (PPOConfig, {"clip_low": 2.0}, "clip_low"),

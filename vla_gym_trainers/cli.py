@@ -32,13 +32,14 @@ def _train_td3(arguments: Sequence[str]) -> None:
         import stable_baselines3  # noqa: F401
     from vla_gym_trainers.evaluate import format_table
     from vla_gym_trainers.presets import parse_config
-    from vla_gym_trainers.train_td3 import TD3Config, load_config, resume_td3, train_td3
+    from vla_gym_trainers.runs.settings import read_settings
+    from vla_gym_trainers.train_td3 import TD3Config, resume_td3, train_td3
 
     rest, run_dir = _take_option(arguments, "--resume")
     if run_dir is None:
         run = train_td3(parse_config(TD3Config, rest, "vla-gym-train td3"))
     else:
-        saved = load_config(Path(run_dir) / "config.json")
+        saved = read_settings(Path(run_dir) / "config.json", TD3Config)
         config = parse_config(TD3Config, rest, "vla-gym-train td3 --resume", default=saved)
         run = resume_td3(Path(run_dir), config)
     if "vla" in run.card["results"]:
@@ -52,14 +53,14 @@ def _train_ppo_actor(arguments: Sequence[str]) -> None:
     from vla_gym_trainers.evaluate import format_table
     from vla_gym_trainers.ppo_actor_config import PPOActorConfig
     from vla_gym_trainers.presets import parse_config
-    from vla_gym_trainers.run_config import read_config
+    from vla_gym_trainers.runs.settings import read_settings
     from vla_gym_trainers.train_ppo_actor import resume_ppo_actor, train_ppo_actor
 
     rest, run_dir = _take_option(arguments, "--resume")
     if run_dir is None:
         run = train_ppo_actor(parse_config(PPOActorConfig, rest, "vla-gym-train ppo-actor"))
     else:
-        saved = read_config(Path(run_dir) / "config.json", PPOActorConfig)
+        saved = read_settings(Path(run_dir) / "config.json", PPOActorConfig)
         config = parse_config(PPOActorConfig, rest, "vla-gym-train ppo-actor --resume", saved)
         run = resume_ppo_actor(Path(run_dir), config)
     if "vla" in run.card["results"]:

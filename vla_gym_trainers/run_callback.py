@@ -46,6 +46,7 @@ class RunCallback(BaseCallback):
         self.recent: deque[bool] = deque(maxlen=50)
         self.warmup: list[bool] = []
         self.trained: list[bool] = []
+        self.env_steps = 0
         self.next_checkpoint = config.checkpoint_every
         self.seconds_before = 0.0
         self.started = time.perf_counter()
@@ -101,10 +102,12 @@ class RunCallback(BaseCallback):
     def _on_step(self) -> bool:
         is_warm_up = self.num_timesteps <= self.config.learning_starts
         for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
+            self.env_steps += int(info.get("executed_steps", 0))
             if done and not info.get("worker_restarted", False):
                 success = bool(info.get("is_success", False))
                 self.recent.append(success)
                 (self.warmup if is_warm_up else self.trained).append(success)
+        self.logger.record("time/total_env_steps", self.env_steps)
         if self.bar is not None:
             self._show(is_warm_up)
         return True
@@ -138,6 +141,7 @@ class RunCallback(BaseCallback):
             "recent": list(self.recent),
             "warmup": list(self.warmup),
             "trained": list(self.trained),
+            "env_steps": self.env_steps,
             "next_checkpoint": self.next_checkpoint,
             "seconds": self.seconds,
             "best": None if self.best is None else self.best.state(),
@@ -148,6 +152,7 @@ class RunCallback(BaseCallback):
         """Take over what :meth:`state` returned (the logger's is restored where it is made)."""
         self.recent.extend(state["recent"])
         self.warmup, self.trained = list(state["warmup"]), list(state["trained"])
+        self.env_steps = state["env_steps"]
         self.next_checkpoint, self.seconds_before = state["next_checkpoint"], state["seconds"]
         if self.best is not None and state["best"] is not None:
             self.best.restore(state["best"])
@@ -161,6 +166,7 @@ class RunCallback(BaseCallback):
         minutes = self.seconds / 60
         summary: dict[str, Any] = {
             "chunks": model.num_timesteps,
+            "env_steps": self.env_steps,
             "critic_steps": model._n_updates,
             "minutes": round(minutes, 3),
             "chunks_per_second": round(model.num_timesteps / max(60 * minutes, 1e-9), 2),

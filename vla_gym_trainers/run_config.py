@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES, get_task
@@ -120,39 +118,3 @@ class RunConfig:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}.")
         if max(self.eval_states, self.videos) > NUM_INIT_STATES:
             raise ConfigError(f"eval_states and videos must be at most {NUM_INIT_STATES}.")
-
-
-Config = TypeVar("Config", bound=RunConfig)
-
-
-def read_config(path: Path, config_class: type[Config]) -> Config:
-    """Read the ``config.json`` of a run.
-
-    Raises:
-        ConfigError: If it is missing or does not fit.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no run's configuration: {error}") from error
-    fields = {field.name for field in dataclasses.fields(config_class)}
-    if not isinstance(values, dict) or not values.keys() <= fields:
-        raise ConfigError(f"{path} has settings that this version does not know.")
-    made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    made["run_dir"] = path.parent
-    return config_class(**made)
-
-
-def check_resumable(old: RunConfig, new: RunConfig) -> None:
-    """Check that a run of ``old`` may go on with ``new``.
-
-    Raises:
-        ConfigError: If a setting differs that the training depends on.
-    """
-    for field in dataclasses.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before != after and field.name not in RESUMABLE:
-            raise ConfigError(
-                f"The run has {field.name}={before!r}, not {after!r}: a resumed run may change "
-                f"{', '.join(RESUMABLE)} only. Start a new one in another --run-dir."
-            )

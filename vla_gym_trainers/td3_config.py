@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.policies import Precision
-from vla_gym_trainers.run_config import RunConfig, read_config
+from vla_gym_trainers.run_config import RunConfig
 
 
 @dataclass
@@ -72,12 +71,3 @@ class TD3Config(RunConfig):
                 f"total_chunks ({self.total_chunks}) must exceed learning_starts "
                 f"({self.learning_starts}): nothing would be learned."
             )
-
-
-def load_config(path: Path) -> TD3Config:
-    """Read the ``config.json`` of a run.
-
-    Raises:
-        ConfigError: If it is missing or does not fit.
-    """
-    return read_config(path, TD3Config)

@@ -20,10 +20,11 @@ from vla_gym_trainers.ppo_actor import PPOActor, PPORollout
 from vla_gym_trainers.ppo_actor_config import PPOActorConfig
 from vla_gym_trainers.ppo_rollout import RolloutCollector
 from vla_gym_trainers.result_card import write_json
-from vla_gym_trainers.run_config import check_resumable, read_config
+from vla_gym_trainers.run_config import RESUMABLE
 from vla_gym_trainers.runs.closed_loop import BestModel
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.td3bc import TD3BC
 
 #: Raised when the content of checkpoints changes.
@@ -54,9 +55,9 @@ def resume_ppo_actor(run_dir: Path, config: PPOActorConfig | None = None) -> tra
         WeightsError: If the checkpoint is damaged.
     """
     run = RunDir(run_dir)
-    saved = read_config(run.config, PPOActorConfig)
+    saved = read_settings(run.config, PPOActorConfig)
     if config is not None:
-        check_resumable(saved, config)
+        check_resumable(saved, config, RESUMABLE)
     newest = run.checkpoints()[-1:]
     return _train(config or saved, run, newest[0] if newest else None)
 

@@ -17,22 +17,22 @@ from vla_gym_trainers.evaluate import evaluate, load_policy, make_env, summarize
 from vla_gym_trainers.per_task import task_folders, train_per_task
 from vla_gym_trainers.result_card import environment_facts, make_card, write_json
 from vla_gym_trainers.run_callback import RunCallback, StopRun
-from vla_gym_trainers.run_config import RunConfig, check_resumable
+from vla_gym_trainers.run_config import RESUMABLE, RunConfig
 from vla_gym_trainers.runs.checkpoint import load_checkpoint
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
 from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.stride_vec_env import make_stride_vec_env
-from vla_gym_trainers.td3_config import TD3Config, load_config
+from vla_gym_trainers.td3_config import TD3Config
 from vla_gym_trainers.td3bc import TD3BC
 
 __all__ = [
     "TD3Config",
     "TD3Run",
     "build_model",
-    "load_config",
     "make_vec",
     "resume_td3",
     "train_td3",
@@ -96,9 +96,9 @@ def resume_td3(run_dir: Path, config: TD3Config | None = None) -> TD3Run:
         ConfigError: If there is no run, or a setting differs that must not.
     """
     run = RunDir(run_dir)
-    saved = load_config(run.config)
+    saved = read_settings(run.config, TD3Config)
     if config is not None:
-        check_resumable(saved, config)
+        check_resumable(saved, config, RESUMABLE)
     config = config or saved
     if config.per_task:
         return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))

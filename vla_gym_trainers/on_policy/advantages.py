@@ -50,7 +50,7 @@ def gae(
     terminated: Tensor,
     truncated: Tensor,
     valid: Tensor,
-    lam: float,
+    gae_lambda: float,
 ) -> Advantages:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 11-16) over chunks.
 
@@ -69,16 +69,16 @@ def gae(
         terminated: [N, T] bool.
         truncated: [N, T] bool.
         valid: [N, T] bool.
-        lam: 0 (one step) to 1 (Monte Carlo with bootstraps).
+        gae_lambda: 0 (one step) to 1 (Monte Carlo with bootstraps).
 
     Raises:
-        ConfigError: If ``lam`` is out of range.
+        ConfigError: If ``gae_lambda`` is out of range.
     """
-    if not 0.0 <= lam <= 1.0:
-        raise ConfigError(f"lam must be in [0, 1], got {lam}.")
+    if not 0.0 <= gae_lambda <= 1.0:
+        raise ConfigError(f"gae_lambda must be in [0, 1], got {gae_lambda}.")
     targets = rewards + discounts * torch.where(terminated, 0.0, next_values)
     delta = torch.where(valid, targets - values, 0.0)
-    weight = lam * discounts * _goes_on(terminated, truncated, valid)
+    weight = gae_lambda * discounts * _goes_on(terminated, truncated, valid)
     advantages = _accumulate(delta, weight)
     return Advantages(advantages, torch.where(valid, advantages + values, 0.0))
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig, load_config
+from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.presets import parse_config
+from vla_gym_trainers.runs.settings import read_settings
 
 ALGORITHMS: dict[str, type[OnPolicyConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 
@@ -25,7 +26,7 @@ def command(algorithm: str, arguments: Sequence[str], resume: str | None = None)
     kind, prog = ALGORITHMS[algorithm], f"vla-gym-train {algorithm}"
     saved: Any = None
     if resume is not None:
-        saved = load_config(Path(resume) / "config.json", kind)
+        saved = read_settings(Path(resume) / "config.json", kind)
         prog += " --resume"
     config = parse_config(kind, arguments, prog, default=saved)
     run = train(config, resume=resume is not None)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES, suite_tasks
@@ -219,7 +218,7 @@ class PPOConfig(OnPolicyConfig):
 
     gamma: float = 0.995
     """Discount per control step."""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """GAE's lambda per chunk."""
     standardize: bool = True
     """Standardise the advantages of a rollout."""
@@ -235,8 +234,8 @@ class PPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         """Check the ranges; see the base."""
         super().__post_init__()
-        if not 0.0 <= self.lam <= 1.0:
-            raise ConfigError(f"lam must be in [0, 1], got {self.lam}.")
+        if not 0.0 <= self.gae_lambda <= 1.0:
+            raise ConfigError(f"gae_lambda must be in [0, 1], got {self.gae_lambda}.")
 
 
 @dataclass
@@ -258,36 +257,3 @@ class GRPOConfig(OnPolicyConfig):
             raise ConfigError("GRPO plays whole episodes: give episodes_per_env.")
         if self.advantage != "absolute" and self.group_size < 2:
             raise ConfigError("GRPO compares within groups: group_size must be at least 2.")
-
-
-def load_config(path: Path, kind: type[OnPolicyConfig]) -> Any:
-    """Read the ``config.json`` of a run.
-
-    Raises:
-        ConfigError: If it is missing or not of this kind.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no run's configuration: {error}") from error
-    fields = {field.name for field in dataclasses.fields(kind)}
-    if not isinstance(values, dict) or values.keys() != fields:
-        raise ConfigError(f"{path} is no configuration of vla-gym-train {kind.algorithm}.")
-    made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    made["run_dir"] = path.parent
-    return kind(**made)
-
-
-def check_resumable(old: OnPolicyConfig, new: OnPolicyConfig) -> None:
-    """Check that a run of ``old`` may go on with ``new``.
-
-    Raises:
-        ConfigError: If a setting differs that the training depends on.
-    """
-    for field in dataclasses.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before != after and field.name not in RESUMABLE:
-            raise ConfigError(
-                f"The run has {field.name}={before!r}, not {after!r}: a resumed run may change "
-                f"{', '.join(RESUMABLE)} only. Start a new one in another --run-dir."
-            )

@@ -40,7 +40,7 @@ def rollout_seed(seed: int, iteration: int) -> int:
 def targets_of(config: OnPolicyConfig, rollout: Rollout, world: World) -> Targets:
     """Return advantages and returns as the algorithm defines them."""
     if isinstance(config, PPOConfig):
-        return ppo_targets(rollout, config.lam, world, standardize=config.standardize)
+        return ppo_targets(rollout, config.gae_lambda, world, standardize=config.standardize)
     assert isinstance(config, GRPOConfig)
     return grpo_targets(rollout, config.advantage, world)
 

@@ -32,7 +32,7 @@ class Targets(NamedTuple):
 
 
 def ppo_targets(
-    rollout: Rollout, lam: float, world: World | None = None, *, standardize: bool = True
+    rollout: Rollout, gae_lambda: float, world: World | None = None, *, standardize: bool = True
 ) -> Targets:
     """GAE over chunks, by default standardised over the student's chunks of all processes.
 
@@ -41,7 +41,7 @@ def ppo_targets(
 
     Args:
         rollout: Collected with a value head.
-        lam: See :func:`~vla_gym_trainers.on_policy.advantages.gae`.
+        gae_lambda: See :func:`~vla_gym_trainers.on_policy.advantages.gae`.
         world: The processes.
         standardize: Whether to take off the mean and divide by the standard deviation.
     """
@@ -49,7 +49,7 @@ def ppo_targets(
     values, next_values = data["values"], data["next_values"]
     ends = data["terminated"], data["truncated"]
     result = adv.gae(
-        data["rewards"], values, next_values, data["discounts"], *ends, data["valid"], lam
+        data["rewards"], values, next_values, data["discounts"], *ends, data["valid"], gae_lambda
     )
     keep = data["valid"]
     student = keep & ~data["by_teacher"]

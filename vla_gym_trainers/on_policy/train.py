@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.config import OnPolicyConfig, check_resumable, load_config
+from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import World, world
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import Loop, restored
@@ -31,6 +31,7 @@ from vla_gym_trainers.result_card import machine_facts, make_card, write_json
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import check_resumable, read_settings
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def train(
         if among.size > 1 and config.run_dir is None:
             raise ConfigError("With several processes, give a --run-dir.")
         if resume:
-            check_resumable(load_config(run.config, type(config)), config)
+            check_resumable(read_settings(run.config, type(config)), config, RESUMABLE)
         elif run.checkpoints():
             raise ConfigError(
                 f"{run.path} holds a run already: go on with 'vla-gym-train {config.algorithm} "
