@@ -1,0 +1,168 @@
+"""Keep result cards in results/ and make the tables of docs/results.md of them.
+
+Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
+
+``--add`` copies the card of a training run and that of its evaluation by ``vla-gym eval
+--paired`` (the VLA on the same states) to results/GROUP/NAME/. GROUP: single, suite, ablation,
+on_policy. The tables between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are
+made of these cards alone; nothing in them is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import ConfigError
+from vla_gym.suites import get_task
+from vla_gym_trainers.evaluation.cards import read_card
+from vla_gym_trainers.stats import wilson_interval
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+GROUPS = ("single", "suite", "ablation", "on_policy")
+#: Settings that say where or how long a run was made, not what it learned with.
+_NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
+_NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
+_NOT_SHOWN |= {"eval_every", "eval_layouts", "total_chunks", "total_steps", "guard_layouts"}
+Card = dict[str, Any]
+
+
+def add(place: str, run: Path, evaluation: Path) -> None:
+    """Copy two cards into results/.
+
+    Raises:
+        ConfigError: If the group is unknown or the evaluation is not paired with the VLA's.
+    """
+    group, _, name = place.partition("/")
+    if group not in GROUPS or not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigError(f"Expected GROUP/NAME with GROUP one of {GROUPS}, got {place!r}.")
+    card = read_card(evaluation / "card.json")
+    if "paired" not in card.content["results"]:
+        raise ConfigError(f"{evaluation} has no comparison: evaluate with --paired.")
+    folder = RESULTS / group / name
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / "card.json", folder / "train.json")
+    _write_compact(folder / "eval.json", card.content)
+
+
+def _write_compact(path: Path, content: Card) -> None:
+    """Write a card with one line an episode."""
+    episodes = content["results"]["episodes"]
+    head = {**content, "results": {**content["results"], "episodes": "@"}}
+    rows = ",\n".join(json.dumps(episode) for episode in episodes)
+    path.write_text(json.dumps(head, indent=1).replace('"@"', f"[\n{rows}\n]") + "\n")
+
+
+def load(group: str) -> list[tuple[str, Card, Card]]:
+    """Return (name, training card, evaluation card) of each run of a group."""
+    found = sorted((RESULTS / group).glob("*/train.json"))
+    return [
+        (path.parent.name, json.loads(path.read_text()), _evaluation(path.parent)) for path in found
+    ]
+
+
+def _evaluation(folder: Path) -> Card:
+    content: Card = json.loads((folder / "eval.json").read_text())
+    return content
+
+
+def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
+    """Return one line of a table."""
+    config, training = train["config"], train["results"]["training"]
+    total = evaluation["results"]["total"]
+    paired = evaluation["results"]["paired"]["total"]
+    n, ours = total["num_episodes"], total["num_successes"]
+    theirs = paired["both"] + paired["losses"]
+    ids = config["task_ids"]
+    suite = config["suite"].removeprefix("libero_")
+    what = suite if len(ids) > 1 else f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}"
+    steps = training.get("env_steps")
+    cells = [
+        what,
+        str(config["seed"]),
+        ", ".join(f"`{key}={value}`" for key, value in differing.items()) or "-",
+        "-" if steps is None else f"{steps:,}",
+        f"{training['minutes']:.1f}",
+        _rate(theirs, n),
+        _rate(ours, n),
+        f"{paired['wins']} : {paired['losses']}",
+        f"{paired['p_value']:.1g}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rate(successes: int, n: int) -> str:
+    low, high = wilson_interval(successes, n)
+    return f"{successes}/{n} ({100 * low:.0f}-{100 * high:.0f} %)"
+
+
+def table(group: str) -> list[str]:
+    """Return a group's table; settings are shown where the runs of a group differ."""
+    runs = load(group)
+    if not runs:
+        return ["None yet."]
+    keys = {key for _, train, _ in runs for key in train["config"]} - _NOT_SHOWN
+    differs = sorted(
+        key
+        for key in keys
+        if len({json.dumps(train["config"].get(key)) for _, train, _ in runs}) > 1
+    )
+    lines = [
+        "| task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p |",
+        "| --- |" + " --- |" * 8,
+    ]
+    for _, train, evaluation in runs:
+        lines.append(row(train, evaluation, {key: train["config"].get(key) for key in differs}))
+    return lines
+
+
+def tasks_table(group: str) -> list[str]:
+    """Return successes a task of a group's runs on whole suites."""
+    lines: list[str] = []
+    for name, train, evaluation in load(group):
+        if len(train["config"]["task_ids"]) == 1:
+            continue
+        if not lines:
+            lines = ["| run | task | VLA | policy |", "| --- | --- | --- | --- |"]
+        paired = {t["task_id"]: t for t in evaluation["results"]["paired"]["tasks"]}
+        for task in evaluation["results"]["tasks"]:
+            both = paired[task["task_id"]]
+            lines.append(
+                f"| {name} | {task['task_id']}: {task['instruction']} | "
+                f"{both['both'] + both['losses']}/{task['num_episodes']} | "
+                f"{task['num_successes']}/{task['num_episodes']} |"
+            )
+    return lines or ["None yet."]
+
+
+def fill(text: str) -> str:
+    """Return the page with its tables made anew."""
+    blocks = {group: table(group) for group in GROUPS}
+    blocks["suite_tasks"] = tasks_table("suite")
+    for name, lines in blocks.items():
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        block = "\n".join(lines) + "\n"
+        text, count = re.subn(pattern, lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"{PAGE} has {count} blocks {name!r}, expected one.")
+    return text
+
+
+def main() -> None:
+    """Take cards in, and make the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--add", nargs=3, metavar=("GROUP/NAME", "RUN", "EVALUATION"))
+    arguments = parser.parse_args()
+    if arguments.add:
+        place, run, evaluation = arguments.add
+        add(place, Path(run), Path(evaluation))
+    PAGE.write_text(fill(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
