@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from page_blocks import fill_blocks
 
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym_trainers.evaluation.cards import read_card
@@ -156,14 +157,7 @@ BLOCKS: dict[str, Callable[[list[Row]], list[str]]] = {
 
 def fill(path: Path, rows: list[Row], blocks: tuple[str, ...]) -> None:
     """Make a page's tables anew."""
-    text = path.read_text()
-    for name in blocks:
-        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        block = "\n".join(BLOCKS[name](rows)) + "\n"
-        text, count = re.subn(pattern, lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{path} has {count} blocks {name!r}, expected one.")
-    path.write_text(text)
+    fill_blocks(path, {name: "\n".join(BLOCKS[name](rows)) for name in blocks})
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from page_blocks import fill_blocks
+
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.cards import read_card
@@ -140,17 +142,10 @@ def tasks_table(group: str) -> list[str]:
     return lines or ["None yet."]
 
 
-def fill(text: str) -> str:
-    """Return the page with its tables made anew."""
-    blocks = {group: table(group) for group in GROUPS}
-    blocks["suite_tasks"] = tasks_table("suite")
-    for name, lines in blocks.items():
-        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        block = "\n".join(lines) + "\n"
-        text, count = re.subn(pattern, lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{PAGE} has {count} blocks {name!r}, expected one.")
-    return text
+def fill() -> None:
+    """Make the page's tables anew."""
+    blocks = {group: "\n".join(table(group)) for group in GROUPS}
+    fill_blocks(PAGE, {**blocks, "suite_tasks": "\n".join(tasks_table("suite"))})
 
 
 def main() -> None:
@@ -161,7 +156,7 @@ def main() -> None:
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
-    PAGE.write_text(fill(PAGE.read_text()))
+    fill()
 
 
 if __name__ == "__main__":

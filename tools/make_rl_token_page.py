@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from page_blocks import fill_blocks
 
 from vla_gym_trainers.probes import format_probes
 from vla_gym_trainers.rl_token import format_reports
@@ -69,17 +70,6 @@ def probes(rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def page(text: str, rows: list[Row]) -> str:
-    """Return the page with its tables made anew."""
-    for name, make in (("pretraining", pretraining), ("probes", probes)):
-        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        block = make(rows) + "\n"
-        text, count = re.subn(pattern, lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{PAGE} has {count} blocks {name!r}, expected one.")
-    return text
-
-
 def main() -> None:
     """Take the cards in, write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -91,7 +81,7 @@ def main() -> None:
         rows[row["kind"], row["vla"]] = row
     ordered = [rows[key] for key in sorted(rows)]
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
-    PAGE.write_text(page(PAGE.read_text(), ordered))
+    fill_blocks(PAGE, {"pretraining": pretraining(ordered), "probes": probes(ordered)})
 
 
 if __name__ == "__main__":

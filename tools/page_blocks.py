@@ -1,0 +1,23 @@
+"""Write tables between the ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` lines of a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def fill_blocks(page: Path, blocks: Mapping[str, str]) -> None:
+    """Replace the text of each named block; the page stays as it is if one is missing.
+
+    Raises:
+        SystemExit: If the page has not exactly one block of a name.
+    """
+    text = page.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        replace = lambda m, b=block: f"{m[1]}{b}\n{m[2]}"  # noqa: E731
+        text, count = re.subn(pattern, replace, text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"{page} has {count} blocks {name!r}, expected one.")
+    page.write_text(text, encoding="utf-8")
