@@ -46,3 +46,22 @@ def test_seeded_and_checked() -> None:
     np.testing.assert_array_equal(first, second)
     with pytest.raises(ConfigError, match="negative"):
         ChunkNoise(2, -0.1, 0.1, SCALE, seed=0)
+
+
+def test_correlation_of_successive_offsets():
+    """E[v v'] = rho for v, v' of variance 1; the episode's first offset is drawn anew."""
+    noise = ChunkNoise(1, white=0.0, chunk=1.0, scale=SCALE, seed=3, correlation=0.8)
+    noise.sample(1)
+    noise._levels[0] = 1.0
+    values = np.stack([noise.sample(1)[0, 0] / SCALE for _ in range(4000)])
+    assert values.std() == pytest.approx(1.0, abs=0.05)
+    assert np.mean(values[1:] * values[:-1]) == pytest.approx(0.8, abs=0.05)
+    constant = ChunkNoise(1, white=0.0, chunk=1.0, scale=SCALE, seed=4, correlation=1.0)
+    first, second = constant.sample(2), constant.sample(2)
+    np.testing.assert_array_equal(first, second)
+    constant.end_episode(0)
+    third = constant.sample(2)
+    assert not np.allclose(third[0] / third[0, 0, 0], first[0] / first[0, 0, 0])
+    np.testing.assert_array_equal(third[1], first[1])
+    with pytest.raises(ConfigError, match="correlation"):
+        ChunkNoise(2, 0.1, 0.1, SCALE, seed=0, correlation=1.5)

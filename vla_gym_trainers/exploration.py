@@ -12,11 +12,13 @@ from vla_gym.errors import ConfigError
 class ChunkNoise:
     """White noise per control step plus one offset per chunk that all its steps share.
 
-    ``eps[n, t] = level[n] * scale * (white * u[n, t] + chunk * v[n])`` with u, v standard normal. A
-    controller averages white noise out; the shared offset really moves the arm (8 steps of +0.05
-    are 2 cm). Both numbers are in units of the action scale. White noise on the gripper does
-    nothing (the simulation takes the sign) unless the reference is undecided, which is where it
-    should explore.
+    ``eps[n, t] = level[n] * scale * (white * u[n, t] + chunk * v[n])`` with u, v standard normal;
+    from chunk to chunk ``v' = rho v + sqrt(1 - rho^2) w``, ``rho = correlation``, w standard normal:
+    at 0 each chunk draws anew, at 1 an episode keeps its offset. Since the VLA steers back, only a
+    lasting offset leads it beside its way. A controller averages white noise out; the shared
+    offset really moves the arm (8 steps of +0.05 are 2 cm). Both sizes are in units of the action
+    scale. White noise on the gripper does nothing (the simulation takes the sign) unless the
+    reference is undecided, which is where it should explore.
 
     ``level[n]`` is drawn uniformly from [0, 1] for each episode: how much noise a task bears
     differs by far (a rim grasp fails at half of what a placement forgives), and with a fixed size
@@ -24,7 +26,13 @@ class ChunkNoise:
     """
 
     def __init__(
-        self, chunk_len: int, white: float, chunk: float, scale: Sequence[float], seed: int | None
+        self,
+        chunk_len: int,
+        white: float,
+        chunk: float,
+        scale: Sequence[float],
+        seed: int | None,
+        correlation: float = 0.0,
     ) -> None:
         """Set the sizes.
 
@@ -34,27 +42,40 @@ class ChunkNoise:
             chunk: Standard deviation of the part shared by a chunk.
             scale: (A,) natural size of each action dimension.
             seed: Seed of the generator, which belongs to this noise alone.
+            correlation: Of the offsets of successive chunks of an episode, in [0, 1].
 
         Raises:
-            ConfigError: If a size is negative.
+            ConfigError: If a size is negative, or ``correlation`` out of range.
         """
         if white < 0 or chunk < 0:
             raise ConfigError(f"Noise sizes must not be negative, got {white} and {chunk}.")
+        if not 0.0 <= correlation <= 1.0:
+            raise ConfigError(f"correlation must be in [0, 1], got {correlation}.")
         self.chunk_len, self.white, self.chunk = chunk_len, white, chunk
+        self.correlation = correlation
         self.scale = np.asarray(scale, np.float64)
         self.rng = np.random.default_rng(seed)
         self._levels: list[float] = []
+        self._offsets: list[np.ndarray | None] = []  # of the last chunk; None: a new episode
 
     def end_episode(self, env: int) -> None:
-        """Draw a new level for the next episode of one environment."""
+        """Draw a new level for the next episode of one environment, and forget its offset."""
         self._levels[env] = float(self.rng.uniform())
+        self._offsets[env] = None
 
     def sample(self, n_envs: int) -> np.ndarray:
         """Return (n_envs, C, A) float64 noise."""
         size = len(self.scale)
         while len(self._levels) < n_envs:
             self._levels.append(float(self.rng.uniform()))
+            self._offsets.append(None)
         level = np.asarray(self._levels[:n_envs])[:, None, None]
         independent = self.rng.standard_normal((n_envs, self.chunk_len, size))
         shared = self.rng.standard_normal((n_envs, 1, size))
+        for env in range(n_envs):
+            before = self._offsets[env]
+            if before is not None:
+                shared[env] *= np.sqrt(1.0 - self.correlation**2)
+                shared[env] += self.correlation * before
+            self._offsets[env] = shared[env].copy()
         return level * self.scale * (self.white * independent + self.chunk * shared)

@@ -12,6 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from vla_gym_trainers.runs.checkpoint import save_checkpoint
 from vla_gym_trainers.runs.closed_loop import BestModel
+from vla_gym_trainers.runs.episode_log import EpisodeLog
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3bc import TD3BC
@@ -44,8 +45,7 @@ class RunCallback(BaseCallback):
         super().__init__()
         self.config, self.run, self.best = config, run, best
         self.recent: deque[bool] = deque(maxlen=50)
-        self.warmup: list[bool] = []
-        self.trained: list[bool] = []
+        self.episodes = EpisodeLog()
         self.env_steps = 0
         self.next_checkpoint = config.checkpoint_every
         self.seconds_before = 0.0
@@ -106,7 +106,7 @@ class RunCallback(BaseCallback):
             if done and not info.get("worker_restarted", False):
                 success = bool(info.get("is_success", False))
                 self.recent.append(success)
-                (self.warmup if is_warm_up else self.trained).append(success)
+                self.episodes.add(int(info.get("task_id", 0)), success, is_warm_up)
         self.logger.record("time/total_env_steps", self.env_steps)
         if self.bar is not None:
             self._show(is_warm_up)
@@ -139,8 +139,7 @@ class RunCallback(BaseCallback):
         logger = self.logger
         return {
             "recent": list(self.recent),
-            "warmup": list(self.warmup),
-            "trained": list(self.trained),
+            "episodes": self.episodes.state(),
             "env_steps": self.env_steps,
             "next_checkpoint": self.next_checkpoint,
             "seconds": self.seconds,
@@ -151,7 +150,7 @@ class RunCallback(BaseCallback):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned (the logger's is restored where it is made)."""
         self.recent.extend(state["recent"])
-        self.warmup, self.trained = list(state["warmup"]), list(state["trained"])
+        self.episodes.restore(state["episodes"])
         self.env_steps = state["env_steps"]
         self.next_checkpoint, self.seconds_before = state["next_checkpoint"], state["seconds"]
         if self.best is not None and state["best"] is not None:
@@ -159,10 +158,6 @@ class RunCallback(BaseCallback):
 
     def summary(self, model: TD3BC) -> dict[str, Any]:
         """Return counts and rates of the training episodes (played with exploration noise)."""
-
-        def rate(values: list[bool]) -> float | None:
-            return float(np.mean(values)) if values else None
-
         minutes = self.seconds / 60
         summary: dict[str, Any] = {
             "chunks": model.num_timesteps,
@@ -170,12 +165,7 @@ class RunCallback(BaseCallback):
             "critic_steps": model._n_updates,
             "minutes": round(minutes, 3),
             "chunks_per_second": round(model.num_timesteps / max(60 * minutes, 1e-9), 2),
-            "warmup_episodes": len(self.warmup),
-            "warmup_success": rate(self.warmup),
-            "episodes": len(self.trained),
-            "success_by_100_episodes": [
-                rate(self.trained[i : i + 100]) for i in range(0, len(self.trained), 100)
-            ],
+            **self.episodes.summary(),
         }
         if self.best is not None:
             summary["closed_loop"] = self.best.state()

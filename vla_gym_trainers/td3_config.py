@@ -53,6 +53,8 @@ class TD3Config(RunConfig):
     """Largest exploration noise per control step (1 = full translation)."""
     noise_chunk: float = 0.06
     """Largest exploration offset shared by all steps of a chunk; each episode draws its level."""
+    noise_correlation: float = 0.0
+    """Of the offsets of successive chunks: 0 draws each anew, 1 keeps one for the whole episode."""
     target_policy_noise: float = 0.02
     """Target smoothing noise."""
     target_noise_clip: float = 0.05

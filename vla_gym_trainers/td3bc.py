@@ -78,6 +78,7 @@ class TD3BC(TD3):
         reference_dropout: float = 0.5,
         noise_white: float = 0.01,
         noise_chunk: float = 0.06,
+        noise_correlation: float = 0.0,
         value_range: tuple[float, float] | None = (0.0, 1.0),
         balanced_replay: bool = False,
         pipelined: bool = False,
@@ -115,6 +116,7 @@ class TD3BC(TD3):
             noise_white: Exploration noise per control step, in units of the action scale: the
                 largest, each episode draws its own level (see :class:`ChunkNoise`).
             noise_chunk: Exploration offset shared by a chunk, likewise.
+            noise_correlation: Of the offsets of successive chunks, in [0, 1].
             value_range: Reachable returns; None disables the clamp of the targets.
             balanced_replay: Sample all tasks alike, see :class:`ChunkReplayBuffer`.
             pipelined: Learn in a background thread while collecting.
@@ -139,6 +141,7 @@ class TD3BC(TD3):
         self.critic_warmup_steps = critic_warmup_steps
         self.reference_dropout = reference_dropout
         self.noise_white, self.noise_chunk = noise_white, noise_chunk
+        self.noise_correlation = noise_correlation
         self.value_range, self.pipelined = value_range, pipelined
         #: Tasks in which ``predict`` returns the VLA's chunk; see ``runs.guard``.
         self.guarded_tasks: tuple[int, ...] = ()
@@ -190,8 +193,9 @@ class TD3BC(TD3):
         if self.exploration is None:
             scale = self.policy.settings["action_scale"]
             chunk_len = check_spaces(self.observation_space, self.action_space)
+            sizes = (self.noise_white, self.noise_chunk)
             self.exploration = ChunkNoise(
-                chunk_len, self.noise_white, self.noise_chunk, scale, self.seed
+                chunk_len, *sizes, scale, self.seed, self.noise_correlation
             )
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
 

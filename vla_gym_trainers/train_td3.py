@@ -279,6 +279,7 @@ def build_model(config: TD3Config, env: Any) -> TD3BC:
         "reference_dropout",
         "noise_white",
         "noise_chunk",
+        "noise_correlation",
         "balanced_replay",
         "pipelined",
         "asynchronous",

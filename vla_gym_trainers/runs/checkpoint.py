@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vla_gym_trainers.td3bc import TD3BC
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 2
+FORMAT = 3
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:

@@ -1,0 +1,37 @@
+"""Figures of training episodes."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+
+from vla_gym_trainers.runs.episode_log import EpisodeLog, lowest_window
+
+
+def test_lowest_window_against_every_window():
+    assert lowest_window([True, False], 3) is None
+    # windows of 2: 1/2, 0/2, 1/2, 2/2
+    assert lowest_window([True, False, False, True, True], 2) == 0.0
+    draws = np.random.default_rng(0).random(300) < 0.6
+    assert lowest_window(draws, 50) == min(draws[i : i + 50].mean() for i in range(251))
+
+
+def test_rates_by_task_and_what_comes_back():
+    log = EpisodeLog()
+    assert log.summary()["warmup_success"] is None
+    for task_id, success in ((3, True), (3, False), (7, False)):
+        log.add(task_id, success, is_warm_up=True)
+    for _ in range(60):
+        log.add(7, True, is_warm_up=False)
+    again = EpisodeLog()
+    again.restore(pickle.loads(pickle.dumps(log.state())))
+    summary = again.summary()
+    assert summary == log.summary()
+    assert (summary["warmup_episodes"], summary["warmup_success"]) == (3, 1 / 3)
+    assert summary["success_by_100_episodes"] == [1.0]
+    assert summary["lowest_success_1000"] is None
+    assert summary["success_by_task"] == {
+        "3": {"warmup_episodes": 2, "warmup_success": 0.5, "by_50_episodes": []},
+        "7": {"warmup_episodes": 1, "warmup_success": 0.0, "by_50_episodes": [1.0, 1.0]},
+    }
