@@ -13,7 +13,7 @@ class ChunkNoise:
     """White noise per control step plus one offset per chunk that all its steps share.
 
     ``eps[n, t] = level[n] * scale * (white * u[n, t] + chunk * v[n])`` with u, v standard normal;
-    from chunk to chunk ``v' = rho v + sqrt(1 - rho^2) w``, ``rho = correlation``, w standard normal:
+    from chunk to chunk ``v' = rho v + sqrt(1 - rho^2) w``, w standard normal, rho `correlation`:
     at 0 each chunk draws anew, at 1 an episode keeps its offset. Since the VLA steers back, only a
     lasting offset leads it beside its way. A controller averages white noise out; the shared
     offset really moves the arm (8 steps of +0.05 are 2 cm). Both sizes are in units of the action
