@@ -14,21 +14,30 @@ ACTION_DIM = 7
 
 
 class FeatureNormalizer(nn.Module):
-    """State ``x = (z_rl, proprio)``, standardised with statistics of the warm-up data."""
+    """State ``x = (z_rl, proprio)``, standardised with statistics of the warm-up data.
+
+    Attributes:
+        state_dim: Size of x.
+    """
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, token_dim: int, proprio_dim: int, limit: float = 8.0) -> None:
+    def __init__(
+        self, token_dim: int, proprio_dim: int, limit: float = 8.0, use_token: bool = True
+    ) -> None:
         """Start as the identity; :meth:`fit` sets the statistics once.
 
         Args:
             token_dim: D.
             proprio_dim: P.
             limit: Standardised values are clamped to [-limit, limit].
+            use_token: False leaves the token out: x is proprio alone.
         """
         super().__init__()
         self.token_dim, self.limit = token_dim, limit
+        self.first = 0 if use_token else token_dim
+        self.state_dim = token_dim + proprio_dim - self.first
         self.register_buffer("mean", torch.zeros(token_dim + proprio_dim))
         self.register_buffer("scale", torch.ones(token_dim + proprio_dim))
 
@@ -49,9 +58,10 @@ class FeatureNormalizer(nn.Module):
         self.scale.copy_(std)
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return x, (B, D + P) float32, from ``rl_token`` (B, D) and ``proprio`` (B, P)."""
+        """Return x, (B, state_dim) float32, from ``rl_token`` (B, D) and ``proprio`` (B, P)."""
         x = torch.cat([observation["rl_token"].float(), observation["proprio"].float()], dim=1)
-        return ((x - self.mean) / self.scale).clamp(-self.limit, self.limit)
+        x = ((x - self.mean) / self.scale).clamp(-self.limit, self.limit)
+        return x[:, self.first :]
 
 
 def reference_chunk(observation: dict[str, Tensor]) -> Tensor:
@@ -86,22 +96,25 @@ class ChunkActor(nn.Module):
         residual_limit: Tensor,
         residual_basis: int = 0,
         num_heads: int = 1,
+        use_reference: bool = True,
     ) -> None:
         """Build the network.
 
         Args:
-            state_dim: D + P.
+            state_dim: Size of x.
             chunk_len: C.
             net_arch: Widths of the hidden layers.
             residual_limit: (7,) largest correction per action dimension, ``s`` above.
             residual_basis: Number of time functions (never more than C), 0 for one number per
                 control step.
             num_heads: Last layers.
+            use_reference: False: f sees x alone, never the chunk that it corrects.
         """
         super().__init__()
         self.chunk_len, self.num_heads = chunk_len, num_heads
+        self.use_reference = use_reference
         rank = min(residual_basis or chunk_len, chunk_len)
-        widths = [state_dim + chunk_len * ACTION_DIM + 1, *net_arch]
+        widths = [state_dim + (chunk_len * ACTION_DIM + 1) * use_reference, *net_arch]
         layers: list[nn.Module] = []
         for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
@@ -125,7 +138,7 @@ class ChunkActor(nn.Module):
         """Return the mean chunk.
 
         Args:
-            x: (B, D + P) normalised state.
+            x: (B, state_dim) normalised state.
             reference: (B, A) the VLA's chunk.
             keep: (B, 1) 0 where the reference is hidden from the network; None keeps all.
             bf16: Run the hidden layers in bfloat16.
@@ -148,8 +161,9 @@ class ChunkActor(nn.Module):
         """Return the correction, (B, K, 7) in [-1, 1]; arguments as in :meth:`forward`."""
         if keep is None:
             keep = torch.ones(len(x), 1, device=x.device)
+        seen = torch.cat([x, reference * keep, keep], dim=1) if self.use_reference else x
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            hidden = self.body(torch.cat([x, reference * keep, keep], dim=1))
+            hidden = self.body(seen)
         values = self.head(hidden.float())
         if head is not None:
             values = values.unflatten(1, (self.num_heads, -1))[torch.arange(len(x)), head]
@@ -178,7 +192,7 @@ class CriticEnsemble(nn.Module):
         """Build the networks.
 
         Args:
-            state_dim: D + P.
+            state_dim: Size of x.
             action_size: A.
             net_arch: Widths of the hidden layers.
             num_critics: n.
@@ -197,7 +211,7 @@ class CriticEnsemble(nn.Module):
     def forward(
         self, x: Tensor, action: Tensor, bf16: bool = False, head: Tensor | None = None
     ) -> Tensor:
-        """Return (B, n) values of state x (B, D + P) and chunk (B, A); head: (B,) int64 or None."""
+        """Return (B, n) values of x (B, state_dim) and chunk (B, A); head: (B,) int64 or None."""
         hidden = torch.cat([x, action], dim=1).expand(self.num_critics, -1, -1)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):

@@ -53,6 +53,8 @@ class RLTokenPolicy(BasePolicy):
         residual_basis: int = 2,
         precision: Precision = "auto",
         task_heads: Sequence[int] = (),
+        use_rl_token: bool = True,
+        use_reference: bool = True,
         optimizer_kwargs: dict[str, Any] | None = None,
         **base_kwargs: Any,
     ) -> None:
@@ -71,6 +73,9 @@ class RLTokenPolicy(BasePolicy):
             precision: Of the hidden layers in training; greedy actions are always fp32.
             task_heads: Tasks with a last layer of their own in actor and critics (shared trunk);
                 the policy then plays these tasks only. Empty: one last layer for all tasks.
+            use_rl_token: False: actor and critics see proprio without the RL token (ablation).
+            use_reference: False: the actor's network does not see the VLA's chunk, which it
+                corrects all the same (ablation).
             optimizer_kwargs: Passed on to Adam.
             **base_kwargs: Passed on to SB3's BasePolicy.
 
@@ -93,23 +98,28 @@ class RLTokenPolicy(BasePolicy):
             "residual_basis": residual_basis,
             "precision": precision,
             "task_heads": tuple(task_heads),
+            "use_rl_token": use_rl_token,
+            "use_reference": use_reference,
             "optimizer_kwargs": optimizer_kwargs,
         }
         self.precision: Precision = precision
         token_dim = _size(observation_space["rl_token"])
         proprio_dim = _size(observation_space["proprio"])
-        state_dim, action_size = token_dim + proprio_dim, chunk_len * ACTION_DIM
+        action_size = chunk_len * ACTION_DIM
         scale = torch.tensor(action_scale, dtype=torch.float32)
         self.chunk_scale: Tensor
         self.register_buffer("chunk_scale", scale.repeat(chunk_len))
-        self.normalizer = FeatureNormalizer(token_dim, proprio_dim)
+        self.normalizer = FeatureNormalizer(token_dim, proprio_dim, use_token=use_rl_token)
+        state_dim = self.normalizer.state_dim
         limit = residual_scale * scale
         self.head_of_task: Tensor | None
         self.register_buffer("head_of_task", _head_of_task(observation_space, task_heads), False)
         heads = max(1, len(task_heads))
 
         def actor() -> ChunkActor:
-            return ChunkActor(state_dim, chunk_len, net_arch, limit, residual_basis, heads)
+            return ChunkActor(
+                state_dim, chunk_len, net_arch, limit, residual_basis, heads, use_reference
+            )
 
         def critic() -> CriticEnsemble:
             return CriticEnsemble(state_dim, action_size, net_arch, n_critics, heads)

@@ -105,7 +105,7 @@ class PPOActor(nn.Module):
         """
         super().__init__()
         self.policy, self.settings = policy, settings
-        state_dim = policy.normalizer.mean.shape[0]
+        state_dim = policy.normalizer.state_dim
         heads = max(1, len(policy.settings["task_heads"]))
         self.value = CriticEnsemble(state_dim, 0, policy.settings["net_arch"], 1, heads)
         self.value.to(policy.device)

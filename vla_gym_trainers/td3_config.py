@@ -59,6 +59,10 @@ class TD3Config(RunConfig):
     """Target smoothing noise."""
     target_noise_clip: float = 0.05
     """Bound of the target smoothing noise."""
+    use_rl_token: bool = True
+    """Actor and critics see the RL token; without it proprio alone (an ablation)."""
+    use_reference: bool = True
+    """The actor's network sees the VLA's chunk, which it corrects in any case (an ablation)."""
     n_critics: int = 4
     """Number of critics (targets take the minimum)."""
     precision: Precision = "auto"

@@ -288,9 +288,9 @@ def build_model(config: TD3Config, env: Any) -> TD3BC:
         "device",
         "seed",
     )
+    of_policy = ("net_arch", "n_critics", "residual_scale", "residual_basis", "precision")
     policy_kwargs = {
-        name: getattr(config, name)
-        for name in ("net_arch", "n_critics", "residual_scale", "residual_basis", "precision")
+        name: getattr(config, name) for name in (*of_policy, "use_rl_token", "use_reference")
     }
     if config.task_heads:
         policy_kwargs["task_heads"] = tuple(sorted(set(config.task_ids)))
