@@ -2,10 +2,11 @@
 
 Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
-``--add`` copies the card of a training run and that of its evaluation by ``vla-gym eval
---paired`` (the VLA on the same states) to results/GROUP/NAME/. GROUP: single, suite, ablation,
-on_policy. The tables between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are
-made of these cards alone; nothing in them is typed by hand.
+``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
+(the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
+the paths of this machine. GROUP: single, suite, ablation, on_policy. The tables between the page's
+``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone; nothing in them
+is typed by hand.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from page_blocks import fill_blocks
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.cards import read_card
+from vla_gym_trainers.report.curves import SUCCESS_KEYS, TRAINING, seconds_of
+from vla_gym_trainers.report.sources import read_rows
 from vla_gym_trainers.stats import wilson_interval
 
 ROOT = Path(__file__).parent.parent
@@ -48,16 +51,42 @@ def add(place: str, run: Path, evaluation: Path) -> None:
         raise ConfigError(f"{evaluation} has no comparison: evaluate with --paired.")
     folder = RESULTS / group / name
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / "card.json", folder / "train.json")
-    _write_compact(folder / "eval.json", card.content)
+    runs = str(run.resolve()).removesuffix(place)
+    train = json.loads((run / "card.json").read_text())
+    text = json.dumps(train, indent=1) + "\n"
+    (folder / "train.json").write_text(_without_machine(text, runs))
+    rows = ",\n".join(json.dumps(point) for point in curve_of(run))
+    (folder / "curve.json").write_text(f"[\n{rows}\n]\n")
+    (folder / "eval.json").write_text(_without_machine(_compact(card.content), runs))
 
 
-def _write_compact(path: Path, content: Card) -> None:
-    """Write a card with one line an episode."""
+def curve_of(run: Path) -> list[tuple[int, float, float]]:
+    """Return (control steps, minutes, success of the training episodes), at most 100 points."""
+    rows = read_rows(run / "metrics.jsonl")
+    seconds = seconds_of(rows)
+    assert seconds is not None
+    points = []
+    for row, time in zip(rows, seconds, strict=True):
+        rate = next((row[key] for key in SUCCESS_KEYS[TRAINING] if key in row), None)
+        if rate is not None:
+            steps = row.get("time/total_env_steps", row["step"])
+            points.append((int(steps), round(float(time) / 60, 2), round(float(rate), 4)))
+    return [points[i] for i in sorted({round(i) for i in np.linspace(0, len(points) - 1, 100)})]
+
+
+def _without_machine(text: str, runs: str) -> str:
+    """Return JSON with paths below ``runs`` (ends with /) as runs/..., others as their name."""
+    if runs.endswith("/"):
+        text = text.replace(f'"{runs}', '"runs/')
+    return re.sub(r'"/(?:[^"/]*/)*([^"/]+)"', r'"\1"', text)
+
+
+def _compact(content: Card) -> str:
+    """Return a card with one line an episode."""
     episodes = content["results"]["episodes"]
     head = {**content, "results": {**content["results"], "episodes": "@"}}
     rows = ",\n".join(json.dumps(episode) for episode in episodes)
-    path.write_text(json.dumps(head, indent=1).replace('"@"', f"[\n{rows}\n]") + "\n")
+    return json.dumps(head, indent=1).replace('"@"', f"[\n{rows}\n]") + "\n"
 
 
 def load(group: str) -> list[tuple[str, Card, Card]]:

@@ -1,0 +1,53 @@
+"""The committed results: what is kept of a run, and that the page says what the cards say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if not (ROOT / "results").is_dir():
+        pytest.skip("results/ is not here: it belongs to the repository, not to the package")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("make_results_page")
+
+
+def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
+    page = tool.PAGE.read_text()
+    for group in tool.GROUPS:
+        block = re.search(rf"<!-- begin {group} -->\n(.*?)\n<!-- end {group} -->", page, re.DOTALL)
+        assert block is not None
+        assert block[1].splitlines() == tool.table(group)
+
+
+def test_cards_hold_no_paths_of_a_machine(tool: ModuleType) -> None:
+    files = list(tool.RESULTS.glob("*/*/*.json"))
+    assert files
+    for file in files:
+        assert not re.search(r'"/[^"]', file.read_text()), file
+
+
+def test_paths_are_cut(tool: ModuleType) -> None:
+    text = json.dumps({"a": "/home/me/runs/single/x", "b": "/home/me/other/card.json", "c": "1/2"})
+    expected = {"a": "runs/single/x", "b": "card.json", "c": "1/2"}
+    assert json.loads(tool._without_machine(text, "/home/me/runs/")) == expected
+
+
+def test_curve_counts_control_steps_and_leaves_pauses_out(tool: ModuleType, tmp_path: Path) -> None:
+    rows = [
+        {"step": 8 * i, "wall_s": 1000.0 + 60 * i + (5000 if i > 2 else 0), "time/seconds": 60 * i}
+        | {"rollout/success_rate": i / 10, "time/total_env_steps": 64 * i}
+        for i in range(1, 5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    points = tool.curve_of(tmp_path)
+    assert points == [(64, 1.0, 0.1), (128, 2.0, 0.2), (192, 3.0, 0.3), (256, 4.0, 0.4)]
