@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from page_blocks import fill_blocks
+from results_curves import write_all
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
@@ -30,6 +31,7 @@ from vla_gym_trainers.stats import wilson_interval
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 GROUPS = ("single", "suite", "ablation", "on_policy")
+CURVES = ("single", "suite", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -186,6 +188,7 @@ def main() -> None:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
     fill()
+    write_all(GROUPS)
 
 
 if __name__ == "__main__":

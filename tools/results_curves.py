@@ -1,0 +1,97 @@
+"""Draw training success of the runs in results/ by control steps and by minutes, as SVG files.
+
+Usage: python tools/results_curves.py   (tools/make_results_page.py calls it)
+
+Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
+(same task and algorithm, other seeds) share a colour. Training episodes are played on sampled
+layouts with exploration noise, so the curves lie under the greedy results of the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_gym.suites import get_task
+from vla_gym_trainers.report.charts import Line, colour_class, line_chart
+from vla_gym_trainers.report.markup import Markup, tag
+
+ROOT = Path(__file__).parent.parent
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+WIDTH, HEIGHT, ROW = 420, 250, 18
+# The light colours of the report's page; pictures in documents do not follow a dark page.
+STYLE = """
+svg { --c: #52514e; background: #ffffff }
+text { fill: #52514e; font: 11px system-ui, -apple-system, "Segoe UI", sans-serif }
+.grid { stroke: #e1e0d9 } .axis { stroke: #c3c2b7 }
+.s0 { --c: #2a78d6 } .s1 { --c: #eb6834 } .s2 { --c: #1baf7a } .s3 { --c: #eda100 }
+.s4 { --c: #e87ba4 } .s5 { --c: #008300 } .s6 { --c: #4a3aa7 } .s7 { --c: #e34948 }
+.line { fill: none; stroke: var(--c); stroke-width: 1.5; stroke-linejoin: round }
+.dashed .line { stroke-dasharray: 5 4 } rect { fill: var(--c) } circle { display: none }
+"""
+
+
+def kind_of(train: dict[str, Any]) -> str:
+    """Return what runs of other seeds have in common: algorithm and task or suite."""
+    config = train["config"]
+    suite, ids = config["suite"].removeprefix("libero_"), config["task_ids"]
+    if ids is not None and len(ids) == 1:
+        return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}"
+    return f"{train['kind']}, {suite}"
+
+
+def draw(group: str) -> str | None:
+    """Return the group's SVG, or None if it has no curves."""
+    lines: dict[str, list[Line]] = {"control steps": [], "minutes": []}
+    kinds: list[str] = []
+    for path in sorted((RESULTS / group).glob("*/curve.json")):
+        kind = kind_of(json.loads((path.parent / "train.json").read_text()))
+        if kind not in kinds:
+            kinds.append(kind)
+        steps, minutes, success = np.array(json.loads(path.read_text()), np.float64).T
+        for key, x in (("control steps", steps), ("minutes", minutes)):
+            lines[key].append(Line(path.parent.name, kinds.index(kind), x, success))
+    if not kinds:
+        return None
+    charts = [
+        _placed(line_chart(f"training success by {key}", both, key, percent=True), i * WIDTH)
+        for i, (key, both) in enumerate(lines.items())
+    ]
+    legend = []
+    for i, kind in enumerate(kinds):
+        x, y = 46 + (i % 2) * WIDTH, HEIGHT + 14 + (i // 2) * ROW
+        legend.append(tag("rect", x=x, y=y - 9, width=10, height=10, class_=colour_class(i)))
+        legend.append(tag("text", kind, x=x + 16, y=y))
+    height = HEIGHT + 12 + -(-len(kinds) // 2) * ROW
+    svg = tag(
+        "svg",
+        tag("style", Markup(STYLE)),
+        *charts,
+        *legend,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {2 * WIDTH} {height}",
+    )
+    return svg + "\n"
+
+
+def _placed(figure: Markup, x: int) -> Markup:
+    """Return a chart's svg element at a place of the picture."""
+    found = re.search(r"<svg(.*)</svg>", figure, re.DOTALL)
+    assert found is not None
+    return Markup(f'<svg x="{x}" width="{WIDTH}" height="{HEIGHT}"{found[1]}</svg>')
+
+
+def write_all(groups: tuple[str, ...]) -> None:
+    """Write the picture of each group that has curves."""
+    for group in groups:
+        picture = draw(group)
+        if picture is not None:
+            (DOCS / f"results_{group}.svg").write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_all(("single", "suite", "on_policy"))
