@@ -180,3 +180,11 @@ def test_importing_the_package_leaves_torch_out():
     )
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60)
     assert done.returncode == 0
+
+
+def test_subpackages_without_importing_them():
+    code = (
+        "import vla_gym; assert vla_gym.vla.load and vla_gym.vector.LiberoVectorEnv\n"
+        "assert vla_gym.wrappers and not hasattr(vla_gym, 'nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
