@@ -143,7 +143,8 @@ def table(group: str) -> list[str]:
     differs = sorted(
         key
         for key in keys
-        if len({json.dumps(train["config"].get(key)) for _, train, _ in runs}) > 1
+        # Cards of earlier versions lack the newer settings, which were then as by default.
+        if len({json.dumps(t["config"][key]) for _, t, _ in runs if key in t["config"]}) > 1
     )
     lines = [
         "| task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p |",
