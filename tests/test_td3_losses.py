@@ -97,3 +97,25 @@ def test_smoothed_target_action_clips_noise_then_action() -> None:
         torch.tensor([0.1, 0.1, 0.03]),
     )
     torch.testing.assert_close(result, torch.tensor([[0.1, 1.0, 0.49]]))
+
+
+def test_pessimistic_value_known_answer_and_gradient() -> None:
+    """Advantages of two critics (0.3, 0.1): std 0.1; of another row (0.2, 0.2): 0.
+
+    mean Q - 2 std = (0.6 + 0.2) / 2 - 0.2 = 0.2 and (0.7 + 0.3) / 2 = 0.5. d/dQ_i of the first:
+    1/2 - 2 (A_i - mean A) / (n std) = 1/2 -+ 2 * 0.1 / 0.2 = -0.5 and 1.5.
+    """
+    q = torch.tensor([[0.6, 0.2], [0.7, 0.3]], requires_grad=True)
+    reference = torch.tensor([[0.3, 0.1], [0.5, 0.1]])
+    value = losses.pessimistic_value(q, reference, 2.0)
+    torch.testing.assert_close(value, torch.tensor([0.2, 0.5]), atol=1e-4, rtol=0)
+    value[0].backward()
+    torch.testing.assert_close(q.grad[0], torch.tensor([-0.5, 1.5]), atol=1e-4, rtol=0)
+
+
+def test_pessimistic_value_at_the_reference_is_the_mean() -> None:
+    q = torch.tensor([[0.6, 0.2]], requires_grad=True)
+    value = losses.pessimistic_value(q, q.detach().clone(), 5.0)
+    torch.testing.assert_close(value, torch.tensor([0.4]), atol=1e-4, rtol=0)
+    value.sum().backward()
+    torch.testing.assert_close(q.grad, torch.full((1, 2), 0.5))

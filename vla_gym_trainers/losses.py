@@ -124,6 +124,25 @@ def reference_distance(actions: Tensor, reference: Tensor, scale: Tensor) -> Ten
     return (((actions - reference) / scale) ** 2).sum(dim=1)
 
 
+def pessimistic_value(q: Tensor, q_reference: Tensor, pessimism: float) -> Tensor:
+    """Return what the actor climbs: less where the critics disagree about leaving the VLA.
+
+    ``mean_i Q_i(x, a) - kappa std_i (Q_i(x, a) - Q_i(x, a~))``, the standard deviation over the
+    critics (no Bessel correction). At a = a~ it is the mean: only the advantage over the VLA is
+    doubted, not the value of the state, on which critics differ anyway.
+
+    Args:
+        q: (B, n) values of the actor's chunk, with gradient to the actor.
+        q_reference: (B, n) values of the VLA's chunk.
+        pessimism: ``kappa`` >= 0.
+
+    Returns:
+        (B,) values.
+    """
+    spread = (q - q_reference).var(dim=1, correction=0)
+    return q.mean(dim=1) - pessimism * (spread + 1e-10).sqrt()  # finite gradient at a = a~
+
+
 def actor_loss(
     q: Tensor,
     actions: Tensor,

@@ -49,6 +49,8 @@ class TD3Config(RunConfig):
     """Share of Monte-Carlo returns in the critics' targets."""
     reference_dropout: float = 0.5
     """Probability that the actor's network does not see the reference in training."""
+    pessimism: float = 0.0
+    """kappa: how much the actor doubts leaving the VLA where the critics disagree about it."""
     noise_white: float = 0.01
     """Largest exploration noise per control step (1 = full translation)."""
     noise_chunk: float = 0.06

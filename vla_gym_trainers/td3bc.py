@@ -76,6 +76,7 @@ class TD3BC(TD3):
         mc_weight: float = 0.25,
         critic_warmup_steps: int = 3000,
         reference_dropout: float = 0.5,
+        pessimism: float = 0.0,
         noise_white: float = 0.01,
         noise_chunk: float = 0.06,
         noise_correlation: float = 0.0,
@@ -113,6 +114,8 @@ class TD3BC(TD3):
             mc_weight: Share of the Monte-Carlo return in the targets, in [0, 1].
             critic_warmup_steps: Critic-only gradient steps after the warm-up.
             reference_dropout: Probability that the network does not see the reference.
+            pessimism: ``kappa``: doubts about leaving the VLA where the critics disagree; see
+                :func:`vla_gym_trainers.losses.pessimistic_value`.
             noise_white: Exploration noise per control step, in units of the action scale: the
                 largest, each episode draws its own level (see :class:`ChunkNoise`).
             noise_chunk: Exploration offset shared by a chunk, likewise.
@@ -134,12 +137,12 @@ class TD3BC(TD3):
         Raises:
             ConfigError: If the spaces do not fit or a number is out of range.
         """
-        _check_ranges(utd_ratio, bc_weight, mc_weight, reference_dropout, gamma)
+        _check_ranges(utd_ratio, bc_weight, pessimism, mc_weight, reference_dropout, gamma)
         if pipelined and asynchronous:
             raise ConfigError("pipelined and asynchronous exclude each other: choose one.")
         self.utd_ratio, self.bc_weight, self.mc_weight = utd_ratio, bc_weight, mc_weight
         self.critic_warmup_steps = critic_warmup_steps
-        self.reference_dropout = reference_dropout
+        self.reference_dropout, self.pessimism = reference_dropout, pessimism
         self.noise_white, self.noise_chunk = noise_white, noise_chunk
         self.noise_correlation = noise_correlation
         self.value_range, self.pipelined = value_range, pipelined
@@ -359,6 +362,7 @@ class TD3BC(TD3):
             mc_weight=self.mc_weight,
             value_range=self.value_range,
             reference_dropout=self.reference_dropout,
+            pessimism=self.pessimism,
             bf16=uses_bf16(self.policy.precision, self.device),
         )
 
@@ -448,11 +452,17 @@ class _Staging:
 
 
 def _check_ranges(
-    utd_ratio: float, bc_weight: float, mc_weight: float, reference_dropout: float, gamma: float
+    utd_ratio: float,
+    bc_weight: float,
+    pessimism: float,
+    mc_weight: float,
+    reference_dropout: float,
+    gamma: float,
 ) -> None:
     for name, value, low, high in (
         ("utd_ratio", utd_ratio, 0.0, float("inf")),
         ("bc_weight", bc_weight, 0.0, float("inf")),
+        ("pessimism", pessimism, 0.0, float("inf")),
         ("mc_weight", mc_weight, 0.0, 1.0),
         ("reference_dropout", reference_dropout, 0.0, 1.0),
         ("gamma", gamma, 0.0, 1.0),

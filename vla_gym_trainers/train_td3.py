@@ -277,6 +277,7 @@ def build_model(config: TD3Config, env: Any) -> TD3BC:
         "mc_weight",
         "critic_warmup_steps",
         "reference_dropout",
+        "pessimism",
         "noise_white",
         "noise_chunk",
         "noise_correlation",

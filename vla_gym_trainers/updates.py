@@ -25,6 +25,7 @@ class UpdateSettings:
         mc_weight: Share of the Monte-Carlo return in the targets.
         value_range: Reachable returns, or None.
         reference_dropout: Probability that the actor's network does not see the reference.
+        pessimism: ``kappa`` of :func:`vla_gym_trainers.losses.pessimistic_value`.
         bf16: Run hidden layers in bfloat16.
     """
 
@@ -35,6 +36,7 @@ class UpdateSettings:
     mc_weight: float
     value_range: tuple[float, float] | None
     reference_dropout: float
+    pessimism: float
     bf16: bool
 
 
@@ -113,7 +115,13 @@ def actor_step(
     keep = (draw >= settings.reference_dropout).float()
     action = policy.actor(x, reference, keep, settings.bf16, head)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
-    q = policy.critic(x, action, settings.bf16, head).mean(dim=1)
+    values = policy.critic(x, action, settings.bf16, head)
+    if settings.pessimism > 0:
+        with torch.no_grad():
+            at_reference = policy.critic(x, reference, settings.bf16, head)
+        q = losses.pessimistic_value(values, at_reference, settings.pessimism)
+    else:
+        q = values.mean(dim=1)
     loss = losses.actor_loss(q, action, reference, policy.chunk_scale, settings.bc_weight)
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.loss.backward()
@@ -121,7 +129,7 @@ def actor_step(
     policy.critic.requires_grad_(True)
     return {
         "actor_loss": loss.loss.item(),
-        "actor_q": q.detach().mean().item(),
+        "actor_q": values.detach().mean().item(),
         "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
     }
 
