@@ -189,7 +189,7 @@ def main() -> None:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
     fill()
-    write_all(GROUPS)
+    write_all(CURVES)
 
 
 if __name__ == "__main__":
