@@ -139,20 +139,24 @@ def table(group: str) -> list[str]:
     runs = load(group)
     if not runs:
         return ["None yet."]
-    keys = {key for _, train, _ in runs for key in train["config"]} - _NOT_SHOWN
+    configs = [_with_defaults(train["config"]) for _, train, _ in runs]
+    keys = {key for config in configs for key in config} - _NOT_SHOWN
     differs = sorted(
-        key
-        for key in keys
-        # Cards of earlier versions lack the newer settings, which were then as by default.
-        if len({json.dumps(t["config"][key]) for _, t, _ in runs if key in t["config"]}) > 1
+        key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1
     )
     lines = [
         "| task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p |",
         "| --- |" + " --- |" * 8,
     ]
-    for _, train, evaluation in runs:
-        lines.append(row(train, evaluation, {key: train["config"].get(key) for key in differs}))
+    for (_, train, evaluation), config in zip(runs, configs, strict=True):
+        lines.append(row(train, evaluation, {key: config.get(key) for key in differs}))
     return lines
+
+
+def _with_defaults(config: Card) -> Card:
+    """Return settings with those that a card of an earlier version lacks, as they were then."""
+    later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True}
+    return {**later, "use_reference": True, **config}
 
 
 def tasks_table(group: str) -> list[str]:
