@@ -33,6 +33,7 @@ def test_short_run_on_libero(tmp_path: Path) -> None:
     assert len(card["environment"]["asset_pack_digest"]) == 64
     assert card["environment"]["gl_renderer"]
     assert card["results"]["training"]["chunks"] == 64
+    assert list(card["results"]["training"]["success_by_task"]) == ["9"]
     assert card["results"]["policy"][0]["reference_rms"] > 0
 
 

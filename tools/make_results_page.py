@@ -51,14 +51,13 @@ def add(place: str, run: Path, evaluation: Path) -> None:
     card = read_card(evaluation / "card.json")
     if "paired" not in card.content["results"]:
         raise ConfigError(f"{evaluation} has no comparison: evaluate with --paired.")
-    folder = RESULTS / group / name
-    folder.mkdir(parents=True, exist_ok=True)
     runs = str(run.resolve()).removesuffix(place)
-    train = json.loads((run / "card.json").read_text())
-    text = json.dumps(train, indent=1) + "\n"
-    (folder / "train.json").write_text(_without_machine(text, runs))
-    rows = ",\n".join(json.dumps(point) for point in curve_of(run))
-    (folder / "curve.json").write_text(f"[\n{rows}\n]\n")
+    train = json.dumps(json.loads((run / "card.json").read_text()), indent=1) + "\n"
+    points = ",\n".join(json.dumps(point) for point in curve_of(run))
+    folder = RESULTS / group / name  # made once all three can be written
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.json").write_text(_without_machine(train, runs))
+    (folder / "curve.json").write_text(f"[\n{points}\n]\n")
     (folder / "eval.json").write_text(_without_machine(_compact(card.content), runs))
 
 

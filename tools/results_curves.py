@@ -3,7 +3,7 @@
 Usage: python tools/results_curves.py   (tools/make_results_page.py calls it)
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task and algorithm, other seeds) share a colour. Training episodes are played on sampled
+(same task, algorithm and pessimism, other seeds) share a colour. Training episodes are played on sampled
 layouts with exploration noise, so the curves lie under the greedy results of the tables.
 """
 
@@ -40,7 +40,8 @@ def kind_of(train: dict[str, Any]) -> str:
     config = train["config"]
     suite, ids = config["suite"].removeprefix("libero_"), config["task_ids"]
     if ids is not None and len(ids) == 1:
-        return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}"
+        extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
+        return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}"
     return f"{train['kind']}, {suite}"
 
 
@@ -63,10 +64,10 @@ def draw(group: str) -> str | None:
     ]
     legend = []
     for i, kind in enumerate(kinds):
-        x, y = 46 + (i % 2) * WIDTH, HEIGHT + 14 + (i // 2) * ROW
+        x, y = 46, HEIGHT + 14 + i * ROW
         legend.append(tag("rect", x=x, y=y - 9, width=10, height=10, class_=colour_class(i)))
         legend.append(tag("text", kind, x=x + 16, y=y))
-    height = HEIGHT + 12 + -(-len(kinds) // 2) * ROW
+    height = HEIGHT + 12 + len(kinds) * ROW
     svg = tag(
         "svg",
         tag("style", Markup(STYLE)),
