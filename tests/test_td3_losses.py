@@ -90,6 +90,26 @@ def test_actor_loss_floor_keeps_a_dead_critic_small() -> None:
     assert actions.grad.item() == pytest.approx(-1e-4 / 0.02)
 
 
+def test_actor_loss_gives_each_task_a_scale_of_its_own() -> None:
+    """Task 7: Q 0.02 and 0.06, mean 0.04; task 3: 0.8; task 1: 0.01, floored to 0.02.
+
+    -(0.5 + 1.5 + 1 + 0.5) / 4 = -0.875; gradients -1 / (4 * scale): -6.25, -6.25, -0.3125, -12.5.
+    A common scale, 0.2225, would give every row -1.1236.
+    """
+    actions = torch.tensor([[0.02], [0.06], [0.8], [0.01]], requires_grad=True)
+    result = losses.actor_loss(
+        actions[:, 0],
+        actions,
+        actions.detach(),
+        torch.ones(1),
+        bc_weight=1.0,
+        groups=torch.tensor([7, 7, 3, 1]),
+    )
+    assert result.loss.item() == pytest.approx(-0.875)
+    result.loss.backward()
+    torch.testing.assert_close(actions.grad, -tensor(6.25, 6.25, 0.3125, 12.5)[:, None])
+
+
 def test_smoothed_target_action_clips_noise_then_action() -> None:
     result = losses.smoothed_target_action(
         torch.tensor([[0.0, 0.95, 0.5]]),

@@ -16,7 +16,7 @@ from tests.resume_target import TINY, make_toy_env, make_toy_vec
 from tests.toy_env import ToyReach
 from tests.toy_tasks import make_tasks
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers import TD3BC
+from vla_gym_trainers import TD3BC, losses
 from vla_gym_trainers.evaluate import load_policy
 from vla_gym_trainers.per_task import PerTaskPolicy, load_per_task
 from vla_gym_trainers.runs.guard import guard_policy
@@ -110,6 +110,21 @@ def test_a_suite_policy_saves_its_heads_and_samples_tasks_alike(tmp_path: Path) 
     obs = batch_of([0, 1])
     loaded = load_policy(tmp_path / "worse.zip")
     np.testing.assert_array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
+
+
+def test_the_actor_weighs_each_task_by_its_own_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def record(*args: Any, **kwargs: Any) -> losses.ActorLoss:
+        seen.append(kwargs["groups"])
+        return actor_loss(*args, **kwargs)
+
+    actor_loss = losses.actor_loss
+    monkeypatch.setattr(losses, "actor_loss", record)
+    with closing(make_tasks(2)) as env:
+        build_model(TD3Config(task_ids=(1, 0), **TINY), env).learn(160)
+    assert seen
+    assert all(sorted(set(groups.tolist())) == [0, 1] for groups in seen)
 
 
 def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> None:

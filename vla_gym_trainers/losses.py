@@ -150,13 +150,16 @@ def actor_loss(
     scale: Tensor,
     bc_weight: float,
     min_q_scale: float = 0.02,
+    groups: Tensor | None = None,
 ) -> ActorLoss:
     """Return the actor's loss: climb Q, stay near the reference.
 
-    ``L_pi = -mean_b Q(x_b, a_b) / max(mean_b |Q(x_b, a_b)|, q_min)``
+    ``L_pi = -mean_b [Q(x_b, a_b) / max(mean_b |Q(x_b, a_b)|, q_min)]``
     ``       + beta * mean_b ||a_b - a~_b||^2``
     with ``a = mu(x, a~)``. The division (as in TD3+BC) makes ``beta`` independent of the size of Q;
-    its floor keeps a task without any success yet from being pure amplified noise.
+    its floor keeps a task without any success yet from being pure amplified noise. With several
+    tasks each has a divisor of its own, the mean over its rows: by a common one, a task of seldom
+    success would be held to the VLA many times as firmly as the others.
 
     Args:
         q: (B,) critic value of the actor's own chunk, with gradient to the actor.
@@ -165,11 +168,17 @@ def actor_loss(
         scale: (A,) natural size of each action dimension (see :func:`reference_distance`).
         bc_weight: ``beta`` >= 0.
         min_q_scale: Floor ``q_min`` of the divisor.
+        groups: (B,) int64 task of each row; None: one task.
 
     Returns:
         The loss and its parts.
     """
-    q_scale = q.detach().abs().mean().clamp(min=min_q_scale)
-    q_term = -q.mean() / q_scale
+    sizes = q.detach().abs()
+    if groups is None:
+        q_scale = sizes.mean()
+    else:
+        _, row, counts = torch.unique(groups, return_inverse=True, return_counts=True)
+        q_scale = (torch.zeros(len(counts), device=q.device).index_add(0, row, sizes) / counts)[row]
+    q_term = -(q / q_scale.clamp(min=min_q_scale)).mean()
     bc_term = reference_distance(actions, reference, scale).mean()
     return ActorLoss(q_term + bc_weight * bc_term, q_term.detach(), bc_term.detach())

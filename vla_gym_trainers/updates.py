@@ -122,7 +122,9 @@ def actor_step(
         q = losses.pessimistic_value(values, at_reference, settings.pessimism)
     else:
         q = values.mean(dim=1)
-    loss = losses.actor_loss(q, action, reference, policy.chunk_scale, settings.bc_weight)
+    loss = losses.actor_loss(
+        q, action, reference, policy.chunk_scale, settings.bc_weight, groups=_tasks(observations)
+    )
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.loss.backward()
     policy.actor_optimizer.step()
@@ -132,6 +134,11 @@ def actor_step(
         "actor_q": values.detach().mean().item(),
         "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
     }
+
+
+def _tasks(observations: dict[str, Tensor]) -> Tensor | None:
+    tasks = observations.get("task_id")
+    return None if tasks is None else tasks.reshape(-1)
 
 
 @torch.no_grad()
