@@ -1,4 +1,4 @@
-"""``vla-gym-train mini | rl-token | probe | td3 | ppo-actor | ppo | grpo``."""
+"""``vla-gym-train mini | rl-token | probe | td3 | critics | ppo-actor | ppo | grpo``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ commands:
   rl-token  pretrain the RL-token encoder of a VLA
   probe     what an RL token keeps of the scene, told by linear probes
   td3       TD3+BC on LIBERO tasks, starting at the frozen VLA; --resume RUN goes on with a run
+  critics   whether the critics of a td3 run know episodes they have not seen
   ppo-actor PPO on the RL-token actor, on the same environments; --resume as above
   ppo       PPO on the VLA's own action tokens, with LoRA; --resume as above; torchrun
   grpo      GRPO on the same; --resume as above; torchrun
@@ -113,11 +114,22 @@ def _probe(arguments: Sequence[str]) -> None:
     sys.stdout.write(format_probes(card["results"]) + "\n")
 
 
+def _critics(arguments: Sequence[str]) -> None:
+    with redirect_stderr(StringIO()):
+        import stable_baselines3  # noqa: F401
+    from vla_gym_trainers.critic_check import CriticCheckConfig, check_critics, format_check
+    from vla_gym_trainers.presets import parse_config
+
+    card = check_critics(parse_config(CriticCheckConfig, arguments, "vla-gym-train critics"))
+    sys.stdout.write(format_check(card) + "\n")
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "mini": _train_mini,
     "rl-token": _train_rl_token,
     "probe": _probe,
     "td3": _train_td3,
+    "critics": _critics,
     "ppo-actor": _train_ppo_actor,
     "ppo": partial(_train_tokens, "ppo"),
     "grpo": partial(_train_tokens, "grpo"),
