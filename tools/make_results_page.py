@@ -24,9 +24,11 @@ from results_curves import write_all
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.cards import read_card
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.report.curves import SUCCESS_KEYS, TRAINING, seconds_of
 from vla_gym_trainers.report.sources import read_rows
 from vla_gym_trainers.stats import wilson_interval
+from vla_gym_trainers.td3_config import TD3Config
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
@@ -36,6 +38,7 @@ CURVES = ("single", "suite", "on_policy")
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "total_chunks", "total_steps", "guard_layouts"}
+_TRAINERS: dict[str, Any] = {"td3": TD3Config, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 
 
@@ -134,7 +137,10 @@ def _rate(successes: int, n: int) -> str:
 
 
 def table(group: str) -> list[str]:
-    """Return a group's table; settings are shown where the runs of a group differ."""
+    """Return a group's table; settings are shown where the runs of a group differ.
+
+    In every row only those that are not the trainer's default.
+    """
     runs = load(group)
     if not runs:
         return ["None yet."]
@@ -148,7 +154,9 @@ def table(group: str) -> list[str]:
         "| --- |" + " --- |" * 8,
     ]
     for (_, train, evaluation), config in zip(runs, configs, strict=True):
-        lines.append(row(train, evaluation, {key: config.get(key) for key in differs}))
+        defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
+        own = {key: config.get(key) for key in differs if config.get(key) != defaults.get(key)}
+        lines.append(row(train, evaluation, own))
     return lines
 
 
