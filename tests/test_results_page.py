@@ -51,3 +51,26 @@ def test_curve_counts_control_steps_and_leaves_pauses_out(tool: ModuleType, tmp_
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     points = tool.curve_of(tmp_path)
     assert points == [(64, 1.0, 0.1), (128, 2.0, 0.2), (192, 3.0, 0.3), (256, 4.0, 0.4)]
+
+
+def test_tables_of_whole_suites(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Task 0: VLA 1 + 2 = 3 of 50, run a 9, run b 8; lowest window 0.3, last ten blocks 0.55."""
+
+    def run(successes: list[int], lowest: float | None) -> tuple[dict, dict]:
+        blocks = [0.1, *([0.5, 0.6] * 5), 0.9]
+        training = {"warmup_success": 0.4, "warmup_episodes": 70, "lowest_success_1000": lowest}
+        training["success_by_100_episodes"] = blocks
+        train = {"config": {"suite": "goal", "task_ids": [0, 1]}, "results": {"training": training}}
+        tasks = [
+            {"task_id": i, "instruction": f"do {i}", "num_successes": n, "num_episodes": 50}
+            for i, n in enumerate(successes)
+        ]
+        paired = [{"task_id": i, "both": 1 + i, "losses": 2} for i in range(2)]
+        return train, {"results": {"tasks": tasks, "paired": {"tasks": paired}}}
+
+    runs = [("a", *run([9, 20], 0.3)), ("b", *run([8, 21], None))]
+    monkeypatch.setattr(tool, "load", lambda _: runs)
+    lines = tool.tasks_table("suite")
+    assert lines[0] == "| goal | VLA | a | b |"
+    assert lines[2:] == ["| 0: do 0 | 3 | 9 | 8 |", "| 1: do 1 | 4 | 20 | 21 |"]
+    assert tool.training_table("suite")[2:] == ["| a | 70 | 40.0 % | 30.0 % | 55.0 % |"]

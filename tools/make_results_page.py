@@ -167,28 +167,44 @@ def _with_defaults(config: Card) -> Card:
 
 
 def tasks_table(group: str) -> list[str]:
-    """Return successes a task of a group's runs on whole suites."""
-    lines: list[str] = []
+    """Return successes a task of runs on whole suites: a table a suite, a column a run."""
+    suites: dict[str, list[tuple[str, Card]]] = {}
     for name, train, evaluation in load(group):
-        if len(train["config"]["task_ids"]) == 1:
-            continue
-        if not lines:
-            lines = ["| run | task | VLA | policy |", "| --- | --- | --- | --- |"]
-        paired = {t["task_id"]: t for t in evaluation["results"]["paired"]["tasks"]}
-        for task in evaluation["results"]["tasks"]:
-            both = paired[task["task_id"]]
-            lines.append(
-                f"| {name} | {task['task_id']}: {task['instruction']} | "
-                f"{both['both'] + both['losses']}/{task['num_episodes']} | "
-                f"{task['num_successes']}/{task['num_episodes']} |"
-            )
-    return lines or ["None yet."]
+        if len(train["config"]["task_ids"]) > 1:
+            suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
+    lines: list[str] = []
+    for suite, runs in sorted(suites.items()):
+        names = " | ".join(name for name, _ in runs)
+        lines += ["", f"| {suite} | VLA | {names} |", "| --- |" + " --- |" * (1 + len(runs))]
+        for place, task in enumerate(runs[0][1]["tasks"]):
+            both = runs[0][1]["paired"]["tasks"][place]
+            wins = " | ".join(str(results["tasks"][place]["num_successes"]) for _, results in runs)
+            theirs = both["both"] + both["losses"]
+            lines.append(f"| {task['task_id']}: {task['instruction']} | {theirs} | {wins} |")
+    return lines[1:] or ["None yet."]
+
+
+def training_table(group: str) -> list[str]:
+    """Return how training success of a group's runs compares with the VLA's, same noise."""
+    lines = []
+    for name, train, _ in load(group):
+        training = train["results"]["training"]
+        lowest = training.get("lowest_success_1000")
+        if lowest is not None:
+            last = training["success_by_100_episodes"][-11:-1]  # the last block may be short
+            rates = [training["warmup_success"], lowest, sum(last) / len(last)]
+            cells = [name, f"{training['warmup_episodes']}", *(f"{100 * r:.1f} %" for r in rates)]
+            lines.append("| " + " | ".join(cells) + " |")
+    head = "| run | warm-up episodes | VLA in them | lowest 1,000 episodes | last 1,000 |"
+    return [head, "| --- |" + " --- |" * 4, *lines] if lines else ["None yet."]
 
 
 def fill() -> None:
     """Make the page's tables anew."""
     blocks = {group: "\n".join(table(group)) for group in GROUPS}
-    fill_blocks(PAGE, {**blocks, "suite_tasks": "\n".join(tasks_table("suite"))})
+    blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
+    blocks["suite_training"] = "\n".join(training_table("suite"))
+    fill_blocks(PAGE, blocks)
 
 
 def main() -> None:
