@@ -65,14 +65,17 @@ def add(place: str, run: Path, evaluation: Path) -> None:
 
 
 def curve_of(run: Path) -> list[tuple[int, float, float]]:
-    """Return (control steps, minutes, success of the training episodes), at most 100 points."""
+    """Return (control steps, minutes, success of the training episodes), at most 100 points.
+
+    The first 100 episodes give none: short episodes end first, so it would be too good.
+    """
     rows = read_rows(run / "metrics.jsonl")
     seconds = seconds_of(rows)
     assert seconds is not None
     points = []
     for row, time in zip(rows, seconds, strict=True):
         rate = next((row[key] for key in SUCCESS_KEYS[TRAINING] if key in row), None)
-        if rate is not None:
+        if rate is not None and row.get("time/episodes", 100) >= 100:
             steps = row.get("time/total_env_steps", row["step"])
             points.append((int(steps), round(float(time) / 60, 2), round(float(rate), 4)))
     return [points[i] for i in sorted({round(i) for i in np.linspace(0, len(points) - 1, 100)})]
