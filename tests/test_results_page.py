@@ -74,3 +74,14 @@ def test_tables_of_whole_suites(tool: ModuleType, monkeypatch: pytest.MonkeyPatc
     assert lines[0] == "| goal | VLA | a | b |"
     assert lines[2:] == ["| 0: do 0 | 3 | 9 | 8 |", "| 1: do 1 | 4 | 20 | 21 |"]
     assert tool.training_table("suite")[2:] == ["| a | 70 | 40.0 % | 30.0 % | 55.0 % |"]
+
+
+def test_curve_begins_with_a_hundred_episodes(tool: ModuleType, tmp_path: Path) -> None:
+    """Of fewer the short, successful ones have ended first; the minutes count from the start."""
+    rows = [
+        {"step": 8 * i, "wall_s": 60.0 * i, "time/seconds": 60 * i, "time/total_env_steps": 64 * i}
+        | {"rollout/success_rate": i / 10, "time/episodes": 33 * i + 1}
+        for i in range(1, 5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
