@@ -7,7 +7,6 @@ import pathlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -22,12 +21,19 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.acting import ActingPolicy, Weights
 from vla_gym_trainers.async_learning import AsyncLoop
+from vla_gym_trainers.background_updates import BackgroundUpdates
 from vla_gym_trainers.buffers import ChunkReplayBuffer
 from vla_gym_trainers.exploration import ChunkNoise
 from vla_gym_trainers.policies import RLTokenPolicy, check_spaces, uses_bf16
 from vla_gym_trainers.stopwatch import Stopwatch
 from vla_gym_trainers.stride_replay import StrideReplayBuffer
-from vla_gym_trainers.updates import UpdateSettings, actor_step, critic_step, polyak
+from vla_gym_trainers.updates import (
+    UpdateSettings,
+    check_ranges,
+    critic_step,
+    fit_normalizer,
+    td3_steps,
+)
 
 
 class TD3BC(TD3):
@@ -137,7 +143,7 @@ class TD3BC(TD3):
         Raises:
             ConfigError: If the spaces do not fit or a number is out of range.
         """
-        _check_ranges(utd_ratio, bc_weight, pessimism, mc_weight, reference_dropout, gamma)
+        check_ranges(utd_ratio, bc_weight, pessimism, mc_weight, reference_dropout, gamma)
         if pipelined and asynchronous:
             raise ConfigError("pipelined and asynchronous exclude each other: choose one.")
         self.utd_ratio, self.bc_weight, self.mc_weight = utd_ratio, bc_weight, mc_weight
@@ -155,9 +161,7 @@ class TD3BC(TD3):
         self._critics_are_warm = False
         self._rng_state: np.ndarray | None = None
         self.exploration: ChunkNoise | None = None
-        self._pending: Future[None] | None = None
-        self._executor: ThreadPoolExecutor | None = None
-        self._staged: list[tuple[Any, ...]] = []
+        self._background = BackgroundUpdates()
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self.clock, self._acted_at, self._vla_seconds = Stopwatch(), 0.0, 0.0
         super().__init__(
@@ -247,8 +251,7 @@ class TD3BC(TD3):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        # While the learner thread samples, new transitions wait: it must see a fixed buffer.
-        target: Any = _Staging(self._staged) if self._pending is not None else replay_buffer
+        target: Any = self._background if self._background.is_busy else replay_buffer
         super()._store_transition(target, buffer_action, new_obs, reward, dones, infos)
         self.end_episodes(dones)
 
@@ -280,22 +283,18 @@ class TD3BC(TD3):
             self.finish_updates()
             self.hand_over()
             return
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="td3bc-learner")
-        self._pending = self._executor.submit(self._learn, steps, batch_size)
+        self._background.start(self._learn, steps, batch_size)
 
     def finish_updates(self) -> None:
         """Wait for the learner thread and log; its errors are raised here.
 
         The actor that collects stays as it is until the next :meth:`train`.
         """
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        if self._background.is_busy:
             with self.clock("wait"):
-                pending.result()
-        for transition in self._staged:
+                self._background.finish()
+        for transition in self._background.take_transitions():
             self.replay_buffer.add(*transition)
-        self._staged.clear()
         for name, values in self._metrics.items():
             self.logger.record(f"train/{name}", float(np.mean(values)))
         if self._metrics:
@@ -326,12 +325,7 @@ class TD3BC(TD3):
 
     def _warm_up(self, batch_size: int) -> None:
         """Fit the normaliser to the warm-up data, then train the critics alone."""
-        size = self.replay_buffer.size()
-        data = self.replay_buffer.observations
-        self.policy.normalizer.fit(
-            torch.from_numpy(data["rl_token"][:size]).to(self.device),
-            torch.from_numpy(data["proprio"][:size]).to(self.device),
-        )
+        fit_normalizer(self.policy, self.replay_buffer)
         settings = self._settings()
         with self.clock("learn"):
             for _ in range(self.critic_warmup_steps):
@@ -340,18 +334,20 @@ class TD3BC(TD3):
 
     def _learn(self, steps: int, batch_size: int) -> None:
         """Do the gradient steps; runs in the learner thread if pipelined."""
-        policy, settings = self.policy, self._settings()
-        began = time.perf_counter()
-        for _ in range(steps):
-            batch = self.replay_buffer.sample(batch_size)
-            metrics = critic_step(policy, batch, settings, self._rng)
-            self._n_updates += 1
-            if self._n_updates % self.policy_delay == 0:
-                metrics |= actor_step(policy, batch.observations, settings, self._rng)
-                polyak(policy.actor, policy.actor_target, self.tau * self.policy_delay)
-            for name, value in metrics.items():
-                self._metrics[name].append(value)
-        self.clock.add("learn", time.perf_counter() - began)
+        with self.clock("learn"):
+            metrics = td3_steps(
+                self.policy,
+                self.replay_buffer,
+                self._settings(),
+                self._rng,
+                steps=steps,
+                batch_size=batch_size,
+                policy_delay=self.policy_delay,
+                first_update=self._n_updates,
+            )
+        self._n_updates += steps
+        for name, values in metrics.items():
+            self._metrics[name] += values
 
     def _settings(self) -> UpdateSettings:
         return UpdateSettings(
@@ -396,9 +392,7 @@ class TD3BC(TD3):
                 progress_bar,
             )
         finally:
-            if self._executor is not None:
-                self._executor.shutdown(wait=True)
-                self._executor = None
+            self._background.close()
         self.finish_updates()
         return self
 
@@ -406,7 +400,7 @@ class TD3BC(TD3):
         self, observation: Any, *args: Any, **kwargs: Any
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``."""
-        if self._pending is not None:
+        if self._background.is_busy:
             self.finish_updates()
         action, state = super().predict(observation, *args, **kwargs)
         if self.guarded_tasks:
@@ -423,7 +417,7 @@ class TD3BC(TD3):
         include: Iterable[str] | None = None,
     ) -> None:
         """Save networks, optimisers and generators to a zip file (replay: save_replay_buffer)."""
-        if self._pending is not None:
+        if self._background.is_busy:
             self.finish_updates()
         self._rng_state = self._rng.get_state().cpu().numpy()
         super().save(path, exclude, include)
@@ -434,38 +428,8 @@ class TD3BC(TD3):
         self.hand_over()
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_rng", "_executor", "_pending", "_staged", "_metrics", "acting", "loop", "clock"]
+        own = ["_rng", "_background", "_metrics", "acting", "loop", "clock"]
         return super()._excluded_save_params() + own + ["_acted_at", "_vla_seconds"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.actor_optimizer", "policy.critic_optimizer"], []
-
-
-class _Staging:
-    """Stands in for the replay buffer and keeps transitions for later."""
-
-    def __init__(self, transitions: list[tuple[Any, ...]]) -> None:
-        self.transitions = transitions
-
-    def add(self, *transition: Any) -> None:
-        self.transitions.append(transition)
-
-
-def _check_ranges(
-    utd_ratio: float,
-    bc_weight: float,
-    pessimism: float,
-    mc_weight: float,
-    reference_dropout: float,
-    gamma: float,
-) -> None:
-    for name, value, low, high in (
-        ("utd_ratio", utd_ratio, 0.0, float("inf")),
-        ("bc_weight", bc_weight, 0.0, float("inf")),
-        ("pessimism", pessimism, 0.0, float("inf")),
-        ("mc_weight", mc_weight, 0.0, 1.0),
-        ("reference_dropout", reference_dropout, 0.0, 1.0),
-        ("gamma", gamma, 0.0, 1.0),
-    ):
-        if not low <= value <= high:
-            raise ConfigError(f"{name} must be in [{low}, {high}], got {value}.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from vla_gym.errors import ConfigError
 from vla_gym_trainers import losses
-from vla_gym_trainers.buffers import ChunkReplaySamples
+from vla_gym_trainers.buffers import ChunkReplayBuffer, ChunkReplaySamples
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.policies import RLTokenPolicy
 
@@ -134,6 +136,79 @@ def actor_step(
         "actor_q": values.detach().mean().item(),
         "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
     }
+
+
+def td3_steps(
+    policy: RLTokenPolicy,
+    buffer: ChunkReplayBuffer,
+    settings: UpdateSettings,
+    rng: torch.Generator,
+    *,
+    steps: int,
+    batch_size: int,
+    policy_delay: int,
+    first_update: int,
+) -> dict[str, list[float]]:
+    """Do ``steps`` critic steps, and an actor step after every ``policy_delay`` of all of them.
+
+    Args:
+        policy: Networks and optimisers, changed in place.
+        buffer: Where batches come from.
+        settings: See :class:`UpdateSettings`.
+        rng: Generator of smoothing noise and reference dropout.
+        steps: Critic steps.
+        batch_size: Transitions a step.
+        policy_delay: Critic steps per actor step.
+        first_update: Critic steps done before.
+
+    Returns:
+        For each metric of :func:`critic_step` and :func:`actor_step` its values.
+    """
+    metrics: defaultdict[str, list[float]] = defaultdict(list)
+    for update in range(first_update + 1, first_update + steps + 1):
+        batch = buffer.sample(batch_size)
+        values = critic_step(policy, batch, settings, rng)
+        if update % policy_delay == 0:
+            values |= actor_step(policy, batch.observations, settings, rng)
+            polyak(policy.actor, policy.actor_target, settings.tau * policy_delay)
+        for name, value in values.items():
+            metrics[name].append(value)
+    return metrics
+
+
+def fit_normalizer(policy: RLTokenPolicy, buffer: ChunkReplayBuffer) -> None:
+    """Fit the input normaliser to all observations of a replay buffer."""
+    size, data = buffer.size(), buffer.observations
+    device = policy.device
+    policy.normalizer.fit(
+        torch.from_numpy(data["rl_token"][:size]).to(device),
+        torch.from_numpy(data["proprio"][:size]).to(device),
+    )
+
+
+def check_ranges(
+    utd_ratio: float,
+    bc_weight: float,
+    pessimism: float,
+    mc_weight: float,
+    reference_dropout: float,
+    gamma: float,
+) -> None:
+    """Check numbers of :class:`vla_gym_trainers.td3bc.TD3BC`.
+
+    Raises:
+        ConfigError: If one is out of range.
+    """
+    for name, value, low, high in (
+        ("utd_ratio", utd_ratio, 0.0, float("inf")),
+        ("bc_weight", bc_weight, 0.0, float("inf")),
+        ("pessimism", pessimism, 0.0, float("inf")),
+        ("mc_weight", mc_weight, 0.0, 1.0),
+        ("reference_dropout", reference_dropout, 0.0, 1.0),
+        ("gamma", gamma, 0.0, 1.0),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"{name} must be in [{low}, {high}], got {value}.")
 
 
 def _tasks(observations: dict[str, Tensor]) -> Tensor | None:
