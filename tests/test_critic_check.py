@@ -128,5 +128,5 @@ def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(ConfigError, match="4 finished episodes"):
         check_critics(CriticCheckConfig(run, chunks=4))
     (run / "checkpoints" / "chunk_000000240" / "replay.pkl").write_bytes(b"half")
-    assert main(["critics", "--run", str(run)]) == 1
+    assert main(["critics", "--run", str(run)]) == 2
     assert "no whole checkpoint" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
     config, resume = calls[0]
     assert resume and config.run_dir == tmp_path
     assert (config.seed, config.task_ids, config.total_steps) == (3, (4,), 200)
-    assert cli.main(["ppo", "--resume", str(tmp_path)]) == 1
+    assert cli.main(["ppo", "--resume", str(tmp_path)]) == 2
     assert "vla-gym-train ppo" in capsys.readouterr().err
 
 

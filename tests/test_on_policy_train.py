@@ -1,7 +1,9 @@
 """Whole runs on the toy: files, resuming bit for bit, phases, processes, learning."""
 
 import json
+import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from vla_gym_trainers.on_policy.loop import rollout_seed
 from vla_gym_trainers.on_policy.parts import Worlds, make_parts
 from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.runs.settings import read_settings
+from vla_gym_trainers.runs.stopping import StopRequest
 
 SMALL = {
     "num_envs": 4,
@@ -207,6 +210,50 @@ def test_hybrid_learns_from_the_teachers_actions(tmp_path):
     assert row["train/updates"] == 2 and row["train/policy_loss"] is not None
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, asynchronous):
+    from vla_gym_trainers.on_policy.progress import Progress
+
+    update = Progress.update
+
+    def interrupt(self, metrics):
+        update(self, metrics)
+        if self.iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "update", interrupt)
+    changes = {"total_steps": 400, "checkpoint_every": 10_000, "asynchronous": asynchronous}
+    with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train ppo --resume {tmp_path}"):
+        run(PPOConfig, tmp_path, **changes)
+    (checkpoint,) = (tmp_path / "checkpoints").glob("chunk_*")
+    steps = int(checkpoint.name.removeprefix("chunk_"))
+    assert 0 < steps < 400 and not (tmp_path / "card.json").exists()
+    monkeypatch.undo()
+    card = run(PPOConfig, tmp_path, resume=True, **changes).card
+    assert card["results"]["training"]["env_steps"] >= 400
+    rows = [row["step"] for row in rows_of(tmp_path) if "rollout/env_steps" in row]
+    assert rows == sorted(rows) and steps in rows and rows[-1] >= 400
+
+
+def test_a_request_to_one_of_two_processes_stops_both(tmp_path):
+    def job(among):
+        from vla_gym_trainers.on_policy import train as module
+        from vla_gym_trainers.runs.run_dir import RunDir
+
+        config = GRPOConfig(**{**SMALL, "group_size": 2, "num_envs": 2, "run_dir": tmp_path / "x"})
+        request = StopRequest()
+        request.is_made = among.rank == 1
+        try:
+            module._train(
+                config, RunDir(config.run_dir), among, tiny_vla(), toy_worlds(config), request
+            )
+        except KeyboardInterrupt:
+            return "stopped"
+        return "went on"
+
+    assert two_processes(tmp_path, job) == ["stopped", "stopped"]
+
+
 def test_two_processes_run_as_one_with_all_environments(tmp_path):
     changes = {
         "group_size": 2,
@@ -224,7 +271,8 @@ def test_two_processes_run_as_one_with_all_environments(tmp_path):
         from vla_gym_trainers.runs.run_dir import RunDir
 
         vla = tiny_vla()
-        result = module._train(config, RunDir(config.run_dir), among, vla, toy_worlds(config))
+        worlds, request = toy_worlds(config), StopRequest()
+        result = module._train(config, RunDir(config.run_dir), among, vla, worlds, request)
         return len(result.card)
 
     sizes = two_processes(tmp_path, job)

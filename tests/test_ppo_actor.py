@@ -24,6 +24,7 @@ from vla_gym_trainers.ppo_actor_config import PPOActorConfig
 from vla_gym_trainers.ppo_rollout import RolloutCollector
 from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.stopping import StopRequest
 from vla_gym_trainers.train_ppo_actor import PPOLoop, resume_ppo_actor, train_ppo_actor
 
 SMALL: dict[str, Any] = {
@@ -55,7 +56,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def learner_on(env: Any, **changes: Any) -> PPOActor:
     config = PPOActorConfig(**{**SMALL, **changes})
-    return PPOLoop(config, RunDir(Path("unused")), env, None).learner
+    return PPOLoop(config, RunDir(Path("unused")), env, None, StopRequest()).learner
 
 
 def test_log_probability_is_that_of_a_normal_distribution() -> None:
@@ -246,4 +247,4 @@ def test_bad_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="min_sigma"):
         PPOSettings(sigma=0.001)
     (tmp_path / "config.json").write_text(json.dumps({"nonsense": 1}))
-    assert main(["ppo-actor", "--resume", str(tmp_path)]) == 1
+    assert main(["ppo-actor", "--resume", str(tmp_path)]) == 2

@@ -203,8 +203,8 @@ def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Pat
         train_td3(config)
     with pytest.raises(ConfigError, match="gamma"):
         resume_td3(tmp_path, TD3Config(run_dir=tmp_path, **{**settings, "gamma": 0.9}))
-    assert main(["td3", "--resume", str(tmp_path), "--batch-size", "7"]) == 1
-    assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 1
+    assert main(["td3", "--resume", str(tmp_path), "--batch-size", "7"]) == 2
+    assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 2
     assert main(["td3", f"--resume={tmp_path}", "--total-chunks", "160"]) == 0
     state = json.loads((RunDir(tmp_path).checkpoints()[-1] / "state.json").read_text())
     assert state["chunks"] == 160

@@ -143,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; default: the process's.
 
     Returns:
-        Exit status: 0 done, 1 a mistake that the message explains, 2 wrong usage.
+        Exit status: 0 done, 2 wrong usage or a mistake that the message explains, 130 stopped by
+        Ctrl-C or SIGTERM.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -157,7 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         COMMANDS[command](rest)
     except VlaGymError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 1
+        return 2
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"\n{error or 'Stopped.'}\n")
+        return 130
     return 0
 
 

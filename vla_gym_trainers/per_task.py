@@ -12,6 +12,8 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.result_card import make_card, write_json
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.stopping import advice
 from vla_gym_trainers.stats import compare_paired
 
 if TYPE_CHECKING:
@@ -126,6 +128,9 @@ def train_per_task(
 
     Returns:
         The joint card.
+
+    Raises:
+        KeyboardInterrupt: After a signal; its text says how to go on.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "config.json", config)
@@ -135,7 +140,10 @@ def train_per_task(
         part = dataclasses.replace(config, task_ids=(task,), per_task=False, run_dir=folder)
         card_file = folder / "card.json"
         if not card_file.is_file():
-            train(part, folder)
+            try:
+                train(part, folder)
+            except KeyboardInterrupt as error:
+                raise KeyboardInterrupt(advice(RunDir(run_dir), "td3")) from error
         cards[task] = json.loads(card_file.read_text(encoding="utf-8"))
     card = make_card(
         "td3",

@@ -15,6 +15,7 @@ from vla_gym_trainers.runs.closed_loop import BestModel
 from vla_gym_trainers.runs.episode_log import EpisodeLog
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.stopping import StopRequest
 from vla_gym_trainers.td3bc import TD3BC
 
 if TYPE_CHECKING:
@@ -34,15 +35,23 @@ class RunCallback(BaseCallback):
 
     model: TD3BC
 
-    def __init__(self, config: TD3Config, run: RunDir, best: BestModel | None = None) -> None:
+    def __init__(
+        self,
+        config: TD3Config,
+        run: RunDir,
+        best: BestModel | None = None,
+        request: StopRequest | None = None,
+    ) -> None:
         """Watch a run.
 
         Args:
             config: The run's settings.
             run: Where checkpoints go.
             best: Evaluates and keeps the best policy; None for neither.
+            request: Ends the run between two rollouts once it is made.
         """
         super().__init__()
+        self.request = request or StopRequest()
         self.config, self.run, self.best = config, run, best
         self.recent: deque[bool] = deque(maxlen=50)
         self.episodes = EpisodeLog()
@@ -78,7 +87,7 @@ class RunCallback(BaseCallback):
         if done >= self.next_checkpoint:
             self.save()
         limit = self.config.max_minutes
-        if limit is not None and self.seconds >= 60 * limit:
+        if self.request.is_made or (limit is not None and self.seconds >= 60 * limit):
             raise StopRun
 
     def _log_evaluation(self, wait: bool = False) -> None:

@@ -25,6 +25,7 @@ from vla_gym_trainers.runs.closed_loop import BestModel
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
+from vla_gym_trainers.runs.stopping import StopRequest, stoppable
 from vla_gym_trainers.td3bc import TD3BC
 
 #: Raised when the content of checkpoints changes.
@@ -64,14 +65,14 @@ def resume_ppo_actor(run_dir: Path, config: PPOActorConfig | None = None) -> tra
 
 def _train(config: PPOActorConfig, run: RunDir, checkpoint: Path | None = None) -> train_td3.TD3Run:
     torch.set_num_threads(config.torch_threads)
-    with run.lock(), ExitStack() as stack:
+    with run.lock(), stoppable(run, "ppo-actor") as request, ExitStack() as stack:
         write_json(run.config, config)
         env = stack.enter_context(closing(train_td3.make_vec(config)))
         best = train_td3.open_best(config, run, stack)
-        loop = PPOLoop(config, run, env, best)
+        loop = PPOLoop(config, run, env, best, request)
         logged = None if checkpoint is None else loop.load(checkpoint)
         logger = RunLogger(run.metrics, run.tensorboard, logged)
-        with closing(logger):
+        with closing(logger), request.deferred():
             loop.run(logger)
         return train_td3.conclude(config, run, loop.model, loop.summary(), stack)
 
@@ -87,7 +88,12 @@ class PPOLoop:
     """
 
     def __init__(
-        self, config: PPOActorConfig, run: RunDir, env: VecEnv, best: BestModel | None
+        self,
+        config: PPOActorConfig,
+        run: RunDir,
+        env: VecEnv,
+        best: BestModel | None,
+        request: StopRequest,
     ) -> None:
         """Build everything.
 
@@ -96,7 +102,9 @@ class PPOLoop:
             run: The run's folder.
             env: Environments that reset in the same step.
             best: Evaluates and keeps the best policy; None for neither.
+            request: Ends the run between two rollouts once it is made.
         """
+        self.request = request
         self.config, self.run_dir, self.best, self.env = config, run, best, env
         self.model = self._container()
         self.learner = PPOActor(self.model.policy, config.settings(), config.seed)
@@ -151,7 +159,7 @@ class PPOLoop:
 
     def _is_over(self) -> bool:
         limit = self.config.max_minutes
-        return limit is not None and self.seconds >= 60 * limit
+        return self.request.is_made or (limit is not None and self.seconds >= 60 * limit)
 
     def _bar(self) -> Any:
         from tqdm import tqdm

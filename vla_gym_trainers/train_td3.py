@@ -24,6 +24,7 @@ from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
+from vla_gym_trainers.runs.stopping import stoppable
 from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.stride_vec_env import make_stride_vec_env
 from vla_gym_trainers.td3_config import TD3Config
@@ -114,7 +115,7 @@ def _train_or_resume(config: TD3Config, run_dir: Path) -> dict[str, Any]:
 
 def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD3Run:
     torch.set_num_threads(config.torch_threads)
-    with run.lock(), ExitStack() as stack:
+    with run.lock(), stoppable(run, "td3") as request, ExitStack() as stack:
         write_json(run.config, config)
         env = stack.enter_context(closing(make_vec(config)))
         state: Mapping[str, Any] | None = None
@@ -123,14 +124,15 @@ def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD
         else:
             model, state = load_checkpoint(checkpoint, env, TD3BC, config.device)
         best = open_best(config, run, stack, config.asynchronous)
-        callback = RunCallback(config, run, best)
+        callback = RunCallback(config, run, best, request)
         if state is not None:
             callback.restore(state)
         logger_state = None if state is None else state["logger"]
         logger = RunLogger(run.metrics, run.tensorboard, logger_state)
         with closing(logger):
             model.set_logger(logger)
-            learn(model, config, callback)
+            with request.deferred():
+                learn(model, config, callback)
         return conclude(config, run, model, callback.summary(model), stack)
 
 

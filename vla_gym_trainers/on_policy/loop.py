@@ -26,6 +26,7 @@ from vla_gym_trainers.on_policy.validation import Validation
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.stopping import StopRequest
 
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -65,11 +66,15 @@ class Loop:
         run: RunDir,
         logger: RunLogger | None,
         validation: Validation | None,
+        request: StopRequest,
     ) -> None:
-        """Put a run together; process 0 alone has a logger and a validation."""
+        """Put a run together; process 0 alone has a logger and a validation.
+
+        A ``request`` made in any process ends all of them after the same rollout.
+        """
         self.config, self.parts, self.source, self.learner = config, parts, source, learner
         self.world, self.directory, self.logger = world, run, logger
-        self.validation = validation
+        self.validation, self.request = validation, request
         self.schedule = config.schedule()
         is_first = world.rank == 0
         self.progress = Progress(
@@ -84,7 +89,8 @@ class Loop:
             while self._pending_phase is not None or not self._is_over():
                 self._validate()
                 self._iterate()
-            self._validate(last=True)
+            if not self.request.is_made:
+                self._validate(last=True)
             if self.world.rank == 0 and progress.iteration:
                 self.save()
         finally:
@@ -94,9 +100,11 @@ class Loop:
         """Tell whether nothing more is to be collected; the same in all processes."""
         limit = self.config.max_minutes
         late = limit is not None and self.progress.seconds >= 60.0 * limit
-        # Process 0's clock decides.
-        stop = self.world.sum([float(late and self.world.rank == 0)])
-        return self.progress.steps >= self.config.total_steps or bool(stop > 0.0)
+        # Process 0's clock decides; any process may be asked to stop.
+        ends = [late and self.world.rank == 0, self.request.is_made]
+        is_late, is_stopped = (self.world.sum([float(end) for end in ends]) > 0.0).tolist()
+        self.request.is_made = self.request.is_made or is_stopped
+        return self.progress.steps >= self.config.total_steps or is_late or is_stopped
 
     def _iterate(self) -> None:
         progress, began = self.progress, time.perf_counter()

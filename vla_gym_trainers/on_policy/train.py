@@ -32,6 +32,7 @@ from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
+from vla_gym_trainers.runs.stopping import StopRequest, stoppable
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,17 @@ def train(
                 f"{run.path} holds a run already: go on with 'vla-gym-train {config.algorithm} "
                 f"--resume {run.path}', or give another --run-dir."
             )
-        return _train(config, run, among, vla, worlds)
+        with stoppable(run, config.algorithm) as request:
+            return _train(config, run, among, vla, worlds, request)
 
 
 def _train(
-    config: OnPolicyConfig, run: RunDir, among: World, vla: Any, worlds: Worlds | None
+    config: OnPolicyConfig,
+    run: RunDir,
+    among: World,
+    vla: Any,
+    worlds: Worlds | None,
+    request: StopRequest,
 ) -> OnPolicyRun:
     torch.set_num_threads(config.torch_threads)
     is_first = among.rank == 0
@@ -127,10 +134,12 @@ def _train(
             run=run,
             logger=logger,
             validation=validation,
+            request=request,
         )
         if state is not None:
             loop.restore(state)
-        loop.run()
+        with request.deferred():
+            loop.run()
         loop.finish()
     card: dict[str, Any] = {}
     if is_first:

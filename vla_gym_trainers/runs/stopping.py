@@ -1,0 +1,82 @@
+"""Ctrl-C and SIGTERM: a run ends where it can be resumed, not in the middle of a step."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vla_gym_trainers.runs.run_dir import RunDir
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether somebody wants the run to end.
+
+    Attributes:
+        is_made: A signal came during :meth:`deferred`.
+    """
+
+    def __init__(self) -> None:
+        self.is_made = self._defers = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within the block a first signal only sets :attr:`is_made`; a second one ends it at once.
+
+        Raises:
+            KeyboardInterrupt: At the end of the block, if a signal came.
+        """
+        self._defers = True
+        try:
+            yield
+        finally:
+            self._defers = False
+        if self.is_made:
+            raise KeyboardInterrupt
+
+    def handle(self, *_: Any) -> None:
+        """Take note of a signal.
+
+        Raises:
+            KeyboardInterrupt: Outside of :meth:`deferred`, and for the second signal.
+        """
+        if not self._defers or self.is_made:
+            raise KeyboardInterrupt
+        self.is_made = True
+        sys.stderr.write("\nStopping after this rollout, with a checkpoint. Again: at once.\n")
+
+
+@contextmanager
+def stoppable(run: RunDir, command: str) -> Iterator[StopRequest]:
+    """Have Ctrl-C and SIGTERM end a run with the advice how to go on.
+
+    Signals reach a process's main thread; in other threads this changes nothing.
+
+    Args:
+        run: The run's folder.
+        command: Of ``vla-gym-train``: ``"td3"``, ...
+
+    Raises:
+        KeyboardInterrupt: After a signal; its text is for the user.
+    """
+    request = StopRequest()
+    previous: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, request.handle) for number in _SIGNALS}
+    try:
+        yield request
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(advice(run, command)) from error
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def advice(run: RunDir, command: str) -> str:
+    """Return how to go on with a run that was stopped."""
+    return f"Stopped. Go on with: vla-gym-train {command} --resume {run.path}"
