@@ -85,3 +85,38 @@ def test_curve_begins_with_a_hundred_episodes(tool: ModuleType, tmp_path: Path) 
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
+
+
+def test_modes_say_when_success_was_reached(tool: ModuleType, tmp_path: Path) -> None:
+    """80 % before 100 episodes does not count; 5 and 10 s of 20 s are 25 and 50 %."""
+    modes = importlib.import_module("results_modes")
+    rows = [
+        {"step": 8 * i, "wall_s": 1000.0 + 5 * i, "time/seconds": 5.0 * i}
+        | {"time/episodes": 40 * i, "time/total_timesteps": 8 * i, "time/rollout": 2.5}
+        | {"rollout/success_rate": rate, "time/wait": 1.25}
+        for i, rate in enumerate((0.9, 0.9, 0.79, 0.8, 0.95), 1)
+    ]
+    del rows[0]["time/rollout"]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows[:4])) + "\n")
+    clock = modes.clock_of(tmp_path)
+    assert clock["reached"] == {"minutes": pytest.approx(20 / 60), "chunks": 32, "episodes": 160}
+    assert clock["parts"] == {"rollout": 7.5, "forward": 0.0, "learn": 0.0, "wait": 5.0}
+    never = {**clock, "reached": None}
+    train = {"results": {"training": {"chunks_per_second": 1.6}}}
+    runs = [
+        ({**train, "config": {"asynchronous": False, "pipelined": True, "seed": 0}}, clock),
+        ({**train, "config": {"asynchronous": True, "pipelined": False, "seed": 1}}, never),
+    ]
+    lines = modes.table(runs)
+    assert lines[2].startswith("| at once (`asynchronous`) | 1 | 1.6 | 480 | - | - | 38 % |")
+    assert (
+        lines[3]
+        == "| pipelined (the default) | 0 | 1.6 | 480 | 0.3 | 32 | 38 % | 0 % | 0 % | 25 % |"
+    )
+    assert modes.table([]) == ["None yet."]
+
+
+def test_modes_on_the_page_are_those_of_the_cards(tool: ModuleType) -> None:
+    page = tool.PAGE.read_text()
+    block = re.search(r"<!-- begin modes -->\n(.*?)\n<!-- end modes -->", page, re.DOTALL)
+    assert block is not None and block[1].splitlines() == tool.modes_table()

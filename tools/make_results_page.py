@@ -1,10 +1,11 @@
 """Keep result cards in results/ and make the tables of docs/results.md of them.
 
-Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
+Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION] [--add-mode NAME RUN]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
-the paths of this machine. GROUP: single, suite, ablation, on_policy. The tables between the page's
+the paths of this machine. GROUP: single, suite, ablation, on_policy. ``--add-mode`` keeps how a
+run's time was spent in results/modes/NAME/. The tables between the page's
 ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone; nothing in them
 is typed by hand.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results_modes
 from page_blocks import fill_blocks
 from results_curves import write_all
 
@@ -34,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 GROUPS = ("single", "suite", "ablation", "on_policy")
 CURVES = ("single", "suite", "on_policy")
+MODES = "modes"
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -62,6 +65,32 @@ def add(place: str, run: Path, evaluation: Path) -> None:
     (folder / "train.json").write_text(_without_machine(train, runs))
     (folder / "curve.json").write_text(f"[\n{points}\n]\n")
     (folder / "eval.json").write_text(_without_machine(_compact(card.content), runs))
+
+
+def add_mode(name: str, run: Path) -> None:
+    """Copy a training card and the run's clock into results/modes/.
+
+    Raises:
+        ConfigError: If the name cannot be a folder's.
+    """
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigError(f"Expected a NAME of letters, digits, '.', '_' and '-', got {name!r}.")
+    train = json.dumps(json.loads((run / "card.json").read_text()), indent=1) + "\n"
+    clock = json.dumps(results_modes.clock_of(run), indent=1) + "\n"
+    folder = RESULTS / MODES / name
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = str(run.resolve()).removesuffix(f"{MODES}/{name}")
+    (folder / "train.json").write_text(_without_machine(train, runs))
+    (folder / "clock.json").write_text(clock)
+
+
+def modes_table() -> list[str]:
+    """Return the table of results/modes/."""
+    folders = sorted(path.parent for path in (RESULTS / MODES).glob("*/clock.json"))
+    names = ("train.json", "clock.json")
+    return results_modes.table(
+        [tuple(json.loads((folder / name).read_text()) for name in names) for folder in folders]
+    )
 
 
 def curve_of(run: Path) -> list[tuple[int, float, float]]:
@@ -207,6 +236,7 @@ def fill() -> None:
     blocks = {group: "\n".join(table(group)) for group in GROUPS}
     blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
     blocks["suite_training"] = "\n".join(training_table("suite"))
+    blocks[MODES] = "\n".join(modes_table())
     fill_blocks(PAGE, blocks)
 
 
@@ -214,10 +244,13 @@ def main() -> None:
     """Take cards in, and make the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--add", nargs=3, metavar=("GROUP/NAME", "RUN", "EVALUATION"))
+    parser.add_argument("--add-mode", nargs=2, metavar=("NAME", "RUN"))
     arguments = parser.parse_args()
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
+    if arguments.add_mode:
+        add_mode(arguments.add_mode[0], Path(arguments.add_mode[1]))
     fill()
     write_all(CURVES)
 
