@@ -13,7 +13,9 @@ import pytest
 from vla_gym import cli
 from vla_gym.env import LiberoEnv
 from vla_gym.errors import ConfigError, UnknownTaskError
-from vla_gym.play import Camera, PlayConfig, play, record_expert, record_policy
+from vla_gym.play import play, record_expert, record_policy
+from vla_gym.play_camera import Camera
+from vla_gym.play_config import PlayConfig
 from vla_gym.video import (
     GREEN,
     RED,

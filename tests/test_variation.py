@@ -27,8 +27,8 @@ from vla_gym.demos import DemosConfig, record_demos
 from vla_gym.env import LiberoEnv
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert
-from vla_gym.play import PlayConfig
 from vla_gym.play import play as play_video
+from vla_gym.play_config import PlayConfig
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.clutter import geom_points
 from vla_gym.sim.libero_sim import NOOP

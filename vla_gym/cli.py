@@ -127,7 +127,8 @@ def _tasks(arguments: Sequence[str]) -> int:
 
 
 def _play(arguments: Sequence[str]) -> int:
-    from vla_gym.play import PlayConfig, main
+    from vla_gym.play import main
+    from vla_gym.play_config import PlayConfig
 
     return main(_parse(PlayConfig, arguments, "play"))
 
