@@ -21,7 +21,8 @@ import pytest
 from vla_gym import demos
 from vla_gym.demo_files import demo_path, read_episodes, read_instruction, read_meta
 from vla_gym.demo_worker import play_attempt
-from vla_gym.demos import DemosConfig, _attempt, _Job, record_demos
+from vla_gym.demos import _attempt, _Job, record_demos
+from vla_gym.demos_config import DemosConfig
 from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
 from vla_gym.experts.recording import ActionNoise
 from vla_gym.suites import get_task

@@ -23,7 +23,8 @@ from vector_reference import MODES, SAME_STEP, Follower, Reference, assert_same,
 
 import vla_gym
 from vla_gym import DomainVariation
-from vla_gym.demos import DemosConfig, record_demos
+from vla_gym.demos import record_demos
+from vla_gym.demos_config import DemosConfig
 from vla_gym.env import LiberoEnv
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.demos import DemosConfig
+from vla_gym.demos_config import DemosConfig
 from vla_gym.experts import EXPERT_TASKS, make_expert
 from vla_gym.experts.recording import SUCCESS_TAIL, episode_rng, record_episode
 from vla_gym.sim import LiberoSim

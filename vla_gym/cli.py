@@ -134,7 +134,8 @@ def _play(arguments: Sequence[str]) -> int:
 
 
 def _demos(arguments: Sequence[str]) -> int:
-    from vla_gym.demos import DemosConfig, record_demos
+    from vla_gym.demos import record_demos
+    from vla_gym.demos_config import DemosConfig
 
     for path in record_demos(_parse(DemosConfig, arguments, "demos")):
         sys.stdout.write(f"{path}\n")

@@ -10,11 +10,9 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import multiprocessing
-import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,18 +22,15 @@ from typing import Any
 from tqdm import tqdm
 
 from vla_gym.demo_files import demo_path, join_parts, read_meta
+from vla_gym.demo_pool import demo_pool, worker_count
 from vla_gym.demo_worker import (
     Attempt,
-    close_studio,
     part_path,
     record_attempt,
-    start_worker,
 )
+from vla_gym.demos_config import DemosConfig
 from vla_gym.errors import ConfigError, DemoError
-from vla_gym.experts import EXPERT_TASKS
-from vla_gym.suites import Task, get_task
 from vla_gym.task_model import TaskModel, load_task_model
-from vla_gym.variation import DomainVariation
 
 logger = logging.getLogger(__name__)
 
@@ -46,83 +41,6 @@ MAX_ATTEMPTS_PER_DEMO = 4
 MAX_POOL_RESTARTS = 3
 # Longest wait for any attempt, in seconds; one takes a few, the first of a process a minute.
 ATTEMPT_DEADLINE = 900.0
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "LP_NUM_THREADS", "NUMBA_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class DemosConfig:
-    """Record demonstrations of the scripted experts in LIBERO's HDF5 layout.
-
-    They start from sampled layouts, never from the 50 official states. A run that was stopped goes
-    on when the command is given again.
-    """
-
-    output: str = "demos"
-    """Folder of the files, OUTPUT/libero_SUITE/TASK_demo.hdf5; finished ones are skipped."""
-    suite: tuple[str, ...] = ("goal",)
-    """One or several task suites."""
-    task_ids: tuple[int, ...] | None = None
-    """Tasks of each suite to record; None: all that have an expert."""
-    num_demos: int = 40
-    """Successful episodes a task."""
-    seed: int = 0
-    """Layouts and noise are a function of (seed, task, attempt), whatever the worker count."""
-    noise: float = 0.15
-    """Noise on the executed actions (a normal episode's standard deviation, action units); the
-    recorded action is always the expert's undisturbed one."""
-    image_size: int = 128
-    """Height and width of both cameras' images in pixels."""
-    variation: str | None = None
-    """How light, cameras, colours and clutter vary from attempt to attempt: mild or strong."""
-    num_workers: int | None = None
-    """Processes; None: one per core; 0: no subprocess."""
-    assets: str = "lite"
-    """Asset pack, ``lite``, ``libero`` or a path."""
-    overwrite: bool = False
-    """Record again what exists."""
-
-    def tasks(self) -> list[Task]:
-        """Return the tasks to record, in the order of suites and ids, each once.
-
-        Raises:
-            ConfigError: A suite or task has no expert.
-        """
-        found = []
-        for name in self.suite:
-            suite = get_task(name, 0).suite
-            known = EXPERT_TASKS.get(suite, ())
-            if not known:
-                raise ConfigError(
-                    f"Suite {name!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
-                )
-            ids = known if self.task_ids is None else self.task_ids
-            unknown = [i for i in ids if get_task(suite, i).task_id not in known]
-            if unknown:
-                raise ConfigError(
-                    f"Tasks {unknown} of {name} have no expert: expected ids from {known}."
-                )
-            found += [get_task(suite, i) for i in ids]
-        if not found:
-            raise ConfigError("Expected at least one suite and task, got none.")
-        return list(dict.fromkeys(found))
-
-    def check(self) -> None:
-        """Check the values; not when they are made, so that the command line says it in one line.
-
-        Raises:
-            ConfigError: A value is out of range or a task has no expert.
-        """
-        self.tasks()
-        if self.num_demos < 1 or self.seed < 0 or not 0.0 <= self.noise <= 1.0:
-            raise ConfigError(
-                "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
-                f"{self.num_demos}, {self.seed} and {self.noise}."
-            )
-        DomainVariation.parse(self.variation)
-        if not 16 <= self.image_size <= 1024:
-            raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise ConfigError(f"num_workers must be at least 0, got {self.num_workers}.")
 
 
 def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
@@ -247,7 +165,7 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
     with tqdm(total=total, initial=done, unit="demo", disable=not progress) as bar:
         for restart in range(MAX_POOL_RESTARTS + 1):
             try:
-                with _executor(config) as executor:
+                with demo_pool(config.num_workers) as executor:
                     _play(executor, jobs, bar)
                 return
             except BrokenProcessPool as error:
@@ -269,7 +187,7 @@ def _play(executor: Executor, jobs: list[_Job], bar: tqdm[Any]) -> None:
     """
     config = jobs[0].config
     pending: dict[Future[bool], tuple[_Job, int]] = {}
-    room = max(1, _num_workers(config))
+    room = max(1, worker_count(config.num_workers))
     waiting = [job for job in jobs if job.folder.exists()]
     while waiting:
         for job in waiting:
@@ -309,46 +227,6 @@ def _attempt(job: _Job, number: int) -> Attempt:
         config.image_size,
         config.variation,
     )
-
-
-class _Here(Executor):
-    """Runs everything at once in this process."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Return the finished call."""
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-@contextmanager
-def _executor(config: DemosConfig) -> Iterator[Executor]:
-    """Open the process pool, one thread a process; with 0 workers everything runs in this one."""
-    count = _num_workers(config)
-    if count == 0:
-        try:
-            yield _Here()
-        finally:
-            close_studio()
-        return
-    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    # Spawn: a fork after EGL or a GPU was initialised is fatal.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _num_workers(config: DemosConfig) -> int:
-    return config.num_workers if config.num_workers is not None else os.cpu_count() or 1
 
 
 @contextmanager

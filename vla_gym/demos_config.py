@@ -1,0 +1,86 @@
+"""Options of ``vla-gym demos``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_gym.errors import ConfigError
+from vla_gym.experts import EXPERT_TASKS
+from vla_gym.suites import Task, get_task
+from vla_gym.variation import DomainVariation
+
+
+@dataclass(frozen=True)
+class DemosConfig:
+    """Record demonstrations of the scripted experts in LIBERO's HDF5 layout.
+
+    They start from sampled layouts, never from the 50 official states. A run that was stopped goes
+    on when the command is given again.
+    """
+
+    output: str = "demos"
+    """Folder of the files, OUTPUT/libero_SUITE/TASK_demo.hdf5; finished ones are skipped."""
+    suite: tuple[str, ...] = ("goal",)
+    """One or several task suites."""
+    task_ids: tuple[int, ...] | None = None
+    """Tasks of each suite to record; None: all that have an expert."""
+    num_demos: int = 40
+    """Successful episodes a task."""
+    seed: int = 0
+    """Layouts and noise are a function of (seed, task, attempt), whatever the worker count."""
+    noise: float = 0.15
+    """Noise on the executed actions (a normal episode's standard deviation, action units); the
+    recorded action is always the expert's undisturbed one."""
+    image_size: int = 128
+    """Height and width of both cameras' images in pixels."""
+    variation: str | None = None
+    """How light, cameras, colours and clutter vary from attempt to attempt: mild or strong."""
+    num_workers: int | None = None
+    """Processes; None: one per core; 0: no subprocess."""
+    assets: str = "lite"
+    """Asset pack, ``lite``, ``libero`` or a path."""
+    overwrite: bool = False
+    """Record again what exists."""
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks to record, in the order of suites and ids, each once.
+
+        Raises:
+            ConfigError: A suite or task has no expert.
+        """
+        found = []
+        for name in self.suite:
+            suite = get_task(name, 0).suite
+            known = EXPERT_TASKS.get(suite, ())
+            if not known:
+                raise ConfigError(
+                    f"Suite {name!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
+                )
+            ids = known if self.task_ids is None else self.task_ids
+            unknown = [i for i in ids if get_task(suite, i).task_id not in known]
+            if unknown:
+                raise ConfigError(
+                    f"Tasks {unknown} of {name} have no expert: expected ids from {known}."
+                )
+            found += [get_task(suite, i) for i in ids]
+        if not found:
+            raise ConfigError("Expected at least one suite and task, got none.")
+        return list(dict.fromkeys(found))
+
+    def check(self) -> None:
+        """Check the values; not when they are made, so that the command line says it in one line.
+
+        Raises:
+            ConfigError: A value is out of range or a task has no expert.
+        """
+        self.tasks()
+        if self.num_demos < 1 or self.seed < 0 or not 0.0 <= self.noise <= 1.0:
+            raise ConfigError(
+                "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
+                f"{self.num_demos}, {self.seed} and {self.noise}."
+            )
+        DomainVariation.parse(self.variation)
+        if not 16 <= self.image_size <= 1024:
+            raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise ConfigError(f"num_workers must be at least 0, got {self.num_workers}.")
