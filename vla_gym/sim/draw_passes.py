@@ -93,6 +93,8 @@ class Desk(NamedTuple):
         end: int64 (n,): the end of its runs.
         order: int64 (n,): transparent geoms, nearest first.
         transparent: bool (n,).
+        plane: float64 (4,), read by OpenGL by address: an array of a function's own may be freed
+            after its last use in compiled code, before the call.
     """
 
     brush: Brush
@@ -103,6 +105,7 @@ class Desk(NamedTuple):
     end: np.ndarray
     order: np.ndarray
     transparent: np.ndarray
+    plane: np.ndarray
 
 
 def make_desk(geoms: int, triangles: int) -> Desk:
@@ -117,6 +120,7 @@ def make_desk(geoms: int, triangles: int) -> Desk:
         np.zeros(geoms, np.int64),
         np.zeros(geoms, np.int64),
         np.zeros(geoms, np.bool_),
+        np.zeros(4),
     )
 
 
@@ -340,7 +344,7 @@ def draw_reflection(
     gl_enable(gl, (SCISSOR_TEST,))
 
     gl_enable(gl, (CLIP_PLANE0,))
-    plane = np.empty(4)
+    plane = desk.plane
     plane[0], plane[1], plane[2] = -mat[2], -mat[5], -mat[8]
     plane[3] = pos[0] * mat[2] + pos[1] * mat[5] + pos[2] * mat[8]
     gl_clip_plane(gl, (CLIP_PLANE0, plane.ctypes.data))
