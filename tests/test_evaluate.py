@@ -150,7 +150,7 @@ def test_command_line(tmp_path: Path, toy_env: None, capsys: pytest.CaptureFixtu
         ([], 2),
         (["--help"], 0),
         (["nonsense"], 2),
-        (["td3", "--preset", "nonsense"], 1),
+        (["td3", "--preset", "nonsense"], 2),
     ],
 )
 def test_command_line_mistakes(
