@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,23 @@ def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path: Path) -> None:
     (RunDir(tmp_path / "part").checkpoints()[-1] / "learner.pt").write_bytes(b"PK")
     with pytest.raises(WeightsError, match="no whole checkpoint"):
         resume_ppo_actor(tmp_path / "part")
+
+
+def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = PPOLoop._learn
+
+    def interrupt(self: PPOLoop, rollout: Any) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return learn(self, rollout)
+
+    monkeypatch.setattr(PPOLoop, "_learn", interrupt)
+    changes = {**SMALL, "checkpoint_every": 10_000, "eval_every": 0, "eval_states": 0}
+    with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train ppo-actor --resume {tmp_path}"):
+        train_ppo_actor(PPOActorConfig(run_dir=tmp_path, **changes))
+    (checkpoint,) = RunDir(tmp_path).checkpoints()
+    assert 0 < int(checkpoint.name.removeprefix("chunk_")) < 256
+    monkeypatch.setattr(PPOLoop, "_learn", learn)
+    assert resume_ppo_actor(tmp_path).card["results"]["training"]["chunks"] == 256
 
 
 def test_bad_settings(tmp_path: Path) -> None:
