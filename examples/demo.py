@@ -25,9 +25,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-# One thread each for the software renderer and for numerical libraries: the training loop already
-# learns in a second thread while it collects, and more of them fight for two cores.
-for _variable in ("LP_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+# One thread for numerical libraries: the training loop already learns in a second thread while it
+# collects, and more of them fight for two cores.
+for _variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 from rich.console import Console  # noqa: E402

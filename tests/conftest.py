@@ -19,9 +19,10 @@ for _variable in (
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "NUMBA_NUM_THREADS",
-    "LP_NUM_THREADS",
 ):
     os.environ.setdefault(_variable, "1")
+# Upstream's renderer as well; see vla_gym.sim.renderer.drawn_by_the_caller.
+os.environ.setdefault("LP_NUM_THREADS", "0")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

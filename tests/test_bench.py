@@ -27,7 +27,7 @@ from vla_gym.errors import AssetError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = EnvSpec("goal", (8,), "lite", 0, None, 2)
-THREADS = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"}
+THREADS = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
 
 
 def contender(system: str = "ours", num_envs: int = 2, workers: int = 2, **changes) -> Contender:
@@ -130,7 +130,7 @@ def test_every_system_has_the_same_number_of_workers():
             if scenario.key != "overhead":
                 assert found.workers == 3, found
                 assert found.num_envs == (12 if found.key == "ours-many" else 3)
-    assert config.thread_environment()["LP_NUM_THREADS"] == str(max(1, os.cpu_count() // 3))
+    assert config.thread_environment()["LP_NUM_THREADS"] == "0"
 
 
 def test_full_asks_for_every_figure_and_quick_needs_nothing_downloaded():

@@ -145,6 +145,9 @@ def test_software_renderer_is_a_warning(monkeypatch, gpu):
     assert check.status == "warn" and "in software" in check.value
     assert ("NVIDIA_DRIVER_CAPABILITIES=all" in check.mend) is gpu
     assert "take 21 ms" in graphics.with_cost(check, 21.4).value
+    monkeypatch.setenv("LP_NUM_THREADS", "4")
+    check = graphics.judge_gl(gl_answer(renderer="llvmpipe (LLVM 15) | 4.5 Mesa"))
+    assert check.status == "warn" and "LP_NUM_THREADS=4" in check.value and "Unset" in check.mend
     real = graphics.judge_gl(gl_answer(renderer="NVIDIA H100/PCIe/SSE2 | 4.6"))
     assert real.status == "ok" and graphics.with_cost(real, 1.0) == real
 

@@ -220,3 +220,29 @@ except RenderError as error:
     assert result.stderr.startswith("RenderError"), result.stderr
     assert "MUJOCO_EGL_DEVICE_ID" in result.stderr
     assert "libgl1-mesa-dri" in result.stderr
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_mesa_draws_without_threads_of_its_own(chosen: str | None) -> None:
+    """With them a process dies of a damaged heap after some million images (Mesa's lp_fence.c)."""
+    code = """
+import os
+from vla_gym.env import LiberoEnv
+env = LiberoEnv("goal", image_size=32)
+env.reset(seed=0)
+print(env._scenes.renderer(env.unwrapped._sim.task_model).renderer_info())
+tasks = os.listdir("/proc/self/task")
+print(any("llvmpipe" in open(f"/proc/self/task/{task}/comm").read() for task in tasks))
+print(os.environ.get("LP_NUM_THREADS"))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "LP_NUM_THREADS"}
+    if chosen is not None:
+        environment["LP_NUM_THREADS"] = chosen
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    name, threads, variable = result.stdout.split("\n")[-4:-1]
+    if "llvmpipe" not in name:
+        pytest.skip(f"drawn by {name}, not by Mesa's llvmpipe")
+    assert (threads, variable) == (str(chosen is not None), str(chosen))

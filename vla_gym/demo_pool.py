@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_gym.demo_worker import close_studio, start_worker
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "LP_NUM_THREADS", "NUMBA_NUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class _Here(Executor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -187,7 +186,6 @@ def _start_worker(vla: str, device: str) -> None:
     """Prepare a worker process: one thread, a VLA of its own."""
     global _worker_vla
     start_worker()
-    os.environ["LP_NUM_THREADS"] = "1"  # Mesa's, read at the first OpenGL context
     torch.set_num_threads(1)
     _worker_vla = load(vla, device=device)
 

@@ -103,7 +103,6 @@ class BenchConfig:
         return self.workers or len(os.sched_getaffinity(0))
 
     def thread_environment(self) -> dict[str, str]:
-        """Return thread counts, equal for all systems: each worker gets its share of the cores."""
-        threads = max(1, len(os.sched_getaffinity(0)) // self.num_workers)
+        """Return thread counts, equal for all systems: one a worker, which also draws."""
         single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-        return {"LP_NUM_THREADS": str(threads), **dict.fromkeys(single, "1")}
+        return {"LP_NUM_THREADS": "0", **dict.fromkeys(single, "1")}

@@ -21,6 +21,10 @@ _SOFTWARE_MEND = (
     "There is no GPU here, and none is needed. What keeps images cheap: assets='lite', "
     "visual_profile='fast', small images, chunk_len (one image a chunk)."
 )
+_THREADS_MEND = (
+    "Unset it, or set it to 0 as this package does: the threads of Mesa's renderer damage the "
+    "memory of their process once in a million images or so."
+)
 _CONTAINER_MEND = (
     "In a container the NVIDIA runtime hands the graphics libraries over only when asked: start "
     "it with `--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all`."
@@ -46,6 +50,9 @@ def judge_gl(found: Mapping[str, Any]) -> Check:
         if not any(name in renderer.lower() for name in _SOFTWARE):
             return Check("gl", "ok", renderer)
         value = f"{renderer}: drawn in software, on the CPU"
+        threads = os.environ.get("LP_NUM_THREADS", "0")
+        if "llvmpipe" in renderer.lower() and threads != "0":
+            return Check("gl", "warn", f"{value}, with LP_NUM_THREADS={threads}", _THREADS_MEND)
         return Check("gl", "warn", value, _gpu_mend() if has_gpu() else _SOFTWARE_MEND)
     if not found["library"]:
         value = f"libEGL is missing ({found['error']})"

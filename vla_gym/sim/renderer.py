@@ -6,8 +6,9 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -200,6 +201,26 @@ class SceneRenderer:
             self.close()
 
 
+@contextlib.contextmanager
+def drawn_by_the_caller() -> Iterator[None]:
+    """Let Mesa's software renderer, if it starts meanwhile, draw without threads of its own.
+
+    With threads it damages the heap once in a million images or so: the drawing thread sees without
+    a lock that an image is done and frees its fence, whose mutex the other thread is still about to
+    unlock (``lp_fence_signalled`` in src/gallium/drivers/llvmpipe/lp_fence.c, and
+    ``lp_setup_get_empty_scene``; seen with Mesa 22.3.6). It reads ``LP_NUM_THREADS`` when a process
+    opens its first display; a value that is set already is kept.
+    """
+    if "LP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["LP_NUM_THREADS"] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop("LP_NUM_THREADS", None)
+
+
 def _new_gl_context(width: int, height: int) -> Any:
     """Return a headless OpenGL context of MuJoCo's EGL backend.
 
@@ -215,6 +236,7 @@ def _new_gl_context(width: int, height: int) -> Any:
     # With the class attribute, a context whose constructor failed can be collected in silence.
     context_class = type("HeadlessContext", (egl.GLContext,), {"_context": None})
     try:
-        return context_class(width, height)
+        with drawn_by_the_caller():
+            return context_class(width, height)
     except Exception as error:
         raise RenderError(f"No EGL device can render ({error}). {_EGL_HELP}") from error

@@ -69,7 +69,7 @@ def start_workforce(
     cores = len(os.sched_getaffinity(0))
     local = workers == 0
     num_workers = max(1, min(cores if workers is None else int(workers), plan.num_envs))
-    environ = _environ(cores, num_workers, render_devices)
+    environ = _environ(render_devices)
     # An environment that was built in this process to look at its spaces is used, not wasted.
     first: dict[int, gym.Env[Any, Any]] = {}
     if plan.plain or local:
@@ -129,15 +129,11 @@ def _prepare(server: ProcessServer, plan: EnvPlan, timeout: float) -> None:
         server.preload(tasks, plan.assets, clutter=plan.clutter, timeout=timeout)
 
 
-def _environ(
-    cores: int, num_workers: int, render_devices: Sequence[int] | None
-) -> Callable[[int], dict[str, str]]:
+def _environ(render_devices: Sequence[int] | None) -> Callable[[int], dict[str, str]]:
     """Return the function that gives a worker's environment variables."""
 
     def environ(worker: int) -> dict[str, str]:
         variables = {}
-        if "LP_NUM_THREADS" not in os.environ:  # threads of Mesa's software renderer
-            variables["LP_NUM_THREADS"] = str(max(1, cores // num_workers))
         if render_devices:
             device = render_devices[worker % len(render_devices)]
             variables["MUJOCO_EGL_DEVICE_ID"] = str(device)
