@@ -18,9 +18,11 @@ from gymnasium.vector import AutoresetMode
 
 from vla_gym.errors import ConfigError, WorkerError, WorkerRestartWarning
 from vla_gym.vector import protocol
+from vla_gym.vector.local_pool import LocalPool
 from vla_gym.vector.memory import SharedArrays
 from vla_gym.vector.plan import EnvPlan
-from vla_gym.vector.pool import LocalPool, Pool, ProcessPool, describe_exit
+from vla_gym.vector.pool import Pool
+from vla_gym.vector.process_pool import ProcessPool, describe_exit
 from vla_gym.vector.process_server import ProcessServer
 from vla_gym.vector.rows import table_layout
 from vla_gym.vector.runner import Runner, outside

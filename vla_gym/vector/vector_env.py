@@ -9,19 +9,18 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.suites import Task
+from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays, Batch
 from vla_gym.vector.build import Workforce, start_workforce
 from vla_gym.vector.plan import EnvPlan
-from vla_gym.vector.slot import SlotState
+from vla_gym.vector.worker_env import WorkerVectorEnv
 
 
-class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+class LiberoVectorEnv(WorkerVectorEnv):
     """``num_envs`` LIBERO environments over ``workers`` processes.
 
     Environment i plays what ``LiberoEnv(..., env_index=i)`` with seed ``seed + i`` plays, whatever
@@ -142,46 +141,6 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._seeded = False
         self._waiting: str | None = None
         self._interrupted = False
-
-    # What is where
-
-    @property
-    def worker_of(self) -> np.ndarray:
-        """(num_envs,) worker of each environment."""
-        return self._runner.worker_of.copy()
-
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the workers; empty with ``workers=0``."""
-        return self._runner.pool.pids
-
-    @property
-    def worker_seconds(self) -> np.ndarray:
-        """(workers,) seconds that each worker spent on its last step or reset."""
-        self._assert_open()
-        return self._table["busy_s"].copy()
-
-    def tasks_of(self, env_id: int) -> tuple[Task, ...]:
-        """Return the tasks that an environment plays; empty with an ``env_factory``."""
-        return self._plan.tasks_of(env_id)
-
-    def groups(self, k: int) -> list[np.ndarray]:
-        """Split the environments into ``k`` groups, each spread evenly over the workers.
-
-        While one group simulates, another one can be in the VLA: see :meth:`send`.
-
-        Raises:
-            ConfigError: If k is not within 1..num_envs.
-        """
-        if not 1 <= k <= self.num_envs:
-            raise ConfigError(f"The number of groups must be in 1..{self.num_envs}, got {k}.")
-        parts: list[list[int]] = [[] for _ in range(k)]
-        turn = 0
-        for block in self._runner.blocks:
-            for i in block.tolist():
-                parts[turn % k].append(i)
-                turn += 1
-        return [np.array(sorted(part)) for part in parts]
 
     # Lock-step use
 
@@ -312,176 +271,6 @@ class LiberoVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         result = self._batch.collect(ids)
         result[4]["env_id"] = ids
         return result
-
-    # States, calls
-
-    def get_state(self, env_ids: Sequence[int] | None = None) -> list[SlotState]:
-        """Return the states of environments, all by default; they can be pickled."""
-        ids = self._callable(env_ids, "get_state")
-        runner, states = self._runner, self._runner.call({i: () for i in ids}, "get_state")
-        return [
-            SlotState(
-                state.env,
-                state.episode_return,
-                state.episode_length,
-                int(runner.seeds[i]),
-                int(runner.next_episode[i]),
-                int(self._table["plays_as"][i]),
-                bool(runner.ended[i]),
-                runner.known_infos(i),
-            )
-            for i, state in zip(ids, states, strict=True)
-        ]
-
-    def set_state(self, states: Sequence[SlotState], env_ids: Sequence[int] | None = None) -> Any:
-        """Have environments go on from states, with the episodes that followed there.
-
-        Args:
-            states: From :meth:`get_state` of this or a like vector environment.
-            env_ids: As many environments, all by default.
-
-        Returns:
-            The observations of all environments.
-        """
-        ids = self._callable(env_ids, "set_state")
-        if len(ids) != len(states):
-            raise ConfigError(f"Got {len(states)} states for {len(ids)} environments.")
-        self._batch.align()
-        runner = self._runner
-        self._table["half"][ids] = runner.half[ids]
-        runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
-        for i, state in zip(ids, states, strict=True):
-            runner.restore(
-                i,
-                state.seed,
-                state.next_episode,
-                state.plays_as,
-                ended=state.ended,
-                infos=state.infos,
-            )
-        self._seeded = True
-        return self._batch.observations(None)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every environment, or read an attribute; one result for each."""
-        return self.call_some(self._everyone, name, *args, **kwargs)
-
-    def call_some(
-        self, env_ids: Sequence[int] | np.ndarray, name: str, *args: Any, **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """Do what :meth:`call` does, in these environments only; one result for each of them."""
-        ids = self._callable(env_ids, "call")
-        return tuple(self._runner.call({i: (name, args, kwargs) for i in ids}, "call"))
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every environment."""
-        return self.call(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every environment, to one value or to a list or tuple of them."""
-        ids = self._callable(None, "set_attr")
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ConfigError(f"Expected {self.num_envs} values of {name!r}, got {len(values)}.")
-        self._runner.call({i: (name, values[i]) for i in ids}, "set_attr")
-
-    def render(self) -> tuple[Any, ...]:
-        """Return a frame of every environment, or None for each without a ``render_mode``."""
-        return self.call("render")
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the workers; whatever is under way is lost."""
-        del kwargs
-        self._finalizer()
-
-    # Inside
-
-    def _assert_open(self) -> None:
-        if self.closed:
-            raise ClosedEnvironmentError("This vector environment is closed.")
-        if self._runner.broken is not None:
-            raise WorkerError(f"This vector environment has failed: {self._runner.broken}")
-
-    def _assert_idle(self, name: str) -> None:
-        self._assert_open()
-        if self._waiting is not None:
-            mend = "reset()" if self._interrupted else "step_wait()"
-            raise AlreadyPendingCallError(
-                f"{name}() while a step is under way: call {mend} first.", self._waiting
-            )
-        if self._runner.busy.any() or self._runner.finished:
-            going = np.flatnonzero(self._runner.busy).tolist() + self._runner.finished
-            raise AlreadyPendingCallError(
-                f"{name}() while environments {sorted(going)} were sent and not received: call "
-                "recv() first.",
-                "send",
-            )
-
-    def _assert_seeded(self) -> None:
-        if not self._seeded:
-            raise gym.error.ResetNeeded("Call reset() first.")
-
-    def _callable(self, env_ids: Sequence[int] | np.ndarray | None, name: str) -> list[int]:
-        self._assert_idle(name)
-        return self._check_ids(self._everyone if env_ids is None else env_ids).tolist()
-
-    def _check_ids(self, env_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        ids = np.atleast_1d(np.asarray(env_ids))
-        bad = ids.ndim != 1 or ids.dtype.kind not in "iu" or len(np.unique(ids)) != len(ids)
-        if bad or len(ids) == 0 or ids.min() < 0 or ids.max() >= self.num_envs:
-            raise ConfigError(
-                f"env_ids must be different integers in 0..{self.num_envs - 1}, got {env_ids}."
-            )
-        return ids.astype(np.int64)
-
-    def _sendable(self, env_ids: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
-        self._assert_open()
-        ids = self._check_ids(env_ids)
-        if self._waiting is not None:
-            raise AlreadyPendingCallError(f"{name}() during a step_async().", self._waiting)
-        taken = set(ids[self._runner.busy[ids]].tolist()) | (
-            set(ids.tolist()) & set(self._runner.finished)
-        )
-        if taken:
-            raise AlreadyPendingCallError(
-                f"{name}(): environments {sorted(taken)} were sent and not received yet.", "send"
-            )
-        return ids
-
-    def _seed(self, ids: np.ndarray, seed: int | Sequence[int | None] | None) -> None:
-        if isinstance(seed, int | np.integer):
-            super().reset(seed=int(seed))
-        elif seed is None and self._seeded:
-            return
-        elif seed is None:
-            seed = int(self.np_random.integers(2**31))
-        rows, seeds = self._plan.seeds(ids, seed)
-        self._runner.seed(rows, seeds)
-        self._seeded = True
-
-    def _guard(self, wait: Callable[[], None]) -> None:
-        """Wait; an error that ends the wait also ends the step."""
-        try:
-            wait()
-        except TimeoutError:
-            raise
-        except KeyboardInterrupt:
-            self._interrupted = True
-            raise
-        except Exception:
-            if self._waiting is not None and self._runner.broken is None:
-                self._runner.wait(self._runner.idle)
-            self._collected()
-            raise
-
-    def _wait_all(self, timeout: float | None = None) -> None:
-        self._guard(lambda: self._runner.wait(self._runner.idle, timeout))
-        self._collected()
-
-    def _collected(self) -> None:
-        self._waiting, self._interrupted = None, False
-        self._runner.finished.clear()
 
 
 def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
