@@ -76,6 +76,30 @@ def test_tables_of_whole_suites(tool: ModuleType, monkeypatch: pytest.MonkeyPatc
     assert tool.training_table("suite")[2:] == ["| a | 70 | 40.0 % | 30.0 % | 55.0 % |"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "task_ids", "what"),
+    [
+        ("td3", [0, 1], "goal"),
+        ("td3", [7], "goal 7: turn on the stove"),
+        ("grpo", None, "grpo, goal"),
+        ("ppo", [7], "ppo, goal 7: turn on the stove"),
+    ],
+)
+def test_a_row_says_what_was_trained(
+    tool: ModuleType, kind: str, task_ids: list[int] | None, what: str
+) -> None:
+    """The VLA 20 + 5 = 25 of 100, the policy 60: Wilson 18 to 34 and 50 to 69 %."""
+    config = {"suite": "libero_goal", "task_ids": task_ids, "seed": 3}
+    training = {"minutes": 9.96, "env_steps": 12345}
+    train = {"kind": kind, "config": config, "results": {"training": training}}
+    paired = {"both": 20, "losses": 5, "wins": 40, "p_value": 1.6e-7}
+    total = {"num_episodes": 100, "num_successes": 60}
+    found = tool.row(train, {"results": {"total": total, "paired": {"total": paired}}}, {})
+    assert found == (
+        f"| {what} | 3 | - | 12,345 | 10.0 | 25/100 (18-34 %) | 60/100 (50-69 %) | 40 : 5 | 2e-07 |"
+    )
+
+
 def test_curve_begins_with_a_hundred_episodes(tool: ModuleType, tmp_path: Path) -> None:
     """Of fewer the short, successful ones have ended first; the minutes count from the start."""
     rows = [

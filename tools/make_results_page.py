@@ -147,7 +147,9 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
     theirs = paired["both"] + paired["losses"]
     ids = config["task_ids"]
     suite = config["suite"].removeprefix("libero_")
-    what = suite if len(ids) > 1 else f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}"
+    what = suite if train["kind"] == "td3" else f"{train['kind']}, {suite}"
+    if ids is not None and len(ids) == 1:  # None: all of the suite
+        what += f" {ids[0]}: {get_task(suite, ids[0]).instruction}"
     steps = training.get("env_steps")
     cells = [
         what,
