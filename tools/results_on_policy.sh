@@ -15,12 +15,10 @@ if [ ! -f "$run/card.json" ]; then
         vla-gym-train "$algorithm" --preset "$preset" --suite "$suite" --run-dir "$run" --eval-states 0 --no-progress "$@"
     fi
 fi
-evaluate() { # OUT OPTIONS...: evaluates, or goes on with an evaluation that was cut short
+evaluate() { # OUT OPTIONS...
     out=$1
     shift
-    resume=""
-    [ -d "$out" ] && resume=--resume
-    vla-gym eval --suite "$suite" --head token --out "$out" --no-progress $resume "$@"
+    "$(dirname "$0")/resumable_eval.sh" "$out" --suite "$suite" --head token "$@"
 }
 [ -f "$start/card.json" ] || evaluate "$start" --vla mini-few
 evaluate "$run/eval" --vla "$run/vla" --paired "$start"

@@ -17,12 +17,10 @@ if [ ! -f "$run/card.json" ]; then
         vla-gym-train td3 --preset "$preset" --suite "$suite" --task-ids $tasks --run-dir "$run" --no-progress "$@"
     fi
 fi
-evaluate() { # OUT OPTIONS...: evaluates, or goes on with an evaluation that was cut short
+evaluate() { # OUT OPTIONS...
     out=$1
     shift
-    resume=""
-    [ -d "$out" ] && resume=--resume
-    vla-gym eval --suite "$suite" --out "$out" --no-progress $resume "$@"
+    "$(dirname "$0")/resumable_eval.sh" "$out" --suite "$suite" "$@"
 }
 [ -f "$runs/vla/$suite/card.json" ] || evaluate "$runs/vla/$suite" --vla mini-few
 # shellcheck disable=SC2086
