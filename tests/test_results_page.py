@@ -144,3 +144,29 @@ def test_modes_on_the_page_are_those_of_the_cards(tool: ModuleType) -> None:
     page = tool.PAGE.read_text()
     block = re.search(r"<!-- begin modes -->\n(.*?)\n<!-- end modes -->", page, re.DOTALL)
     assert block is not None and block[1].splitlines() == tool.modes_table()
+
+
+def test_pictures_show_runs_of_one_kind_in_one_colour(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ablations by their names; PPO and GRPO beside TD3+BC on the same suite, not on another."""
+    curves = importlib.import_module("results_curves")
+    assert tool.CURVES  # the fixture has put the tools on the path
+    monkeypatch.setattr(curves, "RESULTS", tmp_path)
+    for place, kind, suite in [
+        ("suite/goal-s0", "td3", "goal"),
+        ("suite/object-s0", "td3", "object"),
+        ("on_policy/grpo-s0", "grpo", "libero_goal"),
+        ("on_policy/grpo-s1", "grpo", "libero_goal"),
+        ("suite_ablation/no-bc-s0", "td3", "goal"),
+    ]:
+        (tmp_path / place).mkdir(parents=True)
+        config = {"suite": suite, "task_ids": None}
+        (tmp_path / place / "train.json").write_text(json.dumps({"kind": kind, "config": config}))
+        (tmp_path / place / "curve.json").write_text("[[64, 1.0, 0.1], [128, 2.0, 0.2]]")
+    found = [(folder.name, kind) for folder, kind in curves.runs_of("on_policy")]
+    assert found == [("grpo-s0", "grpo, goal"), ("grpo-s1", "grpo, goal"), ("goal-s0", "td3, goal")]
+    assert [kind for _, kind in curves.runs_of("suite_ablation")] == ["no-bc"]
+    picture = curves.draw("on_policy")
+    assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
+    assert curves.draw("single") is None

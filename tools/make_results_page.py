@@ -4,8 +4,8 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION] [--ad
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
-the paths of this machine. GROUP: single, suite, ablation, on_policy. ``--add-mode`` keeps how a
-run's time was spent in results/modes/NAME/. The tables between the page's
+the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. ``--add-mode``
+keeps how a run's time was spent in results/modes/NAME/. The tables between the page's
 ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone; nothing in them
 is typed by hand.
 """
@@ -34,8 +34,8 @@ from vla_gym_trainers.td3_config import TD3Config
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
-GROUPS = ("single", "suite", "ablation", "on_policy")
-CURVES = ("single", "suite", "on_policy")
+GROUPS = ("single", "suite", "ablation", "suite_ablation", "on_policy")
+CURVES = ("single", "suite", "suite_ablation", "on_policy")
 MODES = "modes"
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
@@ -237,7 +237,8 @@ def fill() -> None:
     """Make the page's tables anew."""
     blocks = {group: "\n".join(table(group)) for group in GROUPS}
     blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
-    blocks["suite_training"] = "\n".join(training_table("suite"))
+    for group in ("suite", "suite_ablation"):
+        blocks[f"{group}_training"] = "\n".join(training_table(group))
     blocks[MODES] = "\n".join(modes_table())
     fill_blocks(PAGE, blocks)
 

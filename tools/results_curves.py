@@ -3,7 +3,8 @@
 Usage: python tools/results_curves.py   (tools/make_results_page.py calls it)
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and pessimism, other seeds) share a colour. Training episodes are played on
+(same task, algorithm and pessimism, other seeds; of ablations: same name but for its -sSEED) share a
+colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training episodes are played on
 sampled layouts with exploration noise, so the curves lie under the greedy results of the tables.
 """
 
@@ -35,27 +36,51 @@ text { fill: #52514e; font: 11px system-ui, -apple-system, "Segoe UI", sans-seri
 """
 
 
-def kind_of(train: dict[str, Any]) -> str:
-    """Return what runs of other seeds have in common: algorithm and task or suite."""
+def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
+    """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
+    if group == "suite_ablation":
+        return re.sub(r"-s\d+$", "", name)
     config = train["config"]
-    suite, ids = config["suite"].removeprefix("libero_"), config["task_ids"]
+    suite, ids = _suite(train), config["task_ids"]
     if ids is not None and len(ids) == 1:
         extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
         return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}"
     return f"{train['kind']}, {suite}"
 
 
+def runs_of(group: str) -> list[tuple[Path, str]]:
+    """Return folder and kind of the runs of a group's picture."""
+    cards = _cards(group)
+    found = [(folder, kind_of(group, folder.name, train)) for folder, train in cards]
+    if group == "on_policy":
+        suites = {_suite(train) for _, train in cards}
+        for folder, train in _cards("suite"):
+            if _suite(train) in suites:
+                found.append((folder, kind_of("suite", folder.name, train)))
+    return found
+
+
+def _suite(train: dict[str, Any]) -> str:
+    suite: str = train["config"]["suite"]
+    return suite.removeprefix("libero_")
+
+
+def _cards(group: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Return folder and training card of the runs that have a curve."""
+    folders = sorted(path.parent for path in (RESULTS / group).glob("*/curve.json"))
+    return [(folder, json.loads((folder / "train.json").read_text())) for folder in folders]
+
+
 def draw(group: str) -> str | None:
     """Return the group's SVG, or None if it has no curves."""
     lines: dict[str, list[Line]] = {"control steps": [], "minutes": []}
-    kinds: list[str] = []
-    for path in sorted((RESULTS / group).glob("*/curve.json")):
-        kind = kind_of(json.loads((path.parent / "train.json").read_text()))
-        if kind not in kinds:
-            kinds.append(kind)
-        steps, minutes, success = np.array(json.loads(path.read_text()), np.float64).T
+    runs = runs_of(group)
+    kinds = list(dict.fromkeys(kind for _, kind in runs))
+    for folder, kind in runs:
+        points = json.loads((folder / "curve.json").read_text())
+        steps, minutes, success = np.array(points, np.float64).T
         for key, x in (("control steps", steps), ("minutes", minutes)):
-            lines[key].append(Line(path.parent.name, kinds.index(kind), x, success))
+            lines[key].append(Line(folder.name, kinds.index(kind), x, success))
     if not kinds:
         return None
     charts = [
@@ -95,4 +120,4 @@ def write_all(groups: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    write_all(("single", "suite", "on_policy"))
+    write_all(("single", "suite", "suite_ablation", "on_policy"))
