@@ -3,9 +3,9 @@
 Usage: python tools/results_curves.py   (tools/make_results_page.py calls it)
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and pessimism, other seeds; of ablations: same name but for its -sSEED) share a
-colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training episodes are played on
-sampled layouts with exploration noise, so the curves lie under the greedy results of the tables.
+(same task, algorithm and pessimism, other seeds; of ablations: same name but for its -sSEED) share
+a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training episodes are played
+on sampled layouts with exploration noise, so the curves lie under the greedy results of the tables.
 """
 
 from __future__ import annotations
