@@ -109,7 +109,7 @@ def main(config: AsyncConfig) -> None:
     if not machine.exists():
         write_json(machine, measure(settings(config, "in-turn")))
     seconds: dict[str, Any] = json.loads(machine.read_text())
-    vla = load("mini-few")
+    vla: Any = load("mini-few")
     slow = SlowBackend(vla.model, vla.name)
     slow.delay = max(0.0, config.factor * seconds["simulation"] - seconds["forward"])
     with redirect_stderr(StringIO()):  # SB3 imports the old `gym`, which prints a banner
