@@ -23,6 +23,7 @@ IMAGE = (6, 5, 3)
 ACTION_DIM = 3
 #: No wait inside a stub is longer: a broken test must not leave a process for hours.
 FOREVER = 600.0
+PAUSE_S = 2.0
 
 SUCCESS, LIMIT = "success", "limit"
 #: Length and end of an episode.
@@ -34,8 +35,9 @@ class Fault:
     """What goes wrong, and when.
 
     ``kind``: a signal's name ("SIGKILL", "SIGSTOP", ...) for a signal to itself, "abort", "exit",
-    "leave" (sys.exit), "raise", "hang", or "error" (an error of this package). ``at`` is "step",
-    "reset" or "init"; a step fault comes in the ``step``-th step (from 1) of episode ``episode``
+    "leave" (sys.exit), "raise", "hang", "pause" (``PAUSE_S`` seconds), or "error" (an error of
+    this package). ``at`` is "step", "reset" or "init"; a step fault comes in the ``step``-th step
+    (from 1) of episode ``episode``
     (from 0), a reset fault at the reset that begins it. With a ``flag`` path it happens once, and
     the file says that the fault was reached; without one it happens each time.
     """
@@ -68,6 +70,8 @@ class Fault:
             raise ConfigError(f"stub error in {self.at}")
         elif self.kind == "hang":
             time.sleep(FOREVER)
+        elif self.kind == "pause":
+            time.sleep(PAUSE_S)
         else:
             raise ValueError(self.kind)
 

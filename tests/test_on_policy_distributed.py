@@ -16,13 +16,18 @@ from vla_gym_trainers.on_policy.minibatches import split
 from vla_gym_trainers.on_policy.rollout import Rollout
 
 SETTINGS = LearnerSettings(
-    learning_rate=3e-3, epochs=2, num_minibatches=3, micro_batch_size=16, entropy_coef=0.01
+    learning_rate=3e-3,
+    epochs=2,
+    num_minibatches=3,
+    micro_batch_size=16,
+    entropy_coef=0.01,
+    value_epochs=2,
 )
 
 
 @pytest.fixture(scope="module")
 def rollout():
-    shape = toy_shape(num_envs=4, episodes=1)
+    shape = toy_shape(num_envs=4, episodes=1, query_size=32)
     envs = toy_envs(4)
     try:
         out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)

@@ -160,9 +160,10 @@ def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
 
 
 def test_memory_is_known_beforehand():
-    shape = toy_shape(num_envs=4, episodes=2, num_chunks=5)
-    taken = sum(tensor.numpy().nbytes for tensor in Rollout.empty(shape).data.values())
-    assert taken == pytest.approx(shape.num_bytes, rel=0.01)
+    for query_size in (0, 4096):
+        shape = toy_shape(num_envs=4, episodes=2, num_chunks=5, query_size=query_size)
+        taken = sum(tensor.numpy().nbytes for tensor in Rollout.empty(shape).data.values())
+        assert taken == pytest.approx(shape.num_bytes, rel=0.01)
     # 128 episodes of 38 chunks of mini: frames of 2 x 64 x 64 x 3 bytes.
     assert 120e6 < RolloutShape(128, 38, 1, 8, 64).num_bytes < 125e6
 

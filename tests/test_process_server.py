@@ -128,6 +128,7 @@ def loaded() -> Iterator[ProcessServer]:
     """A server that has loaded a scene; tests that kill servers get another one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUJOCO_GL", "egl")
+        patch.setenv("LIBGL_ALWAYS_SOFTWARE", "1")
         server = ProcessServer()
         server._users = 1
         server.preload(PRELOADED_TASKS, "lite", timeout=300)
@@ -599,6 +600,12 @@ def check_sharing(several: list[dict[str, Any]]) -> None:
         own = told["memory"]["Private_Dirty"] + told["memory"]["Private_Clean"]
         assert own < 0.3 * told["memory"]["Rss"]
         assert told["gl"] == os.environ["MUJOCO_GL"]
+        assert told["can_draw"]
+
+
+def test_workers_that_never_draw_need_no_drawing_code(server):
+    server.preload(PRELOADED_TASKS, "lite", timeout=LONG, images=False)
+    assert not tell(server, "simulation", b"8", ASSETS="lite")["can_draw"]
 
 
 def test_a_worker_plays_exactly_what_the_trainer_would(loaded):

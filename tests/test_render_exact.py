@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -216,6 +217,20 @@ def test_preload_is_what_drawing_needs(toy: SharedModel) -> None:
     compare(pair, data, fixed_camera(toy.model, "front"))
     pair.close()
     assert len(draw_scene.signatures) == 1, "nothing was compiled a second time"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told", "expected"),
+    [([], "", True), (["renderD128"], "", False), (["renderD128"], "true", True)],
+)
+def test_without_a_gpu_images_are_drawn_in_software(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], told: str, expected: bool
+) -> None:
+    for name in gpus:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(painters, "_GPUS", (str(tmp_path / "nothing*"), str(tmp_path / "render*")))
+    monkeypatch.setenv("LIBGL_ALWAYS_SOFTWARE", told)
+    assert painters.surely_in_software() == expected
 
 
 def test_compiled_code_knows_of_changes_in_other_files() -> None:

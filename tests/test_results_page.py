@@ -140,10 +140,38 @@ def test_modes_say_when_success_was_reached(tool: ModuleType, tmp_path: Path) ->
     assert modes.table([]) == ["None yet."]
 
 
-def test_modes_on_the_page_are_those_of_the_cards(tool: ModuleType) -> None:
+@pytest.mark.parametrize("group", ["modes", "async"])
+def test_clocks_on_the_page_are_those_of_the_cards(tool: ModuleType, group: str) -> None:
     page = tool.PAGE.read_text()
-    block = re.search(r"<!-- begin modes -->\n(.*?)\n<!-- end modes -->", page, re.DOTALL)
-    assert block is not None and block[1].splitlines() == tool.modes_table()
+    block = re.search(rf"<!-- begin {group} -->\n(.*?)\n<!-- end {group} -->", page, re.DOTALL)
+    assert block is not None and block[1].splitlines() == tool.clock_table(group)
+
+
+def test_slow_vlas_are_told_by_their_clocks(tool: ModuleType, tmp_path: Path) -> None:
+    """Two rollouts of 60 s, learnt from for 30 s; the last of 4 successes is the last quarter."""
+    slow = importlib.import_module("results_async")
+    assert tool.clock_table("async")  # the fixture has put the tools on the path
+    row = {"time/rollout": 60.0, "time/forward": 50.0, "time/learn": 30.0, "time/wait": 45.0}
+    rows = [{"step": i, "wall_s": 90.0 * i, **row} for i in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    clock = slow.clock_of(tmp_path, {"factor": 5.0, "delay": 0.1})
+    assert clock["parts"] == {"rollout": 120.0, "forward": 100.0, "learn": 60.0, "wait": 90.0}
+    training = {"rollouts": 4, "minutes": 3.04, "success": [[8 * i, 0.2 * i] for i in range(1, 5)]}
+    evaluation = {
+        "start": {"total": {"num_successes": 20, "num_episodes": 50}},
+        "policy": {"total": {"num_successes": 45, "num_episodes": 50}},
+    }
+
+    def card(asynchronous: bool, ages: dict[str, int]) -> dict:
+        results = {"training": {**training, "staleness_chunks": ages}, "evaluation": evaluation}
+        return {"config": {"asynchronous": asynchronous, "seed": 7}, "results": results}
+
+    runs = [(card(True, {"0": 100, "1": 1500}), clock), (card(False, {"0": 1600}), clock)]
+    lines = slow.table(runs)
+    ends = " 4 | 3.0 | 2.0 | 1.0 | 1.5 | {} | 80 % | 20/50 (28-54 %) | 45/50 (79-96 %) |"
+    assert lines[2] == "| 5 | in turn | 7 |" + ends.format("1,600 / 0")
+    assert lines[3] == "| 5 | asynchronous | 7 |" + ends.format("100 / 1,500")
+    assert slow.table([]) == ["None yet."]
 
 
 def test_pictures_show_runs_of_one_kind_in_one_colour(

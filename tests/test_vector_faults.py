@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from stub_envs import LIMIT, SUCCESS, Gate, stub_image
+from stub_envs import LIMIT, PAUSE_S, SUCCESS, Gate, stub_image
 from vector_processes import SOON, alive, wait_until
 from vector_reference import (
     CRASHES,
@@ -138,6 +138,32 @@ def test_fault_table_of_a_worker_that_hangs(make_vec, once, mode, kind):
         play_table(envs, TABLES[mode])
     assert HANG_S <= time.monotonic() - began < SOON
     assert once.reached() == 1 and not alive(pids[0])
+
+
+def test_the_first_answer_has_the_time_of_a_start(make_vec, once):
+    """Drawing code is compiled with the first image, by all workers at once."""
+    envs = make_vec(4, {0: {"faults": [once("pause", "reset")]}}, step_timeout=PAUSE_S / 2)
+    expected = follower(4, 5, NEXT_STEP)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WorkerRestartWarning)
+        result = envs.reset(seed=5)
+    assert once.reached() == 1
+    expected.check_reset(plain_reset(result))
+    advance(envs, expected, 10)
+
+
+@pytest.mark.parametrize(("kind", "step"), [("hang", None), ("pause", 1)])
+def test_a_worker_that_hangs_is_killed_before_and_after_its_first_answer(
+    make_vec, once, kind, step
+):
+    fault = once(kind, "reset") if step is None else once(kind, step=step)
+    limits = {"start_timeout": HANG_S, "step_timeout": PAUSE_S / 2}
+    limit = limits["start_timeout" if step is None else "step_timeout"]
+    envs = make_vec(2, {0: {"faults": [fault]}}, **limits)
+    with pytest.warns(WorkerRestartWarning, match=f"no progress for {limit:g} s"):
+        envs.reset(seed=0)
+        envs.step(np.zeros((2, 3), np.float32))
+    assert once.reached() == 1
 
 
 @pytest.mark.parametrize("mate_is_done", [False, True])

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 
 def _tell(fd: int, value: object) -> None:
@@ -134,8 +135,17 @@ def simulation(payload: bytes, fds: list[int]) -> None:
             "play_s": played - loaded,
             "qpos": sim.qpos.tolist(),
             "gl": os.environ.get("MUJOCO_GL"),
+            "can_draw": _can_draw(model),
         },
     )
+
+
+def _can_draw(model: Any) -> bool:
+    """Whether compiled drawing code and the model's cut meshes are there already."""
+    from vla_gym.sim.draw_scene import draw_scene
+    from vla_gym.sim.model_io import load_shared
+
+    return bool(draw_scene.signatures) and load_shared(model).mesh_chunks is not None
 
 
 def warn_in_mujoco(payload: bytes, fds: list[int]) -> None:

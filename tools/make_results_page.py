@@ -5,9 +5,9 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION] [--ad
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
 the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. ``--add-mode``
-keeps how a run's time was spent in results/modes/NAME/. The tables between the page's
-``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone; nothing in them
-is typed by hand.
+keeps how a run's time was spent in results/modes/NAME/; tools/run_async.py does so in
+results/async/. The tables between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines
+are made of these cards alone; nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results_async
 import results_modes
 from page_blocks import fill_blocks
 from results_curves import write_all
@@ -36,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 GROUPS = ("single", "suite", "ablation", "suite_ablation", "on_policy")
 CURVES = ("single", "suite", "suite_ablation", "on_policy")
-MODES = "modes"
+MODES, ASYNC = "modes", "async"
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -68,7 +69,17 @@ def add(place: str, run: Path, evaluation: Path) -> None:
 
 
 def add_mode(name: str, run: Path) -> None:
-    """Copy a training card and the run's clock into results/modes/.
+    """Copy a training card and the run's clock into results/modes/."""
+    _add_clock(MODES, name, run, results_modes.clock_of(run))
+
+
+def add_async(name: str, run: Path, slowness: dict[str, float]) -> None:
+    """Copy a training card and the run's clock into results/async/; see results_async."""
+    _add_clock(ASYNC, name, run, results_async.clock_of(run, slowness))
+
+
+def _add_clock(group: str, name: str, run: Path, clock: Card) -> None:
+    """Write results/GROUP/NAME/.
 
     Raises:
         ConfigError: If the name cannot be a folder's.
@@ -76,21 +87,19 @@ def add_mode(name: str, run: Path) -> None:
     if not re.fullmatch(r"[\w.-]+", name):
         raise ConfigError(f"Expected a NAME of letters, digits, '.', '_' and '-', got {name!r}.")
     train = json.dumps(json.loads((run / "card.json").read_text()), indent=1) + "\n"
-    clock = json.dumps(results_modes.clock_of(run), indent=1) + "\n"
-    folder = RESULTS / MODES / name
+    folder = RESULTS / group / name
     folder.mkdir(parents=True, exist_ok=True)
-    runs = str(run.resolve()).removesuffix(f"{MODES}/{name}")
+    runs = str(run.resolve()).removesuffix(f"{group}/{name}")
     (folder / "train.json").write_text(_without_machine(train, runs))
-    (folder / "clock.json").write_text(clock)
+    (folder / "clock.json").write_text(json.dumps(clock, indent=1) + "\n")
 
 
-def modes_table() -> list[str]:
-    """Return the table of results/modes/."""
-    folders = sorted(path.parent for path in (RESULTS / MODES).glob("*/clock.json"))
+def clock_table(group: str) -> list[str]:
+    """Return the table of results/modes/ or results/async/."""
+    folders = sorted(path.parent for path in (RESULTS / group).glob("*/clock.json"))
     names = ("train.json", "clock.json")
-    return results_modes.table(
-        [tuple(json.loads((folder / name).read_text()) for name in names) for folder in folders]
-    )
+    runs = [tuple(json.loads((folder / name).read_text()) for name in names) for folder in folders]
+    return (results_modes if group == MODES else results_async).table(runs)
 
 
 def curve_of(run: Path) -> list[tuple[int, float, float]]:
@@ -239,8 +248,15 @@ def fill() -> None:
     blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
     for group in ("suite", "suite_ablation"):
         blocks[f"{group}_training"] = "\n".join(training_table(group))
-    blocks[MODES] = "\n".join(modes_table())
+    for group in (MODES, ASYNC):
+        blocks[group] = "\n".join(clock_table(group))
     fill_blocks(PAGE, blocks)
+
+
+def update() -> None:
+    """Make tables and pictures anew."""
+    fill()
+    write_all(CURVES)
 
 
 def main() -> None:
@@ -254,8 +270,7 @@ def main() -> None:
         add(place, Path(run), Path(evaluation))
     if arguments.add_mode:
         add_mode(arguments.add_mode[0], Path(arguments.add_mode[1]))
-    fill()
-    write_all(CURVES)
+    update()
 
 
 if __name__ == "__main__":

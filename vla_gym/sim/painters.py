@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import importlib
 import logging
+import os
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_GEOMS = 1000
 _COLLISION_GROUP, _VISUAL_GROUP = 0, 1
 _SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
+_GPUS = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/dxg")  # Linux, NVIDIA's, WSL
 _SKY_SHARE = np.float32(0.70)  # radius of the skybox, of the far distance (mjr_render)
 _MAX_SAMPLES = 4  # that the culling code tests
 _ALL_CATEGORIES = mujoco.mjtCatBit.mjCAT_ALL
@@ -72,11 +75,22 @@ def make_painter(shared: SharedModel, width: int, height: int, *, fast: bool) ->
     return PlainPainter(shared, width, height, fast=fast)
 
 
+def surely_in_software() -> bool:
+    """Tell, without OpenGL, whether images here are drawn by a software renderer: there is no GPU.
+
+    False is no answer: OpenGL may fail to use a GPU that is there.
+    """
+    if os.environ.get("LIBGL_ALWAYS_SOFTWARE", "").lower() in ("1", "true"):
+        return True
+    return not any(glob.glob(pattern) for pattern in _GPUS)
+
+
 def preload(shared: SharedModel) -> None:
     """Cut a model's meshes and load compiled code, both without OpenGL.
 
     For a process that forks others: they share what :class:`LeanPainter` needs.
     """
+    announce(draw_scene, "the drawing code")
     chunks = mesh_chunks(shared)
     table, none = np.zeros(1, np.int64), np.zeros(0, np.int32)
     held = Resources(table.ctypes.data, 0, 0, none, none, none, np.zeros(0, np.float32), none, -1)

@@ -128,7 +128,8 @@ def _prepare(server: ProcessServer, plan: EnvPlan, timeout: float) -> None:
     """Load the models that all workers share."""
     if plan.suite is not None and plan.assets is not None:
         tasks = [(task.suite, task.task_id) for task in plan.tasks]
-        server.preload(tasks, plan.assets, clutter=plan.clutter, timeout=timeout)
+        shown = {"clutter": plan.clutter, "images": plan.images}
+        server.preload(tasks, plan.assets, timeout=timeout, **shown)
 
 
 def _environ(render_devices: Sequence[int] | None) -> Callable[[int], dict[str, str]]:

@@ -47,6 +47,7 @@ class EnvPlan:
         make_env: Builds environment ``i``.
         plain: Whether the environments are bare ``LiberoEnv``: no factory, no wrappers.
         clutter: Whether their scenes have clutter.
+        images: Whether they may draw.
     """
 
     num_envs: int
@@ -57,6 +58,7 @@ class EnvPlan:
     make_env: Callable[[int], gym.Env[Any, Any]]
     plain: bool
     clutter: bool
+    images: bool
 
     @classmethod
     def make(
@@ -95,7 +97,7 @@ class EnvPlan:
             make = functools.partial(
                 _build_from_factory, factory=env_factory, wrappers=env_wrappers
             )
-            return cls(num_envs, None, (), group_size, None, make, False, False)
+            return cls(num_envs, None, (), group_size, None, make, False, False, True)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
         lists = _task_lists(suite, task_ids, num_envs, group_size)
@@ -112,7 +114,9 @@ class EnvPlan:
         build_libero_env(0, suite, lists, (), kwargs).close()
         variation = DomainVariation.parse(env_kwargs.get("variation"))
         clutter = variation is not None and variation.distractors > 0
-        return cls(num_envs, suite, lists, group_size, assets, make, not env_wrappers, clutter)
+        plain = not env_wrappers
+        images = not plain or bool(env_kwargs.get("cameras", True))
+        return cls(num_envs, suite, lists, group_size, assets, make, plain, clutter, images)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

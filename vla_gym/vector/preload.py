@@ -22,15 +22,19 @@ _warm = False
 WARM_UP_STEPS = 2
 
 
-def preload(tasks: Sequence[tuple[str, int]], assets: str, *, clutter: bool = False) -> None:
+def preload(
+    tasks: Sequence[tuple[str, int]], assets: str, *, clutter: bool = False, images: bool = True
+) -> None:
     """Load some tasks and their scenes; the first time, also run the simulation a little.
 
-    A scene that is not in the cache is compiled, in a process of its own.
+    A scene that is not in the cache is compiled, in a process of its own. Where images are surely
+    drawn in software, what drawing needs is loaded too.
 
     Args:
         tasks: Suite and id of each.
         assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
         clutter: Load the scenes with clutter.
+        images: Whether the workers are going to draw.
 
     Raises:
         UnknownTaskError: If a suite or task does not exist.
@@ -41,9 +45,12 @@ def preload(tasks: Sequence[tuple[str, int]], assets: str, *, clutter: bool = Fa
     for suite, task_id in tasks:
         model = load_task(get_task(suite, task_id), assets, clutter=clutter)
         _import_mujoco()
+        from vla_gym.sim import painters
         from vla_gym.sim.model_io import load_shared
 
-        load_shared(model)
+        shared = load_shared(model)
+        if images and painters.surely_in_software():
+            painters.preload(shared)
         if not _warm:
             _warm_up(model)
             for name in _WORKER_MODULES:

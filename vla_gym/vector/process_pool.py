@@ -36,6 +36,7 @@ class _Handle:
     server: ProcessServer
     pid: int
     ready: bool = False
+    answered: bool = False
     outstanding: int = 0
     command: str = "start"
     active_at: float = 0.0
@@ -65,7 +66,7 @@ class ProcessPool:
             environ: Environment variables of worker ``w``.
             prepare: Called with a new server before workers are forked from it.
             step_timeout: Seconds without progress after which a worker counts as hung.
-            start_timeout: The same until its environments are built.
+            start_timeout: The same until its environments are built, and to its first answer.
         """
         self._specs, self._memory, self._environ = specs, memory, environ
         self._prepare, self._blocks = prepare, blocks
@@ -176,7 +177,8 @@ class ProcessPool:
                 return events
 
     def _limit(self, handle: _Handle) -> float:
-        return self._step_timeout if handle.ready else self._start_timeout
+        # The first image may have to wait for drawing code to be compiled, by all workers at once.
+        return self._step_timeout if handle.answered else self._start_timeout
 
     def _next_deadline(self) -> float:
         busy = [h for h in self._handles.values() if h.outstanding or not h.ready]
@@ -210,6 +212,7 @@ class ProcessPool:
         if code == protocol.FAILED:
             error, text = protocol.unpack_object(message)
             return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
+        handle.answered = True
         if code == protocol.RAISED:
             error, ids, answers = protocol.unpack_object(message)
             handle.outstanding -= answers

@@ -105,6 +105,7 @@ class ProcessServer:
         *,
         timeout: float,
         clutter: bool = False,
+        images: bool = True,
     ) -> None:
         """Load the models of some tasks in the server, so that later workers share them.
 
@@ -115,6 +116,7 @@ class ProcessServer:
             assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
             timeout: In seconds. A server that misses it is killed, with all its workers.
             clutter: Whether the scenes are those with clutter.
+            images: Whether the workers are going to draw.
 
         Raises:
             VlaGymError: What went wrong there: UnknownTaskError, AssetError, CompileError.
@@ -124,7 +126,7 @@ class ProcessServer:
         pairs = [(str(suite), int(task_id)) for suite, task_id in tasks]
         self._ask(
             "preload",
-            (pairs, str(assets), clutter),
+            (pairs, str(assets), clutter, images),
             timeout,
             context=server_start.trainer_context(server_start.ONE_THREAD),
         )

@@ -95,12 +95,17 @@ class Server:
             return Reply(request.number, error=_pickled(error))
 
     def _preload(
-        self, context: Context, tasks: Sequence[tuple[str, int]], assets: str, clutter: bool = False
+        self,
+        context: Context,
+        tasks: Sequence[tuple[str, int]],
+        assets: str,
+        clutter: bool = False,
+        images: bool = True,
     ) -> None:
         from vla_gym.vector.preload import preload
 
         _enter(context)
-        preload(tasks, assets, clutter=clutter)
+        preload(tasks, assets, clutter=clutter, images=images)
         gc.collect()
 
     def _spawn(self, context: Context, fds: Sequence[int], target: str, payload: bytes) -> int:

@@ -84,7 +84,8 @@ class LiberoVectorEnv(WorkerVectorEnv):
             max_restarts: Failures of one worker in which none of its episodes ends, after which
                 :class:`~vla_gym.errors.WorkerError` is raised.
             step_timeout: A worker without progress for so many seconds counts as hung.
-            start_timeout: The same while it starts; also for compiling scenes that are new here.
+            start_timeout: The same while it starts, until it has answered once; also for
+                compiling scenes that are new here.
             **env_kwargs: Passed on to :class:`vla_gym.env.LiberoEnv`: ``assets``, ``chunk_len``,
                 ``cameras``, ``image_size``, ``gamma``, ``init_states``, ``render_mode``...
 

@@ -226,7 +226,7 @@ class Collector:
             self._arrays[key][row, slot] = value
         self._arrays["instruction"][row, slot] = [self._out.instruction_id(t) for t in texts]
         for key, tensor in act._asdict().items():
-            if key != "actions" and tensor is not None:
+            if key in self._arrays and tensor is not None:
                 self._arrays[key][row, slot] = tensor.cpu().numpy()
         inner = (self._chunk[ids] > 0) & (slot > 0)
         values = act.values.cpu().numpy()

@@ -228,6 +228,10 @@ class PPOConfig(OnPolicyConfig):
     """Weight of the value loss."""
     value_clip: float | None = 0.2
     """Clip range of the values; None: none."""
+    value_epochs: int = 0
+    """Further passes of the value head alone, over queries and returns of the last rollouts."""
+    value_replay: int = 8
+    """So many of them."""
     value_through_trunk: bool = False
     """Whether the value loss also moves the VLA."""
 

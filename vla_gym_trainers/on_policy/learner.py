@@ -19,6 +19,7 @@ from vla_gym_trainers.on_policy.minibatches import gather, inputs_of, micro_batc
 from vla_gym_trainers.on_policy.policy import TokenPolicy
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.settings import LearnerSettings, Weights
+from vla_gym_trainers.on_policy.value_fit import ValueMemory, fit_values
 
 __all__ = ["Learner", "LearnerSettings", "Weights"]
 
@@ -97,6 +98,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(groups, eps=1e-5)
         self.skipped = self.updates = 0
         self._norms: deque[float] = deque(maxlen=_NORM_HISTORY)
+        self._memory = ValueMemory(settings.value_replay)
         self._rng = np.random.default_rng(seed)
 
     def update(
@@ -146,12 +148,26 @@ class Learner:
                 norms.append(self._step())
             if stopped:
                 break
+        fitted = {}
+        head = self.policy.value_head
+        if head is not None and returns is not None and weights.value and settings.value_epochs:
+            self._memory.add(rollout, returns)
+            fitted["train/value_fit_loss"] = fit_values(
+                head,
+                self.optimizer,
+                self._memory,
+                epochs=settings.value_epochs,
+                max_grad_norm=settings.max_grad_norm,
+                world=self.world,
+                rng=self._rng,
+            )
         return {
             **_metrics(totals),
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
             "train/updates": float(self.updates - updates),
             "train/updates_skipped": float(self.skipped - skipped),
             "train/kl_stop": float(stopped),
+            **fitted,
         }
 
     def gradient(
@@ -284,6 +300,7 @@ class Learner:
             "skipped": self.skipped,
             "updates": self.updates,
             "rng": self._rng.bit_generator.state,
+            "values": self._memory.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -292,6 +309,9 @@ class Learner:
         self._norms = deque(state["norms"], maxlen=_NORM_HISTORY)
         self.skipped, self.updates = int(state["skipped"]), int(state["updates"])
         self._rng.bit_generator.state = state["rng"]
+        # Of several processes the first one alone writes: what the others had played is gone.
+        alone = self.world.size == 1
+        self._memory.load_state_dict(state.get("values", ()) if alone else ())
 
 
 def _metrics(totals: dict[str, float]) -> dict[str, float]:

@@ -38,7 +38,7 @@ def gather(
     """
     data = rollout.data
     valid = data["valid"]
-    small = data.exclude(*CAMERAS)
+    small = data.exclude(*CAMERAS, "query")
     small["rl"] = valid & keep & ~data["by_teacher"] & weights.rl
     small["valued"] = valid & (weights.value and returns is not None)
     small["advantages"] = advantages

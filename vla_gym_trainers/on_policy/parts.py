@@ -200,5 +200,6 @@ def make_collector(
         frame_size=policy.stored_size,
         group_size=config.group_size,
         first_env=world.rank * config.num_envs,
+        query_size=policy.vla.hidden_size if policy.needs_values else 0,
     )
     return Collector(envs, shape, overlap=config.overlap)

@@ -29,6 +29,7 @@ class Act(NamedTuple):
         actions: (B, C, 7) float32 in [-1, 1], what the environment executes.
         teacher_tokens: (B, C, 7) int64 of a teacher, or None.
         by_teacher: (B,) bool: these chunks are the teacher's.
+        query: (B, H) float32 that the values were read off; None without a value head.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class Act(NamedTuple):
     actions: Tensor
     teacher_tokens: Tensor | None
     by_teacher: Tensor
+    query: Tensor | None
 
 
 class Evaluation(NamedTuple):
@@ -48,6 +50,7 @@ class Evaluation(NamedTuple):
         values: (B,); zeros without a value head.
         teacher_log_probs: (B, C, 7) of the teacher's tokens at temperature 1, or None.
         greedy: (B, C, 7) int64: the most likely tokens.
+        query: (B, H) float32 that the values were read off; None without a value head.
     """
 
     log_probs: Tensor
@@ -55,6 +58,7 @@ class Evaluation(NamedTuple):
     values: Tensor
     teacher_log_probs: Tensor | None
     greedy: Tensor
+    query: Tensor | None
 
 
 class ValueHead(nn.Module):
@@ -156,21 +160,30 @@ class TokenPolicy:
         else:
             uniform = keyed_uniform(keys, logits.shape[1:-1])
             tokens = draw_tokens(logits, uniform, self.temperature)
+        query = self._query(hidden)
         return Act(
             tokens,
             _log_probs(logits, tokens, self.temperature),
-            self._values(hidden),
+            self.values_of(query, len(tokens)),
             self.vla.tokens_to_actions(tokens),
             None,
             torch.zeros(len(tokens), dtype=torch.bool),
+            query,
         )
 
     @torch.no_grad()
+    def query(
+        self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray
+    ) -> Tensor | None:
+        """Return the queries (B, H) of observations, None without a value head."""
+        if self.value_head is None:
+            return None
+        return self._query(self.vla.token_outputs(frames, list(instructions), proprio).hidden)
+
     def values(self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray) -> Tensor:
         """Return the values (B,) of observations; see :meth:`act`."""
-        if self.value_head is None:
-            return torch.zeros(len(instructions))
-        return self._values(self.vla.token_outputs(frames, list(instructions), proprio).hidden)
+        with torch.no_grad():
+            return self.values_of(self.query(frames, instructions, proprio), len(instructions))
 
     def evaluate(
         self,
@@ -190,20 +203,27 @@ class TokenPolicy:
             teacher_tokens: (B, C, 7) int64, or None.
         """
         hidden, logits = self.vla.token_outputs(frames, list(instructions), proprio)
+        query = self._query(hidden)
         return Evaluation(
             _log_probs(logits, tokens, self.temperature),
             entropy_of(logits, self.temperature),
-            self._values(hidden),
+            self.values_of(query, len(tokens)),
             None if teacher_tokens is None else _log_probs(logits, teacher_tokens, 1.0),
             logits.detach().argmax(dim=-1),
+            query,
         )
 
-    def _values(self, hidden: Tensor) -> Tensor:
-        if self.value_head is None:
-            return hidden.new_zeros(len(hidden), dtype=torch.float32)
-        query = hidden[:, 0] if self.value_through_trunk else hidden[:, 0].detach()
+    def values_of(self, query: Tensor | None, count: int) -> Tensor:
+        """Return the values (count,) of queries (count, H); zeros without a value head."""
+        if self.value_head is None or query is None:
+            return torch.zeros(count, device=next(self.vla.model.parameters()).device)
         values: Tensor = self.value_head(query)
         return values
+
+    def _query(self, hidden: Tensor) -> Tensor | None:
+        if self.value_head is None:
+            return None
+        return (hidden[:, 0] if self.value_through_trunk else hidden[:, 0].detach()).float()
 
     # Parameters
 

@@ -27,6 +27,7 @@ class RolloutShape:
         frame_size: Side of a stored frame in pixels.
         group_size: So many consecutive environments play the same layouts.
         first_env: Number of environment 0 among those of all processes.
+        query_size: Numbers of a query that are stored for the value head; 0: none are.
     """
 
     num_envs: int
@@ -36,6 +37,7 @@ class RolloutShape:
     frame_size: int
     group_size: int = 1
     first_env: int = 0
+    query_size: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -57,7 +59,8 @@ class RolloutShape:
         """Memory of one rollout if every slot is filled."""
         frames = len(CAMERAS) * self.frame_size**2 * 3
         tokens = self.horizon * (ACTION_DIM * (1 + 1 + 4) + 1)
-        return self.rows * self.num_chunks * (frames + tokens + 4 * PROPRIO_DIM + 64)
+        numbers = 4 * (PROPRIO_DIM + self.query_size)
+        return self.rows * self.num_chunks * (frames + tokens + numbers + 64)
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Rollout:
             ``values``, ``next_values``, ``rewards``, ``discounts`` (gamma ** executed): float32;
             ``executed``: control steps; ``terminated``, ``truncated``: bool;
             ``valid``: bool, False where nothing was played or the worker died over it;
+            ``query``: (H,) float32, what the value head saw, if the shape says so;
             ``group``: int64, equal numbers began in the same state;
             ``version``: int64, of the parameters that acted.
         instructions: Texts.
@@ -101,6 +105,8 @@ class Rollout:
         data["proprio"] = zeros(PROPRIO_DIM, dtype=torch.float32)
         data |= {key: zeros(*steps, dtype=torch.uint8) for key in ("tokens", "teacher_tokens")}
         data["log_probs"] = zeros(*steps, dtype=torch.float32)
+        if shape.query_size:
+            data["query"] = zeros(shape.query_size, dtype=torch.float32)
         data["token_mask"] = zeros(shape.horizon, dtype=torch.bool)
         for key in ("values", "next_values", "rewards", "discounts"):
             data[key] = zeros(dtype=torch.float32)

@@ -26,6 +26,8 @@ class LearnerSettings:
     kl_coef: float = 0.0
     value_coef: float = 0.5
     value_clip: float | None = 0.2
+    value_epochs: int = 0
+    value_replay: int = 8
     max_grad_norm: float = 1.0
     skip_factor: float | None = 10.0
     target_kl: float | None = None
@@ -39,6 +41,8 @@ class LearnerSettings:
         for name in ("epochs", "num_minibatches", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.value_epochs < 0:
+            raise ConfigError(f"value_epochs must not be negative, got {self.value_epochs}.")
         for name in ("learning_rate", "clip_low", "clip_high", "log_ratio_clamp", "max_grad_norm"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}.")

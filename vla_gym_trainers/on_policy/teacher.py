@@ -139,12 +139,15 @@ class MixedActor:
             tokens = self.teacher.vla.actions_to_tokens(played)
             seen = self.policy.evaluate(*inputs, tokens)
             nobody = torch.zeros(len(tokens), dtype=torch.bool)
-            return Act(tokens, seen.log_probs, seen.values, played, taught.tokens, nobody)
+            return Act(
+                tokens, seen.log_probs, seen.values, played, taught.tokens, nobody, seen.query
+            )
         by_teacher = keyed_uniform(_with(keys, _CHOICE), ()) < self.epsilon
         if bool(by_teacher.all()):
             log_probs = torch.zeros(taught.tokens.shape)
-            values = self.policy.values(*inputs)
-            return Act(taught.tokens, log_probs, values, played, taught.tokens, by_teacher)
+            query = self.policy.query(*inputs)
+            values = self.policy.values_of(query, len(log_probs))
+            return Act(taught.tokens, log_probs, values, played, taught.tokens, by_teacher, query)
         own = self.policy.act(*inputs, keys)
         here = by_teacher.to(own.tokens.device)[:, None, None]
         return Act(
@@ -154,6 +157,7 @@ class MixedActor:
             torch.where(here, played, own.actions),
             taught.tokens,
             by_teacher,
+            own.query,
         )
 
     def _noisy(self, actions: Tensor, keys: np.ndarray) -> Tensor:

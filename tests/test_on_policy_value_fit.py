@@ -1,0 +1,141 @@
+"""Passes of the value head alone: what is stored for them, what they fit, what they leave alone."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.distributed import World
+from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings
+from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.teacher import MixedActor, Teacher
+from vla_gym_trainers.on_policy.value_fit import STEPS, ValueMemory, fit_values
+
+
+def policy_with_values():
+    """A value head that says something."""
+    policy = tiny_policy(value=True)
+    torch.nn.init.normal_(policy.value_head.fc2.weight)
+    return policy
+
+
+def collected(policy, actor=None, query_size=32):
+    shape = toy_shape(query_size=query_size)
+    envs = toy_envs()
+    try:
+        return Collector(envs, shape).collect(actor or policy, Rollout.empty(shape), seed=3)
+    finally:
+        envs.close()
+
+
+def memory_of(*pairs, rollouts=8):
+    memory = ValueMemory(rollouts)
+    for rollout, returns in pairs:
+        memory.add(rollout, returns)
+    return memory
+
+
+def fitted(policy, memory, epochs, rate=3e-3):
+    optimizer = torch.optim.Adam(policy.value_head.parameters(), lr=rate)
+    settings = {"epochs": epochs, "max_grad_norm": 10.0}
+    rng = np.random.default_rng(0)
+    return fit_values(policy.value_head, optimizer, memory, world=World(), rng=rng, **settings)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "hybrid"), [(None, False), (1.0, False), (0.5, False), (0.0, True)]
+)
+def test_queries_are_what_values_were_read_off(epsilon, hybrid):
+    policy, actor = policy_with_values(), None
+    if epsilon is not None:
+        actor = MixedActor(policy, Teacher(tiny_vla()), epsilon, hybrid=hybrid)
+    data = collected(policy, actor).data
+    valid = data["valid"]
+    assert valid.sum() > 10
+    with torch.no_grad():
+        values = policy.value_head(data["query"][valid])
+    torch.testing.assert_close(values, data["values"][valid], atol=1e-5, rtol=1e-5)
+    assert values.std() > 1e-3  # of several states, not of one
+
+
+def test_the_error_before_any_step_is_half_the_mean_square():
+    policy = tiny_policy(value=True)  # a fresh head says 0
+    rollout = collected(policy)
+    high, low = (torch.full(rollout.data.shape, value) for value in (0.6, 0.2))
+    # 0.6 ** 2 / 2 = 0.18 and 0.2 ** 2 / 2 = 0.02 for every chunk; a step size of 0 leaves it so.
+    for memory, expected in (
+        (memory_of((rollout, high)), 0.18),
+        (memory_of((rollout, high), (rollout, low)), 0.1),
+        (memory_of((rollout, high), (rollout, low), rollouts=1), 0.02),
+    ):
+        assert fitted(policy, memory, epochs=2, rate=0.0) == pytest.approx(expected)
+        assert fitted(policy, memory, epochs=0) == 0.0
+
+
+def test_returns_are_fitted_where_there_are_chunks():
+    policy = tiny_policy(value=True)
+    rollout = collected(policy)
+    # What the state shows; in slots without a chunk something that would spoil the fit.
+    returns = torch.where(rollout.data["valid"], rollout.data["proprio"][..., 0], 1e6)
+    memory = memory_of((rollout, returns))
+    first, last = (fitted(policy, memory, epochs=n) for n in (1, 40))
+    assert last < 0.1 * first
+
+
+def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
+    rollout = collected(tiny_policy(value=True))
+    targets = [torch.zeros(rollout.data.shape), rollout.data["valid"] & False]
+    returns = torch.ones(rollout.data.shape)
+    seen = {}
+    for epochs in (0, 3):
+        policy = tiny_policy(value=True)
+        before = policy.state_dict()
+        settings = LearnerSettings(value_epochs=epochs, num_minibatches=1)
+        learner = Learner(policy, settings)
+        seen[epochs] = learner.update(rollout, *targets, returns)
+        after = policy.state_dict()
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved and all(name.startswith("value_head.") for name in moved)
+        head = learner.optimizer.param_groups[1]["params"]
+        steps = {float(learner.optimizer.state[p]["step"]) for p in head}
+        assert steps == {1.0 + epochs * STEPS}  # one minibatch of the update itself
+    assert "train/value_fit_loss" not in seen[0]
+    assert 0.0 < seen[3]["train/value_fit_loss"] < 0.5
+
+
+def test_a_restored_learner_remembers_the_same_rollouts():
+    rollout = collected(tiny_policy(value=True))
+    zeros = torch.zeros(rollout.data.shape)
+    settings = LearnerSettings(value_epochs=2, value_replay=2)
+
+    def update(learner, value):
+        learner.update(rollout, zeros, rollout.data["valid"] & False, zeros + value)
+
+    learner = Learner(tiny_policy(value=True), settings)
+    for value in (0.1, 0.5, 0.9):  # the first one is forgotten
+        update(learner, value)
+    other = Learner(tiny_policy(value=True), settings)
+    other.policy.load_state_dict(learner.policy.state_dict())
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))  # Adam would share its moments
+    assert [float(part["returns"][0]) for part in other.state_dict()["values"]] == [
+        pytest.approx(0.5),
+        pytest.approx(0.9),
+    ]
+    for one in (learner, other):
+        update(one, 0.3)
+    mine, theirs = learner.policy.state_dict(), other.policy.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_mistakes_are_named():
+    rollout = collected(tiny_policy(value=True), query_size=0)
+    with pytest.raises(ConfigError, match="query_size"):
+        memory_of((rollout, torch.zeros(rollout.data.shape)))
+    with pytest.raises(ConfigError, match="value_replay"):
+        ValueMemory(0)
+    with pytest.raises(ConfigError, match="value_epochs"):
+        LearnerSettings(value_epochs=-1)

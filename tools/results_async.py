@@ -1,0 +1,79 @@
+"""PPO with a slow VLA, collecting and learning in turn or asynchronously: time, age, success.
+
+Part of tools/make_results_page.py; tools/run_async.py makes the runs. A row comes from the training
+card in results/async/NAME/train.json and from clock.json there: seconds of every part of the loop,
+and how slow the VLA was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_gym_trainers.report.sources import read_rows
+from vla_gym_trainers.stats import wilson_interval
+
+PARTS = ("rollout", "forward", "learn", "wait")
+HEAD = (
+    "VLA / simulation",
+    "",
+    "seed",
+    "rollouts",
+    "minutes",
+    "rollout",
+    "learning",
+    "waiting",
+    "chunks 0 / 1 updates old",
+    "training success, last quarter",
+    "VLA",
+    "policy",
+)
+
+
+def clock_of(run: Path, slowness: Mapping[str, float]) -> dict[str, Any]:
+    """Return the seconds of each part of a run's loop (they overlap), and how slow its VLA was."""
+    rows = read_rows(run / "metrics.jsonl")
+    parts = {part: sum(row.get(f"time/{part}", 0.0) for row in rows) for part in PARTS}
+    return {"parts": parts, "slowness": dict(slowness)}
+
+
+def table(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """Return the table's lines.
+
+    Args:
+        runs: Training card and :func:`clock_of` of each run.
+    """
+    if not runs:
+        return ["None yet."]
+    lines = [f"| {' | '.join(HEAD)} |", "| --- |" + " --- |" * (len(HEAD) - 1)]
+    for train, clock in sorted(runs, key=_order):
+        config, training = train["config"], train["results"]["training"]
+        evaluation, ages = train["results"]["evaluation"], training["staleness_chunks"]
+        success = [rate for _, rate in training["success"]]
+        last = success[-max(1, len(success) // 4) :]
+        parts = clock["parts"]
+        cells = [
+            f"{clock['slowness']['factor']:g}",
+            "asynchronous" if config["asynchronous"] else "in turn",
+            str(config["seed"]),
+            str(training["rollouts"]),
+            f"{training['minutes']:.1f}",
+            *(f"{parts[part] / 60:.1f}" for part in ("rollout", "learn", "wait")),
+            f"{ages.get('0', 0):,} / {ages.get('1', 0):,}",
+            f"{100 * sum(last) / len(last):.0f} %",
+            *(_rate(evaluation[who]["total"]) for who in ("start", "policy")),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _order(run: tuple[dict[str, Any], dict[str, Any]]) -> tuple[float, int, bool]:
+    config = run[0]["config"]
+    return run[1]["slowness"]["factor"], config["seed"], config["asynchronous"]
+
+
+def _rate(total: Mapping[str, Any]) -> str:
+    won, n = total["num_successes"], total["num_episodes"]
+    low, high = wilson_interval(won, n)
+    return f"{won}/{n} ({100 * low:.0f}-{100 * high:.0f} %)"
