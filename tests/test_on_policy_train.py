@@ -15,6 +15,7 @@ from toy_token_env import LIMIT
 from vla_gym.errors import ConfigError
 from vla_gym.vla.mini import MiniBackend
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import rollout_seed
 from vla_gym_trainers.on_policy.parts import Worlds, make_parts
 from vla_gym_trainers.on_policy.train import train
@@ -208,6 +209,25 @@ def test_hybrid_learns_from_the_teachers_actions(tmp_path):
     (row, *_) = [row for row in rows_of(result.run_dir) if "rollout/success" in row]
     assert row["rollout/success"] == 1.0 and row["rollout/teacher_share"] == 0.0
     assert row["train/updates"] == 2 and row["train/policy_loss"] is not None
+
+
+@pytest.mark.parametrize(("asynchronous", "expected"), [(False, {2}), (True, {1, 2})])
+def test_learning_may_use_the_threads_of_environments_that_stand_still(
+    tmp_path, monkeypatch, asynchronous, expected
+):
+    seen, update = [], Learner.update
+
+    def spy(*args):
+        seen.append(torch.get_num_threads())
+        return update(*args)
+
+    monkeypatch.setattr(Learner, "update", spy)
+    threads = torch.get_num_threads()
+    settings = {"total_steps": 250, "learn_threads": 2, "asynchronous": asynchronous}
+    run(GRPOConfig, tmp_path, group_size=2, **settings)
+    assert set(seen) == expected and len(seen) > 2
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from vla_gym_trainers.result_card import (
     to_plain,
     write_json,
 )
+from vla_gym_trainers.torch_threads import torch_threads
 
 EXIT_INTERRUPTED = 130
 
@@ -231,19 +232,10 @@ def _check_paired(mine: Sequence[Start], other: EvalCard) -> None:
         )
 
 
-@contextmanager
-def _torch_threads(config: EvalConfig) -> Iterator[None]:
+def _torch_threads(config: EvalConfig) -> AbstractContextManager[None]:
     if config.policy in ("expert", "random"):  # torch is not needed
-        yield
-        return
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.torch_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        return nullcontext()
+    return torch_threads(config.torch_threads)
 
 
 def _play(

@@ -37,6 +37,7 @@ _LOWEST = {
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
     "torch_threads": 1,
+    "learn_threads": 1,
 }
 
 
@@ -162,7 +163,9 @@ class OnPolicyConfig:
     run_dir: Path | None = None
     """Run directory; default runs/<algorithm>-<suite>-<time>."""
     torch_threads: int = 1
-    """Threads of torch."""
+    """Threads of torch while environments play."""
+    learn_threads: int = 1
+    """Threads of torch while a rollout is learnt from and none is collected."""
     progress: bool = True
     """Show a progress bar."""
 

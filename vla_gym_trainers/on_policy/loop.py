@@ -27,6 +27,7 @@ from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.stopping import StopRequest
+from vla_gym_trainers.torch_threads import torch_threads
 
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -126,9 +127,11 @@ class Loop:
         began_learning = time.perf_counter()
         targets = targets_of(self.config, rollout, self.world)
         metrics |= targets.metrics
-        metrics |= self.learner.update(
-            rollout, targets.advantages, targets.keep, targets.returns, phase.weights
-        )
+        alone = self._pending_phase is None
+        with torch_threads(self.config.learn_threads if alone else self.config.torch_threads):
+            metrics |= self.learner.update(
+                rollout, targets.advantages, targets.keep, targets.returns, phase.weights
+            )
         progress.iteration += 1
         metrics |= {
             "train/skipped_total": float(self.learner.skipped),
