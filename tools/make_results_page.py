@@ -246,8 +246,7 @@ def fill() -> None:
     """Make the page's tables anew."""
     blocks = {group: "\n".join(table(group)) for group in GROUPS}
     blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
-    for group in ("suite", "suite_ablation"):
-        blocks[f"{group}_training"] = "\n".join(training_table(group))
+    blocks["suite_training"] = "\n".join(training_table("suite"))
     for group in (MODES, ASYNC):
         blocks[group] = "\n".join(clock_table(group))
     fill_blocks(PAGE, blocks)
