@@ -86,6 +86,17 @@ def test_returns_are_fitted_where_there_are_chunks():
     assert last < 0.1 * first
 
 
+def test_a_number_that_is_none_spoils_nothing():
+    policy = tiny_policy(value=True)
+    rollout = collected(policy)
+    returns = torch.full(rollout.data.shape, 0.6)
+    returns[0, 0] = torch.nan
+    assert rollout.data["valid"][0, 0]
+    loss = fitted(policy, memory_of((rollout, returns)), epochs=20)
+    assert loss < 0.09  # half of what it was
+    assert all(p.isfinite().all() for p in policy.value_head.parameters())
+
+
 def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
     rollout = collected(tiny_policy(value=True))
     targets = [torch.zeros(rollout.data.shape), rollout.data["valid"] & False]

@@ -38,7 +38,7 @@ class LearnerSettings:
         Raises:
             ConfigError: If a value is out of range.
         """
-        for name in ("epochs", "num_minibatches", "micro_batch_size"):
+        for name in ("epochs", "num_minibatches", "micro_batch_size", "value_replay"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.value_epochs < 0:

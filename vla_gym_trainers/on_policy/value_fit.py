@@ -87,7 +87,8 @@ def fit_values(
         rng: In the same state in all of them.
 
     Returns:
-        Mean of half the squared error in the last pass, over all processes.
+        Mean of half the squared error in the last pass, over all processes. Steps whose gradient is
+        not finite are left out.
     """
     parameters = list(head.parameters())
     device = parameters[0].device
@@ -108,7 +109,9 @@ def fit_values(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             world.sum_gradients(parameters)
-            nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            if not torch.isfinite(norm):  # in all processes: one bad number must not spoil the head
+                continue
             optimizer.step()
             total, count = total + float(loss.detach()) * n, count + n
     return float(world.sum([total])) / max(count, 1.0)
