@@ -125,6 +125,7 @@ def _inputs():
         (GRPOConfig, {"group_size": 2, "kl_coef": 0.1}),
         (PPOConfig, {"episodes_per_env": None, "rollout_chunks": 4, "eval_every": 100}),
         (PPOConfig, {"asynchronous": True, "warmup_steps": 60, "transition_steps": 150}),
+        (PPOConfig, {"value_epochs": 2, "value_replay": 2}),
     ],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
