@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import results_async
 import results_modes
-from page_blocks import fill_blocks
+from page_blocks import fill_blocks, rate
 from results_curves import write_all
 
 from vla_gym.errors import ConfigError
@@ -30,7 +30,6 @@ from vla_gym_trainers.evaluation.cards import read_card
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.report.curves import SUCCESS_KEYS, TRAINING, seconds_of
 from vla_gym_trainers.report.sources import read_rows
-from vla_gym_trainers.stats import wilson_interval
 from vla_gym_trainers.td3_config import TD3Config
 
 ROOT = Path(__file__).parent.parent
@@ -112,10 +111,10 @@ def curve_of(run: Path) -> list[tuple[int, float, float]]:
     assert seconds is not None
     points = []
     for row, time in zip(rows, seconds, strict=True):
-        rate = next((row[key] for key in SUCCESS_KEYS[TRAINING] if key in row), None)
-        if rate is not None and row.get("time/episodes", 100) >= 100:
+        success = next((row[key] for key in SUCCESS_KEYS[TRAINING] if key in row), None)
+        if success is not None and row.get("time/episodes", 100) >= 100:
             steps = row.get("time/total_env_steps", row["step"])
-            points.append((int(steps), round(float(time) / 60, 2), round(float(rate), 4)))
+            points.append((int(steps), round(float(time) / 60, 2), round(float(success), 4)))
     return [points[i] for i in sorted({round(i) for i in np.linspace(0, len(points) - 1, 100)})]
 
 
@@ -166,17 +165,12 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
         ", ".join(f"`{key}={value}`" for key, value in differing.items()) or "-",
         "-" if steps is None else f"{steps:,}",
         f"{training['minutes']:.1f}",
-        _rate(theirs, n),
-        _rate(ours, n),
+        rate(theirs, n),
+        rate(ours, n),
         f"{paired['wins']} : {paired['losses']}",
         f"{paired['p_value']:.1g}",
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def _rate(successes: int, n: int) -> str:
-    low, high = wilson_interval(successes, n)
-    return f"{successes}/{n} ({100 * low:.0f}-{100 * high:.0f} %)"
 
 
 def table(group: str) -> list[str]:

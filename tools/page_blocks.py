@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from vla_gym_trainers.stats import wilson_interval
+
 
 def fill_blocks(page: Path, blocks: Mapping[str, str]) -> None:
     """Replace the text of each named block; the page stays as it is if one is missing.
@@ -21,3 +23,9 @@ def fill_blocks(page: Path, blocks: Mapping[str, str]) -> None:
         if count != 1:
             raise SystemExit(f"{page} has {count} blocks {name!r}, expected one.")
     page.write_text(text, encoding="utf-8")
+
+
+def rate(successes: int, n: int) -> str:
+    """Return successes of n with Wilson's 95 % interval in percent: ``20/50 (28-54 %)``."""
+    low, high = wilson_interval(successes, n)
+    return f"{successes}/{n} ({100 * low:.0f}-{100 * high:.0f} %)"

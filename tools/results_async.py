@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from page_blocks import rate
+
 from vla_gym_trainers.report.sources import read_rows
-from vla_gym_trainers.stats import wilson_interval
 
 PARTS = ("rollout", "forward", "learn", "wait")
 HEAD = (
@@ -50,9 +51,9 @@ def table(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     for train, clock in sorted(runs, key=_order):
         config, training = train["config"], train["results"]["training"]
         evaluation, ages = train["results"]["evaluation"], training["staleness_chunks"]
-        success = [rate for _, rate in training["success"]]
+        success = [value for _, value in training["success"]]
         last = success[-max(1, len(success) // 4) :]
-        parts = clock["parts"]
+        parts, totals = clock["parts"], [evaluation[who]["total"] for who in ("start", "policy")]
         cells = [
             f"{clock['slowness']['factor']:g}",
             "asynchronous" if config["asynchronous"] else "in turn",
@@ -62,7 +63,7 @@ def table(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
             *(f"{parts[part] / 60:.1f}" for part in ("rollout", "learn", "wait")),
             f"{ages.get('0', 0):,} / {ages.get('1', 0):,}",
             f"{100 * sum(last) / len(last):.0f} %",
-            *(_rate(evaluation[who]["total"]) for who in ("start", "policy")),
+            *(rate(t["num_successes"], t["num_episodes"]) for t in totals),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -71,9 +72,3 @@ def table(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
 def _order(run: tuple[dict[str, Any], dict[str, Any]]) -> tuple[float, int, bool]:
     config = run[0]["config"]
     return run[1]["slowness"]["factor"], config["seed"], config["asynchronous"]
-
-
-def _rate(total: Mapping[str, Any]) -> str:
-    won, n = total["num_successes"], total["num_episodes"]
-    low, high = wilson_interval(won, n)
-    return f"{won}/{n} ({100 * low:.0f}-{100 * high:.0f} %)"
