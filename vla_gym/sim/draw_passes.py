@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_gym.sim.compiled import compiled
+from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.culling import box_side, to_local, visible_triangles
 from vla_gym.sim.draw_geoms import (
     Brush,
@@ -171,7 +171,7 @@ def _own_box(number: np.ndarray, geom: np.ndarray, mesh_boxes: np.ndarray, box: 
     """Fill centre and half sizes, (6,), of a geom in its own frame."""
     kind = number[TYPE]
     if kind == MESH:
-        box[:] = mesh_boxes[number[DATA_ID] // 2]
+        copy_vector(mesh_boxes[number[DATA_ID] // 2], box)
         return
     box[:3] = 0.0
     for k in range(3):
