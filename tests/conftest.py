@@ -86,6 +86,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compile_once() -> None:
+    """Of several test processes, let each compile another part of what all of them need."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if number:
+        import first_use
+
+        TEST_CACHE.mkdir(parents=True, exist_ok=True)
+        first_use.compile_once(TEST_CACHE, int(number))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _quick_garbage_collection() -> Iterator[None]:
     """Leave what earlier files loaded (torch, upstream, compiled tasks) out of later collections.

@@ -171,6 +171,7 @@ def test_student_and_teacher_play_the_same_starts():
     assert metrics["eval/success"] == metrics["eval/teacher_success"] == 0.5
     assert metrics["eval/success_task_0"] == 0.0 and metrics["eval/success_task_1"] == 1.0
     assert metrics["eval/gap"] == 0.0 and metrics["eval/best"] == 0.5
+    assert metrics["eval/episodes"] == 8  # both environments, four each
     assert metrics["eval/student_only"] + metrics["eval/teacher_only"] == 8
     assert metrics["eval/student_only"] > 0 and metrics["eval/teacher_only"] > 0
     other = Validation(None, policy, taught, every=100, episodes_per_env=4, seed=50)

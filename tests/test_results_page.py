@@ -174,6 +174,28 @@ def test_slow_vlas_are_told_by_their_clocks(tool: ModuleType, tmp_path: Path) ->
     assert slow.table([]) == ["None yet."]
 
 
+def test_phases_on_the_page_are_those_of_the_cards(tool: ModuleType, tmp_path: Path) -> None:
+    """A clone wins 9 of 10 where its teacher wins 10; half-way through the transition 8."""
+    phases = importlib.import_module("results_phases")
+    page = tool.PAGE.read_text()
+    block = re.search(r"<!-- begin phases -->\n(.*?)\n<!-- end phases -->", page, re.DOTALL)
+    assert block is not None
+    assert block[1].splitlines() == phases.table(tool._kept("phases", "validations"))
+    rows: list[dict[str, float]] = [{"step": 90, "wall_s": 1.0, "rollout/success": 0.5}]
+    for step, student, teacher in [(90, 0.9, 1.0), (150, 0.8, 1.0), (200, 0.0, 0.0)]:
+        rates = {"eval/success": student, "eval/teacher_success": teacher, "eval/episodes": 10}
+        rows.append({"step": step, "wall_s": 2.0, **rates})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    train = {"config": {"warmup_steps": 100, "transition_steps": 100}}
+    lines = phases.table([("one", train, phases.validations_of(tmp_path))])
+    assert lines[2:] == [
+        "| one | 90 | warmup | 1.00 | 9/10 (60-98 %) | 10/10 (72-100 %) | 90 % |",
+        "| one | 150 | transition | 0.50 | 8/10 (49-94 %) | 10/10 (72-100 %) | 80 % |",
+        "| one | 200 | rl | 0.00 | 0/10 (0-28 %) | 0/10 (0-28 %) | - |",
+    ]
+    assert phases.table([]) == ["None yet."]
+
+
 def test_pictures_show_runs_of_one_kind_in_one_colour(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

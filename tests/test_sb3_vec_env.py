@@ -24,6 +24,9 @@ from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
 
+pytest_plugins = ("vector_fixtures",)
+pytestmark = pytest.mark.usefixtures("warm_server")
+
 SAME_STEP = AutoresetMode.SAME_STEP
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import signal
@@ -27,7 +26,6 @@ from vector_reference import (
 from vla_gym.env import LiberoEnv
 from vla_gym.errors import ConfigError, InvalidActionError, UnknownTaskError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vector.process_server import ProcessServer
 
 TURN_ON_STOVE = 7
 SEED = 300
@@ -36,6 +34,9 @@ IMAGES = {"image_size": 64, "chunk_len": 8, "max_control_steps": 12, "gamma": 0.
 STATE_ONLY = {**IMAGES, "cameras": ()}
 #: Each env its own list.
 TASKS = [[7, 8], [0, 3, 5], [1], [2, 9]]
+
+pytest_plugins = ("vector_fixtures",)
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 by_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 #: The others run with the slow tests; tests on stubs have them all.
@@ -76,15 +77,6 @@ def singles():
     yield singles
     for reference in singles.known.values():
         reference.env.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_server():
-    """Keep one server, and the scene in it, for all tests of this file."""
-    server = ProcessServer.acquire()
-    yield server
-    gc.collect()
-    server.release()
 
 
 @pytest.fixture

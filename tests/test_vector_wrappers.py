@@ -27,6 +27,9 @@ NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.DISABLED,
 )
 
+pytest_plugins = ("vector_fixtures",)
+pytestmark = pytest.mark.usefixtures("warm_server")
+
 
 class RowVLA:
     """Tells by its output which picture, instruction and proprio each row had; counts its calls."""

@@ -41,6 +41,15 @@ def stub_server():
     server.held.release()
 
 
+@pytest.fixture(scope="module")
+def warm_server():
+    """Keep one server, and the scenes in it, for all tests of a file."""
+    server = ProcessServer.acquire()
+    yield server
+    gc.collect()
+    server.release()
+
+
 @pytest.fixture
 def nothing_stays(stub_server):
     """After each test: no worker, no descriptor, no shared block more than before it."""

@@ -1,13 +1,15 @@
 """Keep result cards in results/ and make the tables of docs/results.md of them.
 
 Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION] [--add-mode NAME RUN]
+                                         [--add-phases NAME RUN]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
 the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. ``--add-mode``
 keeps how a run's time was spent in results/modes/NAME/; tools/run_async.py does so in
-results/async/. The tables between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines
-are made of these cards alone; nothing in them is typed by hand.
+results/async/. ``--add-phases`` keeps a run's validations in results/phases/. The tables between
+the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone;
+nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 import results_async
 import results_modes
+import results_phases
 from page_blocks import fill_blocks, rate
 from results_curves import write_all
 
@@ -36,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 GROUPS = ("single", "suite", "ablation", "suite_ablation", "on_policy")
 CURVES = ("single", "suite", "suite_ablation", "on_policy")
-MODES, ASYNC = "modes", "async"
+MODES, ASYNC, PHASES = "modes", "async", "phases"
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -69,16 +72,21 @@ def add(place: str, run: Path, evaluation: Path) -> None:
 
 def add_mode(name: str, run: Path) -> None:
     """Copy a training card and the run's clock into results/modes/."""
-    _add_clock(MODES, name, run, results_modes.clock_of(run))
+    _add(MODES, name, run, "clock", results_modes.clock_of(run))
 
 
 def add_async(name: str, run: Path, slowness: dict[str, float]) -> None:
     """Copy a training card and the run's clock into results/async/; see results_async."""
-    _add_clock(ASYNC, name, run, results_async.clock_of(run, slowness))
+    _add(ASYNC, name, run, "clock", results_async.clock_of(run, slowness))
 
 
-def _add_clock(group: str, name: str, run: Path, clock: Card) -> None:
-    """Write results/GROUP/NAME/.
+def add_phases(name: str, run: Path) -> None:
+    """Copy a training card and a run's validations into results/phases/."""
+    _add(PHASES, name, run, "validations", results_phases.validations_of(run))
+
+
+def _add(group: str, name: str, run: Path, what: str, content: Any) -> None:
+    """Write results/GROUP/NAME/: the training card and WHAT.json.
 
     Raises:
         ConfigError: If the name cannot be a folder's.
@@ -90,15 +98,22 @@ def _add_clock(group: str, name: str, run: Path, clock: Card) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     runs = str(run.resolve()).removesuffix(f"{group}/{name}")
     (folder / "train.json").write_text(_without_machine(train, runs))
-    (folder / "clock.json").write_text(json.dumps(clock, indent=1) + "\n")
+    (folder / f"{what}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def clock_table(group: str) -> list[str]:
     """Return the table of results/modes/ or results/async/."""
-    folders = sorted(path.parent for path in (RESULTS / group).glob("*/clock.json"))
-    names = ("train.json", "clock.json")
-    runs = [tuple(json.loads((folder / name).read_text()) for name in names) for folder in folders]
+    runs = [(train, clock) for _, train, clock in _kept(group, "clock")]
     return (results_modes if group == MODES else results_async).table(runs)
+
+
+def _kept(group: str, what: str) -> list[tuple[str, Card, Any]]:
+    """Return name, training card and WHAT of each run that :func:`_add` has kept."""
+    files = sorted((RESULTS / group).glob(f"*/{what}.json"))
+    read = [(file.with_name("train.json").read_text(), file.read_text()) for file in files]
+    return [
+        (file.parent.name, *map(json.loads, texts)) for file, texts in zip(files, read, strict=True)
+    ]
 
 
 def curve_of(run: Path) -> list[tuple[int, float, float]]:
@@ -243,6 +258,7 @@ def fill() -> None:
     blocks["suite_training"] = "\n".join(training_table("suite"))
     for group in (MODES, ASYNC):
         blocks[group] = "\n".join(clock_table(group))
+    blocks[PHASES] = "\n".join(results_phases.table(_kept(PHASES, "validations")))
     fill_blocks(PAGE, blocks)
 
 
@@ -257,12 +273,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--add", nargs=3, metavar=("GROUP/NAME", "RUN", "EVALUATION"))
     parser.add_argument("--add-mode", nargs=2, metavar=("NAME", "RUN"))
+    parser.add_argument("--add-phases", nargs=2, metavar=("NAME", "RUN"))
     arguments = parser.parse_args()
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
     if arguments.add_mode:
         add_mode(arguments.add_mode[0], Path(arguments.add_mode[1]))
+    if arguments.add_phases:
+        add_phases(arguments.add_phases[0], Path(arguments.add_phases[1]))
     update()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,25 @@ def compiled(function: Function) -> Function:
     return result
 
 
+# Compiled code that says `a[:] = b` brings along NumPy's message about shapes that differ: seconds
+# of compiling for each pair of dimensions.
+
+
+@compiled
+def copy_vector(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy an array (n,) into another one of at least its length; shapes are not checked."""
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
+@compiled
+def copy_matrix(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy an array (n, m) into another one of at least its shape; shapes are not checked."""
+    for i in range(source.shape[0]):
+        for j in range(source.shape[1]):
+            target[i, j] = source[i, j]
+
+
 def announce(function: Callable[..., Any], what: str) -> None:
     """Warn if the first call of a compiled function will have to compile it, which takes long.
 
@@ -50,9 +70,15 @@ def announce(function: Callable[..., Any], what: str) -> None:
         function: Decorated by numba.
         what: What it is part of, for the message.
     """
+    if not is_compiled(function):
+        # A warning, as for scenes: the wait would look like a hang.
+        logger.warning("Compiling %s for its first use on this machine, up to a minute.", what)
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Tell whether a function decorated by numba is compiled, here or on disk."""
     with contextlib.suppress(AttributeError):  # attributes without a public name
         dispatcher: Any = function
         stored = dispatcher._cache._cache_file._load_index()  # empty if the source has changed
-        if not dispatcher.signatures and not stored:
-            # A warning, as for scenes: the wait would look like a hang.
-            logger.warning("Compiling %s for its first use on this machine, up to a minute.", what)
+        return bool(dispatcher.signatures or stored)
+    return True

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_gym.sim.compiled import compiled
+from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.culling import box_side, to_local, visible_triangles
 from vla_gym.sim.draw_geoms import (
     Brush,
@@ -171,7 +171,7 @@ def _own_box(number: np.ndarray, geom: np.ndarray, mesh_boxes: np.ndarray, box: 
     """Fill centre and half sizes, (6,), of a geom in its own frame."""
     kind = number[TYPE]
     if kind == MESH:
-        box[:] = mesh_boxes[number[DATA_ID] // 2]
+        copy_vector(mesh_boxes[number[DATA_ID] // 2], box)
         return
     box[:3] = 0.0
     for k in range(3):
@@ -193,7 +193,8 @@ def find_visible(
     desk: Desk,
 ) -> None:
     """Fill which geoms, and which of their triangles, are to be drawn."""
-    local, box, at, run = np.empty((len(view.planes), 4)), np.empty(6), 0, 0
+    local, box = np.empty((len(view.planes), 4)), np.empty(6)
+    at, run = np.int64(0), np.int64(0)  # constants would be compiled for apart
     for i in range(len(numbers)):
         geom = values[i]
         pos, mat = geom[POS : POS + 3], geom[MAT : MAT + 9]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
+from vla_gym.sim.compiled import compiled
 from vla_gym.task_model.goals import (
     IN_SITE,
     IN_SITE_BELOW,
@@ -69,7 +69,7 @@ def _joint_rows(predicate: Predicate) -> list[list[float]]:
     return [[_JOINT_RANGE, float(a), 0, low, high, 0] for a in predicate.joint_qpos]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def is_candidate(  # noqa: C901 - one branch a kind keeps the table readable
     tests: np.ndarray,
     qpos: np.ndarray,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_gym.sim.compiled import compiled
+from vla_gym.sim.compiled import compiled, copy_matrix, copy_vector
 from vla_gym.sim.render_views import EDGE_PIXELS, View, dot, edge_planes, reach, subtract
 from vla_gym.sim.scene_memory import ALPHA, BOX, MAT, POS, SIZE, TYPE
 
@@ -65,6 +65,12 @@ def _grid_hits(frame: np.ndarray, halves: np.ndarray, eye: np.ndarray, view: Vie
 
 
 @compiled
+def _put(frame: np.ndarray, half: np.ndarray, to_frame: np.ndarray, to_half: np.ndarray) -> None:
+    copy_matrix(frame, to_frame)
+    copy_vector(half, to_half)
+
+
+@compiled
 def find_quads(numbers: np.ndarray, values: np.ndarray, eye: np.ndarray, view: View) -> Quads:
     """Return the largest faces of opaque boxes that the eye sees.
 
@@ -105,9 +111,11 @@ def find_quads(numbers: np.ndarray, values: np.ndarray, eye: np.ndarray, view: V
                 continue
             at = min(found, MAX_QUADS - 1)
             while at > 0 and scores[at - 1] < score:
-                frames[at], halves[at], scores[at] = frames[at - 1], halves[at - 1], scores[at - 1]
+                _put(frames[at - 1], halves[at - 1], frames[at], halves[at])
+                scores[at] = scores[at - 1]
                 at -= 1
-            frames[at], halves[at], scores[at] = frame, inner, score
+            _put(frame, inner, frames[at], halves[at])
+            scores[at] = score
             found = min(found + 1, MAX_QUADS)
     planes = np.empty((found, 5, 4))
     for i in range(found):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from vla_gym.sim.compiled import compiled
+from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.model_io import SharedModel
 
 # Mesa's software vertex pipeline takes triangles in batches of this many, each with its own way
@@ -178,7 +178,7 @@ def _share_vertices(
             slot = (slot + 1) & (_SLOTS - 1)
         if slots[slot] < 0:
             slots[slot] = used
-            vertices[used] = corners[i]
+            copy_vector(corners[i], vertices[used])
             used += 1
         numbers[i] = slots[slot]
     return used

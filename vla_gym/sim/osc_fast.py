@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 import mujoco
-import numba
 import numpy as np
 
-from vla_gym.sim.compiled import announce
+from vla_gym.sim.compiled import announce, compiled, copy_matrix, copy_vector
 from vla_gym.sim.controller_data import (
     ArmReading,
     ControllerGains,
@@ -34,7 +33,7 @@ Arrays = tuple[np.ndarray, ...]
 NULLSPACE_KP = 10.0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def operational_inertia(
     mass: np.ndarray, jac: np.ndarray, jac_pos: np.ndarray, jac_rot: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,7 +57,7 @@ def operational_inertia(
     return position, rotation, np.eye(7, 7) - np.dot(jac_bar, jac)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def null_torques(
     mass: np.ndarray,
     projection: np.ndarray,
@@ -80,17 +79,18 @@ def null_torques(
     return np.dot(projection.transpose(), posture)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
     """Return the rotation error of two (3, 3) matrices as a vector (3,), small angles."""
-    return 0.5 * (
-        np.cross(current[0:3, 0], goal[0:3, 0])
-        + np.cross(current[0:3, 1], goal[0:3, 1])
-        + np.cross(current[0:3, 2], goal[0:3, 2])
-    )
+    error = np.zeros(3)  # sums of cross products; np.cross takes seconds to compile
+    for c in range(3):
+        for i in range(3):
+            j, k = (i + 1) % 3, (i + 2) % 3
+            error[i] += current[j, c] * goal[k, c] - current[k, c] * goal[j, c]
+    return 0.5 * error
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _read_arm(
     model: int, data: int, views: Arrays, robot: tuple[Any, ...], work: Arrays, arm: Arrays
 ) -> None:
@@ -101,10 +101,10 @@ def _read_arm(
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
     mj_fullM(model, mass_all.ctypes.data, qM.ctypes.data)
-    pos[:] = site_xpos[site]
-    mat[:, :] = site_xmat[site].reshape(3, 3)
-    velocity[:] = np.dot(jac_p, qvel)
-    spin[:] = np.dot(jac_r, qvel)
+    copy_vector(site_xpos[site], pos)
+    copy_matrix(site_xmat[site].reshape(3, 3), mat)
+    copy_vector(np.dot(jac_p, qvel), velocity)
+    copy_vector(np.dot(jac_r, qvel), spin)
     for i in range(7):
         joint_pos[i] = qpos[q_adr[i]]
         joint_vel[i] = qvel[v_adr[i]]
@@ -115,35 +115,41 @@ def _read_arm(
             mass[i, j] = mass_all[v_adr[i], v_adr[j]]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _copy_reading(source: Arrays, arm: Arrays) -> None:
     """Copy a reading, field by field."""
-    arm[0][:], arm[1][:, :], arm[2][:], arm[3][:] = source[0], source[1], source[2], source[3]
-    arm[4][:, :], arm[5][:, :], arm[6][:, :] = source[4], source[5], source[6]
-    arm[7][:], arm[8][:] = source[7], source[8]
+    copy_vector(source[0], arm[0])
+    copy_matrix(source[1], arm[1])
+    copy_vector(source[2], arm[2])
+    copy_vector(source[3], arm[3])
+    copy_matrix(source[4], arm[4])
+    copy_matrix(source[5], arm[5])
+    copy_matrix(source[6], arm[6])
+    copy_vector(source[7], arm[7])
+    copy_vector(source[8], arm[8])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _torques(arm: Arrays, goal: Arrays, gains: Arrays) -> tuple[np.ndarray, np.ndarray]:
     """Return the task's and the null space's (7,) torques, without gravity compensation."""
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     goal_pos, goal_mat, _, null_qpos = goal
     kp, kd = gains
     jac = np.empty((7, 6)).T
-    jac[0:3, :] = jac_pos
-    jac[3:6, :] = jac_rot
+    copy_matrix(jac_pos, jac[0:3])
+    copy_matrix(jac_rot, jac[3:6])
     force = (goal_pos - pos) * kp[0:3] + (-velocity) * kd[0:3]
     error = orientation_error(goal_mat, mat)
     torque = error * kp[3:6] + (-spin) * kd[3:6]
     inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
     wrench = np.empty(6)
-    wrench[:3] = np.dot(inertia_pos, force)
-    wrench[3:] = np.dot(inertia_rot, torque)
+    copy_vector(np.dot(inertia_pos, force), wrench[:3])
+    copy_vector(np.dot(inertia_rot, torque), wrench[3:])
     null = null_torques(mass, projection, null_qpos, joint_pos, joint_vel)
     return np.dot(jac.T, wrench), null
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _run(
     model: int,
     data: int,
@@ -190,8 +196,8 @@ def _run(
         for substep in range(substeps):
             if substep == substeps - 1:
                 # Body poses and contacts after the step belong to this state, see Snapshot.
-                last_qpos[:] = qpos
-                last_qvel[:] = qvel
+                copy_vector(qpos, last_qpos)
+                copy_vector(qvel, last_qvel)
             mj_step1(model, data)
             if use_stale and step == 0 and substep == 0:
                 _copy_reading(stale, arm)
@@ -199,8 +205,8 @@ def _run(
                 _read_arm(model, data, views, robot, work, arm)
             if substep == 0:
                 if rotates[step]:
-                    goal_mat[:, :] = np.dot(delta_mat[step], mat)
-                goal_pos[:] = pos + delta_pos[step]
+                    copy_matrix(np.dot(delta_mat[step], mat), goal_mat)
+                copy_vector(pos + delta_pos[step], goal_pos)
             task, null = _torques(arm, goal, gains)
             for i in range(7):
                 value = (task[i] + qfrc_bias[v_adr[i]]) + null[i]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_gym.sim.compiled import compiled
+from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.scene_memory import BOX, MAT, PLANE, POS, REFLECTANCE, SIZE, TYPE
 
 # The frustum that is tested is this much wider than the camera's.
@@ -194,7 +194,7 @@ def mirror_rectangle(view: View, frame: np.ndarray, size: np.ndarray) -> tuple[i
             here, there = polygon[i], polygon[(i + 1) % count]
             d0, d1 = dot(plane, here) + plane[3], dot(plane, there) + plane[3]
             if d0 >= 0:
-                cut[kept] = here
+                copy_vector(here, cut[kept])
                 kept += 1
             if (d0 >= 0) != (d1 >= 0):
                 for k in range(3):

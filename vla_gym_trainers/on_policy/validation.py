@@ -137,7 +137,7 @@ class Validation:
         self.best = score if is_best else self.best
         self.history.append((steps, score))
         assert self.best is not None
-        metrics = {"eval/success": score, "eval/best": self.best}
+        metrics = {"eval/success": score, "eval/best": self.best, "eval/episodes": float(len(won))}
         by_task = success_by_task(won)
         metrics |= {f"eval/success_task_{task}": rate for task, rate in by_task.items()}
         if self.teacher is not None:
