@@ -194,7 +194,7 @@ def find_visible(
 ) -> None:
     """Fill which geoms, and which of their triangles, are to be drawn."""
     local, box = np.empty((len(view.planes), 4)), np.empty(6)
-    at, run = np.int64(0), np.int64(0)  # constants would be compiled for apart
+    at, run = int(np.int64(0)), int(np.int64(0))  # constants would be compiled for apart
     for i in range(len(numbers)):
         geom = values[i]
         pos, mat = geom[POS : POS + 3], geom[MAT : MAT + 9]

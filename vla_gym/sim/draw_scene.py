@@ -202,7 +202,7 @@ def draw_scene(
     if reflections and mirror >= 0:
         draw_reflection(mirror, numbers, values, found, head, view, lights, chunks, held, desk)
     quads = find_quads(numbers, values, eye, view)
-    find_visible(numbers, values, np.int64(-1), view, quads, chunks, desk)
+    find_visible(numbers, values, int(np.int64(-1)), view, quads, chunks, desk)
     switch_lights(gl, len(lights), True)
     if mirror >= 0:
         gl_enable(gl, (BLEND,))
