@@ -33,11 +33,10 @@ from vla_gym_trainers.evaluation.policies import (
 )
 from vla_gym_trainers.evaluation.worker_env import EvalEnv, GoalWatch
 
-# Two instructions of different length, states that succeed soon and ones that do not.
-
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
+# Two instructions of different length, states that succeed soon and ones that do not.
 STARTS = [Start("goal", task, state) for task in (0, 8) for state in (0, 1)]
 
 

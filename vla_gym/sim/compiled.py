@@ -44,20 +44,32 @@ def compiled(function: Function) -> Function:
     return result
 
 
-# Compiled code that says `a[:] = b` brings along NumPy's message about shapes that differ: seconds
-# of compiling for each pair of dimensions.
+# Compiled code that says `a[:] = b` brings along NumPy's text about shapes that differ: seconds of
+# compiling for each pair of dimensions. These have a constant one.
 
 
 @compiled
 def copy_vector(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy an array (n,) into another one of at least its length; shapes are not checked."""
+    """Copy an array (n,) into another one.
+
+    Raises:
+        ValueError: If their lengths differ.
+    """
+    if len(source) != len(target):
+        raise ValueError("cannot copy a vector into one of another length")
     for i in range(len(source)):
         target[i] = source[i]
 
 
 @compiled
 def copy_matrix(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy an array (n, m) into another one of at least its shape; shapes are not checked."""
+    """Copy an array (n, m) into another one.
+
+    Raises:
+        ValueError: If their shapes differ.
+    """
+    if source.shape != target.shape:
+        raise ValueError("cannot copy a matrix into one of another shape")
     for i in range(source.shape[0]):
         for j in range(source.shape[1]):
             target[i, j] = source[i, j]
