@@ -156,6 +156,7 @@ def make_policy(config: EvalConfig) -> Policy:
             chunk_len=config.chunk_len,
             batch_size=config.batch_size,
             phrasing=config.phrasing,
+            device=config.device,
         )
     path = Path(config.policy).expanduser()
     if not path.exists():
@@ -163,7 +164,9 @@ def make_policy(config: EvalConfig) -> Policy:
             f"--policy {config.policy}: expected {', '.join(POLICIES)}, or a run directory or .zip "
             "of vla-gym-train td3; there is no such file."
         )
-    policy = TrainedPolicy(path, config.vla, config.batch_size)
+    policy = TrainedPolicy(
+        path, config.vla, config.batch_size, rl_token=config.rl_token, device=config.device
+    )
     if config.chunk_len not in (None, policy.chunk_len):
         raise ConfigError(
             f"--chunk-len {config.chunk_len}: the policy acts in chunks of {policy.chunk_len}; "
@@ -196,6 +199,7 @@ def make_protocol(
         "chunk_len": None if policy.expert else policy.chunk_len,
         "batch_size": config.batch_size if sees else None,
         "torch_threads": config.torch_threads if sees else None,
+        **({"device": config.device} if sees and config.device != "cpu" else {}),
         "assets": {"name": pack.name, "digest": pack.digest},
         "physics": config.physics,
         "confusion": config.confusion,

@@ -187,6 +187,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
         "task_ids": config.tasks(),
         "episodes": config.eval_states,
         "head": "token",
+        "device": config.device,
         "chunk_len": config.chunk_len,
         "assets": config.assets,
         "physics": config.physics,
