@@ -40,11 +40,13 @@ def load(
         compile: Whether to compile the network with ``torch.compile``.
         allow_class: False where ``spec`` was read from a file: no class is imported by its path.
         **options: The backend's own, e.g. ``unnorm_key="libero_goal_no_noops"``; they go before
-            those of the specification.
+            those of the specification. For all backends, ``adapters``: a folder of LoRA adapters
+            (``vla_gym.vla.lora``), which are merged into the weights.
 
     Raises:
         ConfigError: If the backend or an option is unknown, or there is no such device.
-        WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture.
+        WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture, or the
+            adapters do not fit it.
     """
     parsed = parse_spec(spec, allow_class=allow_class)
     _check_device(str(device))
@@ -73,7 +75,9 @@ def _load(
     options: tuple[tuple[str, Any], ...],
 ) -> FrozenVLA:
     chosen = backend_class(spec.backend)
-    arguments = {"device": device, "dtype": dtype, "compile": compile, **dict(options)}
+    own = dict(options)
+    adapters = own.pop("adapters", None)
+    arguments = {"device": device, "dtype": dtype, "compile": compile, **own}
     signature = inspect.signature(chosen.from_pretrained)
     try:
         signature.bind(spec.path, **arguments)
@@ -82,7 +86,12 @@ def _load(
             f"The VLA backend {spec.backend!r} does not take these options: {error}. It takes: "
             f"{', '.join(list(signature.parameters)[1:])}."
         ) from error
-    return chosen.from_pretrained(spec.path, **arguments)
+    vla = chosen.from_pretrained(spec.path, **arguments)
+    if adapters is not None:
+        from vla_gym.vla.lora import LoraAdapters
+
+        LoraAdapters.load(vla, Path(adapters).expanduser(), trainable=False).merge()
+    return vla
 
 
 def _check_device(device: str) -> None:

@@ -295,16 +295,23 @@ def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, Any]:
     else:
         parsed = parse_spec(spec)
         path, options = parsed.path, dict(parsed.options)
+    if "adapters" in options:
+        folder = Path(options["adapters"]).expanduser()
+        options["adapters"] = _digest(sorted(folder.glob("adapter_*")))
     files = [path]
     if path.is_dir():
         files = [path / name for name in ("config.json", "model.safetensors")]
         if not all(file.is_file() for file in files):  # a larger one, in several files
             kinds = (".json", ".yaml", ".safetensors", ".pt", ".bin")
             files = sorted(file for file in path.iterdir() if file.suffix in kinds)
+    found: dict[str, Any] = {"name": path.name, "sha256": _digest(files)}
+    return found | {"options": options} if options else found
+
+
+def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             while part := stream.read(1 << 24):
                 digest.update(part)
-    found: dict[str, Any] = {"name": path.name, "sha256": digest.hexdigest()}
-    return found | {"options": options} if options else found
+    return digest.hexdigest()
