@@ -12,13 +12,19 @@ from safetensors.torch import load_file
 from toy_token_env import LIMIT
 
 from vla_gym.errors import WeightsError
+from vla_gym.play_config import PlayConfig
+from vla_gym.play_episodes import Players
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters
-from vla_gym_trainers.evaluation.policies import vla_identity
+from vla_gym_trainers.evaluation.command import make_policy
+from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.policies import VLAPolicy, vla_identity
+from vla_gym_trainers.evaluation.tables import policy_name
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.parts import Worlds
-from vla_gym_trainers.on_policy.train import train, trained_vla
+from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.runs.metrics import read_metrics
+from vla_gym_trainers.trained_on import trained_vla
 
 pytest.importorskip("peft")
 SMALL = {
@@ -65,7 +71,7 @@ def test_two_updates_with_lora(tmp_path, kind):
     assert all(v.any() for k, v in adapters.items() if "lora_B" in k) and len(adapters) > 20
 
     # What was trained loads by name: the VLA with the run's adapters.
-    name = trained_vla(config, tmp_path / "run")
+    name = trained_vla(tmp_path / "run", spec)
     assert name == f"{spec}?adapters={tmp_path}/run/adapters"
     merged, student = load(name), copy.deepcopy(vla)
     LoraAdapters.load(student, tmp_path / "run" / "adapters")
@@ -83,5 +89,12 @@ def test_two_updates_with_lora(tmp_path, kind):
     assert all(torch.equal(v, before[k]) for k, v in load(spec).model.state_dict().items())
     digest = vla_identity(name)["options"]["adapters"]
     assert len(digest) == 64 and vla_identity(name)["sha256"] == vla_identity(spec)["sha256"]
+    # eval and play take the run itself.
+    played = make_policy(EvalConfig(policy=str(tmp_path / "run")))
+    assert played.identity == VLAPolicy(name, head="token").identity
+    assert f"oft (adapters {digest[:8]}), token head" in policy_name(played.identity)
+    players = Players(PlayConfig(who="policy", policy=tmp_path / "run"), None)
+    with torch.no_grad():
+        assert torch.equal(players._vla.infer(*seen).actions, merged.infer(*seen).actions)
     with pytest.raises(WeightsError, match="No adapters in /nowhere"):
         load(f"{spec}?adapters=/nowhere")

@@ -31,7 +31,7 @@ class PlayConfig:
     who: Who = "expert"
     """Who acts."""
     policy: Path | None = None
-    """A run directory or .zip of vla-gym-train td3; needed for --who policy."""
+    """A run directory of vla-gym-train, or a .zip of its td3; needed for --who policy."""
     vla: str | None = None
     """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
     the one of the policy's run."""

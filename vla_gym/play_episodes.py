@@ -61,7 +61,10 @@ class Players:
         self._chunk_len = config.chunk_len
         self._vla: Any = None
         self._rl_token: RLTokenEncoder | None = None
+        self._plays: str | None = None  # the VLA that PPO or GRPO has trained
         if config.policy is not None:
+            self._plays = _trained_on_tokens(config)
+        if config.policy is not None and self._plays is None:
             policy = load_trained_policy(config.policy)
             self._chunk_len = int(policy.action_space.shape[0])
             self._act = lambda obs: policy.predict(obs, deterministic=True)[0]
@@ -79,12 +82,13 @@ class Players:
             known = trained_on(config.policy)
             # What a run's configuration names is a checkpoint, never a class to import.
             vla, token, given = vla or known.vla, token or known.rl_token, vla is not None
+            vla = self._plays or vla
         if vla is None or isinstance(vla, str):
             self._vla = load(vla or "mini", device=config.device, allow_class=given)
         else:
             self._vla = vla
         self._rl_token = None  # the VLA alone does not look at it
-        if config.who == "policy":
+        if config.who == "policy" and self._plays is None:
             self._rl_token = choose_rl_token(token or "auto", self._vla, config.device)
 
     def play(self, start: Start, camera: Camera) -> Outcome:
@@ -148,6 +152,17 @@ class Players:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def _trained_on_tokens(config: PlayConfig) -> str | None:
+    """Return the VLA that PPO or GRPO has trained, acting by its tokens, if it is their run."""
+    run = config.policy
+    if run is None or not run.is_dir() or (run / "policy.zip").is_file():
+        return None
+    from vla_gym_trainers.trained_on import trained_on, trained_vla, with_option
+
+    vla = trained_vla(run, config.vla or trained_on(run).vla)
+    return None if vla is None else with_option(vla, "head", "token")
 
 
 def load_trained_policy(path: Path) -> Any:

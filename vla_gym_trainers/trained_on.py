@@ -1,10 +1,12 @@
-"""Which VLA and RL token a trained policy belongs to."""
+"""What a run has trained, and which VLA and RL token that belongs to."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from vla_gym.vla.spec_options import split_options
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,26 @@ def trained_on(path: Path) -> TrainedOn:
     return TrainedOn(
         str(settings.get("vla", default.vla)), str(settings.get("rl_token", default.rl_token))
     )
+
+
+def trained_vla(run_dir: Path, vla: str) -> str | None:
+    """Return what :func:`vla_gym.vla.load` takes for the VLA that a run of PPO or GRPO has trained.
+
+    A plain checkpoint if the run has one, else the VLA with the run's adapters; None if it has
+    neither, or its path cannot stand in a specification.
+
+    Args:
+        run_dir: The run's folder.
+        vla: The VLA that the run began with.
+    """
+    if (run_dir / "vla").is_dir():
+        return str(run_dir / "vla")
+    folder = run_dir / "adapters"
+    if not folder.is_dir() or set(str(folder)) & set("?&"):
+        return None
+    return with_option(vla, "adapters", folder)
+
+
+def with_option(vla: str, name: str, value: object) -> str:
+    """Return a specification with one more option."""
+    return f"{vla}{'&' if split_options(vla)[1] else '?'}{name}={value}"

@@ -31,7 +31,7 @@ class EvalConfig:
 
     policy: str = "vla"
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
-    directory or .zip of vla-gym-train td3."""
+    directory of vla-gym-train, or a .zip of its td3."""
     suite: tuple[str, ...] = ("goal",)
     """One or several of spatial, object, goal, 10, 90."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None

@@ -159,6 +159,7 @@ class VLAPolicy:
         batch_size: int = 8,
         phrasing: str = "original",
         device: str = "cpu",
+        allow_class: bool = True,
     ) -> None:
         """Load the VLA.
 
@@ -172,12 +173,13 @@ class VLAPolicy:
             phrasing: ``"original"``, or ``"held-out"`` to tell it each task in the words that
                 cloning left out (:mod:`vla_gym.vla.paraphrases`).
             device: Torch device.
+            allow_class: False where ``vla`` was read from a file.
 
         Raises:
             WeightsError: If the checkpoint is missing or damaged.
             ConfigError: If the VLA has no such head, or the chunk is longer than its horizon.
         """
-        self._vla = load_vla(vla, head, device)
+        self._vla = load_vla(vla, head, device, allow_class=allow_class)
         self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
         if temperature > 0.0 and not isinstance(self._vla, TokenVLA):
             raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
@@ -244,7 +246,9 @@ def in_held_out_words(info: Info) -> Info:
     return changed
 
 
-def load_vla(vla: str | Path, head: str, device: str = "cpu") -> FrozenVLA:
+def load_vla(
+    vla: str | Path, head: str, device: str = "cpu", *, allow_class: bool = True
+) -> FrozenVLA:
     """Return a VLA that acts with one of its heads.
 
     Raises:
@@ -253,7 +257,7 @@ def load_vla(vla: str | Path, head: str, device: str = "cpu") -> FrozenVLA:
     """
     from vla_gym.vla import load
 
-    model = load(vla, device=device)
+    model = load(vla, device=device, allow_class=allow_class)
     if head == getattr(model, "head", "l1"):
         return model
     if not hasattr(model, "head"):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.spec_options import split_options
 from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import World, world
 from vla_gym_trainers.on_policy.learner import Learner
@@ -34,6 +33,7 @@ from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.runs.stopping import StopRequest, stoppable
+from vla_gym_trainers.trained_on import trained_vla
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     from vla_gym_trainers.evaluation.command import run_eval
     from vla_gym_trainers.evaluation.config import EvalConfig
 
-    trained = trained_vla(config, run.path)
+    trained = trained_vla(run.path, config.vla)
     if trained is None:
         return {"skipped": "this VLA cannot be saved as a plain checkpoint"}
     common: dict[str, Any] = {
@@ -201,19 +201,6 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
     after = run_eval(EvalConfig(vla=trained, out=policy, paired=start, **common))
     return {"start": before["results"], "policy": after["results"]}
-
-
-def trained_vla(config: OnPolicyConfig, run_dir: Path) -> str | None:
-    """Return what :func:`vla_gym.vla.load` takes for the policy that a run has trained.
-
-    A plain checkpoint if there is one, else the VLA with the run's adapters, else None.
-    """
-    if (run_dir / "vla").is_dir():
-        return str(run_dir / "vla")
-    folder = run_dir / "adapters"
-    if not folder.is_dir() or set(str(folder)) & set("?&"):
-        return None
-    return f"{config.vla}{'&' if split_options(config.vla)[1] else '?'}adapters={folder}"
 
 
 def default_run_dir(config: OnPolicyConfig) -> Path:
