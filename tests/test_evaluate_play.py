@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from vla_gym.env import LiberoEnv
-from vla_gym.errors import WorkerRestartWarning
+from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert
 from vla_gym.experts.registry import _BUILDERS
 from vla_gym.scene_cache import load_task
@@ -21,6 +23,8 @@ from vla_gym.task_model import evaluate_goal
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym_trainers.evaluation import player
+from vla_gym_trainers.evaluation.command import run_eval
+from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.episodes import Episode, Start
 from vla_gym_trainers.evaluation.player import Player
 from vla_gym_trainers.evaluation.policies import (
@@ -234,3 +238,45 @@ def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
     np.testing.assert_allclose(chunks, vla, atol=1e-5)
     alone = policy.act({key: value[2:] for key, value in obs.items()}, told[2:])
     np.testing.assert_array_equal(alone[0], chunks[2])
+
+
+def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
+    from vla_gym.rl_token import load_rl_token
+    from vla_gym_trainers.evaluate import make_env
+    from vla_gym_trainers.evaluation.trained import TrainedPolicy
+    from vla_gym_trainers.train_td3 import TD3Config, build_model
+
+    token = tmp_path / "token"
+    load_rl_token("mini-few").save_pretrained(token)
+    config = TD3Config(net_arch=(16,), buffer_size=10)
+    names = {}
+    for name, text in (("own", str(token)), ("mean", "mean"), ("shipped", "auto")):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "config.json").write_text(json.dumps({"vla": "mini-few", "rl_token": text}))
+        env = make_env("goal", task_ids=8, vla="mini-few", rl_token=text)
+        build_model(config, env).save(run / "policy.zip")
+        env.close()
+        # Its .zip knows them too, as it lies beside the configuration.
+        policy = TrainedPolicy(run / "policy.zip")
+        assert policy.identity == TrainedPolicy(run).identity
+        assert policy.identity["vla"]["name"] == "mini-few"
+        names[name] = policy.identity["rl_token"]["name"]
+        assert policy.act(observations(2), infos([8, 0])).shape == (2, 8, 7)
+    assert names == {"own": "token", "mean": "mean", "shipped": "mini-few-rl-token"}
+    with pytest.raises(ConfigError, match="--rl-token \\(now auto\\)"):
+        TrainedPolicy(tmp_path / "mean", rl_token="auto")
+    shape = TrainedPolicy(tmp_path / "mean").act(observations(1), infos([8])).shape
+    assert shape == (1, 8, 7)
+
+
+def test_the_device_is_an_option(tmp_path: Path) -> None:
+    out = tmp_path / "card"
+    config = EvalConfig(
+        task_ids=(7,), episodes=1, workers=0, device="cpu:0", out=out, progress=False
+    )
+    assert run_eval(config)["protocol"]["device"] == "cpu:0"
+    with pytest.raises(ConfigError, match="'cuda:99' is not there"):
+        run_eval(replace(config, device="cuda:99", out=None))
+    with pytest.raises(ConfigError, match="--rl-token belongs to a trained policy"):
+        run_eval(replace(config, rl_token="mean", out=None))

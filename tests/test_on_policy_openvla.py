@@ -1,5 +1,6 @@
 """The same trainers on a tiny OpenVLA-OFT checkpoint in the published layout."""
 
+import copy
 import math
 
 import numpy as np
@@ -10,11 +11,20 @@ from openvla_checkpoints import make_checkpoint
 from safetensors.torch import load_file
 from toy_token_env import LIMIT
 
+from vla_gym.errors import WeightsError
+from vla_gym.play_config import PlayConfig
+from vla_gym.play_episodes import Players
 from vla_gym.vla import load
+from vla_gym.vla.lora import LoraAdapters
+from vla_gym_trainers.evaluation.command import make_policy
+from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.policies import VLAPolicy, vla_identity
+from vla_gym_trainers.evaluation.tables import policy_name
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.parts import Worlds
 from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.runs.metrics import read_metrics
+from vla_gym_trainers.trained_on import trained_vla
 
 pytest.importorskip("peft")
 SMALL = {
@@ -59,3 +69,32 @@ def test_two_updates_with_lora(tmp_path, kind):
     assert all(torch.equal(v, before[k]) for k, v in vla.model.state_dict().items())
     adapters = load_file(tmp_path / "run" / "adapters" / "adapter_model.safetensors")
     assert all(v.any() for k, v in adapters.items() if "lora_B" in k) and len(adapters) > 20
+
+    # What was trained loads by name: the VLA with the run's adapters.
+    name = trained_vla(tmp_path / "run", spec)
+    assert name == f"{spec}?adapters={tmp_path}/run/adapters"
+    merged, student = load(name), copy.deepcopy(vla)
+    LoraAdapters.load(student, tmp_path / "run" / "adapters")
+    rng = np.random.default_rng(0)
+    images = {
+        camera: rng.integers(0, 256, (2, 256, 256, 3), np.uint8)
+        for camera in ("agentview", "wrist")
+    }
+    seen = images, ["open the drawer", "put the bowl on the plate"], np.zeros((2, 8), np.float32)
+    with torch.no_grad():
+        own, theirs, old = (m.token_outputs(*seen).logits for m in (merged, student, vla))
+    torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-3)
+    assert (own - old).abs().max() > 1e-3
+    assert not any("lora" in name for name, _ in merged.model.named_parameters())
+    assert all(torch.equal(v, before[k]) for k, v in load(spec).model.state_dict().items())
+    digest = vla_identity(name)["options"]["adapters"]
+    assert len(digest) == 64 and vla_identity(name)["sha256"] == vla_identity(spec)["sha256"]
+    # eval and play take the run itself.
+    played = make_policy(EvalConfig(policy=str(tmp_path / "run")))
+    assert played.identity == VLAPolicy(name, head="token").identity
+    assert f"oft (adapters {digest[:8]}), token head" in policy_name(played.identity)
+    players = Players(PlayConfig(who="policy", policy=tmp_path / "run"), None)
+    with torch.no_grad():
+        assert torch.equal(players._vla.infer(*seen).actions, merged.infer(*seen).actions)
+    with pytest.raises(WeightsError, match="No adapters in /nowhere"):
+        load(f"{spec}?adapters=/nowhere")

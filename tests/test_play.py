@@ -192,6 +192,24 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
     assert len(iio.imread(out)) == 1 + 7 + HOLD
 
 
+def test_a_policy_is_played_on_the_vla_of_its_run(tmp_path: Path) -> None:
+    from vla_gym.play_episodes import Players
+    from vla_gym_trainers import TD3BC, make_sb3_vec_env
+
+    env = make_sb3_vec_env("LiberoVLA-goal-v0", vla="mini-few", rl_token="mean", task_ids=8)
+    try:
+        TD3BC("RLTokenPolicy", env, gamma=0.99, buffer_size=10).save(tmp_path / "policy.zip")
+    finally:
+        env.close()
+    (tmp_path / "config.json").write_text('{"vla": "mini-few", "rl_token": "mean"}')
+    config = PlayConfig(task_ids=(8,), who="policy", policy=tmp_path, max_steps=8, size=64)
+    players = Players(config, None)
+    assert players._vla.name == "mini-few" and players._rl_token is None
+    (outcome,) = play(replace(config, out=tmp_path / "policy.mp4"))
+    assert outcome.steps == 8
+    assert Players(replace(config, vla="mini"), None)._vla.name == "mini"
+
+
 def test_the_expert_as_a_function(tmp_path: Path) -> None:
     assert record_expert(tmp_path / "stove.mp4", "goal", 7, size=64)
     assert (tmp_path / "stove.mp4").exists()
@@ -210,6 +228,8 @@ def test_the_expert_as_a_function(tmp_path: Path) -> None:
         ({"size": 65}, ConfigError, "even"),
         ({"max_steps": 0}, ConfigError, "max_steps"),
         ({"who": "policy"}, ConfigError, "belong together"),
+        ({"who": "vla", "rl_token": "mean"}, ConfigError, "belongs to --who policy"),
+        ({"who": "vla", "device": "cuda:99"}, ConfigError, "is not there"),
         ({"suite": "10", "task_ids": (0,)}, UnknownTaskError, "No expert .* --who vla"),
     ],
     ids=str,

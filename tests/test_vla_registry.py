@@ -127,11 +127,62 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
         ("class:onlyone:/tmp", "package.module:Class"),
         ("class:no_such_module_x:Class:/tmp", "Cannot import"),
         ("class:json:dumps:/tmp", "no classmethod from_pretrained"),
+        ("mini?", "options as name=value, got ''"),
+        ("mini?head", "options as name=value, got 'head'"),
+        ("mini?device=cuda", "--device"),
     ],
 )
 def test_wrong_specifications(spec, problem):
     with pytest.raises(ConfigError, match=problem):
         load(spec)
+
+
+def test_options_in_the_specification(example_package, checkpoint):
+    spec = f"constant:{checkpoint}"
+    half = load(f"{spec}?scale=0.5")
+    assert half.infer(*inputs()).actions[0, 0, 0] == 0.25
+    assert load(spec, scale=0.5) is half
+    assert load(f"{spec}?scale=0.5", scale=1.0) is load(spec, scale=1.0)  # the argument wins
+    assert load(f"{spec}?dtype=bfloat16") is load(spec, dtype="bfloat16")
+    assert load(f"class:example_vla:ConstantVLA:{checkpoint}?scale=2").action[0] == 1.0
+    with pytest.raises(ConfigError, match="comes from a file"):
+        load(f"class:example_vla:ConstantVLA:{checkpoint}?scale=2", allow_class=False)
+    with pytest.raises(ConfigError, match="does not take these options.*colour"):
+        load(f"{spec}?colour=red")
+    # A folder may have such a name.
+    odd = checkpoint.rename(checkpoint.with_name("steady?scale=0.5"))
+    assert parse_spec(f"constant:{odd}") == ("constant", odd, ())
+    assert parse_spec(str(odd) + "?scale=3") == ("constant", odd, (("scale", 3),))
+
+
+def test_options_are_yaml_scalars(checkpoint):
+    spec = f"openvla-oft:{checkpoint}?append_stop=false&num_views=1&unnorm_key=a:b&vlm=/x=y&jpeg="
+    assert dict(parse_spec(spec).options) == {
+        "append_stop": False,
+        "num_views": 1,
+        "unnorm_key": "a:b",
+        "vlm": "/x=y",
+        "jpeg": None,
+    }
+    assert dict(parse_spec("mini?a=[1, 2]&b={x: 1}&c='").options) == {
+        "a": "[1, 2]",
+        "b": "{x: 1}",
+        "c": "'",
+    }
+
+
+def test_results_name_the_options(example_package, checkpoint):
+    from vla_gym_trainers.evaluation.policies import vla_identity
+
+    plain = vla_identity(f"constant:{checkpoint}")
+    assert plain.keys() == {"name", "sha256"}
+    assert vla_identity(f"constant:{checkpoint}?scale=2") == {**plain, "options": {"scale": 2}}
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense", ""])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ConfigError, match="is not there .* such as 'cpu'"):
+        load("mini", device=device)
 
 
 def test_missing_checkpoint_is_named():

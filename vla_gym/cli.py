@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any, TypeVar
 
+from vla_gym.disk_full import disk_full_advice, is_disk_full
 from vla_gym.errors import ConfigError, VlaGymError
 
 USAGE = """usage: vla-gym COMMAND [options]
@@ -249,6 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[command](rest)
     except VlaGymError as error:
         sys.stderr.write(f"error: {error}\n")
+        return EXIT_USAGE
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        sys.stderr.write(f"error: {disk_full_advice(error)}\n")
         return EXIT_USAGE
 
 

@@ -48,6 +48,10 @@ class ConfigError(VlaGymError, ValueError):
     """A configuration value is out of range or two values contradict each other."""
 
 
+class DiskFullError(VlaGymError, OSError):
+    """A run could not go on because its disk is full; it can be resumed."""
+
+
 class DemoError(VlaGymError, RuntimeError):
     """A scripted expert failed so often that the demonstrations could not be recorded."""
 

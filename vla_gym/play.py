@@ -99,6 +99,8 @@ def _check(config: PlayConfig, starts: list[Start], act: Any) -> None:
     """Raise an error for options that cannot be."""
     if (config.policy is not None or act is not None) != (config.who == "policy"):
         raise ConfigError("--policy and --who policy belong together: give both or neither.")
+    if config.rl_token is not None and config.who != "policy":
+        raise ConfigError(f"--rl-token belongs to --who policy, got --who {config.who}.")
     if not 1 <= len(starts) <= MAX_TILES:
         raise ConfigError(
             f"Expected 1..{MAX_TILES} episodes (tasks times states), got {len(starts)}."

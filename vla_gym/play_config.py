@@ -31,9 +31,14 @@ class PlayConfig:
     who: Who = "expert"
     """Who acts."""
     policy: Path | None = None
-    """A run directory or .zip of vla-gym-train td3; needed for --who policy."""
-    vla: str = "mini"
-    """Name or directory of the frozen VLA."""
+    """A run directory of vla-gym-train, or a .zip of its td3; needed for --who policy."""
+    vla: str | None = None
+    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
+    the one of the policy's run."""
+    rl_token: str | None = None
+    """Of a policy: folder of its RL token's encoder, auto or mean; default: the run's."""
+    device: str = "cpu"
+    """Torch device of the VLA, e.g. cuda."""
     chunk_len: int | None = None
     """Control steps the VLA executes per decision; default: its horizon. A policy has its own."""
     init_state_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--init-state-id"])] = (0,)

@@ -7,7 +7,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,9 @@ from vla_gym.errors import ConfigError
 from vla_gym.play_camera import Camera, Filmed
 from vla_gym.play_config import PlayConfig
 from vla_gym.suites import Task
+
+if TYPE_CHECKING:
+    from vla_gym.rl_token import RLTokenEncoder
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,36 @@ class Players:
         self._task: Task | None = None
         self._chunk_len = config.chunk_len
         self._vla: Any = None
+        self._rl_token: RLTokenEncoder | None = None
+        self._plays: str | None = None  # the VLA that PPO or GRPO has trained
         if config.policy is not None:
+            self._plays = _trained_on_tokens(config)
+        if config.policy is not None and self._plays is None:
             policy = load_trained_policy(config.policy)
             self._chunk_len = int(policy.action_space.shape[0])
             self._act = lambda obs: policy.predict(obs, deterministic=True)[0]
         if config.who in ("vla", "policy"):
-            from vla_gym.vla import load
+            self._load_vla(config)
 
-            self._vla = load(config.vla) if isinstance(config.vla, str) else config.vla
+    def _load_vla(self, config: PlayConfig) -> None:
+        from vla_gym.rl_token import choose_rl_token
+        from vla_gym.vla import load
+
+        vla, token, given = config.vla, config.rl_token, True
+        if config.policy is not None:
+            from vla_gym_trainers.trained_on import trained_on
+
+            known = trained_on(config.policy)
+            # What a run's configuration names is a checkpoint, never a class to import.
+            vla, token, given = vla or known.vla, token or known.rl_token, vla is not None
+            vla = self._plays or vla
+        if vla is None or isinstance(vla, str):
+            self._vla = load(vla or "mini", device=config.device, allow_class=given)
+        else:
+            self._vla = vla
+        self._rl_token = None  # the VLA alone does not look at it
+        if config.who == "policy" and self._plays is None:
+            self._rl_token = choose_rl_token(token or "auto", self._vla, config.device)
 
     def play(self, start: Start, camera: Camera) -> Outcome:
         """Play an episode to its end."""
@@ -118,7 +143,7 @@ class Players:
             from vla_gym.wrappers import ActionChunk, FrozenVLAObservation
 
             chunk_len = self._chunk_len or self._vla.horizon
-            env = FrozenVLAObservation(ActionChunk(env, chunk_len), vla=self._vla)
+            env = FrozenVLAObservation(ActionChunk(env, chunk_len), self._vla, self._rl_token)
         self._env, self._task = env, task
         return env
 
@@ -127,6 +152,17 @@ class Players:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def _trained_on_tokens(config: PlayConfig) -> str | None:
+    """Return the VLA that PPO or GRPO has trained, acting by its tokens, if it is their run."""
+    run = config.policy
+    if run is None or not run.is_dir() or (run / "policy.zip").is_file():
+        return None
+    from vla_gym_trainers.trained_on import trained_on, trained_vla, with_option
+
+    vla = trained_vla(run, config.vla or trained_on(run).vla)
+    return None if vla is None else with_option(vla, "head", "token")
 
 
 def load_trained_policy(path: Path) -> Any:

@@ -9,6 +9,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 
+from vla_gym.disk_full import disk_full_advice, is_disk_full
 from vla_gym.errors import ConfigError, VlaGymError
 
 USAGE = """usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml] [options]
@@ -162,6 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         sys.stderr.write(f"\n{error or 'Stopped.'}\n")
         return 130
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        sys.stderr.write(f"error: {disk_full_advice(error)}\n")
+        return 2
     return 0
 
 

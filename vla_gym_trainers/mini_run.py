@@ -10,6 +10,7 @@ import torch
 
 from vla_gym.errors import WeightsError
 from vla_gym.vla.mini import MiniVLA
+from vla_gym_trainers.runs.run_dir import replacing
 
 
 @dataclass
@@ -48,8 +49,8 @@ class CloningRun:
             "best": self.best,
             "best_step": self.best_step,
         }
-        torch.save(state, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
+        with replacing(path) as file:
+            torch.save(state, file)
 
     def restore(self, path: Path) -> None:
         """Read the checkpoint.

@@ -48,7 +48,7 @@ class ProbeConfig(StatesConfig):
     rollout_episodes: int = 2
     """Episodes a task of the VLA itself with noise, on other sampled layouts."""
     vla: str = "mini"
-    """VLA whose hidden states are probed: a name or a folder."""
+    """VLA whose hidden states are probed: mini, mini-few, <backend>:/path, or a folder."""
     rl_token: str | None = None
     """RL token: the name of the VLA it belongs to, or a folder; None: the VLA's."""
     test_share: float = 0.25

@@ -127,8 +127,11 @@ def write_json(path: Path, content: Any) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path.name} cannot be written as JSON: {error}") from error
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def to_plain(value: Any) -> Any:

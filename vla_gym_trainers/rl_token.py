@@ -45,7 +45,7 @@ class RLTokenConfig(StatesConfig):
     """Pretrain the RL token of any VLA on states that it and disturbed experts come to."""
 
     vla: str = "mini"
-    """VLA whose hidden states are compressed: a name or a folder."""
+    """VLA whose hidden states are compressed, e.g. openvla-oft:/path?unnorm_key=libero_goal."""
     demos: str | None = None
     """Folder of demonstrations whose frames the VLA looks at too; None for none."""
     output: str = "runs/rl-token"

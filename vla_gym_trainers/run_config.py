@@ -47,7 +47,10 @@ class RunConfig:
     task_ids: tuple[int, ...] = (9,)
     """Tasks to train on; one policy for all of them."""
     vla: str = "mini"
-    """Name or directory of the frozen VLA."""
+    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder."""
+    rl_token: str = "auto"
+    """Folder of the RL token's encoder (vla-gym-train rl-token); auto: the one that ships with the
+    VLA, else as mean; mean: the mean of its hidden states."""
     chunk_len: int | None = None
     """Control steps executed per chunk; None executes the VLA's whole horizon."""
     assets: str = "lite"

@@ -218,7 +218,8 @@ class PPOLoop:
         }
         with self.run_dir.new_checkpoint(self.num_chunks, self.config.keep_checkpoints) as folder:
             self.model.save(folder / "model.zip")
-            torch.save(self.learner.learner_state(), folder / "learner.pt")
+            with open(folder / "learner.pt", "wb") as file:  # torch's own hides a full disk
+                torch.save(self.learner.learner_state(), file)
             with open(folder / "loop.pkl", "wb") as file:
                 pickle.dump(loop, file, protocol=pickle.HIGHEST_PROTOCOL)
             write_json(folder / "state.json", {"format": FORMAT, "chunks": self.num_chunks})

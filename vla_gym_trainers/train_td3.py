@@ -239,7 +239,6 @@ def make_vec(config: RunConfig, evaluation: bool = False) -> VecEnv:
         "task_ids": list(config.task_ids),
         "task_sampling": "round_robin" if evaluation else "uniform",
         "gamma": config.gamma,
-        "device": config.rollout_device or config.device,
         **_env(config),
     }
     if isinstance(config, TD3Config) and config.stride and not evaluation:
@@ -255,6 +254,8 @@ def make_single(config: RunConfig) -> Any:
 def _env(config: RunConfig) -> dict[str, Any]:
     return {
         "vla": config.vla,
+        "rl_token": config.rl_token,
+        "device": config.rollout_device or config.device,
         "chunk_len": config.chunk_len,
         "assets": config.assets,
         "physics": config.physics,
@@ -318,8 +319,8 @@ def film(config: RunConfig, run: RunDir) -> None:
 
     model = load_policy(run.policy)
     run.videos.mkdir(exist_ok=True)
-    place = {key: value for key, value in _env(config).items() if key != "chunk_len"}
-    chunk_len = int(model.action_space.shape[0])
+    place = _env(config)
+    rl_token, place["chunk_len"] = place.pop("rl_token"), int(model.action_space.shape[0])
 
     def act(obs: dict[str, Any]) -> Any:
         return model.predict(obs, deterministic=True)[0]
@@ -334,6 +335,6 @@ def film(config: RunConfig, run: RunDir) -> None:
                     policy=policy,
                     label=label,
                     init_state_id=state,
-                    chunk_len=chunk_len,
+                    rl_token=None if policy is None else rl_token,
                     **place,
                 )

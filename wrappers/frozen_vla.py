@@ -42,7 +42,7 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
                 and actions (C, 7).
             vla: Name or directory of a VLA, or the model itself.
             rl_token: ``"auto"`` for the encoder that ships with the VLA (the mean hidden state if
-                none does), a name or a directory, the encoder itself, or None for the mean.
+                none does), a name or a directory, the encoder itself; None or ``"mean"``.
             keep_images: Whether the camera images stay in the observation.
 
         Raises:

@@ -115,14 +115,27 @@ class VLAFeatures:
             RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.
         """
         began = time.perf_counter()
-        output = self.vla.infer(dict(views), instructions, proprio)
-        if self.rl_token is None:
-            token = output.hidden.mean(dim=1)
-        else:
-            # The encoder may be on another device than the VLA.
-            weight = next(self.rl_token.parameters())
-            token = self.rl_token.encode(output.hidden.to(weight.device))
-        actions = output.actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
-        tokens = token.detach().cpu().numpy().astype(np.float32)
+        seen = look(self.vla, self.rl_token, self.chunk_len, views, instructions, proprio)
         self.seconds += time.perf_counter() - began
-        return tokens, np.clip(actions, -1.0, 1.0)
+        return seen
+
+
+def look(
+    vla: FrozenVLA,
+    rl_token: RLTokenEncoder | None,
+    chunk_len: int,
+    views: Mapping[str, np.ndarray],
+    instructions: list[str],
+    proprio: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run one batched forward pass; see :class:`VLAFeatures`."""
+    output = vla.infer(dict(views), instructions, proprio)
+    if rl_token is None:
+        token = output.hidden.mean(dim=1)
+    else:
+        # The encoder may be on another device than the VLA.
+        weight = next(rl_token.parameters())
+        token = rl_token.encode(output.hidden.to(weight.device))
+    actions = output.actions[:, :chunk_len].detach().cpu().numpy().astype(np.float32)
+    tokens = token.detach().cpu().numpy().astype(np.float32)
+    return tokens, np.clip(actions, -1.0, 1.0)

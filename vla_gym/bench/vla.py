@@ -197,16 +197,10 @@ def load_vla(config: VLABenchConfig) -> FrozenVLA:
         WeightsError: If the checkpoint does not fit.
         NotEnoughMemoryError: If the device has too little memory.
     """
-    import yaml
-
     from vla_gym.vla import load, parse_dtype
+    from vla_gym.vla.spec_options import read_options
 
-    options: dict[str, Any] = {}
-    for text in config.options:
-        name, equals, value = text.partition("=")
-        if not (name.isidentifier() and equals):
-            raise ConfigError(f"Expected options as name=value, got {text!r}.")
-        options[name] = yaml.safe_load(value)
+    options = read_options(config.options)
     if config.vla in ("openvla", "openvla-oft"):
         from vla_gym.vla.openvla_random import random_policy
 

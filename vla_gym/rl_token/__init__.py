@@ -48,8 +48,8 @@ def choose_rl_token(
 
     Args:
         rl_token: ``"auto"`` for the one that ships with the VLA (the mean hidden state, with a
-            warning, if none does); a name or a folder; the encoder itself; None for the mean
-            hidden state.
+            warning, if none does); a name or a folder; the encoder itself; None or ``"mean"`` for
+            the mean hidden state.
         vla: The VLA.
         device: Torch device.
 
@@ -58,13 +58,15 @@ def choose_rl_token(
     """
     if rl_token is None or isinstance(rl_token, RLTokenEncoder):
         return rl_token
+    if rl_token == "mean":
+        return None
     if rl_token == "auto":
         rl_token = vla.name
         if not (WEIGHTS_ROOT / f"{rl_token}-rl-token").is_dir():
             warnings.warn(
                 f"No RL token belongs to the VLA {vla.name!r}: the mean of its hidden states takes "
                 "its place. Pretrain one with 'vla-gym-train rl-token --vla ...' and pass its "
-                "folder as rl_token=, or pass rl_token=None to say that the mean is meant.",
+                "folder as rl_token=, or pass rl_token='mean' to say that the mean is meant.",
                 RLTokenWarning,
                 stacklevel=2,
             )

@@ -33,23 +33,30 @@ def load(
 
     Args:
         spec: ``"mini"``, ``"<backend>:/path"``, a folder whose config.json tells its backend, or
-            ``"class:package.module:Class:/path"``; see :mod:`vla_gym.vla.registry`.
+            ``"class:package.module:Class:/path"``; options may follow, as in
+            ``"openvla-oft:/path?unnorm_key=libero_goal"``; see :mod:`vla_gym.vla.registry`.
         device: Torch device, e.g. ``"cpu"`` or ``"cuda:0"``.
         dtype: Of the weights, e.g. ``"bfloat16"``; None for what suits the backend and the device.
         compile: Whether to compile the network with ``torch.compile``.
         allow_class: False where ``spec`` was read from a file: no class is imported by its path.
-        **options: The backend's own, e.g. ``unnorm_key="libero_goal_no_noops"``.
+        **options: The backend's own, e.g. ``unnorm_key="libero_goal_no_noops"``; they go before
+            those of the specification. For all backends, ``adapters``: a folder of LoRA adapters
+            (``vla_gym.vla.lora``), which are merged into the weights.
 
     Raises:
-        ConfigError: If the backend or an option is unknown.
-        WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture.
+        ConfigError: If the backend or an option is unknown, or there is no such device.
+        WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture, or the
+            adapters do not fit it.
     """
     parsed = parse_spec(spec, allow_class=allow_class)
+    _check_device(str(device))
+    options = {**dict(parsed.options), **options}
+    in_spec = {name: options.pop(name) for name in ("dtype", "compile") if name in options}
     arguments = (
-        parsed,
+        parsed._replace(options=()),
         str(device),
-        parse_dtype(dtype),
-        bool(compile),
+        parse_dtype(in_spec.get("dtype") if dtype is None else dtype),
+        bool(compile or in_spec.get("compile")),
         tuple(sorted(options.items())),
     )
     try:
@@ -68,7 +75,9 @@ def _load(
     options: tuple[tuple[str, Any], ...],
 ) -> FrozenVLA:
     chosen = backend_class(spec.backend)
-    arguments = {"device": device, "dtype": dtype, "compile": compile, **dict(options)}
+    own = dict(options)
+    adapters = own.pop("adapters", None)
+    arguments = {"device": device, "dtype": dtype, "compile": compile, **own}
     signature = inspect.signature(chosen.from_pretrained)
     try:
         signature.bind(spec.path, **arguments)
@@ -77,7 +86,25 @@ def _load(
             f"The VLA backend {spec.backend!r} does not take these options: {error}. It takes: "
             f"{', '.join(list(signature.parameters)[1:])}."
         ) from error
-    return chosen.from_pretrained(spec.path, **arguments)
+    vla = chosen.from_pretrained(spec.path, **arguments)
+    if adapters is not None:
+        from vla_gym.vla.lora import LoraAdapters
+
+        LoraAdapters.load(vla, Path(adapters).expanduser(), trainable=False).merge()
+    return vla
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"The torch device {device!r} is not there ({why}): give one that torch "
+            f"{torch.__version__} can use here, such as 'cpu'."
+        ) from error
 
 
 def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -9,6 +9,8 @@ A specification is one of
 ``"class:package.module:Class:/path"``  a class of the caller's own, and what it loads
 ======================================  ========================================================
 
+Options of the backend may follow: ``"openvla-oft:/path?unnorm_key=libero_goal&num_views=1"``.
+
 The third kind only ever selects among backends that are installed. The last one imports what it
 names, so it may come from code or from the command line, never from a file: who reads a
 specification from a run's configuration or from a result passes ``allow_class=False``.
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import FrozenVLA
 from vla_gym.vla.files import resolve_weights
+from vla_gym.vla.spec_options import split_options
 
 if TYPE_CHECKING:
     import torch
@@ -71,24 +74,30 @@ class BackendClass(Protocol):
 
 
 class Spec(NamedTuple):
-    """A parsed specification: backend name or "class:module:Class", and what it loads."""
+    """A parsed specification: backend name or "class:module:Class", what it loads, and how."""
 
     backend: str
     path: Path
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 def parse_spec(spec: str | Path, *, allow_class: bool = True) -> Spec:
-    """Return backend and path of a specification; nothing of the backend is imported.
+    """Return backend, path and options of a specification; nothing of the backend is imported.
 
     Args:
         spec: See the module; a :class:`~pathlib.Path` is always a folder.
         allow_class: Whether the ``class:`` kind is allowed.
 
     Raises:
-        ConfigError: If the backend is unknown or a class is named where that is not allowed.
+        ConfigError: If the backend is unknown, a class is named where that is not allowed, or
+            options are not written as ``name=value``.
         WeightsError: If the checkpoint does not exist or its kind cannot be told.
     """
     if isinstance(spec, str):
+        place, options = split_options(spec)
+        if options:
+            found = parse_spec(place, allow_class=allow_class)
+            return found._replace(options=tuple(sorted(options.items())))
         if spec.startswith("class:"):
             return _parse_class_spec(spec, allow_class)
         name, colon, rest = spec.partition(":")

@@ -52,6 +52,7 @@ from vla_gym_trainers.result_card import (
     write_json,
 )
 from vla_gym_trainers.torch_threads import torch_threads
+from vla_gym_trainers.trained_on import trained_on, trained_vla
 
 EXIT_INTERRUPTED = 130
 
@@ -156,19 +157,43 @@ def make_policy(config: EvalConfig) -> Policy:
             chunk_len=config.chunk_len,
             batch_size=config.batch_size,
             phrasing=config.phrasing,
+            device=config.device,
         )
     path = Path(config.policy).expanduser()
     if not path.exists():
         raise WeightsError(
-            f"--policy {config.policy}: expected {', '.join(POLICIES)}, or a run directory or .zip "
-            "of vla-gym-train td3; there is no such file."
+            f"--policy {config.policy}: expected {', '.join(POLICIES)}, a run directory of "
+            "vla-gym-train or a .zip of its td3; there is no such file."
         )
-    policy = TrainedPolicy(path, config.vla, config.batch_size)
+    if (tokens := _trained_on_tokens(path, config)) is not None:
+        return tokens
+    policy = TrainedPolicy(
+        path, config.vla, config.batch_size, rl_token=config.rl_token, device=config.device
+    )
     if config.chunk_len not in (None, policy.chunk_len):
         raise ConfigError(
             f"--chunk-len {config.chunk_len}: the policy acts in chunks of {policy.chunk_len}; "
             "leave it out."
         )
+    return policy
+
+
+def _trained_on_tokens(path: Path, config: EvalConfig) -> VLAPolicy | None:
+    """Return the VLA that PPO or GRPO has trained, if it is a run of theirs."""
+    vla = None
+    if path.is_dir() and not (path / "policy.zip").is_file():
+        vla = trained_vla(path, config.vla or trained_on(path).vla)
+    if vla is None:
+        return None
+    policy = VLAPolicy(
+        vla,
+        head="token",
+        chunk_len=config.chunk_len,
+        batch_size=config.batch_size,
+        device=config.device,
+        allow_class=config.vla is not None,
+    )
+    policy.name = path.name
     return policy
 
 
@@ -196,6 +221,7 @@ def make_protocol(
         "chunk_len": None if policy.expert else policy.chunk_len,
         "batch_size": config.batch_size if sees else None,
         "torch_threads": config.torch_threads if sees else None,
+        **({"device": config.device} if sees and config.device != "cpu" else {}),
         "assets": {"name": pack.name, "digest": pack.digest},
         "physics": config.physics,
         "confusion": config.confusion,

@@ -31,7 +31,7 @@ class EvalConfig:
 
     policy: str = "vla"
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
-    directory or .zip of vla-gym-train td3."""
+    directory of vla-gym-train, or a .zip of its td3."""
     suite: tuple[str, ...] = ("goal",)
     """One or several of spatial, object, goal, 10, 90."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
@@ -40,7 +40,12 @@ class EvalConfig:
     """Episodes a task, 1..50: its official states 0, 1, 2, ..."""
 
     vla: str | None = None
-    """Name or directory of the frozen VLA; default: mini, or the one of the trained run."""
+    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
+    the one of the trained run."""
+    rl_token: str | None = None
+    """Of a trained policy: folder of its RL token's encoder, auto or mean; default: the run's."""
+    device: str = "cpu"
+    """Torch device of the VLA, e.g. cuda."""
     head: Literal["l1", "token"] = "l1"
     """Which head of the VLA acts."""
     temperature: float = 0.0
@@ -105,6 +110,10 @@ class EvalConfig:
         without_vla = self.policy in ("expert", "random")
         if self.policy != "vla" and self.head != "l1":
             raise ConfigError(f"--head belongs to --policy vla, got --policy {self.policy}.")
+        if self.rl_token is not None and self.policy in POLICIES:
+            raise ConfigError(
+                f"--rl-token belongs to a trained policy, got --policy {self.policy}: leave it out."
+            )
         if without_vla and self.vla is not None:
             raise ConfigError(f"--vla has nothing to do with --policy {self.policy}: leave it out.")
         needs_out = [n for n in ("resume", "films") if getattr(self, n)]

@@ -158,11 +158,13 @@ class VLAPolicy:
         chunk_len: int | None = None,
         batch_size: int = 8,
         phrasing: str = "original",
+        device: str = "cpu",
+        allow_class: bool = True,
     ) -> None:
         """Load the VLA.
 
         Args:
-            vla: Name or directory.
+            vla: As ``vla_gym.vla.load`` takes it.
             head: ``"l1"``, or ``"token"`` for a VLA with a token head.
             temperature: 0 takes the most likely tokens, more samples them.
             seed: Of the sampling.
@@ -170,12 +172,14 @@ class VLAPolicy:
             batch_size: Rows of a forward pass.
             phrasing: ``"original"``, or ``"held-out"`` to tell it each task in the words that
                 cloning left out (:mod:`vla_gym.vla.paraphrases`).
+            device: Torch device.
+            allow_class: False where ``vla`` was read from a file.
 
         Raises:
             WeightsError: If the checkpoint is missing or damaged.
             ConfigError: If the VLA has no such head, or the chunk is longer than its horizon.
         """
-        self._vla = load_vla(vla, head)
+        self._vla = load_vla(vla, head, device, allow_class=allow_class)
         self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
         if temperature > 0.0 and not isinstance(self._vla, TokenVLA):
             raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
@@ -242,7 +246,9 @@ def in_held_out_words(info: Info) -> Info:
     return changed
 
 
-def load_vla(vla: str | Path, head: str) -> FrozenVLA:
+def load_vla(
+    vla: str | Path, head: str, device: str = "cpu", *, allow_class: bool = True
+) -> FrozenVLA:
     """Return a VLA that acts with one of its heads.
 
     Raises:
@@ -251,7 +257,7 @@ def load_vla(vla: str | Path, head: str) -> FrozenVLA:
     """
     from vla_gym.vla import load
 
-    model = load(vla)
+    model = load(vla, device=device, allow_class=allow_class)
     if head == getattr(model, "head", "l1"):
         return model
     if not hasattr(model, "head"):
@@ -277,8 +283,8 @@ def check_chunk_len(chunk_len: int | None, vla: FrozenVLA) -> int:
     return chunk_len
 
 
-def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, str]:
-    """Return name and digest of a checkpoint's files.
+def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, Any]:
+    """Return name and digest of a checkpoint's files, and the options it is loaded with, if any.
 
     Args:
         spec: As :func:`vla_gym.vla.load` takes it; with ``suffix``, as ``resolve_weights`` does.
@@ -287,16 +293,29 @@ def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, str]:
     from vla_gym.vla.files import resolve_weights
     from vla_gym.vla.registry import parse_spec
 
-    path = resolve_weights(spec, suffix) if suffix else parse_spec(spec).path
+    options: dict[str, Any] = {}
+    if suffix:
+        path = resolve_weights(spec, suffix)
+    else:
+        parsed = parse_spec(spec)
+        path, options = parsed.path, dict(parsed.options)
+    if "adapters" in options:
+        folder = Path(options["adapters"]).expanduser()
+        options["adapters"] = _digest(sorted(folder.glob("adapter_*")))
     files = [path]
     if path.is_dir():
         files = [path / name for name in ("config.json", "model.safetensors")]
         if not all(file.is_file() for file in files):  # a larger one, in several files
             kinds = (".json", ".yaml", ".safetensors", ".pt", ".bin")
             files = sorted(file for file in path.iterdir() if file.suffix in kinds)
+    found: dict[str, Any] = {"name": path.name, "sha256": _digest(files)}
+    return found | {"options": options} if options else found
+
+
+def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             while part := stream.read(1 << 24):
                 digest.update(part)
-    return {"name": path.name, "sha256": digest.hexdigest()}
+    return digest.hexdigest()

@@ -37,13 +37,22 @@ def policy_name(identity: Mapping[str, Any]) -> str:
     """Return a policy's name in words."""
     kind = identity["kind"]
     if kind == "vla":
-        name = f"VLA {identity['vla']['name']}, {identity['head']} head"
+        name = f"VLA {vla_name(identity['vla'])}, {identity['head']} head"
         if "temperature" in identity:
             name += f", T = {identity['temperature']:g}, seed {identity['seed']}"
         return name
     if kind == "trained":
-        return f"trained policy {identity['sha256'][:8]} on VLA {identity['vla']['name']}"
+        return f"trained policy {identity['sha256'][:8]} on VLA {vla_name(identity['vla'])}"
     return f"random actions, seed {identity['seed']}" if kind == "random" else "scripted expert"
+
+
+def vla_name(identity: Mapping[str, Any]) -> str:
+    """Return a VLA's name, with its options if it has any."""
+    options = dict(identity.get("options", {}))
+    if "adapters" in options:  # a digest
+        options["adapters"] = options["adapters"][:8]
+    words = ", ".join(f"{key} {value}" for key, value in options.items())
+    return f"{identity['name']} ({words})" if words else str(identity["name"])
 
 
 def results_table(results: Mapping[str, Any], title: str) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.evaluation.policies import (
     CAMERAS,
     Info,
@@ -19,6 +19,7 @@ from vla_gym_trainers.evaluation.policies import (
     in_fixed_batches,
     vla_identity,
 )
+from vla_gym_trainers.trained_on import trained_on
 
 
 class TrainedPolicy:
@@ -27,39 +28,52 @@ class TrainedPolicy:
     expert = False
     cameras: tuple[str, ...] = CAMERAS
 
-    def __init__(self, path: Path, vla: str | None = None, batch_size: int = 8) -> None:
+    def __init__(
+        self,
+        path: Path,
+        vla: str | None = None,
+        batch_size: int = 8,
+        *,
+        rl_token: str | None = None,
+        device: str = "cpu",
+    ) -> None:
         """Load the policy, its VLA and the RL token's encoder.
 
         Args:
             path: The .zip, or the run directory that holds ``policy.zip`` and ``config.json``.
-            vla: Name or directory of the VLA; default: the one that the run directory's
+            vla: The VLA, as ``vla_gym.vla.load`` takes it; default: the one that the run's
                 configuration names, else ``"mini"``.
             batch_size: Rows of a forward pass.
+            rl_token: Folder of its encoder, ``"auto"`` or ``"mean"``; default: as in the run.
+            device: Torch device of VLA and encoder.
 
         Raises:
             WeightsError: If a file is missing or damaged.
             ConfigError: If policy and VLA do not fit each other.
         """
-        from vla_gym.rl_token import load_rl_token
+        from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
         from vla_gym_trainers.evaluate import load_policy
         from vla_gym_trainers.per_task import policy_files
 
         self._model = load_policy(path)
-        given, vla = vla is not None, vla or _trained_vla(path)
+        known = trained_on(path)
+        given, vla = vla is not None, vla or known.vla
+        rl_token = rl_token or known.rl_token
         # What a run's configuration names is a checkpoint, never a class to import.
-        self._vla = load(vla, allow_class=given)
-        self._encoder = load_rl_token(self._vla.name)
+        self._vla = load(vla, device=device, allow_class=given)
+        self._encoder = choose_rl_token(rl_token, self._vla, device)
         self._batch_size = batch_size
         self.chunk_len = int(self._model.action_space.shape[0])
         self.image_size = self._vla.image_size
         self.name = path.stem if path.is_file() else path.name
         check_chunk_len(self.chunk_len, self._vla)
         wanted = self._model.observation_space["rl_token"].shape
-        if wanted != (self._encoder.dim,):
+        dim = self._vla.hidden_size if self._encoder is None else self._encoder.dim
+        if wanted != (dim,):
             raise ConfigError(
-                f"{path} was trained on RL tokens of shape {wanted}, those of the VLA {vla!r} have "
-                f"({self._encoder.dim},): name the VLA it was trained on with --vla."
+                f"{path} was trained on RL tokens of shape {wanted}, here they have ({dim},): name "
+                f"what it was trained on with --vla (now {vla}) and --rl-token (now {rl_token})."
             )
         content = b"".join(file.read_bytes() for file in policy_files(path))
         self.identity: dict[str, Any] = {
@@ -67,8 +81,12 @@ class TrainedPolicy:
             "sha256": hashlib.sha256(content).hexdigest(),
             "guarded_tasks": list(self._model.guarded_tasks),
             "vla": vla_identity(vla),
-            "rl_token": vla_identity(self._vla.name, "-rl-token"),
+            "rl_token": {"name": "mean"} if self._encoder is None else self._token(rl_token),
         }
+
+    def _token(self, rl_token: str) -> dict[str, Any]:
+        name = self._vla.name if rl_token == "auto" else rl_token
+        return vla_identity(name, "-rl-token")
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the policy's chunks."""
@@ -77,21 +95,14 @@ class TrainedPolicy:
     def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
         images = {camera: observations[camera] for camera in CAMERAS}
         proprio = observations["proprio"]
-        out = self._vla.infer(images, [instruction] * len(proprio), proprio)
-        device = next(self._encoder.parameters()).device
-        chunk = out.actions[:, : self.chunk_len].cpu().numpy().astype(np.float32)
+        token, chunk = look(
+            self._vla, self._encoder, self.chunk_len, images, [instruction] * len(proprio), proprio
+        )
         features = {
-            "rl_token": self._encoder.encode(out.hidden.to(device)).detach().cpu().numpy(),
-            "vla_action": np.clip(chunk, -1.0, 1.0),
+            "rl_token": token,
+            "vla_action": chunk,
             "proprio": proprio,
             "task_id": observations["task_id"],
         }
         action, _ = self._model.predict(features, deterministic=True)
         return np.clip(action, -1.0, 1.0)
-
-
-def _trained_vla(path: Path) -> str:
-    config = path / "config.json"
-    if path.is_dir() and config.is_file():
-        return str(json.loads(config.read_text(encoding="utf-8")).get("vla", "mini"))
-    return "mini"

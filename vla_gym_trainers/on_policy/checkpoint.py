@@ -59,7 +59,9 @@ def save_checkpoint(
     (folder / "policy.safetensors").write_bytes(parameter_bytes(learner.policy.state_dict()))
     if reference is not None:
         (folder / "reference.safetensors").write_bytes(parameter_bytes(reference.state_dict()))
-    torch.save(learner.state_dict(), folder / "learner.pt")
+    # Into Python's file: of its own, torch loses why a write failed (a full disk).
+    with open(folder / "learner.pt", "wb") as file:
+        torch.save(learner.state_dict(), file)
     write_json(folder / "state.json", {"format": FORMAT, "run": dict(run_state)})
 
 

@@ -52,7 +52,7 @@ class OnPolicyConfig:
     task_ids: tuple[int, ...] | None = None
     """Tasks to train on; default: all of the suite."""
     vla: str = "mini"
-    """The VLA, as vla_gym.vla.load takes it; it needs a token head."""
+    """The VLA: mini, mini-few, <backend>:/path?option=value, or a folder; it needs a token head."""
     device: str = "cpu"
     """Torch device of the VLA."""
     chunk_len: int | None = None

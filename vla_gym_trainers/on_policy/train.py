@@ -33,6 +33,7 @@ from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.runs.stopping import StopRequest, stoppable
+from vla_gym_trainers.trained_on import trained_vla
 
 
 @dataclass(frozen=True)
@@ -179,14 +180,15 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     from vla_gym_trainers.evaluation.command import run_eval
     from vla_gym_trainers.evaluation.config import EvalConfig
 
-    trained = run.path / "vla"
-    if not trained.is_dir():
+    trained = trained_vla(run.path, config.vla)
+    if trained is None:
         return {"skipped": "this VLA cannot be saved as a plain checkpoint"}
     common: dict[str, Any] = {
         "suite": (config.suite,),
         "task_ids": config.tasks(),
         "episodes": config.eval_states,
         "head": "token",
+        "device": config.device,
         "chunk_len": config.chunk_len,
         "assets": config.assets,
         "physics": config.physics,
@@ -197,7 +199,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     start, policy = run.path / "eval_start", run.path / "eval_policy"
     before = run_eval(EvalConfig(vla=config.vla, out=start, resume=True, **common))
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
-    after = run_eval(EvalConfig(vla=str(trained), out=policy, paired=start, **common))
+    after = run_eval(EvalConfig(vla=trained, out=policy, paired=start, **common))
     return {"start": before["results"], "policy": after["results"]}
 
 

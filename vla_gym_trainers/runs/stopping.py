@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run ends where it can be resumed, not in the middle of a step."""
+"""Ctrl-C, SIGTERM, a full disk: a run ends where it can be resumed, and says so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vla_gym.disk_full import is_disk_full
+from vla_gym.errors import DiskFullError
 from vla_gym_trainers.runs.run_dir import RunDir
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,7 +55,7 @@ class StopRequest:
 
 @contextmanager
 def stoppable(run: RunDir, command: str) -> Iterator[StopRequest]:
-    """Have Ctrl-C and SIGTERM end a run with the advice how to go on.
+    """Have Ctrl-C, SIGTERM and a full disk end a run with the advice how to go on.
 
     Signals reach a process's main thread; in other threads this changes nothing.
 
@@ -63,6 +65,7 @@ def stoppable(run: RunDir, command: str) -> Iterator[StopRequest]:
 
     Raises:
         KeyboardInterrupt: After a signal; its text is for the user.
+        DiskFullError: If something could not be written for lack of space.
     """
     request = StopRequest()
     previous: dict[signal.Signals, Any] = {}
@@ -72,9 +75,24 @@ def stoppable(run: RunDir, command: str) -> Iterator[StopRequest]:
         yield request
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(advice(run, command)) from error
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFullError(_full_disk(run, command)) from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _full_disk(run: RunDir, command: str) -> str:
+    if not run.config.is_file():
+        return f"The disk of {run.path} is full: free some space and run the command again."
+    whole = run.checkpoints()
+    newest = f"Its newest checkpoint is {whole[-1].name}" if whole else "It has no checkpoint yet"
+    return (
+        f"The disk of {run.path} is full. {newest}. Free some space and go on with: "
+        f"vla-gym-train {command} --resume {run.path}"
+    )
 
 
 def advice(run: RunDir, command: str) -> str:

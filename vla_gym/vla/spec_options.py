@@ -1,0 +1,57 @@
+"""Options of a backend in a VLA's specification: ``openvla-oft:/path?unnorm_key=libero_goal``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vla_gym.errors import ConfigError
+
+
+def split_options(spec: str) -> tuple[str, dict[str, Any]]:
+    """Return a specification without its options, and these.
+
+    Args:
+        spec: ``"openvla-oft:/path?unnorm_key=libero_goal&append_stop=false"``. What follows the
+            last ``?`` are options, unless a file or folder has that whole name.
+
+    Raises:
+        ConfigError: If they are not ``name=value``, with ``&`` in between, or name the device.
+    """
+    place, mark, query = spec.rpartition("?")
+    path = Path(spec.partition(":")[2] or spec).expanduser()
+    if not mark or path.exists():
+        return spec, {}
+    options = read_options(query.split("&"))
+    if "device" in options:
+        raise ConfigError(
+            f"{spec!r}: the device is no option of a specification: give it as device=..., on the "
+            "command line as --device."
+        )
+    return place, options
+
+
+def read_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Read options written as ``name=value``, each value a YAML scalar: 40, true, null, a text.
+
+    Raises:
+        ConfigError: If one is written otherwise.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals):
+            raise ConfigError(f"Expected options as name=value, got {text!r}.")
+        options[name] = _scalar(value)
+    return options
+
+
+def _scalar(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if value is None or isinstance(value, bool | int | float | str) else text
