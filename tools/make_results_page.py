@@ -214,7 +214,7 @@ def table(group: str) -> list[str]:
 
 def _with_defaults(config: Card) -> Card:
     """Return settings with those that a card of an earlier version lacks, as they were then."""
-    later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True}
+    later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
     return {**later, "use_reference": True, **config}
 
 
