@@ -201,6 +201,7 @@ def test_a_process_tree_holds_grandchildren_and_dies_as_a_whole():
     # The grandchild leaves the session, and a sibling outlives its parent in it.
     code = (
         "import subprocess, time\n"
+        "while time.process_time() < 0.1: pass\n"  # a start may take less than a tick of the clock
         "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
         "subprocess.Popen(['sh', '-c', 'sleep 61 & sleep 0.2'])\n"
         "print('ready', flush=True)\n"
