@@ -220,3 +220,27 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     picture = curves.draw("on_policy")
     assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
     assert curves.draw("single") is None
+
+
+def test_settings_are_told_where_they_are_not_as_in_most_runs(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = json.loads((ROOT / "results/suite_ablation/base-s0/train.json").read_text())
+    evaluation = json.loads((ROOT / "results/suite_ablation/base-s0/eval.json").read_text())
+
+    def shown(*changes: dict[str, object]) -> list[str]:
+        runs = [
+            (
+                "run",
+                {**base, "config": {**base["config"], "learning_starts": 5000, **change}},
+                evaluation,
+            )
+            for change in changes
+        ]
+        monkeypatch.setattr(tool, "load", lambda _: runs)
+        return [line.split("|")[3].strip() for line in tool.table("suite_ablation")[2:]]
+
+    # The default is 2000: most runs have 5000, which is not worth a word.
+    assert shown({}, {}, {"learning_starts": 40000}) == ["-", "-", "`learning_starts=40000`"]
+    # Where no value is that of most, those that are not the default are told.
+    assert shown({"utd_ratio": 2.0}, {"utd_ratio": 5.0}) == ["-", "`utd_ratio=5.0`"]

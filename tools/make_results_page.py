@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoin
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "total_chunks", "total_steps", "guard_layouts"}
 _TRAINERS: dict[str, Any] = {"td3": TD3Config, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
+_MIXED = object()
 
 
 def add(place: str, run: Path, evaluation: Path) -> None:
@@ -189,10 +191,7 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
 
 
 def table(group: str) -> list[str]:
-    """Return a group's table; settings are shown where the runs of a group differ.
-
-    In every row only those that are not the trainer's default.
-    """
+    """Return a group's table; a row shows the settings in which it is not as most of the group."""
     runs = load(group)
     if not runs:
         return ["None yet."]
@@ -201,15 +200,23 @@ def table(group: str) -> list[str]:
     differs = sorted(
         key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1
     )
+    usual = {key: _usual([config.get(key) for config in configs]) for key in differs}
     lines = [
         "| task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p |",
         "| --- |" + " --- |" * 8,
     ]
     for (_, train, evaluation), config in zip(runs, configs, strict=True):
         defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
-        own = {key: config.get(key) for key in differs if config.get(key) != defaults.get(key)}
+        expected = {k: defaults.get(k) if v is _MIXED else v for k, v in usual.items()}
+        own = {key: config.get(key) for key in differs if config.get(key) != expected[key]}
         lines.append(row(train, evaluation, own))
     return lines
+
+
+def _usual(values: list[Any]) -> Any:
+    """Return what more than half of the values are, else ``_MIXED``."""
+    text, count = Counter(json.dumps(value) for value in values).most_common(1)[0]
+    return json.loads(text) if 2 * count > len(values) else _MIXED
 
 
 def _with_defaults(config: Card) -> Card:
