@@ -11,6 +11,6 @@ esac
 run=${RUNS:-runs}/modes/$1-$2
 mkdir -p "${run%/*}"
 # shellcheck disable=SC2086  # one word an option
-vla-gym-train td3 --preset td3_single --suite goal --task-ids 5 --num-envs 8 --workers 2 $mode --seed "$2" \
+vla-gym-train td3 --preset td3_single --stride 0 --suite goal --task-ids 5 --num-envs 8 --workers 2 $mode --seed "$2" \
     --run-dir "$run" --no-progress
 python "$(dirname "$0")/make_results_page.py" --add-mode "$1-$2" "$run"

@@ -22,7 +22,7 @@ class TD3Config(RunConfig):
     critic_warmup_steps: int = 3000
     """Critic-only gradient steps after the warm-up."""
     buffer_size: int = 100_000
-    """Replay capacity in chunks."""
+    """Replay capacity in transitions: one a chunk, with stride up to C / stride."""
     stride: int = 0
     """Learn also from transitions that begin every so many control steps inside a chunk (the frames
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""

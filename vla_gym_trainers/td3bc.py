@@ -106,7 +106,7 @@ class TD3BC(TD3):
             policy: ``"RLTokenPolicy"`` or a subclass of it.
             env: Environment or VecEnv with the spaces above (see ``LiberoVLA-*``).
             learning_rate: Of actor and critics.
-            buffer_size: Replay capacity in chunks.
+            buffer_size: Replay capacity in transitions: one a chunk, with a stride more.
             learning_starts: Warm-up length in chunks.
             batch_size: Transitions per gradient step.
             tau: Polyak coefficient of both targets, per critic step.
