@@ -217,6 +217,8 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     found = [(folder.name, kind) for folder, kind in curves.runs_of("on_policy")]
     assert found == [("grpo-s0", "grpo, goal"), ("grpo-s1", "grpo, goal"), ("goal-s0", "td3, goal")]
     assert [kind for _, kind in curves.runs_of("suite_ablation")] == ["no-bc"]
+    stride = {"kind": "td3", "config": {"suite": "goal", "task_ids": None, "stride": 2}}
+    assert curves.kind_of("suite", "goal-stride2-s0", stride) == "td3, goal, stride 2"
     picture = curves.draw("on_policy")
     assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
     assert curves.draw("single") is None

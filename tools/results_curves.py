@@ -42,10 +42,11 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
         return re.sub(r"-s\d+$", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
+    stride = f", stride {config['stride']}" if config.get("stride") else ""
     if ids is not None and len(ids) == 1:
         extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
-        return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}"
-    return f"{train['kind']}, {suite}"
+        return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}{stride}"
+    return f"{train['kind']}, {suite}{stride}"
 
 
 def runs_of(group: str) -> list[tuple[Path, str]]:
