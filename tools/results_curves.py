@@ -92,7 +92,8 @@ def draw(group: str) -> str | None:
     for i, kind in enumerate(kinds):
         x, y = 46, HEIGHT + 14 + i * ROW
         legend.append(tag("rect", x=x, y=y - 9, width=10, height=10, class_=colour_class(i)))
-        legend.append(tag("text", kind, x=x + 16, y=y))
+        dashes = " (dashed)" if "dashed" in colour_class(i) else ""
+        legend.append(tag("text", f"{kind}{dashes}", x=x + 16, y=y))
     height = HEIGHT + 12 + len(kinds) * ROW
     svg = tag(
         "svg",
