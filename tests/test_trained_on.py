@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vla_gym.errors import ConfigError
 from vla_gym_trainers.trained_on import TrainedOn, trained_on, trained_vla
 
 
@@ -19,9 +20,10 @@ def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
     )
     config.write_text(json.dumps({"vla": "mini-few"}))  # a run from before there was a choice
     assert trained_on(tmp_path) == TrainedOn("mini-few", "auto")
-    for text in ("{", "[]"):
+    for text in ("{", '"vla"', "[1]", ""):  # not silently another VLA
         config.write_text(text)
-        assert trained_on(tmp_path) == TrainedOn()
+        with pytest.raises(ConfigError, match="config.json is damaged"):
+            trained_on(tmp_path)
 
 
 def test_the_vla_that_was_trained(tmp_path: Path) -> None:
@@ -29,6 +31,7 @@ def test_the_vla_that_was_trained(tmp_path: Path) -> None:
     (tmp_path / "adapters").mkdir()
     assert trained_vla(tmp_path, "oft:/path") == f"oft:/path?adapters={tmp_path}/adapters"
     assert trained_vla(tmp_path, "oft:/path?a=1") == f"oft:/path?a=1&adapters={tmp_path}/adapters"
+    assert trained_vla(tmp_path, "oft:/path?adapters=/other") is None
     (tmp_path / "vla").mkdir()
     assert trained_vla(tmp_path, "mini") == f"{tmp_path}/vla"
 

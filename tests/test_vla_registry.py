@@ -14,6 +14,7 @@ import torch
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
+from vla_gym.vla.spec_options import split_options, with_option
 
 PACKAGE = Path(__file__).parent / "example_vla_package"
 
@@ -130,6 +131,7 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
         ("mini?", "options as name=value, got ''"),
         ("mini?head", "options as name=value, got 'head'"),
         ("mini?device=cuda", "--device"),
+        ("mini?head=l1&head=token", "'head' is given twice"),
     ],
 )
 def test_wrong_specifications(spec, problem):
@@ -169,6 +171,13 @@ def test_options_are_yaml_scalars(checkpoint):
         "b": "{x: 1}",
         "c": "'",
     }
+
+
+def test_an_option_is_set_or_replaced():
+    assert with_option("mini", "head", "token") == "mini?head=token"
+    spec = with_option("oft:/p?head=l1&jpeg=false&a=null&b=2", "head", "token")
+    assert spec == "oft:/p?head=token&jpeg=false&a=null&b=2"
+    assert split_options(spec)[1] == {"head": "token", "jpeg": False, "a": None, "b": 2}
 
 
 def test_results_name_the_options(example_package, checkpoint):

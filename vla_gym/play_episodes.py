@@ -159,7 +159,8 @@ def _trained_on_tokens(config: PlayConfig) -> str | None:
     run = config.policy
     if run is None or not run.is_dir() or (run / "policy.zip").is_file():
         return None
-    from vla_gym_trainers.trained_on import trained_on, trained_vla, with_option
+    from vla_gym.vla.spec_options import with_option
+    from vla_gym_trainers.trained_on import trained_on, trained_vla
 
     vla = trained_vla(run, config.vla or trained_on(run).vla)
     return None if vla is None else with_option(vla, "head", "token")

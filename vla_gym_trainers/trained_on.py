@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_gym.vla.spec_options import split_options
+from vla_gym.errors import ConfigError
+from vla_gym.vla.spec_options import split_options, with_option
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,20 @@ def trained_on(path: Path) -> TrainedOn:
 
     Args:
         path: A run directory, or a .zip in one.
+
+    Raises:
+        ConfigError: If there is a configuration that cannot be read.
     """
     config = (path if path.is_dir() else path.parent) / "config.json"
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return TrainedOn()
-    if not isinstance(settings, dict):
-        return TrainedOn()
     default = TrainedOn()
+    if not config.is_file():
+        return default
+    try:
+        settings = dict(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{config} is damaged ({error}): restore it, for it says what {path} was trained on."
+        ) from error
     return TrainedOn(
         str(settings.get("vla", default.vla)), str(settings.get("rl_token", default.rl_token))
     )
@@ -46,7 +52,8 @@ def trained_vla(run_dir: Path, vla: str) -> str | None:
     """Return what :func:`vla_gym.vla.load` takes for the VLA that a run of PPO or GRPO has trained.
 
     A plain checkpoint if the run has one, else the VLA with the run's adapters; None if it has
-    neither, or its path cannot stand in a specification.
+    neither, its path cannot stand in a specification, or the run began with other adapters, which
+    would be lost.
 
     Args:
         run_dir: The run's folder.
@@ -55,11 +62,7 @@ def trained_vla(run_dir: Path, vla: str) -> str | None:
     if (run_dir / "vla").is_dir():
         return str(run_dir / "vla")
     folder = run_dir / "adapters"
-    if not folder.is_dir() or set(str(folder)) & set("?&"):
+    has_adapters = "adapters" in split_options(vla)[1]
+    if not folder.is_dir() or has_adapters or set(str(folder)) & set("?&"):
         return None
-    return with_option(vla, "adapters", folder)
-
-
-def with_option(vla: str, name: str, value: object) -> str:
-    """Return a specification with one more option."""
-    return f"{vla}{'&' if split_options(vla)[1] else '?'}{name}={value}"
+    return with_option(vla, "adapters", str(folder))

@@ -128,7 +128,16 @@ def look(
     instructions: list[str],
     proprio: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run one batched forward pass; see :class:`VLAFeatures`."""
+    """Run one batched forward pass; arguments and results as in :meth:`VLAFeatures.__call__`.
+
+    Args:
+        vla: The model.
+        rl_token: The encoder, on any device; None for the mean hidden state.
+        chunk_len: Rows C of the chunks, at most the horizon.
+        views: As there.
+        instructions: As there.
+        proprio: As there.
+    """
     output = vla.infer(dict(views), instructions, proprio)
     if rl_token is None:
         token = output.hidden.mean(dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,29 @@ def read_options(texts: Iterable[str]) -> dict[str, Any]:
     """Read options written as ``name=value``, each value a YAML scalar: 40, true, null, a text.
 
     Raises:
-        ConfigError: If one is written otherwise.
+        ConfigError: If one is written otherwise, or given twice.
     """
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name.isidentifier() and equals):
             raise ConfigError(f"Expected options as name=value, got {text!r}.")
+        if name in options:
+            raise ConfigError(f"The option {name!r} is given twice.")
         options[name] = _scalar(value)
     return options
+
+
+def with_option(spec: str, name: str, value: object) -> str:
+    """Return a specification with an option set, in place of what it says of it.
+
+    Raises:
+        ConfigError: As :func:`split_options`.
+    """
+    place, options = split_options(spec)
+    options[name] = value
+    texts = (v if isinstance(v, str) else json.dumps(v) for v in options.values())
+    return f"{place}?{'&'.join(f'{k}={v}' for k, v in zip(options, texts, strict=True))}"
 
 
 def _scalar(text: str) -> Any:
