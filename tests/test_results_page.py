@@ -111,6 +111,18 @@ def test_curve_begins_with_a_hundred_episodes(tool: ModuleType, tmp_path: Path) 
     assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
 
 
+def test_a_curve_of_rollouts_spans_a_hundred_episodes(tool: ModuleType, tmp_path: Path) -> None:
+    """60 episodes alone are too few; (30 + 12) / 120, then (12 + 54) / 120, then 110 alone."""
+    played = [(60, 0.5), (60, 0.2), (60, 0.9), (110, 0.9)]
+    rows = [
+        {"step": 64 * i, "wall_s": 60.0 * i, "time/seconds": 60.0 * i}
+        | {"rollout/episodes": float(count), "rollout/success": rate}
+        for i, (count, rate) in enumerate(played, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert tool.curve_of(tmp_path) == [(128, 2.0, 0.35), (192, 3.0, 0.55), (256, 4.0, 0.9)]
+
+
 def test_modes_say_when_success_was_reached(tool: ModuleType, tmp_path: Path) -> None:
     """80 % before 100 episodes does not count; 5 and 10 s of 20 s are 25 and 50 %."""
     modes = importlib.import_module("results_modes")

@@ -121,14 +121,22 @@ def _kept(group: str, what: str) -> list[tuple[str, Card, Any]]:
 def curve_of(run: Path) -> list[tuple[int, float, float]]:
     """Return (control steps, minutes, success of the training episodes), at most 100 points.
 
-    The first 100 episodes give none: short episodes end first, so it would be too good.
+    Of TD3 of the last 100 episodes, the first 100 give none: short episodes end first, so it
+    would be too good. Of PPO and GRPO of the last rollouts that hold 100 whole episodes.
     """
     rows = read_rows(run / "metrics.jsonl")
     seconds = seconds_of(rows)
     assert seconds is not None
     points = []
+    recent: list[tuple[float, float]] = []  # episodes and success of the last rollouts
     for row, time in zip(rows, seconds, strict=True):
         success = next((row[key] for key in SUCCESS_KEYS[TRAINING] if key in row), None)
+        if success is not None and "rollout/episodes" in row:
+            recent.append((row["rollout/episodes"], success))
+            while sum(count for count, _ in recent[1:]) >= 100:
+                recent.pop(0)
+            counts, rates = zip(*recent, strict=True)
+            success = float(np.average(rates, weights=counts)) if sum(counts) >= 100 else None
         if success is not None and row.get("time/episodes", 100) >= 100:
             steps = row.get("time/total_env_steps", row["step"])
             points.append((int(steps), round(float(time) / 60, 2), round(float(success), 4)))
