@@ -61,7 +61,8 @@ rollout, collector = Rollout.empty(shape), Collector(envs, shape, overlap=True)
 for i in range(args.rollouts):
     began = time.perf_counter()
     collector.collect(policy, rollout, seed=1000 * i)
-    targets = grpo_targets(rollout)  # (R - mean of the group) / std; groups without contrast drop
+    # (R - mean of the group by length) / std of the group; groups without contrast are dropped
+    targets = grpo_targets(rollout, baseline="length")
     played = rollout_metrics(rollout, version=0)
     learnt = learner.update(rollout, targets.advantages, targets.keep)
     print(

@@ -148,6 +148,22 @@ def test_group_relative():
     torch.testing.assert_close(unscaled[0], torch.tensor(0.75))
 
 
+def test_group_relative_to_the_mean_by_length():
+    # Group 0: returns 1, 0, 0 of 10, 20 and 20 tokens: 10/50 = 0.2, and sum l A = 8 - 4 - 4 = 0.
+    # Group 1: 1 and 0.5 of 30 and 10 tokens: 35/40 = 0.875; a lost member does not count.
+    returns = torch.tensor([1.0, 1.0, 0.0, 0.5, 0.0, math.nan])
+    groups = torch.tensor([0, 1, 0, 1, 0, 1])
+    valid = torch.tensor([True, True, True, True, True, False])
+    lengths = torch.tensor([10, 30, 20, 10, 20, 40])
+    unscaled, keep = group_relative(returns, groups, valid, lengths=lengths, scale=False)
+    expected = torch.tensor([0.8, 0.125, -0.2, -0.375, -0.2, 0.0])
+    torch.testing.assert_close(unscaled, expected)
+    assert keep.tolist() == [True, True, True, True, True, False]
+    # The scale is still the group's deviation: of 1, 0, 0 sqrt((4/9 + 1/9 + 1/9) / 2) = 0.57735.
+    scaled, _ = group_relative(returns, groups, valid, lengths=lengths)
+    assert scaled[0].item() == pytest.approx(0.8 / 0.57735, rel=1e-4)
+
+
 def test_equal_returns_that_round_have_no_contrast():
     # Three times 0.1 in float32: its mean is not exactly 0.1, so a variance would be positive.
     advantages, keep = group_relative(

@@ -39,7 +39,19 @@ def test_grpo_gives_an_episodes_advantage_to_its_chunks():
     kept = torch.zeros(6, 4, dtype=torch.bool)
     kept[0, :2], kept[1, :4] = True, True
     assert torch.equal(targets.keep, kept) and targets.returns is None
-    assert targets.metrics == {"rollout/episodes_kept": 2.0, "rollout/groups_kept": 1 / 3}
+    # Two chunks at 0.7071 and four at -0.7071: mean -0.2357, standard deviation 2/3.
+    assert targets.metrics == {
+        "rollout/episodes_kept": 2.0,
+        "rollout/groups_kept": 1 / 3,
+        "rollout/advantage_mean": pytest.approx(-0.2357, abs=1e-4),
+        "rollout/advantage_std": pytest.approx(2 / 3, abs=1e-4),
+    }
+    # By length: 8 and 16 control steps, so 1/3 is taken off, and the chunks' mean is 0.
+    even = grpo_targets(rollout, "group-unscaled", baseline="length")
+    assert even.advantages[:2, 0].tolist() == pytest.approx([2 / 3, -1 / 3])
+    assert even.metrics["rollout/advantage_mean"] == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ConfigError, match="baseline 'mean' or 'length'"):
+        grpo_targets(rollout, baseline="median")
     unscaled = grpo_targets(rollout, "group-unscaled")
     assert unscaled.advantages[:2, 0].tolist() == [0.5, -0.5]
     absolute = grpo_targets(rollout, "absolute")

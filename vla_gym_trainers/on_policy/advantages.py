@@ -115,7 +115,13 @@ def monte_carlo_returns(
 
 
 def group_relative(
-    returns: Tensor, groups: Tensor, valid: Tensor, *, scale: bool = True, eps: float = 1e-6
+    returns: Tensor,
+    groups: Tensor,
+    valid: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    scale: bool = True,
+    eps: float = 1e-6,
 ) -> GroupAdvantages:
     """GRPO (Shao et al. 2024, section 4.1.2): each episode against its group.
 
@@ -123,10 +129,16 @@ def group_relative(
     standard deviation of a sample (n - 1). Groups without contrast (all returns equal, or fewer
     than two valid members) teach nothing and are dropped.
 
+    With ``lengths`` the mean that is taken off is ``sum_g l_i R_i / sum_g l_i`` (Hao et al. 2025,
+    "On-Policy RL with Optimal Reward Baseline"), so that the advantages of a group's tokens sum to
+    0. Failures run to the step limit: without it most tokens have negative advantages, which
+    push the policy away from all that it does.
+
     Args:
         returns: [N], one number an episode.
         groups: [N] int64; equal numbers played the same task from the same state.
         valid: [N] bool; episodes that are not do not count in their group either.
+        lengths: [N], tokens of each episode, or None for equal weights.
         scale: False leaves out the division (Dr. GRPO, Liu et al. 2025).
         eps: See above.
     """
@@ -138,6 +150,11 @@ def group_relative(
     mean = zeros.index_add(0, index, returns * member) / count.clamp(min=1.0)
     centred = (returns - mean[index]) * member
     variance = zeros.index_add(0, index, centred.square()) / (count - 1).clamp(min=1.0)
+    if lengths is not None:
+        weight = lengths.to(returns.dtype) * member
+        total = zeros.index_add(0, index, weight)
+        baseline = zeros.index_add(0, index, returns * weight) / total.clamp(min=1.0)
+        centred = (returns - baseline[index]) * member
     # By comparison, not by the variance, whose rounding would keep groups of equal returns.
     low = torch.full_like(zeros, torch.inf).scatter_reduce(
         0, index, torch.where(valid, returns, torch.inf), "amin"

@@ -13,6 +13,7 @@ from vla_gym_trainers.on_policy.distributed import World
 from vla_gym_trainers.on_policy.rollout import Rollout
 
 EpisodeAdvantage = Literal["group", "group-unscaled", "absolute"]
+GroupBaseline = Literal["mean", "length"]
 
 
 class Targets(NamedTuple):
@@ -57,20 +58,22 @@ def ppo_targets(
     advantages = result.advantages
     if standardize:
         advantages = adv.standardize(advantages, student, sums)
-    count, total, squares = sums.tolist()
-    mean = total / max(count, 1.0)
-    variance = max(squares / max(count, 1.0) - mean * mean, 0.0)
+    mean, std = _mean_and_std(sums)
     explained = _explained_variance(result.returns, values, keep, world)
     metrics = {
         "rollout/advantage_mean": mean,
-        "rollout/advantage_std": variance**0.5,
+        "rollout/advantage_std": std,
         "rollout/explained_variance": explained,
     }
     return Targets(advantages, keep, result.returns, metrics)
 
 
 def grpo_targets(
-    rollout: Rollout, kind: EpisodeAdvantage = "group", world: World | None = None
+    rollout: Rollout,
+    kind: EpisodeAdvantage = "group",
+    world: World | None = None,
+    *,
+    baseline: GroupBaseline = "mean",
 ) -> Targets:
     """One advantage for all chunks of an episode, from its return.
 
@@ -82,10 +85,14 @@ def grpo_targets(
             deviation; ``"group-unscaled"``: without the division; ``"absolute"``: the return,
             failures dropped.
         world: The processes.
+        baseline: Of the groups: ``"mean"``, or ``"length"``: the mean weighted by executed
+            control steps, see :func:`~vla_gym_trainers.on_policy.advantages.group_relative`.
 
     Raises:
-        ConfigError: If rows are not whole episodes, or ``kind`` is unknown.
+        ConfigError: If rows are not whole episodes, or ``kind`` or ``baseline`` is unknown.
     """
+    if baseline not in ("mean", "length"):
+        raise ConfigError(f"Expected baseline 'mean' or 'length', got {baseline!r}.")
     if rollout.shape.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     world, data = world or World(), rollout.data
@@ -96,7 +103,11 @@ def grpo_targets(
     if kind == "absolute":
         result = adv.absolute(returns, complete)
     elif kind in ("group", "group-unscaled"):
-        result = adv.group_relative(returns, groups, complete, scale=kind == "group")
+        steps = torch.where(data["valid"], data["executed"], 0).sum(dim=1)
+        lengths = steps if baseline == "length" else None
+        result = adv.group_relative(
+            returns, groups, complete, lengths=lengths, scale=kind == "group"
+        )
     else:
         raise ConfigError(
             f"Expected advantages 'group', 'group-unscaled' or 'absolute', got {kind!r}."
@@ -105,12 +116,16 @@ def grpo_targets(
     kept, contrast, all_groups = world.sum(
         [float(result.keep.sum()), with_contrast, float(groups[complete].unique().numel())]
     ).tolist()
+    advantages = result.advantages[:, None].expand(data.shape)
+    keep = data["valid"] & result.keep[:, None]
+    mean, std = _mean_and_std(world.sum(adv.moments(advantages, keep)))
     metrics = {
         "rollout/episodes_kept": kept,
         "rollout/groups_kept": contrast / max(all_groups, 1.0),
+        "rollout/advantage_mean": mean,
+        "rollout/advantage_std": std,
     }
-    advantages = result.advantages[:, None].expand(data.shape)
-    return Targets(advantages, data["valid"] & result.keep[:, None], None, metrics)
+    return Targets(advantages, keep, None, metrics)
 
 
 def rollout_metrics(rollout: Rollout, version: int, world: World | None = None) -> dict[str, float]:
@@ -144,6 +159,13 @@ def rollout_metrics(rollout: Rollout, version: int, world: World | None = None) 
     if rollout.shape.episodes is not None:
         metrics["rollout/episodes_lost"] = begun_all - episodes
     return metrics
+
+
+def _mean_and_std(sums: Tensor) -> tuple[float, float]:
+    """Return both from :func:`~vla_gym_trainers.on_policy.advantages.moments`; 0 of nothing."""
+    count, total, squares = sums.tolist()
+    mean = total / max(count, 1.0)
+    return mean, max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
 
 
 def _explained_variance(returns: Tensor, values: Tensor, mask: Tensor, world: World) -> float:
