@@ -72,7 +72,7 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
         targets, weights = random_targets(rollout), Weights(cloning=0.5)
         # Away from the behaviour policy: ratios differ from 1, and adapters' B from 0.
         learner.update(rollout, *targets, weights)
-        learner.gradient(rollout, gather(rollout, *targets, weights), weights)
+        learner.gradient(rollout, gather(rollout, *targets, weights, held=True), weights)
         gradient = {k: p.grad.clone() for k, p in policy.named_parameters().items()}
         learner.optimizer.step()
         results[size] = gradient, policy.state_dict()
@@ -235,6 +235,29 @@ def test_it_goes_on_from_its_state(rollout):
         one.update(rollout, advantages, keep, returns)
     assert not moved(other.policy, learner.policy.state_dict())
     assert other.updates == learner.updates == 8
+
+
+def test_the_reference_holds_what_has_no_contrast(rollout):
+    """Nothing is kept of the rollout: the KL alone brings the student's chunks back."""
+    advantages, keep, _ = random_targets(rollout)
+    rollout = copy.copy(rollout)
+    rollout.data = rollout.data.clone()
+    rollout.data["by_teacher"][0] = True
+    valid = rollout.data["valid"]
+    batch = gather(rollout, advantages, keep & False, None, Weights(), held=True)
+    assert bool(batch["held"].all()) and not batch["rl"].any()
+    assert len(batch) == valid[1:].sum() and 0 not in batch["row"]
+    policy, reference = tiny_policy(), tiny_policy()
+    for parameter in policy.named_parameters().values():
+        parameter.data += 0.05 * torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(0)
+        )
+    settings = LearnerSettings(learning_rate=1e-3, kl_coef=0.1)
+    learner = Learner(policy, settings, reference=reference)
+    seen = [
+        learner.update(rollout, advantages, keep & False)["train/reference_kl"] for _ in range(10)
+    ]
+    assert seen[0] > 1e-3 and seen[-1] < 0.5 * seen[0] and learner.updates == 40
 
 
 def test_reinforcing_makes_tokens_likelier(rollout):

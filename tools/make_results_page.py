@@ -199,26 +199,32 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
 
 
 def table(group: str) -> list[str]:
-    """Return a group's table; a row shows the settings in which it is not as most of the group."""
+    """Return a group's table; a row shows in which settings it is not as most of its algorithm."""
     runs = load(group)
     if not runs:
         return ["None yet."]
-    configs = [_with_defaults(train["config"]) for _, train, _ in runs]
-    keys = {key for config in configs for key in config} - _NOT_SHOWN
-    differs = sorted(
-        key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1
-    )
-    usual = {key: _usual([config.get(key) for config in configs]) for key in differs}
+    kinds: dict[str, list[Card]] = {}
+    for _, train, _ in runs:
+        kinds.setdefault(train["kind"], []).append(_with_defaults(train["config"]))
+    usual = {kind: _differing(configs) for kind, configs in kinds.items()}
     lines = [
         "| task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p |",
         "| --- |" + " --- |" * 8,
     ]
-    for (_, train, evaluation), config in zip(runs, configs, strict=True):
+    for _, train, evaluation in runs:
+        config, expected = _with_defaults(train["config"]), usual[train["kind"]]
         defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
-        expected = {k: defaults.get(k) if v is _MIXED else v for k, v in usual.items()}
-        own = {key: config.get(key) for key in differs if config.get(key) != expected[key]}
+        expected = {k: defaults.get(k) if v is _MIXED else v for k, v in expected.items()}
+        own = {k: config.get(k) for k, v in expected.items() if config.get(k) != v}
         lines.append(row(train, evaluation, own))
     return lines
+
+
+def _differing(configs: list[Card]) -> dict[str, Any]:
+    """Return the settings in which runs differ, each with what is usual."""
+    keys = {key for config in configs for key in config} - _NOT_SHOWN
+    found = {key: [config.get(key) for config in configs] for key in sorted(keys)}
+    return {k: _usual(v) for k, v in found.items() if len({json.dumps(x) for x in v}) > 1}
 
 
 def _usual(values: list[Any]) -> Any:

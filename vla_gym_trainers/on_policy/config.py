@@ -120,7 +120,7 @@ class OnPolicyConfig:
     entropy_coef: float = 0.0
     """Weight of the tokens' entropy."""
     kl_coef: float = 0.0
-    """Weight of the KL divergence to the policy that RL began with."""
+    """Weight of the KL divergence to the policy that RL began with, over all of its chunks."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     skip_factor: float | None = 10.0

@@ -32,6 +32,7 @@ class Counts(NamedTuple):
 
     tokens: float
     ratios: float
+    held: float
     valued: float
     cloned: float
 
@@ -40,7 +41,7 @@ class Counts(NamedTuple):
 _LOSSES = {
     "policy_loss": "ratios",
     "entropy": "tokens",
-    "reference_kl": "tokens",
+    "reference_kl": "held",
     "value_loss": "valued",
     "cloning_loss": "cloned",
 }
@@ -126,7 +127,8 @@ class Learner:
         self.optimizer.param_groups[0]["lr"] = weights.learning_rate or settings.learning_rate
         if self.policy.value_head is None:
             returns = None
-        batch = gather(rollout, advantages, keep, returns, weights)
+        held = settings.kl_coef > 0.0
+        batch = gather(rollout, advantages, keep, returns, weights, held=held)
         totals = dict.fromkeys((*_SUMS, *Counts._fields), 0.0)
         norms: list[float] = []
         stopped, skipped, updates = False, self.skipped, self.updates
@@ -188,8 +190,9 @@ class Learner:
         """
         rl = chunks["mask"] & chunks["rl"][:, None, None]
         ratios = rl if self.settings.ratio_level == "token" else rl.flatten(1).any(dim=1)
+        held = chunks["mask"] & chunks["held"][:, None, None]
         cloned = chunks["mask"] & (weights.cloning > 0.0)
-        here = [float(x.sum()) for x in (rl, ratios, chunks["valued"], cloned)]
+        here = [float(x.sum()) for x in (rl, ratios, held, chunks["valued"], cloned)]
         counts = Counts(*self.world.sum(here).tolist())
         self.optimizer.zero_grad(set_to_none=True)
         sums = dict.fromkeys(_SUMS, 0.0)
@@ -214,7 +217,7 @@ class Learner:
             teacher = micro["teacher_tokens"].long().to(self._device)
         seen = self.policy.evaluate(*inputs, tokens, teacher)
         small = micro.select(
-            "mask", "rl", "valued", "log_probs", "advantages", "returns", "values"
+            "mask", "rl", "held", "valued", "log_probs", "advantages", "returns", "values"
         ).to(self._device)
         mask = small["mask"]
         rl = mask & small["rl"][:, None, None]
@@ -240,14 +243,15 @@ class Learner:
                 "kl": surrogate.kl,
                 "ratio_deviation": deviation.sum(),
             }
-            if settings.kl_coef > 0.0:
-                assert self.reference is not None
-                with torch.no_grad():
-                    there = self.reference.evaluate(*inputs, tokens).log_probs
-                kl = losses.reference_kl(
-                    seen.log_probs, there, rl, counts.tokens, settings.log_ratio_clamp
-                )
-                loss, parts["reference_kl"] = loss + settings.kl_coef * kl, kl
+        if counts.held > 0.0:
+            assert self.reference is not None
+            held = mask & small["held"][:, None, None]
+            with torch.no_grad():
+                there = self.reference.evaluate(*inputs, tokens).log_probs
+            kl = losses.reference_kl(
+                seen.log_probs, there, held, counts.held, settings.log_ratio_clamp
+            )
+            loss, parts["reference_kl"] = loss + settings.kl_coef * kl, kl
         if counts.valued > 0.0:
             keep = small["valued"]
             value = losses.value_loss(

@@ -22,12 +22,14 @@ def gather(
     keep: Tensor,
     returns: Tensor | None,
     weights: Weights,
+    *,
+    held: bool = False,
 ) -> TensorDict:
     """Return the chunks (n,) that any loss needs, one after another, without their frames.
 
     New keys: ``row`` and ``slot`` (where a chunk lies), ``advantages``, ``returns``, ``mask``
     (C, 7) of executed tokens, ``rl`` (the surrogate loss counts this chunk), ``valued`` (the value
-    loss does).
+    loss does), ``held`` (the KL to the reference does).
 
     Args:
         rollout: What was played.
@@ -35,16 +37,19 @@ def gather(
         keep: [rows, chunks] bool: chunks to learn from by reinforcement.
         returns: [rows, chunks], or None without a value head.
         weights: What takes part.
+        held: Whether there is a KL penalty. It counts all chunks of the student, also of groups
+            without contrast: nothing else corrects what learning from other tasks does to them.
     """
     data = rollout.data
     valid = data["valid"]
     small = data.exclude(*CAMERAS, "query")
-    small["rl"] = valid & keep & ~data["by_teacher"] & weights.rl
+    student = valid & ~data["by_teacher"] & weights.rl
+    small["rl"], small["held"] = student & keep, student & held
     small["valued"] = valid & (weights.value and returns is not None)
     small["advantages"] = advantages
     small["returns"] = torch.zeros_like(advantages) if returns is None else returns
     small["mask"] = data["token_mask"][..., None].expand(data["tokens"].shape)
-    needed = small["rl"] | small["valued"] | (valid & (weights.cloning > 0.0))
+    needed = small["rl"] | small["held"] | small["valued"] | (valid & (weights.cloning > 0.0))
     rows, slots = needed.nonzero(as_tuple=True)
     batch = small[rows, slots]
     batch["row"], batch["slot"] = rows, slots
