@@ -10,7 +10,7 @@ from on_policy_toys import tiny_policy, toy_envs, toy_shape
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.collector import Collector
 from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings, Weights
-from vla_gym_trainers.on_policy.minibatches import gather
+from vla_gym_trainers.on_policy.minibatches import gather, inputs_of
 from vla_gym_trainers.on_policy.policy import TokenPolicy
 from vla_gym_trainers.on_policy.rollout import Rollout
 
@@ -72,7 +72,9 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
         targets, weights = random_targets(rollout), Weights(cloning=0.5)
         # Away from the behaviour policy: ratios differ from 1, and adapters' B from 0.
         learner.update(rollout, *targets, weights)
-        learner.gradient(rollout, gather(rollout, *targets, weights, held=True), weights)
+        batch = gather(rollout, *targets, weights, held=True)
+        batch["reference"] = learner.refer(rollout, batch)
+        learner.gradient(rollout, batch, weights)
         gradient = {k: p.grad.clone() for k, p in policy.named_parameters().items()}
         learner.optimizer.step()
         results[size] = gradient, policy.state_dict()
@@ -254,6 +256,11 @@ def test_the_reference_holds_what_has_no_contrast(rollout):
         )
     settings = LearnerSettings(learning_rate=1e-3, kl_coef=0.1)
     learner = Learner(policy, settings, reference=reference)
+    found = learner.refer(rollout, batch)
+    for i in range(len(batch)):  # each chunk has its own, whatever the order they were played in
+        one = batch[i : i + 1]
+        alone = reference.evaluate(*inputs_of(rollout, one), one["tokens"].long()).log_probs
+        torch.testing.assert_close(found[i], alone[0], atol=1e-5, rtol=1e-5)
     seen = [
         learner.update(rollout, advantages, keep & False)["train/reference_kl"] for _ in range(10)
     ]

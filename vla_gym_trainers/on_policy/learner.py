@@ -129,6 +129,8 @@ class Learner:
             returns = None
         held = settings.kl_coef > 0.0
         batch = gather(rollout, advantages, keep, returns, weights, held=held)
+        if held:
+            batch["reference"] = self.refer(rollout, batch)
         totals = dict.fromkeys((*_SUMS, *Counts._fields), 0.0)
         norms: list[float] = []
         stopped, skipped, updates = False, self.skipped, self.updates
@@ -172,6 +174,28 @@ class Learner:
             **fitted,
         }
 
+    @torch.no_grad()
+    def refer(self, rollout: Rollout, chunks: TensorDict) -> Tensor:
+        """Return the reference's log-probabilities: it never changes, so once for all passes.
+
+        Args:
+            rollout: Holds the frames.
+            chunks: As :func:`gather` returns them.
+
+        Returns:
+            (n, C, 7) float32, 0 where a chunk is not held.
+        """
+        assert self.reference is not None
+        found = torch.zeros_like(chunks["log_probs"])
+        held = chunks["held"].nonzero().squeeze(-1)
+        # Task by task, as in micro_batches().
+        held = held[chunks["instruction"][held].argsort(stable=True)]
+        for at in held.split(self.settings.micro_batch_size) if len(held) else ():
+            part = chunks[at]
+            tokens = part["tokens"].long().to(self._device)
+            found[at] = self.reference.evaluate(*inputs_of(rollout, part), tokens).log_probs.cpu()
+        return found
+
     def gradient(
         self, rollout: Rollout, chunks: TensorDict, weights: Weights
     ) -> tuple[dict[str, float], Counts]:
@@ -182,7 +206,8 @@ class Learner:
 
         Args:
             rollout: Holds the frames.
-            chunks: This process's share, as :func:`gather` returns it.
+            chunks: This process's share, as :func:`gather` returns it; if some are held, with
+                ``reference`` as well, see :meth:`refer`.
             weights: What takes part.
 
         Returns:
@@ -216,9 +241,8 @@ class Learner:
         if weights.cloning > 0.0:
             teacher = micro["teacher_tokens"].long().to(self._device)
         seen = self.policy.evaluate(*inputs, tokens, teacher)
-        small = micro.select(
-            "mask", "rl", "held", "valued", "log_probs", "advantages", "returns", "values"
-        ).to(self._device)
+        names = ["mask", "rl", "held", "valued", "log_probs", "advantages", "returns", "values"]
+        small = micro.select(*names, "reference", strict=False).to(self._device)
         mask = small["mask"]
         rl = mask & small["rl"][:, None, None]
         loss = seen.log_probs.new_zeros(())
@@ -244,13 +268,9 @@ class Learner:
                 "ratio_deviation": deviation.sum(),
             }
         if counts.held > 0.0:
-            assert self.reference is not None
             held = mask & small["held"][:, None, None]
-            with torch.no_grad():
-                there = self.reference.evaluate(*inputs, tokens).log_probs
-            kl = losses.reference_kl(
-                seen.log_probs, there, held, counts.held, settings.log_ratio_clamp
-            )
+            there, clamp = small["reference"], settings.log_ratio_clamp
+            kl = losses.reference_kl(seen.log_probs, there, held, counts.held, clamp)
             loss, parts["reference_kl"] = loss + settings.kl_coef * kl, kl
         if counts.valued > 0.0:
             keep = small["valued"]
