@@ -59,6 +59,21 @@ def test_grpo_gives_an_episodes_advantage_to_its_chunks():
     assert absolute.advantages[0, 0] == 1.0
 
 
+def test_grpo_can_weigh_episodes_alike():
+    # 2 and 4 chunks of 4 control steps; the second group has no contrast and does not count.
+    rollout = played([(2, "won"), (4, "late"), (1, "won"), (3, "won")])
+    rollout.data["executed"][0, 1] = 2
+    targets = grpo_targets(rollout, "group-unscaled", aggregation="episodes")
+    # 6 and 16 control steps, 11 on average: 0.5 * 11 / 6 and -0.5 * 11 / 16.
+    assert targets.advantages[:2, 0].tolist() == pytest.approx([0.91667, -0.34375], abs=1e-5)
+    weighed = (targets.advantages * rollout.data["executed"] * targets.keep).sum(dim=1)
+    assert weighed[:2].tolist() == pytest.approx([5.5, -5.5])
+    # So over all tokens the mean is 0, and the mean size is as without: 0.5.
+    assert weighed[:2].abs().sum().item() / 22 == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="'tokens' or 'episodes'"):
+        grpo_targets(rollout, aggregation="sequences")
+
+
 def test_discounts_make_a_late_success_worth_less():
     # gamma ** 4 = 0.5: wins after 1 and 3 chunks return 1 and 0.25.
     targets = grpo_targets(played([(1, "won"), (3, "won")], discount=0.5), "group-unscaled")

@@ -13,7 +13,7 @@ from vla_gym.vla.lora import LoraSettings
 from vla_gym_trainers.on_policy.losses import RatioLevel
 from vla_gym_trainers.on_policy.phases import Schedule
 from vla_gym_trainers.on_policy.settings import LearnerSettings
-from vla_gym_trainers.on_policy.targets import EpisodeAdvantage, GroupBaseline
+from vla_gym_trainers.on_policy.targets import Aggregation, EpisodeAdvantage, GroupBaseline
 from vla_gym_trainers.on_policy.trainable import Trainable
 
 #: What may differ when a run is resumed: nothing that the training so far depends on.
@@ -259,6 +259,9 @@ class GRPOConfig(OnPolicyConfig):
     baseline: GroupBaseline = "length"
     """What is taken off in a group: its mean, or its mean weighted by the length of the episodes
     (their tokens' advantages then sum to 0: no drift by long failures)."""
+    aggregation: Aggregation = "tokens"
+    """What weighs the same in the loss: all tokens, or all episodes (a short success as much as a
+    long failure; the baseline to go with it is mean)."""
 
     def __post_init__(self) -> None:
         """Check the ranges; see the base."""

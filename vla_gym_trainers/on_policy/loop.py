@@ -44,7 +44,13 @@ def targets_of(config: OnPolicyConfig, rollout: Rollout, world: World) -> Target
     if isinstance(config, PPOConfig):
         return ppo_targets(rollout, config.gae_lambda, world, standardize=config.standardize)
     assert isinstance(config, GRPOConfig)
-    return grpo_targets(rollout, config.advantage, world, baseline=config.baseline)
+    return grpo_targets(
+        rollout,
+        config.advantage,
+        world,
+        baseline=config.baseline,
+        aggregation=config.aggregation,
+    )
 
 
 class Loop:

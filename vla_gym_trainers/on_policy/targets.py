@@ -14,6 +14,7 @@ from vla_gym_trainers.on_policy.rollout import Rollout
 
 EpisodeAdvantage = Literal["group", "group-unscaled", "absolute"]
 GroupBaseline = Literal["mean", "length"]
+Aggregation = Literal["tokens", "episodes"]
 
 
 class Targets(NamedTuple):
@@ -74,6 +75,7 @@ def grpo_targets(
     world: World | None = None,
     *,
     baseline: GroupBaseline = "mean",
+    aggregation: Aggregation = "tokens",
 ) -> Targets:
     """One advantage for all chunks of an episode, from its return.
 
@@ -87,12 +89,19 @@ def grpo_targets(
         world: The processes.
         baseline: Of the groups: ``"mean"``, or ``"length"``: the mean weighted by executed
             control steps, see :func:`~vla_gym_trainers.on_policy.advantages.group_relative`.
+        aggregation: ``"tokens"``: each token of a minibatch weighs the same in its loss (DAPO, Yu
+            et al. 2025), so long failures weigh most; ``"episodes"``: each episode does, as in
+            Shao et al. 2024, by advantages divided by its control steps, and multiplied by
+            their mean over the episodes that are kept.
 
     Raises:
-        ConfigError: If rows are not whole episodes, or ``kind`` or ``baseline`` is unknown.
+        ConfigError: If rows are not whole episodes, or ``kind``, ``baseline`` or ``aggregation``
+            is unknown.
     """
     if baseline not in ("mean", "length"):
         raise ConfigError(f"Expected baseline 'mean' or 'length', got {baseline!r}.")
+    if aggregation not in ("tokens", "episodes"):
+        raise ConfigError(f"Expected aggregation 'tokens' or 'episodes', got {aggregation!r}.")
     if rollout.shape.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     world, data = world or World(), rollout.data
@@ -100,10 +109,10 @@ def grpo_targets(
     ends = data["terminated"], data["truncated"]
     returns = adv.monte_carlo_returns(data["rewards"], data["discounts"], *ends, data["valid"])
     returns, groups = returns[:, 0], data["group"][:, 0]
+    steps = torch.where(data["valid"], data["executed"], 0).sum(dim=1)
     if kind == "absolute":
         result = adv.absolute(returns, complete)
     elif kind in ("group", "group-unscaled"):
-        steps = torch.where(data["valid"], data["executed"], 0).sum(dim=1)
         lengths = steps if baseline == "length" else None
         result = adv.group_relative(
             returns, groups, complete, lengths=lengths, scale=kind == "group"
@@ -116,7 +125,11 @@ def grpo_targets(
     kept, contrast, all_groups = world.sum(
         [float(result.keep.sum()), with_contrast, float(groups[complete].unique().numel())]
     ).tolist()
-    advantages = result.advantages[:, None].expand(data.shape)
+    advantages = result.advantages
+    if aggregation == "episodes":
+        kept_steps = world.sum([float(steps[result.keep].sum())]).item()
+        advantages = advantages * (kept_steps / max(kept, 1.0)) / steps.clamp(min=1)
+    advantages = advantages[:, None].expand(data.shape)
     keep = data["valid"] & result.keep[:, None]
     mean, std = _mean_and_std(world.sum(adv.moments(advantages, keep)))
     metrics = {
