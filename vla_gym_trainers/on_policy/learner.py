@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy import losses
 from vla_gym_trainers.on_policy.distributed import World
 from vla_gym_trainers.on_policy.minibatches import gather, inputs_of, micro_batches, split
+from vla_gym_trainers.on_policy.objective import LOSSES, SUMS, Counts, loss_metrics, objective
 from vla_gym_trainers.on_policy.policy import TokenPolicy
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.settings import LearnerSettings, Weights
@@ -25,27 +25,6 @@ __all__ = ["Learner", "LearnerSettings", "Weights"]
 
 _NORM_HISTORY, _NORM_MINIMUM = 50, 5
 _EVERYTHING = Weights()
-
-
-class Counts(NamedTuple):
-    """What the losses of one minibatch of all processes are divided by."""
-
-    tokens: float
-    ratios: float
-    held: float
-    valued: float
-    cloned: float
-
-
-#: Losses, each with the count that it is divided by, and plain sums.
-_LOSSES = {
-    "policy_loss": "ratios",
-    "entropy": "tokens",
-    "reference_kl": "held",
-    "value_loss": "valued",
-    "cloning_loss": "cloned",
-}
-_SUMS = (*_LOSSES, "clipped", "kl", "ratio_deviation", "right")
 
 
 class Learner:
@@ -131,7 +110,7 @@ class Learner:
         batch = gather(rollout, advantages, keep, returns, weights, held=held)
         if held:
             batch["reference"] = self.refer(rollout, batch)
-        totals = dict.fromkeys((*_SUMS, *Counts._fields), 0.0)
+        totals = dict.fromkeys((*SUMS, *Counts._fields), 0.0)
         norms: list[float] = []
         stopped, skipped, updates = False, self.skipped, self.updates
         for _ in range(weights.epochs or settings.epochs):
@@ -143,7 +122,7 @@ class Learner:
                     continue
                 known = {**counts._asdict(), **sums}
                 for key, value in known.items():
-                    totals[key] += value * known.get(_LOSSES.get(key, ""), 1.0)
+                    totals[key] += value * known.get(LOSSES.get(key, ""), 1.0)
                 target = settings.target_kl
                 kl = sums["kl"] / max(counts.ratios, 1.0)
                 if target is not None and kl > 1.5 * target:
@@ -166,7 +145,7 @@ class Learner:
                 rng=self._rng,
             )
         return {
-            **_metrics(totals),
+            **loss_metrics(totals),
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
             "train/updates": float(self.updates - updates),
             "train/updates_skipped": float(self.skipped - skipped),
@@ -211,7 +190,7 @@ class Learner:
             weights: What takes part.
 
         Returns:
-            Sums of ``_SUMS`` and the counts, over all processes.
+            What :data:`SUMS` names and the counts, over all processes.
         """
         rl = chunks["mask"] & chunks["rl"][:, None, None]
         ratios = rl if self.settings.ratio_level == "token" else rl.flatten(1).any(dim=1)
@@ -220,74 +199,16 @@ class Learner:
         here = [float(x.sum()) for x in (rl, ratios, held, chunks["valued"], cloned)]
         counts = Counts(*self.world.sum(here).tolist())
         self.optimizer.zero_grad(set_to_none=True)
-        sums = dict.fromkeys(_SUMS, 0.0)
+        sums = dict.fromkeys(SUMS, 0.0)
         for micro in micro_batches(chunks, self.settings.micro_batch_size):
-            loss, parts = self._losses(rollout, micro, counts, weights)
+            loss, parts = objective(self.policy, self.settings, rollout, micro, counts, weights)
             if loss.requires_grad:
                 loss.backward()
             for key, value in parts.items():
                 sums[key] += float(value)
         self.world.sum_gradients(self.parameters)
-        total = self.world.sum([sums[key] for key in _SUMS])
-        return dict(zip(_SUMS, total.tolist(), strict=True)), counts
-
-    def _losses(
-        self, rollout: Rollout, micro: TensorDict, counts: Counts, weights: Weights
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        settings = self.settings
-        inputs = inputs_of(rollout, micro)
-        tokens = micro["tokens"].long().to(self._device)
-        teacher = None
-        if weights.cloning > 0.0:
-            teacher = micro["teacher_tokens"].long().to(self._device)
-        seen = self.policy.evaluate(*inputs, tokens, teacher)
-        names = ["mask", "rl", "held", "valued", "log_probs", "advantages", "returns", "values"]
-        small = micro.select(*names, "reference", strict=False).to(self._device)
-        mask = small["mask"]
-        rl = mask & small["rl"][:, None, None]
-        loss = seen.log_probs.new_zeros(())
-        parts: dict[str, Tensor] = {}
-        if counts.tokens > 0.0:
-            ratio = losses.token_ratio(
-                seen.log_probs,
-                small["log_probs"],
-                rl,
-                settings.ratio_level,
-                settings.log_ratio_clamp,
-            )
-            clip = settings.clip_low, settings.clip_high
-            surrogate = losses.ppo_loss(ratio, small["advantages"], counts.ratios, *clip)
-            entropy = losses.masked_mean(seen.entropy, rl, counts.tokens)
-            loss = loss + surrogate.loss - settings.entropy_coef * entropy
-            deviation = (ratio.log_ratio.detach().exp() - 1.0).abs() * ratio.mask
-            parts |= {
-                "policy_loss": surrogate.loss,
-                "entropy": entropy,
-                "clipped": surrogate.clipped,
-                "kl": surrogate.kl,
-                "ratio_deviation": deviation.sum(),
-            }
-        if counts.held > 0.0:
-            held = mask & small["held"][:, None, None]
-            there, clamp = small["reference"], settings.log_ratio_clamp
-            kl = losses.reference_kl(seen.log_probs, there, held, counts.held, clamp)
-            loss, parts["reference_kl"] = loss + settings.kl_coef * kl, kl
-        if counts.valued > 0.0:
-            keep = small["valued"]
-            value = losses.value_loss(
-                seen.values[keep],
-                small["values"][keep],
-                small["returns"][keep],
-                counts.valued,
-                settings.value_clip,
-            )
-            loss, parts["value_loss"] = loss + settings.value_coef * value, value
-        if counts.cloned > 0.0:
-            assert seen.teacher_log_probs is not None and teacher is not None
-            cloning = losses.cloning_loss(seen.teacher_log_probs, mask, counts.cloned)
-            loss, parts["cloning_loss"] = loss + weights.cloning * cloning, cloning
-            parts["right"] = ((seen.greedy == teacher) & mask).sum()
-        return loss, {key: value.detach() for key, value in parts.items()}
+        total = self.world.sum([sums[key] for key in SUMS])
+        return dict(zip(SUMS, total.tolist(), strict=True)), counts
 
     @property
     def _device(self) -> torch.device:
@@ -336,21 +257,3 @@ class Learner:
         # Of several processes the first one alone writes: what the others had played is gone.
         alone = self.world.size == 1
         self._memory.load_state_dict(state.get("values", ()) if alone else ())
-
-
-def _metrics(totals: dict[str, float]) -> dict[str, float]:
-    """Return means over all ratios, tokens or chunks of an update."""
-    ratios, tokens, cloned = totals["ratios"], totals["tokens"], totals["cloned"]
-    metrics = {
-        f"train/{key}": totals[key] / totals[count]
-        for key, count in _LOSSES.items()
-        if totals[count] > 0.0
-    }
-    if ratios > 0.0:
-        metrics["train/clip_fraction"] = totals["clipped"] / ratios
-        metrics["train/kl"] = totals["kl"] / ratios
-        metrics["train/ratio_deviation"] = totals["ratio_deviation"] / ratios
-        metrics["train/tokens"] = tokens
-    if cloned > 0.0:
-        metrics["train/token_accuracy"] = totals["right"] / cloned
-    return metrics
