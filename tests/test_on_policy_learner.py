@@ -175,6 +175,11 @@ def test_weights_may_change_the_step_size(rollout):
         steps.append(max(float((after[k] - before[k]).abs().max()) for k in before if "vla" in k))
     # Adam's first step is at most the learning rate, and nearly that where the gradient is large.
     assert 0.9e-2 < steps[0] <= 1.001e-2 and 0.9e-4 < steps[1] <= 1.001e-4
+    # 0 is a step size too: that of an annealed run's end.
+    policy = tiny_policy()
+    state = {k: v.clone() for k, v in policy.state_dict().items()}
+    learner_of(policy).update(rollout, *random_targets(rollout), Weights(learning_rate=0.0))
+    assert not moved(policy, state)
 
 
 def test_gradients_are_clipped(rollout):

@@ -125,7 +125,7 @@ def _inputs():
         (GRPOConfig, {"group_size": 2, "kl_coef": 0.1}),
         (PPOConfig, {"episodes_per_env": None, "rollout_chunks": 4, "eval_every": 100}),
         (PPOConfig, {"asynchronous": True, "warmup_steps": 60, "transition_steps": 150}),
-        (PPOConfig, {"value_epochs": 2, "value_replay": 2}),
+        (PPOConfig, {"value_epochs": 2, "value_replay": 2, "anneal_learning_rate": True}),
     ],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
@@ -166,6 +166,20 @@ def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):
         if "train/ratio_deviation" in row:
             deviations[row["rollout/staleness"]].append(row["train/ratio_deviation"])
     assert min(deviations[1.0]) > 1e-3
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+def test_the_step_size_falls_to_nothing(tmp_path, anneal):
+    options = {"group_size": 2, "total_steps": 300, "anneal_learning_rate": anneal}
+    result = run(GRPOConfig, tmp_path / "run", **options)
+    rows = [row for row in rows_of(result.run_dir) if "train/learning_rate" in row]
+    # Each update has the rate of the step at which its rollout began.
+    begun = [0, *(row["step"] for row in rows[:-1])]
+    expected = [1e-2 * (1 - steps / 300) if anneal else 1e-2 for steps in begun]
+    assert len(rows) >= 3 and [row["train/learning_rate"] for row in rows] == expected
+    config = GRPOConfig(total_steps=300, anneal_learning_rate=anneal, learning_rate=1e-2)
+    # Asynchronous collection may begin a rollout after the last step.
+    assert config.learning_rate_at(400) == (0.0 if anneal else 1e-2)
 
 
 def test_phases_from_a_fresh_head(tmp_path):

@@ -105,6 +105,8 @@ class OnPolicyConfig:
     """Discount per control step."""
     learning_rate: float = 1e-4
     """Adam's step size of the VLA."""
+    anneal_learning_rate: bool = False
+    """Lower it linearly to 0 over total_steps (a resumed run with more of them: over those)."""
     epochs: int = 1
     """Passes over a rollout."""
     num_minibatches: int = 4
@@ -200,6 +202,11 @@ class OnPolicyConfig:
         """Return the phases."""
         names = [field.name for field in dataclasses.fields(Schedule)]
         return Schedule(**{name: getattr(self, name) for name in names})
+
+    def learning_rate_at(self, steps: int) -> float:
+        """Return the step size of an update whose rollout began after so many control steps."""
+        left = 1.0 - steps / self.total_steps if self.anneal_learning_rate else 1.0
+        return self.learning_rate * max(left, 0.0)
 
     def lora(self, modules: set[str]) -> LoraSettings:
         """Return the adapters' settings for a network with these modules."""

@@ -103,7 +103,8 @@ class Learner:
             Metrics, over the minibatches of this call; see docs/on_policy.md.
         """
         settings = self.settings
-        self.optimizer.param_groups[0]["lr"] = weights.learning_rate or settings.learning_rate
+        rate = weights.learning_rate
+        self.optimizer.param_groups[0]["lr"] = settings.learning_rate if rate is None else rate
         if self.policy.value_head is None:
             returns = None
         held = settings.kl_coef > 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,10 @@ class Loop:
         self._enter(phase)
         metrics = rollout_metrics(rollout, progress.iteration, self.world)
         progress.count_staleness(rollout)
+        weights = phase.weights
+        if weights.learning_rate is None:
+            rate = self.config.learning_rate_at(progress.steps)
+            weights = replace(weights, learning_rate=rate)
         progress.steps += int(metrics["rollout/env_steps"])
         checkpoint_due = progress.steps >= progress.next_checkpoint
         if self.source.is_asynchronous and not checkpoint_due and not self._is_over():
@@ -136,10 +141,11 @@ class Loop:
         alone = self._pending_phase is None
         with torch_threads(self.config.learn_threads if alone else self.config.torch_threads):
             metrics |= self.learner.update(
-                rollout, targets.advantages, targets.keep, targets.returns, phase.weights
+                rollout, targets.advantages, targets.keep, targets.returns, weights
             )
         progress.iteration += 1
         metrics |= {
+            "train/learning_rate": weights.learning_rate or 0.0,
             "train/skipped_total": float(self.learner.skipped),
             "phase/epsilon": phase.epsilon,
             "phase/cloning": phase.weights.cloning,
