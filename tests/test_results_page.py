@@ -256,5 +256,8 @@ def test_settings_are_told_where_they_are_not_as_in_most_runs(
 
     # The default is 2000: most runs have 5000, which is not worth a word.
     assert shown({}, {}, {"learning_starts": 40000}) == ["-", "-", "`learning_starts=40000`"]
+    # What an older card lacks was as it is by default; where a run was made does not matter.
+    assert shown({}, {"aggregation": "episodes"}, {}) == ["-", "`aggregation=episodes`", "-"]
+    assert shown({}, {"aggregation": "tokens", "learn_threads": 2}) == ["-", "-"]
     # Where no value is that of most, those that are not the default are told.
     assert shown({"utd_ratio": 2.0}, {"utd_ratio": 5.0}) == ["-", "`utd_ratio=5.0`"]

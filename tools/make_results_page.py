@@ -45,6 +45,7 @@ MODES, ASYNC, PHASES = "modes", "async", "phases"
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "total_chunks", "total_steps", "guard_layouts"}
+_NOT_SHOWN |= {"eval_envs", "learn_threads"}
 _TRAINERS: dict[str, Any] = {"td3": TD3Config, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
@@ -236,7 +237,8 @@ def _usual(values: list[Any]) -> Any:
 def _with_defaults(config: Card) -> Card:
     """Return settings with those that a card of an earlier version lacks, as they were then."""
     later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
-    return {**later, "use_reference": True, **config}
+    later |= {"use_reference": True, "aggregation": "tokens", "anneal_learning_rate": False}
+    return {**later, **config}
 
 
 def tasks_table(group: str) -> list[str]:
