@@ -61,8 +61,9 @@ rollout, collector = Rollout.empty(shape), Collector(envs, shape, overlap=True)
 for i in range(args.rollouts):
     began = time.perf_counter()
     collector.collect(policy, rollout, seed=1000 * i)
-    # (R - mean of the group by length) / std of the group; groups without contrast are dropped
-    targets = grpo_targets(rollout, baseline="length")
+    # (R - mean of the group) / std of the group, whole episodes weighing the same, however long;
+    # groups without contrast are dropped
+    targets = grpo_targets(rollout, aggregation="episodes")
     played = rollout_metrics(rollout, version=0)
     learnt = learner.update(rollout, targets.advantages, targets.keep)
     print(

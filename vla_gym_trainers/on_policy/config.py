@@ -263,12 +263,12 @@ class GRPOConfig(OnPolicyConfig):
     advantage: EpisodeAdvantage = "group"
     """group: against the group's mean, in its standard deviations; group-unscaled: without the
     division; absolute: successes alone."""
-    baseline: GroupBaseline = "length"
+    aggregation: Aggregation = "episodes"
+    """What weighs the same in the loss: all episodes, or all tokens (long failures then weigh most;
+    the baseline to go with it is length)."""
+    baseline: GroupBaseline = "mean"
     """What is taken off in a group: its mean, or its mean weighted by the length of the episodes
-    (their tokens' advantages then sum to 0: no drift by long failures)."""
-    aggregation: Aggregation = "tokens"
-    """What weighs the same in the loss: all tokens, or all episodes (a short success as much as a
-    long failure; the baseline to go with it is mean)."""
+    (with aggregation tokens the advantages then sum to 0: no drift by long failures)."""
 
     def __post_init__(self) -> None:
         """Check the ranges; see the base."""
