@@ -46,7 +46,8 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     if ids is not None and len(ids) == 1:
         extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
         return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}{stride}"
-    return f"{train['kind']}, {suite}{stride}"
+    length = ", baseline by length" if config.get("baseline") == "length" else ""
+    return f"{train['kind']}, {suite}{stride}{length}"
 
 
 def runs_of(group: str) -> list[tuple[Path, str]]:
