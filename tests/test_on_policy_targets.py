@@ -5,6 +5,9 @@ import torch
 from on_policy_toys import toy_shape
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributed import World
+from vla_gym_trainers.on_policy.loop import targets_of
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import grpo_targets, ppo_targets, rollout_metrics
 
@@ -101,6 +104,27 @@ def test_ppo_standardises_over_the_students_chunks():
     perfect = ppo_targets(rollout, 0.9, standardize=False)
     assert perfect.advantages.abs().max() < 1e-6
     assert perfect.metrics["rollout/explained_variance"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (GRPOConfig(), {"aggregation": "episodes"}),
+        (GRPOConfig(aggregation="tokens"), {}),
+        (GRPOConfig(baseline="length", aggregation="tokens"), {"baseline": "length"}),
+        (GRPOConfig(advantage="absolute", aggregation="tokens"), {"kind": "absolute"}),
+        (PPOConfig(gae_lambda=0.5, standardize=False), {"gae_lambda": 0.5, "standardize": False}),
+        (PPOConfig(gae_lambda=1.0), {"gae_lambda": 1.0}),
+    ],
+)
+def test_the_configuration_reaches_the_targets(config, expected):
+    rollout = played([(2, "won"), (4, "late"), (1, "won"), (3, "late")], discount=0.5)
+    rollout.data["values"].fill_(0.3)
+    found = targets_of(config, rollout, World())
+    make = ppo_targets if isinstance(config, PPOConfig) else grpo_targets
+    wanted = make(rollout, **expected)
+    torch.testing.assert_close(found.advantages, wanted.advantages)
+    assert torch.equal(found.keep, wanted.keep) and found.metrics == wanted.metrics
 
 
 def test_metrics_of_a_rollout():
