@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from vla_gym.bench.vla import VLABenchConfig, load_vla, measure_vla
+from vla_gym.cli.bench.vla import VLABenchConfig, load_vla, measure_vla
 
 _GRAPHS = ("pad_prompt_to=40", "compile_mode=reduce-overhead")
 #: Name -> what differs from the defaults of the bench.

@@ -33,7 +33,7 @@ for _variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from vla_gym.doctor import as_json, print_report, run_checks  # noqa: E402
+from vla_gym.cli.doctor import as_json, print_report, run_checks  # noqa: E402
 from vla_gym.errors import VlaGymError  # noqa: E402
 from vla_gym.suites import get_task  # noqa: E402
 
@@ -74,7 +74,7 @@ def main(config: DemoConfig) -> int:
             return 1
 
     with redirect_stderr(StringIO()):  # SB3 imports the old `gym`, which prints a banner
-        from vla_gym_trainers.train_td3 import train_td3
+        from vla_gym_trainers.td3.train import train_td3
     settings = training_settings(config, run_dir)
     task = get_task(settings.suite, settings.task_ids[0])
     console.print(f"\nTask: [bold]{task.instruction}[/bold] (libero_{task.suite}, {task.task_id})")
@@ -112,8 +112,8 @@ def stage(title: str) -> Iterator[None]:
 
 def training_settings(config: DemoConfig, run_dir: Path) -> Any:
     """Return the preset's settings with the command line's changes."""
-    from vla_gym_trainers.presets import load_preset
-    from vla_gym_trainers.train_td3 import TD3Config
+    from vla_gym_trainers.runs.presets import load_preset
+    from vla_gym_trainers.td3.train import TD3Config
 
     settings = load_preset(TD3Config, config.preset)
     changes: dict[str, Any] = {"run_dir": run_dir, "seed": config.seed}
@@ -133,7 +133,7 @@ def place(settings: Any) -> dict[str, Any]:
 
 def record_start(settings: Any, run_dir: Path) -> None:
     """Record the expert and the VLA on the first official state."""
-    from vla_gym.play import record_expert, record_policy
+    from vla_gym.play.command import record_expert, record_policy
 
     where = (settings.suite, settings.task_ids[0])
     expert = record_expert(run_dir / "expert.mp4", *where, **place(settings))
@@ -145,8 +145,8 @@ def record_start(settings: Any, run_dir: Path) -> None:
 
 def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
     """Record VLA and policy on the first state where only the policy succeeded, if there is one."""
-    from vla_gym.play import record_policy
-    from vla_gym_trainers.evaluate import load_policy
+    from vla_gym.play.command import record_policy
+    from vla_gym_trainers.evaluation.evaluate import load_policy
 
     vla, policy = results["vla"][0], results["policy"][0]
     outcomes = zip(policy["init_state_ids"], policy["successes"], vla["successes"], strict=True)

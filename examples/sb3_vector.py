@@ -14,7 +14,7 @@ from io import StringIO
 with redirect_stderr(StringIO()):  # SB3 imports the old `gym`, which prints a banner
     import stable_baselines3 as sb3
 
-from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--algo", choices=("td3", "sac", "ppo"), default="td3")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-
-import vla_gym_trainers.train_td3 as train_td3_module
 from tests.resume_target import TINY, make_toy_env, make_toy_vec
-from vla_gym import cli
+
+import vla_gym_trainers.td3.train as train_td3_module
+from vla_gym.cli import main as cli
 from vla_gym.disk_full import is_disk_full
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.run_dir import RunDir

@@ -16,21 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def packages_on_disk() -> set[str]:
-    """Dotted names of all folders with Python files, through the two symlinks."""
-    found = set()
-    for top in ("vla_gym", "vla_gym_trainers"):
-        for folder, subfolders, files in os.walk(ROOT / top, followlinks=True):
-            subfolders[:] = [name for name in subfolders if name != "__pycache__"]
-            if any(name.endswith(".py") for name in files):
-                found.add(".".join(Path(folder).relative_to(ROOT).parts))
-    return found
-
-
-def test_pyproject_names_every_package():
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages_on_disk()
-
-
 def test_wrappers_and_configs_are_symlinks_into_the_top_folders():
     for name in ("wrappers", "configs"):
         link = ROOT / "vla_gym" / name

@@ -11,7 +11,7 @@ from pathlib import Path
 import imageio.v3 as imageio
 import numpy as np
 
-from vla_gym.env import LiberoEnv
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.experts import make_expert
 from vla_gym.sim import SceneRenderer
 

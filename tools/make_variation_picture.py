@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vla_gym import DomainVariation
-from vla_gym.env import LiberoEnv
+from vla_gym.envs.libero import LiberoEnv
 
 SIZE, LABEL = 144, 14
 TASKS = (("goal", 8), ("goal", 8), ("spatial", 0), ("object", 0), ("10", 4), ("90", 0), ("10", 5))

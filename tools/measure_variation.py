@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from vla_gym import DomainVariation
-from vla_gym.env import LiberoEnv
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.experts import EXPERT_TASKS, make_expert
 from vla_gym.suites import get_task
 

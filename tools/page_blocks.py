@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vla_gym_trainers.stats import wilson_interval
+from vla_gym_trainers.evaluation.statistics import wilson_interval
 
 
 def fill_blocks(page: Path, blocks: Mapping[str, str]) -> None:

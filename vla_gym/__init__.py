@@ -11,7 +11,7 @@ Importing this package registers the environment ids and does nothing else::
 import importlib
 from typing import Any
 
-from vla_gym.registration import register_envs
+from vla_gym.envs.registration import register_envs
 from vla_gym.variation import DomainVariation
 
 __all__ = ["DomainVariation"]

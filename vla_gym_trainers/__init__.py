@@ -3,7 +3,7 @@
 Importing this package is cheap; the heavy parts are imported on first use::
 
     from vla_gym_trainers import TD3BC
-    from vla_gym_trainers.evaluate import evaluate
+    from vla_gym_trainers.evaluation.evaluate import evaluate
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_gym_trainers.buffers import ChunkReplayBuffer
-    from vla_gym_trainers.policies import RLTokenPolicy
-    from vla_gym_trainers.sb3_vec_env import make_sb3_vec_env
-    from vla_gym_trainers.td3bc import TD3BC
+    from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
+    from vla_gym_trainers.td3.algorithm import TD3BC
+    from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
+    from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 _EXPORTS = {
-    "ChunkReplayBuffer": "buffers",
-    "RLTokenPolicy": "policies",
-    "TD3BC": "td3bc",
-    "make_sb3_vec_env": "sb3_vec_env",
+    "ChunkReplayBuffer": "td3.buffers",
+    "RLTokenPolicy": "td3.policy",
+    "TD3BC": "td3.algorithm",
+    "make_sb3_vec_env": "runs.sb3_vec_env",
 }
 # Functions that share their name with a module (evaluate, train_td3, sb3_vec_env) are imported from
 # there: the import system would replace such an export by the module.

@@ -32,10 +32,10 @@ def _train_td3(arguments: Sequence[str]) -> None:
     # rlinf-libero brings the old `gym`, which SB3 imports if present and which prints a banner.
     with redirect_stderr(StringIO()):
         import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.evaluate import format_table
-    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.evaluation.evaluate import format_table
+    from vla_gym_trainers.runs.presets import parse_config
     from vla_gym_trainers.runs.settings import read_settings
-    from vla_gym_trainers.train_td3 import TD3Config, resume_td3, train_td3
+    from vla_gym_trainers.td3.train import TD3Config, resume_td3, train_td3
 
     rest, run_dir = _take_option(arguments, "--resume")
     if run_dir is None:
@@ -52,11 +52,11 @@ def _train_td3(arguments: Sequence[str]) -> None:
 def _train_ppo_actor(arguments: Sequence[str]) -> None:
     with redirect_stderr(StringIO()):
         import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.evaluate import format_table
-    from vla_gym_trainers.ppo_actor_config import PPOActorConfig
-    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.evaluation.evaluate import format_table
+    from vla_gym_trainers.ppo_actor.config import PPOActorConfig
+    from vla_gym_trainers.ppo_actor.train import resume_ppo_actor, train_ppo_actor
+    from vla_gym_trainers.runs.presets import parse_config
     from vla_gym_trainers.runs.settings import read_settings
-    from vla_gym_trainers.train_ppo_actor import resume_ppo_actor, train_ppo_actor
 
     rest, run_dir = _take_option(arguments, "--resume")
     if run_dir is None:
@@ -93,23 +93,23 @@ def _take_option(arguments: Sequence[str], name: str) -> tuple[list[str], str | 
 
 
 def _train_mini(arguments: Sequence[str]) -> None:
-    from vla_gym_trainers.mini import MiniConfig, train_mini
-    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.cloning.train import MiniConfig, train_mini
+    from vla_gym_trainers.runs.presets import parse_config
 
     train_mini(parse_config(MiniConfig, arguments, "vla-gym-train mini"))
 
 
 def _train_rl_token(arguments: Sequence[str]) -> None:
-    from vla_gym_trainers.presets import parse_config
-    from vla_gym_trainers.rl_token import RLTokenConfig, format_reports, train_rl_token
+    from vla_gym_trainers.rl_token.train import RLTokenConfig, format_reports, train_rl_token
+    from vla_gym_trainers.runs.presets import parse_config
 
     card = train_rl_token(parse_config(RLTokenConfig, arguments, "vla-gym-train rl-token"))
     sys.stdout.write(format_reports(card) + "\n")
 
 
 def _probe(arguments: Sequence[str]) -> None:
-    from vla_gym_trainers.presets import parse_config
-    from vla_gym_trainers.probes import ProbeConfig, format_probes, probe_rl_token
+    from vla_gym_trainers.rl_token.probes import ProbeConfig, format_probes, probe_rl_token
+    from vla_gym_trainers.runs.presets import parse_config
 
     card = probe_rl_token(parse_config(ProbeConfig, arguments, "vla-gym-train probe"))
     sys.stdout.write(format_probes(card["results"]) + "\n")
@@ -118,8 +118,8 @@ def _probe(arguments: Sequence[str]) -> None:
 def _critics(arguments: Sequence[str]) -> None:
     with redirect_stderr(StringIO()):
         import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.critic_check import CriticCheckConfig, check_critics, format_check
-    from vla_gym_trainers.presets import parse_config
+    from vla_gym_trainers.runs.presets import parse_config
+    from vla_gym_trainers.td3.critic_check import CriticCheckConfig, check_critics, format_check
 
     card = check_critics(parse_config(CriticCheckConfig, arguments, "vla-gym-train critics"))
     sys.stdout.write(format_check(card) + "\n")

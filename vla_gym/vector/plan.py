@@ -25,7 +25,7 @@ def build_libero_env(
     kwargs: Mapping[str, Any],
 ) -> gym.Env[Any, Any]:
     """Build environment ``index`` of a vector environment."""
-    from vla_gym.env import LiberoEnv
+    from vla_gym.envs.libero import LiberoEnv
 
     tasks = task_lists[index % len(task_lists)]
     env: gym.Env[Any, Any] = LiberoEnv(suite, task_ids=tasks, env_index=index, **kwargs)

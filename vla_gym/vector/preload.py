@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.scene_cache import load_task
+from vla_gym.envs.scene_cache import load_task
 from vla_gym.suites import get_task
 
 if TYPE_CHECKING:
     from vla_gym.task_model import TaskModel
 
 # What every worker imports: done once here, it is shared, too.
-_WORKER_MODULES = ("vla_gym.env", "vla_gym.vector.worker")
+_WORKER_MODULES = ("vla_gym.envs.libero", "vla_gym.vector.worker")
 _warm = False
 WARM_UP_STEPS = 2
 

@@ -86,7 +86,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
             step_timeout: A worker without progress for so many seconds counts as hung.
             start_timeout: The same while it starts, until it has answered once; also for
                 compiling scenes that are new here.
-            **env_kwargs: Passed on to :class:`vla_gym.env.LiberoEnv`: ``assets``, ``chunk_len``,
+            **env_kwargs: Passed on to ``vla_gym.envs.libero.LiberoEnv``: ``assets``, ``chunk_len``,
                 ``cameras``, ``image_size``, ``gamma``, ``init_states``, ``render_mode``...
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.episodes import Episode, Start
 from vla_gym_trainers.evaluation.summary import compare, summarize
-from vla_gym_trainers.result_card import to_plain
+from vla_gym_trainers.runs.result_card import to_plain
 
 KIND, SCHEMA = "eval", 2
 CARD_FILE, ROWS_SUFFIX = "card.json", ".rows.jsonl"

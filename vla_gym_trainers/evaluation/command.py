@@ -44,15 +44,15 @@ from vla_gym_trainers.evaluation.policies import (
 from vla_gym_trainers.evaluation.summary import can_be_confused
 from vla_gym_trainers.evaluation.tables import print_card
 from vla_gym_trainers.evaluation.trained import TrainedPolicy
-from vla_gym_trainers.result_card import (
+from vla_gym_trainers.evaluation.trained_on import trained_on, trained_vla
+from vla_gym_trainers.runs.result_card import (
     machine_facts,
     make_card,
     software_versions,
     to_plain,
     write_json,
 )
-from vla_gym_trainers.torch_threads import torch_threads
-from vla_gym_trainers.trained_on import trained_on, trained_vla
+from vla_gym_trainers.runs.torch_threads import torch_threads
 
 EXIT_INTERRUPTED = 130
 

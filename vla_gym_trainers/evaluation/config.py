@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vla_gym.checks import as_integer
+from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from vla_gym.checks import parse_tasks
+from vla_gym.envs.checks import parse_tasks
 from vla_gym.errors import ConfigError
 
 

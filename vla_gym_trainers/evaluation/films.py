@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.env import LiberoEnv
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import VlaGymError
-from vla_gym.play_camera import Camera
+from vla_gym.play.camera import Camera
+from vla_gym.play.video import TileFrames, TilePainter, compose_grid, tiled_frames, write_video
 from vla_gym.suites import get_task
-from vla_gym.video import TileFrames, TilePainter, compose_grid, tiled_frames, write_video
 from vla_gym_trainers.evaluation.episodes import Episode, Start
 from vla_gym_trainers.evaluation.player import Player
 

@@ -19,7 +19,7 @@ from vla_gym_trainers.evaluation.cards import (
 )
 from vla_gym_trainers.evaluation.config import MergeConfig
 from vla_gym_trainers.evaluation.tables import print_card
-from vla_gym_trainers.result_card import machine_facts, make_card, to_plain, write_json
+from vla_gym_trainers.runs.result_card import machine_facts, make_card, to_plain, write_json
 
 
 def main_merge(config: MergeConfig) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.env import LiberoEnv
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.episodes import Episode, Start
 from vla_gym_trainers.evaluation.policies import Info, Policy

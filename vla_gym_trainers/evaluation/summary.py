@@ -10,7 +10,7 @@ from typing import Any
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym_trainers.evaluation.episodes import Episode, Start
-from vla_gym_trainers.stats import compare_paired, wilson_interval
+from vla_gym_trainers.evaluation.statistics import compare_paired, wilson_interval
 
 
 def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[str, Any]:

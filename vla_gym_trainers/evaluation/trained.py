@@ -19,7 +19,7 @@ from vla_gym_trainers.evaluation.policies import (
     in_fixed_batches,
     vla_identity,
 )
-from vla_gym_trainers.trained_on import trained_on
+from vla_gym_trainers.evaluation.trained_on import trained_on
 
 
 class TrainedPolicy:
@@ -53,8 +53,8 @@ class TrainedPolicy:
         """
         from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
-        from vla_gym_trainers.evaluate import load_policy
-        from vla_gym_trainers.per_task import policy_files
+        from vla_gym_trainers.evaluation.evaluate import load_policy
+        from vla_gym_trainers.td3.per_task import policy_files
 
         self._model = load_policy(path)
         known = trained_on(path)

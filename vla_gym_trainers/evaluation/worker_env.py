@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.env import LiberoEnv
-from vla_gym.observation import Observer
-from vla_gym.scene_cache import SceneCache, load_task
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.envs.observation import Observer
+from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.suites import suite_tasks
 from vla_gym.task_model import Predicate, evaluate_goal
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import TokenPolicy
-from vla_gym_trainers.result_card import write_json
+from vla_gym_trainers.runs.result_card import write_json
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
 FORMAT = 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.train import train
-from vla_gym_trainers.presets import parse_config
+from vla_gym_trainers.runs.presets import parse_config
 from vla_gym_trainers.runs.settings import read_settings
 
 ALGORITHMS: dict[str, type[OnPolicyConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}

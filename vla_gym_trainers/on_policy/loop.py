@@ -28,7 +28,7 @@ from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.stopping import StopRequest
-from vla_gym_trainers.torch_threads import torch_threads
+from vla_gym_trainers.runs.torch_threads import torch_threads
 
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
 BEST, LAST = "best.safetensors", "last.safetensors"

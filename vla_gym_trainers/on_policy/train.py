@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.evaluation.trained_on import trained_vla
 from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import World, world
 from vla_gym_trainers.on_policy.learner import Learner
@@ -27,13 +28,12 @@ from vla_gym_trainers.on_policy.parts import (
 )
 from vla_gym_trainers.on_policy.source import RolloutSource
 from vla_gym_trainers.on_policy.validation import Validation
-from vla_gym_trainers.result_card import machine_facts, make_card, write_json
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
+from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.runs.stopping import StopRequest, stoppable
-from vla_gym_trainers.trained_on import trained_vla
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.markup import Markup, join, tag
-from vla_gym_trainers.stats import wilson_interval
 
 #: Colours in the page's CSS, ``s0`` .. ``s7``; more groups repeat them with dashes.
 NUM_COLOURS = 8

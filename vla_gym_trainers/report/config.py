@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from vla_gym.checks import as_integer
+from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError
 
 

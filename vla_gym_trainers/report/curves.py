@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.groups import Group
 from vla_gym_trainers.report.sources import Row, Run
-from vla_gym_trainers.stats import wilson_interval
 
 GREEDY, TRAINING = "greedy", "training"
 #: Kind of curve -> keys that hold it, in the order of preference.

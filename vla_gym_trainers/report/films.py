@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.video import compose_grid
+from vla_gym.play.video import compose_grid
 from vla_gym_trainers.evaluation.cards import EvalCard, films_folder, read_card
 from vla_gym_trainers.report.sources import Run
 

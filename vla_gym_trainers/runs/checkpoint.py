@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers.result_card import write_json
+from vla_gym_trainers.runs.result_card import write_json
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from vla_gym_trainers.td3bc import TD3BC
+    from vla_gym_trainers.td3.algorithm import TD3BC
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
 FORMAT = 3

@@ -17,8 +17,8 @@ from vla_gym_trainers.runs.run_dir import RunDir, replacing
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from vla_gym_trainers.policies import RLTokenPolicy
-    from vla_gym_trainers.td3bc import TD3BC
+    from vla_gym_trainers.td3.algorithm import TD3BC
+    from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 #: A policy: batched observations in, batched chunks out.
 Act = Callable[[Mapping[str, np.ndarray]], np.ndarray]

@@ -11,7 +11,7 @@ from vla_gym_trainers.runs.closed_loop import play_layouts, vla_act
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from vla_gym_trainers.td3bc import TD3BC
+    from vla_gym_trainers.td3.algorithm import TD3BC
 
 #: Added to a run's seed: layouts that neither training nor the choice of the best policy played.
 GUARD_SEED = 1_500_000_000

@@ -1,0 +1,284 @@
+"""The single environment: Gymnasium's contract, episodes, seeds and errors."""
+
+from __future__ import annotations
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+
+import vla_gym
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.errors import AssetError, ConfigError, InvalidActionError, UnknownTaskError
+
+TURN_ON_STOVE, BOWL_ON_PLATE = 7, 8
+SMALL = {"image_size": 32}
+
+
+@pytest.fixture(scope="module")
+def env():
+    env = gym.make("Libero-goal-v0", task_ids=BOWL_ON_PLATE, gamma=0.99, **SMALL)
+    yield env
+    env.close()
+
+
+def equal(a: dict, b: dict) -> bool:
+    return all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_gymnasium_check_env(env):
+    check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_sb3_check_env(env):
+    sb3_check_env(env.unwrapped, warn=True)
+
+
+def test_render_mode_returns_the_upright_frame():
+    env = gym.make("Libero-goal-v0", task_ids=8, render_mode="rgb_array", image_size=64)
+    obs, _ = env.reset(seed=0)
+    frame = env.render()
+    assert frame.shape == (64, 64, 3)
+    np.testing.assert_array_equal(frame, obs["agentview"])
+    # The table is light and below, the background dark or grey and above.
+    assert frame[48:].std() > 0 and not np.array_equal(frame[:16], frame[48:])
+    env.close()
+
+
+def test_same_seed_and_actions_give_the_same_rollout(env):
+    rollouts = []
+    for _ in range(2):
+        obs, _ = env.reset(seed=3)
+        rng = np.random.default_rng(0)
+        rollout = [obs]
+        for _ in range(5):
+            obs, *_ = env.step(rng.uniform(-1, 1, 7).astype(np.float32))
+            rollout.append(obs)
+        rollouts.append(rollout)
+    assert all(equal(a, b) for a, b in zip(*rollouts, strict=True))
+
+
+def test_seed_fixes_all_following_episodes_and_others_differ(env):
+    first = [env.reset(seed=5)[0], env.reset()[0], env.reset()[0]]
+    again = [env.reset(seed=5)[0], env.reset()[0], env.reset()[0]]
+    assert all(equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not equal(first[0], first[1])
+    assert not equal(first[0], env.reset(seed=6)[0])
+
+
+def test_next_episode_does_not_depend_on_how_long_the_last_one_was(env):
+    env.reset(seed=5)
+    expected = env.reset()[0]
+    env.reset(seed=5)
+    for _ in range(4):
+        env.step(np.ones(7, np.float32))
+    assert equal(env.reset()[0], expected)
+
+
+def test_step_limit_truncates_and_never_terminates():
+    env = LiberoEnv("goal", task_ids=8, max_control_steps=5, chunk_len=3, gamma=0.9, **SMALL)
+    env.reset(seed=0)
+    stay = np.tile(np.array([0, 0, 0, 0, 0, 0, -1], np.float32), (3, 1))
+    *_, terminated, truncated, info = env.step(stay)
+    assert (terminated, truncated, info["executed_steps"]) == (False, False, 3)
+    assert info["discount"] == pytest.approx(0.9**3)
+    _, reward, terminated, truncated, info = env.step(stay)
+    assert (terminated, truncated, info["executed_steps"]) == (False, True, 2)
+    assert (reward, info["elapsed_steps"], info["success"]) == (0.0, 5, False)
+    assert info["discount"] == pytest.approx(0.9**2)
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(stay)
+    env.close()
+
+
+def test_success_terminates_inside_a_chunk_with_a_discounted_reward():
+    from vla_gym.experts import make_expert
+
+    single = LiberoEnv("goal", task_ids=TURN_ON_STOVE, cameras=())
+    single.reset(seed=0, options={"init_state_id": 0})
+    expert = make_expert(single.sim)
+    actions = []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        actions.append(expert.act().astype(np.float32))
+        _, reward, terminated, truncated, info = single.step(actions[-1])
+    assert terminated and not truncated and reward == 1.0 and info["is_success"]
+    steps = len(actions)
+
+    chunked = LiberoEnv("goal", task_ids=TURN_ON_STOVE, chunk_len=8, gamma=0.99, cameras=())
+    chunked.reset(seed=0, options={"init_state_id": 0})
+    padded = np.zeros((-(-steps // 8) * 8, 7), np.float32)
+    padded[:steps] = actions
+    for chunk in padded.reshape(-1, 8, 7):
+        _, reward, terminated, truncated, info = chunked.step(chunk)
+    executed = (steps - 1) % 8 + 1
+    assert terminated and not truncated
+    assert (info["executed_steps"], info["elapsed_steps"]) == (executed, steps)
+    assert reward == pytest.approx(0.99 ** (executed - 1))
+    np.testing.assert_array_equal(chunked.sim.qpos, single.sim.qpos)
+
+
+def test_official_states_by_index_and_in_turn():
+    env = LiberoEnv("goal", task_ids=8, init_states="official", cameras=())
+    _, info = env.reset(seed=48)
+    ids = [info["init_state_id"]] + [env.reset()[1]["init_state_id"] for _ in range(2)]
+    assert ids == [48, 49, 0]
+    state, info = env.reset(options={"init_state_id": 7})
+    assert info["init_state_id"] == 7
+    qpos = env.sim.qpos.copy()
+    env.reset(seed=1, options={"init_state_id": 7})
+    np.testing.assert_array_equal(env.sim.qpos, qpos)
+
+
+@pytest.mark.parametrize("init_states", [(4, 49, 4), [4, 49, 4], np.array([4, 49, 4])])
+def test_chosen_official_states_in_turn(init_states):
+    env = LiberoEnv("goal", task_ids=8, init_states=init_states, cameras=())
+    assert env.init_states == (4, 49, 4)
+    ids = [env.reset(seed=7 if i == 0 else None)[1]["init_state_id"] for i in range(5)]
+    assert ids == [49, 4, 4, 49, 4]
+    assert env.reset(options={"init_state_id": 7})[1]["init_state_id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("init_states", "message"),
+    [
+        ("random", "'sampled', 'official' or a sequence of official states, 0..49; got 'random'"),
+        (3, "got 3"),
+        ({1, 2}, "sequence"),
+        ([], "at least one"),
+        ([0, 50], "0..49, got 50"),
+        ([-1], "0..49, got -1"),
+        ([1.0], "must be an integer"),
+        ([True], "must be an integer"),
+        ("0", "got '0'"),
+    ],
+)
+def test_wrong_init_states(init_states, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        LiberoEnv("goal", init_states=init_states)
+
+
+def test_sampled_layouts_share_nothing_with_the_official_states():
+    env = LiberoEnv("goal", task_ids=8, cameras=())
+    env.reset(seed=0)
+    model, rng = env.task_model, np.random.default_rng(0)
+    official = model.init_states[:, 1 : 1 + model.nq]
+    drawn = [*model.robot.joint_qpos, *(a for a in model.free_qpos.values())]
+    for _ in range(50):
+        layout = model.sample_layout(rng)
+        assert layout.init_state_id == -1
+        assert not (official[:, drawn] == layout.qpos[drawn]).any()
+    assert env.reset()[1]["init_state_id"] == -1
+
+
+def test_several_tasks_are_all_drawn():
+    env = LiberoEnv("goal", task_ids=[7, 8], cameras=())
+    drawn = {env.reset(seed=seed)[1]["task_id"] for seed in range(12)}
+    assert drawn == {7, 8}
+    assert env.reset(options={"task_id": 0})[1]["instruction"].startswith("open the middle")
+
+
+@pytest.mark.parametrize("task_ids", [np.array([8, 7]), (np.int64(8), 7), range(8, 6, -1)])
+def test_task_lists_of_any_kind_and_repeated_tasks(task_ids):
+    assert LiberoEnv("goal", task_ids=task_ids, cameras=()).schedule.task_ids == (8, 7)
+    assert LiberoEnv("goal", task_ids=np.int32(7), cameras=()).schedule.task_ids == (7,)
+    env = LiberoEnv("goal", task_ids=[7, 7, 8], task_sampling="round_robin", cameras=())
+    drawn = [env.reset(seed=0 if i == 0 else None)[1]["task_id"] for i in range(6)]
+    assert drawn == [7, 7, 8, 7, 7, 8]
+    assert [task.task_id for task in env.tasks] == [7, 7, 8]
+
+
+def test_options_hold_for_one_episode_and_change_no_other():
+    env, plain = (LiberoEnv("goal", cameras=()) for _ in range(2))
+    expected = [plain.reset(seed=2 if i == 0 else None) for i in range(3)]
+    env.reset(seed=2, options={"task_id": np.int64(0), "init_state_id": np.uint8(3)})
+    assert (env.task_model.task.task_id, env.get_state().init_state_id) == (0, 3)
+    for wrong in ({"init_state_id": 50}, {"task_id": 10}, {"task": 1}):
+        with pytest.raises((ConfigError, UnknownTaskError)):
+            env.reset(options=wrong)
+    assert equal(env.reset(options={"task_id": None, "init_state_id": None})[0], expected[1][0])
+    obs, info = env.reset()
+    assert equal(obs, expected[2][0]) and info == expected[2][1]
+
+
+def test_gymnasium_vectorisation_equals_single_envs():
+    kwargs = {"task_ids": 8, "chunk_len": 4, **SMALL}
+    envs = gym.make_vec("Libero-goal-v0", num_envs=2, vectorization_mode="sync", **kwargs)
+    singles = [gym.make("Libero-goal-v0", **kwargs) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    batch, _ = envs.reset(seed=11)
+    obs = [env.reset(seed=11 + i)[0] for i, env in enumerate(singles)]
+    for _ in range(3):
+        assert all(equal({k: v[i] for k, v in batch.items()}, obs[i]) for i in range(2))
+        actions = rng.uniform(-1, 1, (2, 4, 7)).astype(np.float32)
+        batch, *_ = envs.step(actions)
+        obs = [env.step(a)[0] for env, a in zip(singles, actions, strict=True)]
+    for item in (envs, *singles):
+        item.close()
+
+
+@pytest.mark.parametrize("action", [np.zeros(6), np.zeros((1, 7)), np.full(7, np.nan)])
+def test_bad_actions_are_refused_before_anything_moves(env, action):
+    env.reset(seed=0)
+    before = env.unwrapped.sim.qpos.copy()
+    with pytest.raises(InvalidActionError):
+        env.unwrapped.step(action)
+    np.testing.assert_array_equal(env.unwrapped.sim.qpos, before)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "text"),
+    [
+        ({"suite": "gaol"}, UnknownTaskError, "expected one of goal"),
+        ({"suite": "goal", "task_ids": 10}, UnknownTaskError, "0..9"),
+        ({"suite": "goal", "task_ids": [0, -1]}, UnknownTaskError, "out of range"),
+        ({"suite": "goal", "physics": "slow"}, ConfigError, "'fast', 'exact'"),
+        ({"suite": "goal", "chunk_len": 0}, ConfigError, "at least 1"),
+        ({"suite": "goal", "gamma": 1.5}, ConfigError, "gamma"),
+        ({"suite": "goal", "cameras": ("front",)}, ConfigError, "agentview"),
+        ({"suite": "goal", "task_ids": []}, ConfigError, "number of task_ids"),
+        ({"suite": "goal", "task_ids": [[0, 1]]}, UnknownTaskError, "must be an integer"),
+        ({"suite": "goal", "chunk_len": 2.5}, ConfigError, "chunk_len must be an integer"),
+        ({"suite": "goal", "image_size": 5000}, ConfigError, "image_size must be in 1..4096"),
+        ({"suite": "goal", "max_control_steps": 0}, ConfigError, "at least 1"),
+        ({"suite": "goal", "task_sampling": "all"}, ConfigError, "'balanced'"),
+        ({"suite": "goal", "env_index": -1}, ConfigError, "env_index"),
+        ({"suite": "goal", "group_size": 0}, ConfigError, "group_size"),
+    ],
+)
+def test_wrong_arguments_give_one_clear_error(kwargs, error, text):
+    with pytest.raises(error, match=text):
+        LiberoEnv(**kwargs)
+
+
+def test_missing_assets_are_named(tmp_path):
+    env = LiberoEnv("goal", task_ids=8, assets=tmp_path / "nowhere")
+    with pytest.raises(AssetError, match="nowhere"):
+        env.reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"init_state_id": 50},
+        {"init_state_id": -1},
+        {"init_state_id": 1.0},
+        {"init_state_id": True},
+        {"task_id": "7"},
+        {"task_id": np.array([7, 8])},
+        {"state": 1},
+    ],
+    ids=str,
+)
+def test_wrong_reset_options(env, options):
+    with pytest.raises(ConfigError):
+        env.unwrapped.reset(options=options)
+
+
+def test_ids_are_registered_once():
+    before = dict(gym.registry)
+    vla_gym.register_envs()
+    assert dict(gym.registry) == before

@@ -1,0 +1,354 @@
+"""Recorded demonstrations: layout, reproducibility, resuming, retries, wrong settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from vla_gym.demos import record as demos
+from vla_gym.demos.config import DemosConfig
+from vla_gym.demos.files import demo_path, read_episodes, read_instruction, read_meta
+from vla_gym.demos.record import _attempt, _Job, record_demos
+from vla_gym.demos.worker import play_attempt
+from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
+from vla_gym.experts.recording import ActionNoise
+from vla_gym.suites import get_task
+from vla_gym.task_model import load_task_model
+from vla_gym.vla.preprocess import area_downsample
+from vla_gym_trainers.cloning.data import load_demos
+
+# Turning the knob is the shortest task.
+TASK = 7
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DemosConfig:
+    output = tmp_path_factory.mktemp("demos")
+    return DemosConfig(output=str(output), task_ids=(TASK,), num_demos=2, num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def recorded(config: DemosConfig) -> Path:
+    (path,) = record_demos(config, progress=False)
+    return path
+
+
+def test_the_file_is_where_liberos_benchmark_looks(config: DemosConfig, recorded: Path) -> None:
+    benchmark_path = "libero_goal/turn_on_the_stove_demo.hdf5"
+    assert recorded == Path(config.output) / benchmark_path
+    assert sorted(p.name for p in recorded.parent.iterdir()) == [recorded.name]  # no scratch files
+
+
+def test_layout_is_that_of_liberos_own_files(recorded: Path) -> None:
+    model = load_task_model(get_task("goal", TASK))
+    with h5py.File(recorded, "r") as file:
+        data = file["data"]
+        assert set(data) == {"demo_0", "demo_1"}
+        assert data.attrs["num_demos"] == 2
+        assert data.attrs["macros_image_convention"] == "opengl"
+        assert data.attrs["env_name"] == "Libero_Tabletop_Manipulation"
+        assert data.attrs["bddl_file_content"].startswith("(define (problem LIBERO")
+        env_args = json.loads(data.attrs["env_args"])
+        assert env_args["type"] == 1 and env_args["problem_name"] == "libero_tabletop_manipulation"
+        info = json.loads(data.attrs["problem_info"])
+        assert info["language_instruction"] == "turn on the stove"
+        total = 0
+        for demo in data.values():
+            count = int(demo.attrs["num_samples"])
+            total += count
+            obs = demo["obs"]
+            shapes = {name: (obs[name].shape, obs[name].dtype) for name in obs}
+            f64 = np.dtype(np.float64)
+            image = ((count, 128, 128, 3), np.dtype(np.uint8))
+            assert shapes == {
+                "agentview_rgb": image,
+                "eye_in_hand_rgb": image,
+                "ee_pos": ((count, 3), f64),
+                "ee_ori": ((count, 3), f64),
+                "ee_states": ((count, 6), f64),
+                "gripper_states": ((count, 2), f64),
+                "joint_states": ((count, 7), f64),
+            }
+            assert demo["actions"].shape == demo["executed_actions"].shape == (count, 7)
+            assert demo["states"].shape == (count, model.init_states.shape[1])
+            assert demo["robot_states"].shape == (count, 9)
+            assert demo["dones"][()].tolist() == [0] * (count - 1) + [1]
+            assert demo["rewards"][()].sum() == 1
+            np.testing.assert_array_equal(demo.attrs["init_state"], demo["states"][0])
+            assert count - 10 < demo.attrs["success_step"] < count
+        assert data.attrs["total"] == total
+
+
+def test_the_columns_agree_with_each_other(recorded: Path) -> None:
+    model = load_task_model(get_task("goal", TASK))
+    with h5py.File(recorded, "r") as file:
+        demo = file["data/demo_0"]
+        states, obs = demo["states"][()], demo["obs"]
+        joints = states[:, 1 + model.robot.joint_qpos]
+        np.testing.assert_array_equal(obs["joint_states"][()], joints)
+        fingers = states[:, 1 + model.robot.gripper_qpos]
+        np.testing.assert_allclose(obs["gripper_states"][()], fingers, atol=1e-8)  # float32
+        np.testing.assert_allclose(np.diff(states[:, 0]), 0.05, atol=1e-9)  # 20 Hz
+        robot = demo["robot_states"][()]
+        np.testing.assert_array_equal(robot[:, 2:5], obs["ee_pos"][()])
+        # A quaternion (x, y, z, w) and its rotation vector, of which robosuite takes the sign.
+        angle = 2 * np.arccos(np.clip(robot[:, 8], -1, 1))
+        np.testing.assert_allclose(np.linalg.norm(obs["ee_ori"][()], axis=1), angle, atol=1e-5)
+        clean, executed = demo["actions"][()], demo["executed_actions"][()]
+        np.testing.assert_array_equal(clean[:, 6], executed[:, 6])
+        assert 0.01 < np.abs(clean - executed)[:, :3].mean() < 0.5
+
+
+def test_frames_are_upright_for_readers_and_show_the_scene(recorded: Path) -> None:
+    images, proprio, actions = next(read_episodes(recorded))
+    with h5py.File(recorded, "r") as file:
+        stored = file["data/demo_0/obs/agentview_rgb"][()]
+    np.testing.assert_array_equal(images[:, 0], stored[:, ::-1])
+    assert images[0].std(axis=(1, 2)).min() > 5.0
+    assert np.abs(images[0].astype(int) - images[-1].astype(int)).mean() > 1.0
+    assert proprio.dtype == actions.dtype == np.float32
+    assert set(np.unique(actions[:, 6])) == {-1.0, 1.0}
+
+
+def test_an_attempt_depends_on_seed_task_and_number_alone(
+    config: DemosConfig, recorded: Path
+) -> None:
+    job = _Job(config, load_task_model(get_task("goal", TASK)), recorded)
+    # In reverse order; an attempt that fails is not among the recorded ones.
+    attempts = [play_attempt(_attempt(job, number)) for number in reversed(range(4))]
+    episodes = [episode for episode in reversed(attempts) if episode is not None][:2]
+    for episode, (images, proprio, actions) in zip(episodes, read_episodes(recorded), strict=True):
+        np.testing.assert_array_equal(episode.images, images)
+        np.testing.assert_array_equal(episode.proprio, proprio)
+        np.testing.assert_array_equal(episode.actions, actions)
+
+
+def test_no_demonstration_starts_from_an_official_state(recorded: Path) -> None:
+    model = load_task_model(get_task("goal", TASK))
+    arm = 1 + model.robot.joint_qpos
+    objects = np.array([1 + a + k for a in model.free_qpos.values() for k in range(2)])
+    with h5py.File(recorded, "r") as file:
+        for demo in file["data"].values():
+            difference = np.abs(model.init_states - demo.attrs["init_state"])
+            # The arm has moved since; what lies on the table says which layout it was.
+            assert difference[:, objects].max(axis=1).min() > 1e-3
+            assert difference[:, arm].max(axis=1).min() > 1e-4
+
+
+def test_mini_trains_on_what_was_recorded(config: DemosConfig, recorded: Path) -> None:
+    loaded = load_demos(config.output)
+    assert loaded.instructions == ["turn on the stove"] == [read_instruction(recorded)]
+    episodes = list(read_episodes(recorded))
+    np.testing.assert_array_equal(
+        loaded.images, area_downsample(np.concatenate([e[0] for e in episodes]))
+    )
+    np.testing.assert_array_equal(loaded.actions, np.concatenate([e[2] for e in episodes]))
+    assert loaded.episode_end[0] == len(episodes[0][0])
+    assert len(load_demos(config.output, demos_per_task=1).images) == len(episodes[0][0])
+
+
+def forbid_attempts(monkeypatch: pytest.MonkeyPatch, allowed: int = 0) -> list[int]:
+    """Let only the first few attempts be played, as if the run was killed then."""
+    played: list[int] = []
+
+    def count(attempt: Any, folder: Path) -> bool:
+        if len(played) == allowed:
+            raise KeyboardInterrupt
+        played.append(attempt.number)
+        return original(attempt, folder)
+
+    original = demos.record_attempt
+    monkeypatch.setattr(demos, "record_attempt", count)
+    return played
+
+
+def test_finished_tasks_are_skipped(
+    config: DemosConfig, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_attempts(monkeypatch)
+    assert record_demos(config, progress=False) == [recorded]
+
+
+def test_a_stopped_run_goes_on_and_makes_the_same_file(
+    config: DemosConfig, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = replace(config, output=str(tmp_path))
+    with monkeypatch.context() as patch:
+        first = forbid_attempts(patch, allowed=1)
+        with pytest.raises(KeyboardInterrupt):
+            record_demos(again, progress=False)
+    path = demo_path(tmp_path, get_task("goal", TASK))
+    assert first == [0] and not path.exists()
+    (folder,) = path.parent.iterdir()
+    (folder / "00001.hdf5.tmp-1").write_bytes(b"half a file")
+    with pytest.raises(ConfigError, match=r"parts was recorded with other settings.*noise"):
+        record_demos(replace(again, noise=0.1), progress=False)
+    with monkeypatch.context() as patch:
+        rest = forbid_attempts(patch, allowed=10)
+        record_demos(again, progress=False)
+    assert rest[0] == 1  # attempt 0 was not played again
+    assert path.read_bytes() == recorded.read_bytes()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_next_attempt_wastes_none_and_fills_gaps(config: DemosConfig, recorded: Path) -> None:
+    job = _Job(config, load_task_model(get_task("goal", TASK)), recorded)
+    assert job.next_attempt() == 0
+    job.running = {0, 1}
+    assert job.next_attempt() is None  # both may succeed
+    job.running, job.outcomes = {0}, {1: False}
+    assert job.next_attempt() == 2
+    job.running, job.outcomes = set(), {1: True, 2: True, 3: True}
+    assert job.next_attempt() == 0  # an earlier attempt comes first, whatever was found later
+    job.outcomes = dict.fromkeys(range(8), False)
+    assert job.next_attempt() is None  # four attempts a demonstration, then it is an error
+
+
+def test_an_expert_that_always_fails_is_one_clear_error(
+    config: DemosConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_gym.demos.worker.play_attempt", lambda _: None)
+    with pytest.raises(DemoError, match="succeeded in 0 of 8 attempts; 2 demonstrations"):
+        record_demos(replace(config, output=str(tmp_path)), progress=False)
+
+
+def test_a_file_of_other_settings_is_not_mixed_in(config: DemosConfig, recorded: Path) -> None:
+    with pytest.raises(ConfigError, match="other settings.*seed"):
+        record_demos(replace(config, seed=1), progress=False)
+    assert read_meta(recorded)["seed"] == 0
+
+
+def test_a_damaged_file_is_one_clear_error(config: DemosConfig, tmp_path: Path) -> None:
+    path = demo_path(tmp_path, get_task("goal", TASK))
+    path.parent.mkdir()
+    path.write_bytes(b"no HDF5")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        record_demos(replace(config, output=str(tmp_path)), progress=False)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_demos(tmp_path)
+
+
+def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> None:
+    with (
+        demos._locked(tmp_path),
+        pytest.raises(ConfigError, match="Another run is recording"),
+    ):
+        record_demos(replace(config, output=str(tmp_path)), progress=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_demos": 0},
+        {"seed": -1},
+        {"noise": 2.0},
+        {"num_workers": -1},
+        {"image_size": 8},
+        {"suite": ("10",)},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected|Expected|must be"):
+        record_demos(DemosConfig(str(tmp_path / "new"), **wrong), progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_task_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownTaskError):
+        record_demos(DemosConfig(str(tmp_path), task_ids=(10,)), progress=False)
+
+
+def test_tasks_of_several_suites_come_in_order_and_once() -> None:
+    config = DemosConfig(suite=("object", "goal", "object"), task_ids=(3, 1))
+    found = [(task.suite, task.task_id) for task in config.tasks()]
+    assert found == [("object", 3), ("object", 1), ("goal", 3), ("goal", 1)]
+
+
+def test_noise_disturbs_the_arm_but_never_the_gripper() -> None:
+    action = np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    noise = ActionNoise(0.15, np.random.default_rng(0))
+    noisy = np.array([noise(action) for _ in range(200)])
+    assert np.all(noisy[:, 6] == 1.0)
+    assert np.abs(noisy).max() <= 1.0
+    assert noisy[:, :3].std() > 2 * noisy[:, 3:6].std() > 0.0
+    np.testing.assert_array_equal(action[:6], [0.5, 0, 0, 0, 0, 0])
+
+
+# robomimic 0.2, which LIBERO's trainers use, needs modules that reading alone does not, and a name
+# that NumPy has given up.
+_READ = """
+import importlib.util, sys, types
+import numpy as np
+np.bool = bool
+for name in ("torchvision", "torchvision.models", "torchvision.transforms",
+             "torchvision.transforms.functional", "tensorboardX", "egl_probe"):
+    sys.modules[name] = types.ModuleType(name)
+    if "." in name:
+        parent, child = name.rsplit(".", 1)
+        setattr(sys.modules[parent], child, sys.modules[name])
+where = importlib.util.find_spec("libero").submodule_search_locations[0]
+spec = importlib.util.spec_from_file_location("datasets", where + "/lifelong/datasets.py")
+datasets = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(datasets)
+modality = {"rgb": ["agentview_rgb", "eye_in_hand_rgb"], "depth": [],
+            "low_dim": ["gripper_states", "joint_states"]}
+data, shapes = datasets.get_dataset(sys.argv[1], modality, seq_len=10)
+assert shapes["ac_dim"] == 7, shapes
+assert shapes["all_shapes"]["agentview_rgb"] == [3, 128, 128], shapes
+data = datasets.SequenceVLDataset(data, np.zeros(4))
+assert data.n_demos == 2 and len(data) == int(sys.argv[2])
+item = data[0]
+assert item["actions"].shape == (10, 7)
+assert item["obs"]["eye_in_hand_rgb"].shape == (10, 3, 128, 128)
+"""
+
+
+@pytest.mark.skipif(find_spec("robomimic") is None, reason="needs robomimic==0.2.0 (pip --no-deps)")
+def test_liberos_own_reader_opens_the_file(recorded: Path) -> None:
+    with h5py.File(recorded, "r") as file:
+        total = str(file["data"].attrs["total"])
+    command = [sys.executable, "-c", _READ, str(recorded), total]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_and_goes_on_with_workers(
+    config: DemosConfig, recorded: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "vla_gym.cli.main", "demos", "--task-ids", str(TASK)]
+    command += ["--num-demos", "2", "--num-workers", "2", "--output", str(tmp_path)]
+    path = demo_path(tmp_path, get_task("goal", TASK))
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 200
+    while not list(path.parent.glob(".*.parts/*.hdf5")) and time.monotonic() < deadline:
+        assert run.poll() is None
+        time.sleep(0.02)
+    run.kill()
+    run.wait(timeout=60)
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(run.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        os.killpg(run.pid, signal.SIGKILL)
+        pytest.fail("worker processes outlived the run")
+    assert subprocess.run(command, timeout=250).returncode == 0
+    assert path.read_bytes() == recorded.read_bytes()
+    shutil.rmtree(tmp_path)

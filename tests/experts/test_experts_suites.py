@@ -1,0 +1,190 @@
+"""Scripted experts of the suites spatial and object, and the tool that measures experts."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vla_gym.experts import EXPERT_TASKS, Expert, Phase, make_expert
+from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
+from vla_gym.experts.grasps import FUNNEL_STEP, Grasp, rim_grasp, tilted_rim_grasp
+from vla_gym.experts.pick_and_place import repeated_until_success
+from vla_gym.experts.recording import episode_rng, record_episode
+from vla_gym.sim import LiberoSim
+from vla_gym.suites import get_task
+from vla_gym.task_model import load_task_model
+
+ALL_TASKS = [(suite, i) for suite in ("spatial", "object") for i in range(10)]
+
+
+def success_rate(assets: str, suite: str, task_id: int, init_state_ids: range) -> float:
+    task_model = load_task_model(get_task(suite, task_id), assets)
+    sim = LiberoSim(task_model)
+    wins = 0
+    for init_state_id in init_state_ids:
+        sim.reset(task_model.official_layout(init_state_id))
+        expert = make_expert(sim)
+        wins += any(sim.step(expert.act()) for _ in range(task_model.task.max_control_steps))
+    return wins / len(init_state_ids)
+
+
+def test_every_task_of_both_suites_has_an_expert() -> None:
+    assert EXPERT_TASKS["spatial"] == EXPERT_TASKS["object"] == tuple(range(10))
+
+
+def test_phases_begin_anew_until_the_goal_is_reached() -> None:
+    outcomes = iter([False, False, True])
+    sim = SimpleNamespace(
+        eef_pose=lambda: (np.zeros(3), GRIPPER_DOWN), success=lambda: next(outcomes)
+    )
+    phases = [Phase("pick", lambda: np.ones(3), max_steps=2), Phase("put", lambda: np.zeros(3))]
+    expert = Expert(sim, repeated_until_success(sim, phases))
+    names = []
+    for _ in range(12):
+        expert.act()
+        names.append(expert.phase)
+    assert names == ["pick", "pick", "put"] * 3 + ["rest"] * 3
+    assert expert.retries == 2
+
+
+def test_tilt_is_what_remains_without_the_turn_about_the_own_axis() -> None:
+    tilt = rotation_z(0.7) @ rotation_y(0.4) @ rotation_z(-0.7)
+    assert tilt_of(tilt @ rotation_z(2.0)) == pytest.approx(tilt, abs=1e-12)
+    assert tilt_of(rotation_z(2.0)) == pytest.approx(np.eye(3), abs=1e-12)
+
+
+def test_a_bowl_that_stands_askew_is_taken_along_its_own_axis() -> None:
+    position, tilt = np.array([0.1, 0.2, 0.9]), rotation_x(0.3)
+    signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
+    local = signs * [0.05, 0.05, 0.025] + [0.0, 0.0, 0.025]
+
+    def bowl(rotation: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(
+            body_pos=lambda _: position,
+            body_mat=lambda _: rotation,
+            collision_corners=lambda _: position + local @ rotation.T,
+        )
+
+    rim = {"inset": 0.005, "depth": 0.02}
+    upright = rim_grasp(bowl(np.eye(3)), "bowl", 2.0, **rim)
+    same = tilted_rim_grasp(bowl(np.eye(3)), "bowl", 2.0, **rim)
+    assert same.point() == pytest.approx(upright.point(), abs=1e-12)
+    assert same.rotation == pytest.approx(upright.rotation, abs=1e-12)
+    askew = tilted_rim_grasp(bowl(tilt), "bowl", 2.0, **rim)
+    assert askew.point() == pytest.approx(position + tilt @ (upright.point() - position))
+    assert askew.rotation == pytest.approx(tilt @ upright.rotation)
+
+
+def test_a_hand_beside_the_grasp_stays_above_until_it_is_over_it() -> None:
+    grasp = Grasp(lambda: np.zeros(3), GRIPPER_DOWN)
+    radius = 0.008
+    # Right above: down, a step at a time, and at last to the grasp point itself.
+    assert grasp.approach(np.array([0.0, 0.0, 0.1]), radius) == pytest.approx(
+        [0.0, 0.0, 0.1 - FUNNEL_STEP]
+    )
+    assert grasp.approach(np.array([0.0, 0.0, 0.01]), radius) == pytest.approx(np.zeros(3))
+    # The fingers open along world y: an error along it counts, one along x counts less.
+    aside = grasp.approach(np.array([0.0, 0.02, 0.03]), radius)
+    assert aside[:2] == pytest.approx([0.0, 0.0]) and aside[2] > 0.03
+    assert grasp.approach(np.array([0.015, 0.0, 0.02]), radius) == pytest.approx(np.zeros(3))
+    # Once the fingers are around the object, a push sideways does not lift the hand.
+    assert grasp.approach(np.array([0.0, 0.02, 0.01]), radius) == pytest.approx(np.zeros(3))
+
+
+@pytest.fixture(scope="module")
+def measure_experts() -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "tools" / "measure_experts.py"
+    spec = importlib.util.spec_from_file_location("measure_experts", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(successes: int, **changes) -> dict:
+    return {
+        "suite": "object",
+        "task_id": 3,
+        "assets": "lite",
+        "states": "official",
+        "n": 50,
+        "successes": successes,
+        "mean_steps": 120.4 if successes else None,
+        "failed": [],
+    } | changes
+
+
+def test_a_new_count_takes_the_place_of_the_old_one_only(measure_experts: ModuleType) -> None:
+    rows = measure_experts.merge([], row(40))
+    rows = measure_experts.merge(rows, row(10, assets="libero"))
+    rows = measure_experts.merge(rows, row(45))
+    assert [(r["assets"], r["successes"]) for r in rows] == [("libero", 10), ("lite", 45)]
+
+
+def test_the_page_shows_counts_intervals_and_steps(measure_experts: ModuleType) -> None:
+    rows = [row(45), row(0, task_id=4, n=10), row(9, n=10, states="sampled", assets="libero")]
+    page = measure_experts.page(rows)
+    assert (
+        "| object 3: pick up the bbq sauce and place it in the basket | 45/50 (79 to 96 %)" in page
+    )
+    assert "120 steps" in page
+    # Pooled over both tasks, and the mean of 90 % and 0 %.
+    assert "| object | official | `lite` | 2 | 60 | 45/60 (63 to 84 %) | 45.0 % |" in page
+    assert "| object | sampled | `libero` | 1 | 10 | 9/10 (60 to 98 %) | 90.0 % |" in page
+
+
+def test_the_page_in_docs_is_what_its_counts_say(measure_experts: ModuleType) -> None:
+    rows = measure_experts.load_counts(measure_experts.COUNTS)
+    assert rows
+    assert measure_experts.PAGE.read_text() == measure_experts.page(rows)
+
+
+def test_counting_plays_the_expert(
+    measure_experts: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measure_experts, "COUNTS", tmp_path / "experts.json")
+    monkeypatch.setattr(measure_experts, "PAGE", tmp_path / "experts.md")
+    command = "x --suites object --task-ids 0 --states official sampled --episodes 1"
+    monkeypatch.setattr(sys, "argv", command.split())
+    measure_experts.main()
+    counts = measure_experts.load_counts(tmp_path / "experts.json")
+    assert [(r["states"], r["n"], r["successes"]) for r in counts] == [
+        ("official", 1, 1),
+        ("sampled", 1, 1),
+    ]
+    assert all(60 < r["mean_steps"] < 280 for r in counts)
+    assert (tmp_path / "experts.md").read_text() == measure_experts.page(counts)
+
+
+@pytest.mark.parametrize(("suite", "task_id"), [("spatial", 0), ("object", 0)])
+def test_experts_solve_official_states(suite: str, task_id: int) -> None:
+    assert success_rate("lite", suite, task_id, range(2)) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
+def test_experts_solve_four_of_five_official_states(suite: str, task_id: int) -> None:
+    assert success_rate("lite", suite, task_id, range(20)) >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
+def test_experts_find_back_from_noise_on_sampled_layouts(suite: str, task_id: int) -> None:
+    task_model = load_task_model(get_task(suite, task_id), "lite")
+    sim = LiberoSim(task_model)
+    wins = 0
+    for attempt in range(10):
+        rng = episode_rng(1, task_model, attempt)
+        wins += record_episode(sim, lambda: np.zeros(0), rng, noise=0.15) is not None
+    assert wins >= 7
+
+
+@pytest.mark.slow
+@pytest.mark.libero_assets
+@pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
+def test_experts_also_work_with_the_real_meshes(suite: str, task_id: int) -> None:
+    assert success_rate("libero", suite, task_id, range(10)) >= 0.7

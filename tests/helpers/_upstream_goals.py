@@ -1,0 +1,137 @@
+"""Upstream's own predicates and placement samplers on given states, in a process of their own.
+
+``python tests/_upstream_goals.py ASSETS SUITE TASK_ID REQUEST.npz RESULT.npz`` answers a request:
+
+* ``qpos``, ``fixture_pos``, ``fixture_quat``, ``fixtures`` and ``goals`` (JSON): whether each goal
+  predicate holds in each state, by upstream's code;
+* ``draws``: that many draws of upstream's placement samplers, less what starts on others;
+* ``resets``: that many whole resets with robosuite's default joint noise;
+* ``digests``: a digest of each array of upstream's model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ask_upstream(
+    assets: Path, task_id: int = 0, suite: str = "goal", **request: Any
+) -> dict[str, Any]:
+    """Run one request in a child process and return its arrays."""
+    with tempfile.TemporaryDirectory(prefix="vla-gym-upstream-") as folder:
+        ask, answer, log = (Path(folder) / n for n in ("ask.npz", "answer.npz", "log.txt"))
+        np.savez(ask, **request)
+        workdir = Path(folder) / "work"
+        workdir.mkdir()
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        with log.open("wb") as stream:
+            status = subprocess.run(
+                [sys.executable, __file__, str(assets), suite, str(task_id), str(ask), str(answer)],
+                cwd=workdir,
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=280,
+                check=False,
+            ).returncode
+        assert status == 0, log.read_text(errors="replace")[-3000:]
+        with np.load(answer) as data:
+            return dict(data)
+
+
+def array_digests(model: Any) -> dict[str, str]:
+    """Return a digest of every numeric array of a ``mujoco.MjModel``."""
+    digests = {}
+    for name in dir(model):
+        if not name.startswith("_") and isinstance(value := getattr(model, name), np.ndarray):
+            if value.dtype != object:
+                digests[name] = hashlib.sha256(value.tobytes()).hexdigest()
+    return digests
+
+
+def _holds(env: Any, request: dict[str, Any]) -> np.ndarray:
+    domain, model = env.env, env.sim.model._model
+    names = [str(n) for n in request["fixtures"]]
+    bodies = [model.body(domain.fixtures_dict[n].root_body).id for n in names]
+    goals = json.loads(str(request["goals"]))
+    rows = []
+    states = zip(request["qpos"], request["fixture_pos"], request["fixture_quat"], strict=True)
+    for qpos, pos, quat in states:
+        model.body_pos[bodies], model.body_quat[bodies] = pos, quat
+        env.sim.set_state_from_flattened(np.concatenate([[0.0], qpos, np.zeros(model.nv)]))
+        env.sim.forward()
+        rows.append([bool(domain._eval_predicate(goal)) for goal in goals])
+    return np.array(rows)
+
+
+def _draws(env: Any, count: int) -> dict[str, np.ndarray]:
+    poses: dict[str, list[np.ndarray]] = {}
+    for _ in range(count):
+        for name, (pos, quat, _) in env.env.placement_initializer.sample().items():
+            poses.setdefault(f"draw_{name}", []).append(np.concatenate([pos, quat]))
+    return {name: np.array(values) for name, values in poses.items()}
+
+
+def _resets(env: Any, count: int) -> dict[str, np.ndarray]:
+    from vla_gym.task_model import upstream_env
+
+    domain = env.env
+    # The same draws without rebuilding the model each time; but fixtures must stand where a model
+    # that was just built has them, since upstream takes the positions of sites from there.
+    domain.hard_reset = False
+    import mujoco
+
+    built = mujoco.MjModel.from_xml_string(domain.model.get_xml())
+    rows: dict[str, list[np.ndarray]] = {}
+    for _ in range(count):
+        env.sim.model._model.body_pos[:] = built.body_pos
+        env.sim.model._model.body_quat[:] = built.body_quat
+        upstream_env.reset_env(domain)
+        rows.setdefault("reset_qpos", []).append(env.sim.data.qpos.copy())
+        initial = domain.robots[0].controller.initial_joint
+        rows.setdefault("reset_nullspace", []).append(np.array(initial))
+        for name, fixture in domain.fixtures_dict.items():
+            body = env.sim.model._model.body(fixture.root_body)
+            pose = np.concatenate([body.pos, body.quat])
+            rows.setdefault(f"reset_{name}", []).append(pose)
+    return {name: np.array(values) for name, values in rows.items()}
+
+
+def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> None:
+    from vla_gym.suites import get_task
+    from vla_gym.task_model import upstream_env
+
+    upstream_env.prepare(assets, Path.cwd())
+    with np.load(ask) as data:
+        request = dict(data)
+    noise = "default" if "resets" in request else None
+    task = get_task(suite, task_id)
+    env = upstream_env.make_env(task.bddl_file, initialization_noise=noise)
+    env.seed(3)
+    upstream_env.reset_env(env.env)
+    result: dict[str, Any] = {}
+    if "digests" in request:
+        result["digests"] = json.dumps(array_digests(env.sim.model._model))
+    if "qpos" in request:
+        result["holds"] = _holds(env, request)
+    if "draws" in request:
+        result |= _draws(env, int(request["draws"]))
+    if "resets" in request:
+        result |= _resets(env, int(request["resets"]))
+    np.savez(answer, **result)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))

@@ -1,0 +1,82 @@
+"""A training run on the toy task in a process of its own, to be killed and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.toy_env import ToyReach
+
+import vla_gym_trainers.td3.train as train_td3_module
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.runs import run_dir as run_dir_module
+from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
+from vla_gym_trainers.td3.train import TD3Config, resume_td3, train_td3
+
+# Loaded before processes are forked from this one: the first optimiser imports torch's compiler.
+torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+import torch.utils.tensorboard  # noqa: E402, F401
+
+#: A short training with everything in it: 2 evaluations, 5 checkpoints.
+TINY: dict[str, Any] = {
+    "total_chunks": 240,
+    "learning_starts": 64,
+    "critic_warmup_steps": 20,
+    "batch_size": 16,
+    "buffer_size": 300,
+    "utd_ratio": 0.5,
+    "num_envs": 2,
+    "net_arch": (16,),
+    "precision": "fp32",
+    "checkpoint_every": 48,
+    "eval_every": 96,
+    "eval_layouts": 2,
+    "eval_states": 4,
+    "progress": False,
+}
+
+
+def make_toy_vec(config: TD3Config, evaluation: bool = False) -> Any:
+    """Stand in for ``train_td3.make_vec``."""
+    envs = LiberoVectorEnv(
+        2 if evaluation else config.num_envs,
+        env_factory=lambda _: ToyReach(gamma=config.gamma),
+        workers=0,
+        autoreset_mode="SAME_STEP",
+    )
+    return sb3_vec_env(envs)
+
+
+def make_toy_env(suite: str, **kwargs: Any) -> ToyReach:
+    """Stand in for ``train_td3.make_env``."""
+    return ToyReach()
+
+
+def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int = 0) -> None:
+    """Train or resume in this process.
+
+    Args:
+        run_dir: The run's folder.
+        changes: Settings beside ``TINY``.
+        resume: Go on with the run.
+        kill_in_save: Kill the process while it writes its so-many-th file of a checkpoint.
+    """
+    torch.set_num_threads(1)
+    train_td3_module.make_vec = make_toy_vec  # type: ignore[assignment]
+    train_td3_module.make_env = make_toy_env  # type: ignore[assignment]
+    if kill_in_save:
+        sync, calls = run_dir_module._sync, iter(range(1, kill_in_save + 1))
+
+        def killer(path: Path) -> None:
+            if next(calls) == kill_in_save:
+                os.kill(os.getpid(), signal.SIGKILL)
+            sync(path)
+
+        run_dir_module._sync = killer  # type: ignore[assignment]
+    if resume:
+        resume_td3(Path(run_dir))
+    else:
+        train_td3(TD3Config(run_dir=Path(run_dir), **{**TINY, **changes}))

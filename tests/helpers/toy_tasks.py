@@ -1,0 +1,43 @@
+"""The toy task in several variants that differ in the reference's mistake alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tests.toy_env import ToyReach
+
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv, sb3_vec_env
+
+#: Task 0: the reference misses by a constant that a policy can learn. Task 1: it hardly misses.
+BIASES = {0: (0.05, -0.04, 0.03), 1: (0.0, 0.0, 0.0)}
+
+
+class ToyTasks(ToyReach):
+    """Each episode plays task 0 or 1, drawn by the environment's generator."""
+
+    task = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.task = int(self.np_random.integers(2))
+        self.bias = np.array(BIASES[self.task])
+        return self._observe(), self._info(False, 0)
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "task": self.task}
+
+    def set_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        self.task, self.bias = state["task"], np.array(BIASES[state["task"]])
+        return super().set_state(state)
+
+    def _observe(self) -> dict[str, Any]:
+        return {**super()._observe(), "task_id": np.int64(self.task)}
+
+
+def make_tasks(num_envs: int = 4) -> SB3VecEnv:
+    envs = LiberoVectorEnv(
+        num_envs, env_factory=lambda _: ToyTasks(), workers=0, autoreset_mode="SAME_STEP"
+    )
+    return sb3_vec_env(envs)  # type: ignore[return-value]

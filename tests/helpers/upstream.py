@@ -1,0 +1,324 @@
+"""Upstream LIBERO in a child process, driven state for state by parity tests and benchmarks.
+
+Importing libero prints, asks questions and imports gym, so it lives in a process of its own whose
+output is captured in a file. ``python tests/upstream.py FD_IN FD_OUT`` is that process; tests use
+:class:`Upstream`::
+
+    with Upstream(assets_root) as upstream:
+        upstream.build("goal", 8)
+        upstream.start(layout)
+        result = upstream.steps(actions)          # qpos, qvel, success after every control step
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+START_DEADLINE_S = 240.0
+
+
+class UpstreamError(RuntimeError):
+    """The child process died, timed out or raised."""
+
+
+class Upstream:
+    """Handle of the child process; every public method of :class:`_Child` is a method here."""
+
+    def __init__(self, assets_root: Path, deadline_s: float = START_DEADLINE_S) -> None:
+        self._deadline_s = deadline_s
+        self._folder = tempfile.TemporaryDirectory(prefix="vla-gym-upstream-")
+        self._log = Path(self._folder.name) / "output.txt"
+        child_in, self_out = os.pipe()
+        self_in, child_out = os.pipe()
+        workdir = Path(self._folder.name) / "work"
+        workdir.mkdir()
+        environment = {**os.environ, "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl"}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(child_in), str(child_out), str(assets_root)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(child_in, child_out),
+                cwd=workdir,
+                env=environment,
+            )
+        os.close(child_in)
+        os.close(child_out)
+        self._to_child = Connection(self_out, readable=False)
+        self._from_child = Connection(self_in, writable=False)
+
+    def __enter__(self) -> Upstream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.call(name, *args, **kwargs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Run one method in the child and return its result."""
+        try:
+            self._to_child.send((name, args, kwargs))
+            if not self._from_child.poll(self._deadline_s):
+                raise UpstreamError(f"{name}: no answer in {self._deadline_s} s.\n{self._tail()}")
+            ok, result = self._from_child.recv()
+        except (EOFError, BrokenPipeError) as error:
+            raise UpstreamError(f"{name}: upstream's process died.\n{self._tail()}") from error
+        if not ok:
+            raise UpstreamError(f"{name} failed in upstream's process:\n{result}")
+        return result
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-3000:]
+
+    def close(self) -> None:
+        """End the child: it leaves at the end of its input."""
+        self._to_child.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._from_child.close()
+        self._folder.cleanup()
+
+
+class _Child:
+    """Upstream's environment and what tests do with it."""
+
+    def __init__(self, assets_root: Path) -> None:
+        from vla_gym.task_model import upstream_env
+
+        upstream_env.prepare(assets_root, Path.cwd())
+        self._make = upstream_env.make_env
+        self.env: Any = None
+
+    def build(self, suite: str, task_id: int, image_size: int | None = None) -> dict[str, float]:
+        """Make the env of a task, cameras only with an image size, and reset it once."""
+        from vla_gym.suites import get_task
+
+        if self.env is not None:
+            self.env.close()
+            self.env = None
+        options: dict[str, Any] = {"horizon": 10**9}
+        if image_size is not None:
+            options |= {
+                "use_camera_obs": True,
+                "has_offscreen_renderer": True,
+                "camera_heights": image_size,
+                "camera_widths": image_size,
+            }
+        begin = time.perf_counter()
+        self.env = self._make(get_task(suite, task_id).bddl_file, **options)
+        made = time.perf_counter()
+        self.env.seed(0)
+        self.env.reset()
+        self._keep_fresh_controller()
+        return {"make_s": made - begin, "reset_s": time.perf_counter() - made}
+
+    @property
+    def _domain(self) -> Any:
+        return self.env.env
+
+    @property
+    def _raw(self) -> tuple[Any, Any]:
+        return self.env.sim.model._model, self.env.sim.data._data
+
+    def fixtures(self) -> list[str]:
+        """Return the names of all fixtures that upstream places."""
+        return list(self._domain.fixtures_dict)
+
+    def _place(self, names: tuple[str, ...], pos: np.ndarray, quat: np.ndarray) -> None:
+        model, _ = self._raw
+        for name, p, q in zip(names, pos, quat, strict=True):
+            body = model.body(self._domain.fixtures_dict[name].root_body).id
+            model.body_pos[body], model.body_quat[body] = p, q
+
+    def _keep_fresh_controller(self) -> None:
+        """Remember what the controller holds after upstream's reset, see :meth:`start`."""
+        self._fresh = dict(vars(self._domain.robots[0].controller))
+
+    def _clear_counters(self) -> None:
+        self._domain.timestep = 0
+        self._domain.done = False
+
+    def start(
+        self, layout: Any, names: tuple[str, ...], *, through_reset: bool = False
+    ) -> np.ndarray:
+        """Put an official layout into the environment; no settling.
+
+        Args:
+            layout: A ``task_model.Layout``.
+            names: Fixture names in the layout's order.
+            through_reset: Take the path of evaluations: upstream's own ``env.reset()``, then its
+                ``set_init_state``. The default is the same but faster: it clears the data and
+                gives the controller what it held after the last ``env.reset()``.
+        """
+        import mujoco
+
+        if through_reset:
+            self.env.reset()
+            self._keep_fresh_controller()
+        model, data = self._raw
+        self._place(names, layout.fixture_pos, layout.fixture_quat)
+        robot = self._domain.robots[0]
+        if not through_reset:
+            mujoco.mj_resetData(model, data)
+            vars(robot.controller).update(self._fresh)
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        assert np.array_equal(robot.controller.initial_joint, layout.nullspace_qpos)
+        self.env.set_init_state(np.concatenate([[layout.time], layout.qpos, layout.qvel]))
+        self._clear_counters()
+        return data.qpos.copy()
+
+    def sync(self, snapshot: Any, names: tuple[str, ...]) -> None:
+        """Continue from a ``vla_gym.sim.Snapshot`` that was taken after a control step."""
+        import mujoco
+
+        model, data = self._raw
+        self._place(names, snapshot.fixture_pos, snapshot.fixture_quat)
+        mujoco.mj_setState(model, data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_forward(model, data)
+        robot, state = self._domain.robots[0], snapshot.controller
+        robot.controller.initial_joint = np.array(state.nullspace_qpos)
+        robot.controller.goal_pos = np.array(state.goal_pos)
+        robot.controller.goal_ori = np.array(state.goal_mat)
+        robot.controller.new_update = state.stale is None
+        robot.gripper.current_action = np.array(state.gripper_command)
+        self._clear_counters()
+
+    def steps(self, actions: np.ndarray, *, stop: bool = False) -> dict[str, np.ndarray]:
+        """Run control steps; return qpos (T, nq), qvel (T, nv), success (T,) after each.
+
+        Args:
+            actions: (T, 7).
+            stop: Stop after the first success.
+        """
+        _, data = self._raw
+        rows: dict[str, list[Any]] = {"qpos": [], "qvel": [], "success": []}
+        for action in actions:
+            _, _, done, _ = self.env.step(action)
+            rows["qpos"].append(data.qpos.copy())
+            rows["qvel"].append(data.qvel.copy())
+            rows["success"].append(bool(done))
+            if stop and done:
+                break
+        return {key: np.array(value) for key, value in rows.items()}
+
+    def step_from(
+        self, snapshots: list[Any], actions: np.ndarray, names: tuple[str, ...]
+    ) -> np.ndarray:
+        """Run one control step from each snapshot; return qpos after it, (N, nq)."""
+        _, data = self._raw
+        result = []
+        for snapshot, action in zip(snapshots, actions, strict=True):
+            self.sync(snapshot, names)
+            self.env.step(action)
+            result.append(data.qpos.copy())
+        return np.array(result)
+
+    def observe(
+        self,
+        qpos: np.ndarray,
+        qvel: np.ndarray,
+        names: tuple[str, ...],
+        pos: np.ndarray,
+        quat: np.ndarray,
+    ) -> dict[str, Any]:
+        """Set a state as upstream's evaluations do and return what it then observes.
+
+        Returns:
+            ``images`` uint8 (2, H, W, 3) upright (None without cameras), ``proprio`` (8,),
+            ``success``.
+        """
+        import robosuite.utils.transform_utils as transform_utils
+
+        self._place(names, pos, quat)
+        obs = self.env.set_init_state(np.concatenate([[0.0], qpos, qvel]))
+        images = None
+        if f"{CAMERAS[0]}_image" in obs:
+            images = np.stack([obs[f"{camera}_image"][::-1] for camera in CAMERAS])
+        proprio = np.concatenate(
+            [
+                obs["robot0_eef_pos"],
+                transform_utils.quat2axisangle(obs["robot0_eef_quat"]),
+                obs["robot0_gripper_qpos"],
+            ]
+        )
+        return {"images": images, "proprio": proprio, "success": bool(self.env.check_success())}
+
+    def model_arrays(self) -> dict[str, np.ndarray]:
+        """Return every numeric array of upstream's model."""
+        return model_arrays(self._raw[0])
+
+    def timed_steps(self, actions: np.ndarray, clock: str = "perf_counter") -> float:
+        """Return the seconds that these control steps take, observations included.
+
+        Args:
+            actions: (T, 7).
+            clock: ``perf_counter``, or ``process_time`` on a machine that has other work.
+        """
+        now = getattr(time, clock)
+        begin = now()
+        for action in actions:
+            self.env.step(action)
+        return now() - begin
+
+    def timed_reset(self, state: np.ndarray, clock: str = "perf_counter") -> tuple[float, float]:
+        """Return the seconds of reset with set_init_state, and with ten no-op steps added."""
+        now = getattr(time, clock)
+        begin = now()
+        self.env.reset()
+        self.env.set_init_state(state)
+        ready = now()
+        for _ in range(10):
+            self.env.step(np.array([0.0, 0, 0, 0, 0, 0, -1]))
+        return ready - begin, now() - begin
+
+
+def model_arrays(model: Any) -> dict[str, np.ndarray]:
+    """Return copies of all arrays of an MjModel by name."""
+    arrays = {}
+    for name in dir(model):
+        if not name.startswith("_") and isinstance(value := getattr(model, name), np.ndarray):
+            arrays[name] = value.copy()
+    return arrays
+
+
+def _main(fd_in: int, fd_out: int, assets_root: str) -> None:
+    commands = Connection(fd_in, writable=False)
+    answers = Connection(fd_out, readable=False)
+    child: _Child | None = None
+    while True:
+        try:
+            name, args, kwargs = commands.recv()
+        except EOFError:
+            return
+        try:
+            child = child or _Child(Path(assets_root))
+            answers.send((True, getattr(child, name)(*args, **kwargs)))
+        except Exception:
+            answers.send((False, traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,336 @@
+"""LiberoSim on the generated pack: determinism, snapshots, chunks, wrong input, compiled cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from vla_gym.errors import ConfigError, InvalidActionError
+from vla_gym.experts import make_expert
+from vla_gym.sim import LiberoSim, Snapshot
+from vla_gym.sim.goal_tests import compile_tests, is_candidate
+from vla_gym.sim.libero_sim import NOOP
+from vla_gym.suites import get_task
+from vla_gym.task_model import TaskModel, geometric_candidate, load_task_model
+
+TASK = 8  # put the bowl on the plate
+
+
+@pytest.fixture(scope="module")
+def model() -> TaskModel:
+    return load_task_model(get_task("goal", TASK), assets="lite")
+
+
+@pytest.fixture
+def sim(model: TaskModel) -> LiberoSim:
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    return sim
+
+
+def random_actions(count: int, seed: int = 0) -> np.ndarray:
+    """Return smooth random actions that move down into the scene, (count, 7)."""
+    rng = np.random.default_rng(seed)
+    drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
+    drift[:, 2] -= 0.3
+    return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1.5, 1.5)
+
+
+def same(a: Snapshot, b: Snapshot) -> bool:
+    """Tell whether two snapshots are equal in every bit."""
+    arrays = ("physics", "last_qpos", "last_qvel", "fixture_pos", "fixture_quat")
+    equal = all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays)
+    names = ("goal_pos", "goal_mat", "gripper_command", "nullspace_qpos")
+    equal &= all(np.array_equal(getattr(a.controller, n), getattr(b.controller, n)) for n in names)
+    equal &= (a.controller.stale is None) == (b.controller.stale is None)
+    return equal and (a.elapsed_steps, a.init_state_id) == (b.elapsed_steps, b.init_state_id)
+
+
+def test_same_actions_give_the_same_states(model: TaskModel) -> None:
+    actions = random_actions(40)
+    ends = []
+    for _ in range(2):
+        sim = LiberoSim(model)
+        sim.reset(model.official_layout(2))
+        for action in actions:
+            sim.step(action)
+        ends.append(sim.get_state())
+    assert same(*ends)
+
+
+def test_a_chunk_equals_single_steps(model: TaskModel) -> None:
+    actions = random_actions(48, seed=1)
+    chunked, single = LiberoSim(model), LiberoSim(model)
+    for sim in (chunked, single):
+        sim.reset(model.official_layout(1))
+    for start in range(0, 48, 8):
+        assert chunked.run_chunk(actions[start : start + 8]) == (8, False)
+        for action in actions[start : start + 8]:
+            single.step(action)
+        assert same(chunked.get_state(), single.get_state())
+    assert chunked.elapsed_steps == 48
+
+
+def test_max_steps_cuts_a_chunk(sim: LiberoSim) -> None:
+    assert sim.run_chunk(random_actions(8), max_steps=3) == (3, False)
+    assert sim.elapsed_steps == 3
+    with pytest.raises(ConfigError, match="max_steps"):
+        sim.run_chunk(random_actions(8), max_steps=0)
+
+
+def test_fast_and_exact_loops_agree(model: TaskModel) -> None:
+    """Both round alike where NumPy's BLAS and numba's do; the promise is 1e-9 a control step."""
+    fast, exact = LiberoSim(model), LiberoSim(model, physics="exact")
+    exact.reset(model.official_layout(0))
+    for action in random_actions(25, seed=3):
+        fast.set_state(exact.get_state())
+        assert fast.step(action) == exact.step(action)
+        np.testing.assert_allclose(fast.qpos, exact.qpos, rtol=0, atol=1e-9)
+
+
+def test_snapshot_continues_with_the_same_future(model: TaskModel, sim: LiberoSim) -> None:
+    sim.run_chunk(random_actions(20, seed=4))
+    snapshot, proprio = sim.get_state(), sim.proprio()
+    corners, contacts = sim.collision_corners("plate_1_main"), sim.view.contact_geoms().copy()
+    future = random_actions(20, seed=5)
+    sim.run_chunk(future)
+    expected = sim.get_state()
+
+    other = LiberoSim(model)
+    other.reset(model.official_layout(7))
+    other.set_state(snapshot)
+    assert same(other.get_state(), snapshot)
+    np.testing.assert_array_equal(other.proprio(), proprio)
+    np.testing.assert_array_equal(other.collision_corners("plate_1_main"), corners)
+    np.testing.assert_array_equal(other.view.contact_geoms(), contacts)
+    other.run_chunk(future)
+    assert same(other.get_state(), expected)
+    assert not same(snapshot, expected), "the snapshot must not follow the simulation"
+
+
+@pytest.mark.parametrize("physics", ["fast", "exact"])
+def test_snapshot_before_the_first_control_step(model: TaskModel, physics: str) -> None:
+    """The first control step has a memory of the reset posture; the snapshot must hold it."""
+    first, second = (LiberoSim(model, physics=physics) for _ in range(2))  # type: ignore[arg-type]
+    first.reset(model.official_layout(2), settle=False)
+    snapshot = first.get_state()
+    action = np.array([0.3, 0, 0, 0, 0.2, 0, 1])
+    first.step(action)
+    second.reset(model.official_layout(3))
+    second.set_state(snapshot)
+    second.step(action)
+    assert same(first.get_state(), second.get_state())
+
+
+def test_snapshot_of_another_scene_is_refused(sim: LiberoSim) -> None:
+    state = sim.get_state()
+    foreign = Snapshot(**{**vars(state), "scene_key": "elsewhere"})
+    with pytest.raises(ConfigError, match="elsewhere"):
+        sim.set_state(foreign)
+
+
+def test_settled_official_state_is_the_same_from_the_cache(model: TaskModel) -> None:
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(5))
+    first = sim.get_state()
+    sim.run_chunk(random_actions(8))
+    sim.reset(model.official_layout(5))
+    assert same(first, sim.get_state())
+    by_hand = LiberoSim(model)
+    by_hand.reset(model.official_layout(5), settle=False)
+    by_hand.run_chunk(np.repeat(NOOP[None], 10, axis=0))
+    np.testing.assert_array_equal(by_hand.qpos, sim.qpos)
+
+
+def test_sampled_layouts_come_to_rest(model: TaskModel) -> None:
+    sim = LiberoSim(model)
+    for seed in range(5):
+        sim.reset(model.sample_layout(np.random.default_rng(seed)))
+        assert max(sim.object_speeds().values()) < 0.01, f"layout {seed} still moves"
+        assert (sim.elapsed_steps, sim.init_state_id) == (0, -1)
+
+
+@pytest.mark.parametrize(
+    ("action", "word"),
+    [
+        (np.zeros(6), "shape"),
+        (np.zeros((1, 7)), "shape"),
+        (np.full(7, np.nan), "finite"),
+        (np.array([0, 0, 0, 0, 0, 0, np.inf]), "finite"),
+        (["left"] * 7, "numeric"),
+    ],
+)
+def test_wrong_actions_move_nothing(sim: LiberoSim, action: np.ndarray, word: str) -> None:
+    before = sim.get_state()
+    with pytest.raises(InvalidActionError, match=word):
+        sim.step(action)
+    assert same(before, sim.get_state())
+
+
+@pytest.mark.parametrize("shape", [(7,), (0, 7), (8, 6), (2, 2, 7)])
+def test_wrong_chunks_move_nothing(sim: LiberoSim, shape: tuple[int, ...]) -> None:
+    before = sim.get_state()
+    with pytest.raises(InvalidActionError, match="shape"):
+        sim.run_chunk(np.zeros(shape))
+    chunk = np.zeros((8, 7))
+    chunk[7, 3] = np.nan
+    with pytest.raises(InvalidActionError, match="finite"):
+        sim.run_chunk(chunk)
+    assert same(before, sim.get_state())
+
+
+def test_actions_are_clipped(model: TaskModel) -> None:
+    ends = []
+    for scale in (1.0, 50.0):
+        sim = LiberoSim(model)
+        sim.reset(model.official_layout(0))
+        sim.run_chunk(np.tile(np.array([1, -1, 1, -1, 1, 1, 1]) * scale, (4, 1)))
+        ends.append(sim.get_state())
+    assert same(*ends)
+
+
+def test_simulations_of_a_scene_share_the_model_but_not_the_fixtures(model: TaskModel) -> None:
+    alone = LiberoSim(model)
+    alone.reset(model.official_layout(0))
+    actions = random_actions(16, seed=6)
+    alone.run_chunk(actions)
+
+    sims = [LiberoSim(model) for _ in range(3)]
+    for index, sim in enumerate(sims):
+        sim.reset(model.official_layout(index))
+    for action in actions:
+        for sim in sims:
+            sim.step(action)
+    np.testing.assert_array_equal(sims[0].qpos, alone.qpos)
+    fixture = model.fixture_bodies[0]
+    assert not np.array_equal(sims[0].body_pos(fixture), sims[1].body_pos(fixture))
+
+
+def test_threads_do_not_disturb_each_other(model: TaskModel) -> None:
+    actions = random_actions(24, seed=7)
+
+    def play(index: int, results: dict[int, np.ndarray]) -> None:
+        sim = LiberoSim(model)
+        sim.reset(model.official_layout(index))
+        for start in range(0, 24, 4):
+            sim.run_chunk(actions[start : start + 4])
+        results[index] = sim.qpos
+
+    expected: dict[int, np.ndarray] = {}
+    got: dict[int, np.ndarray] = {}
+    for index in range(3):
+        play(index, expected)
+    threads = [threading.Thread(target=play, args=(i, got)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(3):
+        np.testing.assert_array_equal(got[index], expected[index])
+
+
+def test_set_task_changes_the_goal_only(model: TaskModel) -> None:
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    before = sim.get_state()
+    other = load_task_model(get_task("goal", 7), assets="lite")
+    sim.set_task(other)
+    assert same(before, sim.get_state())
+    knob = other.goal[0].joint_qpos[0]
+    sim._data.qpos[knob] = 1.0
+    assert sim.success()
+    sim.set_task(model)
+    assert not sim.success()
+
+
+def test_an_expert_succeeds_and_the_chunk_stops_there(model: TaskModel) -> None:
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    expert, actions = make_expert(sim), []
+    for _ in range(300):
+        actions.append(expert.act())
+        if sim.step(actions[-1]):
+            break
+    assert sim.success()
+    end = sim.get_state()
+    sim.reset(model.official_layout(0))
+    padded = np.concatenate([np.array(actions), random_actions(10)])
+    assert sim.run_chunk(padded) == (len(actions), True)
+    assert same(sim.get_state(), end)
+
+
+@pytest.mark.parametrize("task_id", range(10))
+def test_the_compiled_goal_test_never_misses(task_id: int) -> None:
+    """Wherever the exact geometric test holds, the kernel's does."""
+    task_model = load_task_model(get_task("goal", task_id), assets="lite")
+    tests = compile_tests(task_model.goal)
+    sim = LiberoSim(task_model)
+    data, rng = sim._data, np.random.default_rng(task_id)
+    hits = 0
+    for _ in range(300):
+        sim.reset(task_model.official_layout(int(rng.integers(3))), settle=False)
+        for predicate in task_model.goal:
+            data.qpos[predicate.joint_qpos] += rng.uniform(-0.5, 1.0)
+            if predicate.body >= 0:
+                if predicate.site >= 0:
+                    target = data.site_xpos[predicate.site]
+                else:
+                    target = data.xpos[predicate.target_body]
+                name = next(
+                    n
+                    for n, s in task_model.objects.items()
+                    if sim._model.body(s.body).id == predicate.body
+                )
+                address = task_model.free_qpos[name]
+                data.qpos[address : address + 3] = target + rng.normal(0, 0.03, 3)
+        mujoco.mj_kinematics(sim._model, data)
+        exact = geometric_candidate(task_model.goal, sim.view)
+        hits += exact
+        if exact:
+            assert is_candidate(tests, data.qpos, data.xpos, data.site_xpos, data.site_xmat)
+    assert 0 < hits < 300, "the random states must lie on both sides of the goal"
+
+
+def test_unknown_physics_is_refused(model: TaskModel) -> None:
+    with pytest.raises(ConfigError, match="exact"):
+        LiberoSim(model, physics="warp")  # type: ignore[arg-type]
+
+
+def test_a_second_process_does_not_compile_again(model: TaskModel, tmp_path: Path) -> None:
+    """The kernel comes from numba's disk cache, and MuJoCo's warnings leave no file behind."""
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0), settle=False)
+    sim.step(NOOP)  # makes sure that the cache is filled
+    script = """
+import numpy as np
+from vla_gym.sim import LiberoSim, osc_fast
+from vla_gym.suites import get_task
+from vla_gym.task_model import load_task_model
+model = load_task_model(get_task("goal", 8), assets="lite")
+sim = LiberoSim(model)
+sim.reset(model.official_layout(0), settle=False)
+sim.step(np.zeros(7))
+stats = osc_fast._run.stats
+assert stats.cache_hits and not stats.cache_misses, stats
+sim._data.qvel[0] = 1e12
+sim.step(np.zeros(7))
+"""
+    root = str(Path(__file__).resolve().parents[2])
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**__import__("os").environ, "PYTHONPATH": root},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "unstable" in result.stderr
+    assert not list(tmp_path.iterdir())

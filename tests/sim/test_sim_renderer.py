@@ -1,0 +1,248 @@
+"""SceneRenderer on the generated pack: orientation, profiles, shared models, missing EGL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import ConfigError, RenderError
+from vla_gym.sim import LiberoSim, SceneRenderer
+from vla_gym.suites import get_task
+from vla_gym.task_model import TaskModel, load_task_model
+
+SIZE = 96
+
+
+@pytest.fixture(scope="module")
+def model() -> TaskModel:
+    return load_task_model(get_task("goal", 7), assets="lite")
+
+
+@pytest.fixture
+def sim(model: TaskModel) -> LiberoSim:
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    return sim
+
+
+def render(renderer: SceneRenderer, sim: LiberoSim) -> np.ndarray:
+    out = np.zeros((2, renderer.height, renderer.width, 3), np.uint8)
+    renderer.render(sim, out)
+    return out
+
+
+def expected_row(sim: LiberoSim, point: np.ndarray, height: int) -> float:
+    """Return the image row, counted from the top, in which agentview sees a point."""
+    camera = sim._data.camera("agentview")
+    local = camera.xmat.reshape(3, 3).T @ (point - camera.xpos)
+    focal = height / 2 / np.tan(np.radians(sim._model.camera("agentview").fovy[0]) / 2)
+    return float(height / 2 - focal * local[1] / -local[2])
+
+
+@pytest.mark.parametrize("profile", ["libero", "fast"])
+def test_images_are_upright(model: TaskModel, sim: LiberoSim, profile: str) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile=profile)
+    before = render(renderer, sim)
+    address = model.free_qpos["akita_black_bowl_1"]
+    layout = model.official_layout(0)
+    layout.qpos[address : address + 3] = [0.1, 0.0, 1.35]
+    sim.reset(layout, settle=False)
+    after = render(renderer, sim)
+    changed = np.abs(after[0].astype(int) - before[0]).sum(axis=-1) > 60
+    target = expected_row(sim, sim.body_pos("akita_black_bowl_1_main"), SIZE)
+    assert changed[int(target) - 5 : int(target) + 6].any()
+    assert not changed[int(SIZE - target)].any() or abs(target - SIZE / 2) > 10
+    assert target < SIZE / 2, "a raised bowl must appear in the upper half"
+    renderer.close()
+
+
+def test_rendering_is_repeatable_and_leaves_the_simulation_alone(
+    model: TaskModel, sim: LiberoSim
+) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
+    state = sim.get_state()
+    first = render(renderer, sim)
+    assert first.std() > 10
+    np.testing.assert_array_equal(first, render(renderer, sim))
+    renderer.close()
+    np.testing.assert_array_equal(first, render(renderer, sim))  # makes a new context
+    np.testing.assert_array_equal(state.physics, sim.get_state().physics)
+    assert renderer.renderer_info()
+    renderer.close()
+
+
+def test_profiles_differ(model: TaskModel, sim: LiberoSim) -> None:
+    images = []
+    for profile in ("libero", "fast"):
+        renderer = SceneRenderer(model, SIZE, SIZE, profile=profile)
+        images.append(render(renderer, sim))
+        renderer.close()
+    assert not np.array_equal(*images)
+
+
+def test_each_simulation_shows_its_own_fixtures_and_stove(model: TaskModel) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
+    sims = [LiberoSim(model) for _ in range(2)]
+    for index, sim in enumerate(sims):
+        sim.reset(model.official_layout(index))
+    cold = [render(renderer, sim) for sim in sims]
+    assert not np.array_equal(*cold)
+    knob = model.goal[0].joint_qpos[0]
+    sims[0]._data.qpos[knob] = 1.0
+    sims[0]._data.qvel[:] = 0
+    hot = [render(renderer, sim) for sim in sims]
+    np.testing.assert_array_equal(hot[1], cold[1])
+    assert not np.array_equal(hot[0], cold[0]), "a lit stove shows its burner"
+    renderer.close()
+
+
+def test_snapshot_restores_the_image(model: TaskModel, sim: LiberoSim) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
+    sim.run_chunk(np.tile([0.5, 0.2, -0.4, 0.1, 0, 0.3, 1], (9, 1)))
+    snapshot, image = sim.get_state(), render(renderer, sim)
+    sim.reset(model.official_layout(3))
+    sim.set_state(snapshot)
+    np.testing.assert_array_equal(image, render(renderer, sim))
+    renderer.close()
+
+
+def test_wrong_arguments(model: TaskModel, sim: LiberoSim) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE)
+    with pytest.raises(ConfigError, match="out must be"):
+        renderer.render(sim, np.zeros((2, SIZE, SIZE + 1, 3), np.uint8))
+    with pytest.raises(ConfigError, match="agentview"):
+        renderer.render(sim, np.zeros((1, SIZE, SIZE, 3), np.uint8), cameras=("nowhere",))
+    with pytest.raises(ConfigError, match="profile"):
+        SceneRenderer(model, SIZE, SIZE, profile="pretty")
+    with pytest.raises(ConfigError, match="4096"):
+        SceneRenderer(model, 0, SIZE)
+
+
+def test_images_go_where_the_caller_wants(model: TaskModel, sim: LiberoSim) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
+    expected = render(renderer, sim)
+    rows = np.zeros((3, 2, SIZE, SIZE, 3), np.uint8)
+    wide = np.zeros((SIZE, 2 * SIZE, 3), np.uint8)
+    renderer.render(sim, (rows[1, 0], wide[:, SIZE:]))
+    np.testing.assert_array_equal(rows[1, 0], expected[0])
+    np.testing.assert_array_equal(wide[:, SIZE:], expected[1])
+    assert not rows[0].any() and not rows[2].any() and not wide[:, :SIZE].any()
+    with pytest.raises(ConfigError, match="2 images.*got 1"):
+        renderer.render(sim, [rows[1, 0]])
+    with pytest.raises(ConfigError, match="float64"):
+        renderer.render(sim, [rows[1, 0], np.zeros((SIZE, SIZE, 3))])
+    with pytest.raises(ConfigError, match="list"):
+        renderer.render(sim, [rows[1, 0], []])
+    renderer.close()
+
+
+def test_one_renderer_serves_several_simulations(model: TaskModel) -> None:
+    renderer, sims = SceneRenderer(model, SIZE, SIZE), [LiberoSim(model) for _ in range(2)]
+    for index, sim in enumerate(sims):
+        sim.reset(model.official_layout(10 * index))
+    first = [render(renderer, sim) for sim in sims]
+    assert not np.array_equal(*first)
+    for index in (1, 0, 0, 1):
+        np.testing.assert_array_equal(render(renderer, sims[index]), first[index])
+        if index:
+            renderer.close()
+    renderer.close()
+
+
+def test_another_thread_is_told_to_use_its_own(model: TaskModel, sim: LiberoSim) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
+    expected = render(renderer, sim)
+    errors: list[Exception] = []
+    images: list[np.ndarray] = []
+
+    def work() -> None:
+        try:
+            render(renderer, sim)
+        except Exception as error:
+            errors.append(error)
+        own = SceneRenderer(model, SIZE, SIZE, profile="fast")
+        images.append(render(own, sim))
+        own.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert isinstance(errors[0], RenderError)
+    assert "a thread" in str(errors[0])
+    np.testing.assert_array_equal(images[0], expected)
+    renderer.close()
+
+
+def test_missing_egl_tells_what_to_install(
+    model: TaskModel, sim: LiberoSim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    renderer = SceneRenderer(model, SIZE, SIZE)
+    with pytest.raises(RenderError, match="apt-get install -y libegl1 libgl1-mesa-dri"):
+        render(renderer, sim)
+
+
+def test_no_device_is_one_clear_error(tmp_path: Path) -> None:
+    script = """
+import numpy as np
+from vla_gym.errors import RenderError
+from vla_gym.sim import LiberoSim, SceneRenderer
+from vla_gym.suites import get_task
+from vla_gym.task_model import load_task_model
+model = load_task_model(get_task("goal", 7), assets="lite")
+sim = LiberoSim(model)
+try:
+    SceneRenderer(model, 32, 32).render(sim, np.zeros((2, 32, 32, 3), np.uint8))
+except RenderError as error:
+    raise SystemExit(f"RenderError: {error}")
+"""
+    environment = {**os.environ, "MUJOCO_EGL_DEVICE_ID": "99"}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+    assert result.stderr.startswith("RenderError"), result.stderr
+    assert "MUJOCO_EGL_DEVICE_ID" in result.stderr
+    assert "libgl1-mesa-dri" in result.stderr
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_mesa_draws_without_threads_of_its_own(chosen: str | None) -> None:
+    """With them a process dies of a damaged heap after some million images (Mesa's lp_fence.c)."""
+    code = """
+import os
+from vla_gym.envs.libero import LiberoEnv
+env = LiberoEnv("goal", image_size=32)
+env.reset(seed=0)
+print(env._scenes.renderer(env.unwrapped._sim.task_model).renderer_info())
+tasks = os.listdir("/proc/self/task")
+print(any("llvmpipe" in open(f"/proc/self/task/{task}/comm").read() for task in tasks))
+print(os.environ.get("LP_NUM_THREADS"))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "LP_NUM_THREADS"}
+    if chosen is not None:
+        environment["LP_NUM_THREADS"] = chosen
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    name, threads, variable = result.stdout.split("\n")[-4:-1]
+    if "llvmpipe" not in name:
+        pytest.skip(f"drawn by {name}, not by Mesa's llvmpipe")
+    assert (threads, variable) == (str(chosen is not None), str(chosen))

@@ -1,0 +1,151 @@
+"""The task table: LIBERO's names, order, instructions, scenes; the BDDL reader; the listing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import vla_gym  # noqa: F401 - registers the environments
+from vla_gym.cli import main as cli
+from vla_gym.errors import UnknownTaskError
+from vla_gym.suites import (
+    MAX_CONTROL_STEPS,
+    SUITES,
+    TASK_NAMES,
+    Task,
+    get_task,
+    libero_data_root,
+    suite_tasks,
+)
+from vla_gym.suites.bddl import read_problem
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
+
+
+def upstream_tree(name: str) -> ast.Module:
+    return ast.parse((libero_data_root() / "benchmark" / name).read_text(encoding="utf-8"))
+
+
+def test_names_and_order_are_the_benchmarks() -> None:
+    tree = upstream_tree("libero_suite_task_map.py")
+    (table,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+    assert {f"libero_{suite}": list(names) for suite, names in TASK_NAMES.items()} == {
+        name: tasks for name, tasks in table.items() if name != "libero_100"
+    }
+    orders = next(
+        ast.literal_eval(node.value)
+        for node in upstream_tree("__init__.py").body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "task_orders"
+    )
+    assert orders[0] == list(range(10))  # the one that fixes the ids here
+
+
+def test_instructions_are_upstreams() -> None:
+    functions = [n for n in upstream_tree("__init__.py").body if isinstance(n, ast.FunctionDef)]
+    source = [node for node in functions if node.name == "grab_language_from_filename"]
+    names: dict = {}
+    exec(compile(ast.Module(source, []), "upstream", "exec"), names)
+    for task in TASKS:
+        assert task.instruction == names["grab_language_from_filename"](f"{task.name}.bddl")
+    assert get_task("10", 2).instruction == "turn on the stove and put the moka pot on it"
+
+
+def test_files_and_limits() -> None:
+    assert len(TASKS) == 130 and list(SUITES) == ["goal", "spatial", "object", "10", "90"]
+    assert [MAX_CONTROL_STEPS[suite] for suite in SUITES] == [300, 220, 280, 520, 400]
+    for task in TASKS:
+        assert task.bddl_file.is_file() and task.init_states_file.is_file()
+        assert task.max_control_steps == MAX_CONTROL_STEPS[task.suite]
+        assert get_task(f"libero_{task.suite}", task.task_id) == task
+        assert len(task.objects) >= 1 and task.goal
+    with pytest.raises(UnknownTaskError, match="expected one of goal, spatial, object, 10, 90"):
+        get_task("libero_100", 0)
+    with pytest.raises(UnknownTaskError, match=r"expected 0\.\.89"):
+        get_task("90", 90)
+
+
+def test_tasks_share_a_scene_when_their_files_describe_the_same_one() -> None:
+    by_name, by_content = defaultdict(set), defaultdict(set)
+    for task in TASKS:
+        by_name[task.scene_name].add(task)
+        by_content[task.problem.scene].add(task)
+    assert {frozenset(t) for t in by_name.values()} == {frozenset(t) for t in by_content.values()}
+    assert len(by_name) == 32
+    assert get_task("10", 0).scene_name == get_task("90", 50).scene_name == "living_room_scene2"
+    assert (
+        get_task("goal", 3).scene_name == "goal" and get_task("object", 3).scene_name == "object_3"
+    )
+
+
+def test_goal_text_and_objects() -> None:
+    task = get_task("10", 8)
+    assert task.goal == (
+        "on moka_pot_1 flat_stove_1_cook_region and on moka_pot_2 flat_stove_1_cook_region "
+        "and turnon flat_stove_1"
+    )
+    assert task.objects == ("moka_pot_1", "moka_pot_2")
+    assert dict(task.problem.fixtures)["flat_stove_1"] == "flat_stove"
+    assert ("turnon", "flat_stove_1") in task.problem.init
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "(define (problem a", "(define (problem a)) extra", "(other (problem a))", "(define)"],
+)
+def test_a_damaged_bddl_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "task.bddl"
+    path.write_text(text)
+    with pytest.raises(UnknownTaskError, match=r"task\.bddl cannot be read as a LIBERO task"):
+        read_problem(path)
+    with pytest.raises(UnknownTaskError, match="FileNotFoundError"):
+        read_problem(tmp_path / "absent.bddl")
+
+
+def test_every_suite_is_registered() -> None:
+    for suite in SUITES:
+        for kind in ("Libero", "LiberoVLA"):
+            assert gym.spec(f"{kind}-{suite}-v0").kwargs["suite"] == suite
+
+
+def test_the_listing_is_complete_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from vla_gym import cli\n"
+        "status = cli.main(['tasks', '--json'])\n"
+        "heavy = {'libero', 'robosuite', 'mujoco', 'torch'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else status)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["suite"], row["task_id"]) for row in rows] == [(t.suite, t.task_id) for t in TASKS]
+    assert {"instruction", "objects", "goal", "max_control_steps"} <= set(rows[0])
+
+
+def test_the_table_shows_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tasks", "--suite", "spatial"]) == 0
+    text = capsys.readouterr().out
+    for task in suite_tasks("spatial"):
+        assert f" {task.task_id} " in text
+    for word in ("instruction", "objects", "goal", "step limit", "220"):
+        assert word in text
+    assert "…" not in text
+
+
+def test_tasks_are_hashable_values() -> None:
+    assert len({*TASKS, *[Task(**vars(task)) for task in TASKS]}) == 130

@@ -1,0 +1,426 @@
+"""Task models: content, cache, locking, the compile process and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.assets import resolve_asset_pack
+from vla_gym.errors import AssetError, CompileError, UnknownTaskError
+from vla_gym.suites import get_task, suite_tasks
+from vla_gym.task_model import cache, load_task_model
+from vla_gym.task_model.cache import FILES, MANIFEST, SceneRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def request(scene: str = "goal") -> SceneRequest:
+    return SceneRequest(scene, suite_tasks("goal"), "lite", "digest", Path("assets"))
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the compile process by one that writes three small files; returns its log."""
+    calls: list[str] = []
+
+    def fake(asked: SceneRequest, scratch: Path, out: Path, timeout_s: float) -> None:
+        calls.append(asked.scene)
+        for name in FILES:
+            (out / name).write_bytes(f"{name} of {asked.scene}".encode() * 100)
+
+    monkeypatch.setattr(cache, "_run_compiler", fake)
+    return calls
+
+
+@pytest.fixture
+def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a verified scene was compiled again")
+
+    monkeypatch.setattr(cache, "_run_compiler", fail)
+
+
+def test_all_tasks_share_one_model_and_differ_in_their_goals() -> None:
+    models = [load_task_model(task) for task in suite_tasks("goal")]
+    assert len({m.scene_key for m in models}) == len({m.mjb_path for m in models}) == 1
+    assert {m.goal[0].text for m in models} == {
+        "open wooden_cabinet_1_middle_region",
+        "on akita_black_bowl_1 flat_stove_1_cook_region",
+        "on wine_bottle_1 wooden_cabinet_1_top_side",
+        "in akita_black_bowl_1 wooden_cabinet_1_top_region",
+        "on akita_black_bowl_1 wooden_cabinet_1_top_side",
+        "on plate_1 main_table_stove_front_region",
+        "on cream_cheese_1 akita_black_bowl_1",
+        "turnon flat_stove_1",
+        "on akita_black_bowl_1 plate_1",
+        "on wine_bottle_1 wine_rack_1_top_region",
+    }
+    assert all(m.init_states.shape == (50, 1 + m.nq + m.nv) for m in models)
+    assert len({m.init_states.tobytes() for m in models}) == 10
+
+
+@pytest.mark.parametrize("assets", ["lite", pytest.param("real", marks=pytest.mark.libero_assets)])
+def test_names_and_ids_agree_with_the_model(assets: str, request: pytest.FixtureRequest) -> None:
+    import mujoco
+
+    pack = assets if assets == "lite" else request.getfixturevalue("libero_assets_dir")
+    task_model = load_task_model(get_task("goal", 7), pack)
+    model = mujoco.MjModel.from_binary_path(str(task_model.mjb_path))
+    assert (model.nq, model.nv) == (task_model.nq, task_model.nv) == (41, 37)
+    assert list(task_model.objects) == [
+        "akita_black_bowl_1",
+        "cream_cheese_1",
+        "wine_bottle_1",
+        "plate_1",
+        "wooden_cabinet_1",
+        "flat_stove_1",
+        "wine_rack_1",
+    ]
+    for name, spec in task_model.objects.items():
+        assert model.body(spec.body).id > 0
+        assert all(model.geom(geom).id >= 0 for geom in spec.contact_geoms)
+        assert len(spec.contact_geoms) > 0 and spec.is_fixture == (name in task_model.fixtures)
+        assert all(model.joint(joint).id >= 0 for joint in spec.joints)
+    robot = task_model.robot
+    assert model.site(robot.eef_site).id > 0
+    arm = [model.joint(f"robot0_joint{i + 1}") for i in range(7)]
+    assert [j.qposadr[0] for j in arm] == robot.joint_qpos.tolist()
+    assert [j.dofadr[0] for j in arm] == robot.joint_qvel.tolist()
+    assert np.array_equal(model.actuator_ctrlrange[robot.joint_actuators, 0], robot.torque_low)
+    assert np.array_equal(model.actuator_ctrlrange[robot.joint_actuators, 1], robot.torque_high)
+    fingers = model.actuator_ctrlrange[robot.gripper_actuators]
+    assert np.allclose(robot.gripper_bias - robot.gripper_weight, fingers[:, 0])
+    assert np.allclose(robot.gripper_bias + robot.gripper_weight, fingers[:, 1])
+    assert (robot.kp, robot.damping_ratio, robot.substeps) == (150.0, 1.0, 25)
+    assert (robot.position_scale, robot.rotation_scale) == (0.05, 0.5)
+    (burner,) = task_model.indicators
+    assert model.site(burner.site).id == burner.site_id
+    assert model.site_rgba[burner.site_id, 3] == burner.alpha_off <= 0 < burner.alpha_on
+    assert (burner.rule.comparison, burner.rule.threshold) == (">=", 0.5)
+    assert task_model.joint_inits == ()
+    for name, address in task_model.free_qpos.items():
+        assert model.joint(task_model.objects[name].joints[-1]).qposadr[0] == address
+
+
+@pytest.mark.slow  # one scene is compared by default, in test_parity.py
+@pytest.mark.libero_assets
+def test_the_compiled_model_is_upstreams_own(libero_assets_dir: Path) -> None:
+    import mujoco
+    from _upstream_goals import array_digests, ask_upstream
+
+    theirs = json.loads(str(ask_upstream(libero_assets_dir, 2, digests=True)["digests"]))
+    path = load_task_model(get_task("goal", 8), libero_assets_dir).mjb_path
+    ours = array_digests(mujoco.MjModel.from_binary_path(str(path)))
+    # Fixtures are drawn anew at each of upstream's resets; a layout writes them in either code.
+    # File paths (of temporary folders) are stored as text; only where they begin is an array.
+    moved = {"body_pos", "body_quat", "mesh_pathadr", "tex_pathadr"}
+    assert {n for n in ours if ours[n] != theirs[n]} <= moved
+    assert len(ours) > 300 and ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("assets", ["lite", pytest.param("real", marks=pytest.mark.libero_assets)])
+def test_a_cached_task_loads_in_under_300_ms(
+    assets: str, request: pytest.FixtureRequest, no_compiling: None
+) -> None:
+    pack = assets if assets == "lite" else request.getfixturevalue("libero_assets_dir")
+    durations = []
+    for task in suite_tasks("goal")[:5]:
+        begin = time.perf_counter()
+        load_task_model(task, pack)
+        durations.append(time.perf_counter() - begin)
+    assert min(durations) < 0.3, durations
+
+
+def test_loading_imports_neither_libero_nor_robosuite_nor_mujoco() -> None:
+    load_task_model(get_task("goal", 0))
+    code = (
+        "import sys\n"
+        "from vla_gym.suites import get_task\n"
+        "from vla_gym.task_model import load_task_model\n"
+        "load_task_model(get_task('goal', 0)).official_layout(3)\n"
+        "print(sorted({'libero', 'robosuite', 'mujoco', 'torch'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_cache_is_used_and_keyed(tmp_path: Path, compiles: list[str]) -> None:
+    folder = cache.load_scene(request(), tmp_path)
+    assert cache.load_scene(request(), tmp_path) == folder
+    assert compiles == ["goal"]
+    assert sorted(p.name for p in folder.iterdir()) == sorted((*FILES, MANIFEST))
+    other_pack = SceneRequest("goal", suite_tasks("goal"), "lite", "another digest", Path("assets"))
+    assert cache.load_scene(other_pack, tmp_path) != folder
+    assert len(compiles) == 2
+    leftovers = [p.name for p in (tmp_path / "scenes").iterdir() if p.name.startswith(".")]
+    assert leftovers == []
+
+
+def test_versions_and_sources_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = request().key()
+    assert request().key() == key
+    for function, value in [
+        ("package_versions", {"mujoco": "mujoco 9"}),
+        ("_sources_digest", "changed"),
+        ("_tasks_digest", "changed"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, function, lambda *_, value=value: value)
+            assert request().key() != key, function
+
+
+@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete", "folder"])
+def test_damaged_files_are_rebuilt(
+    tmp_path: Path, compiles: list[str], name: str, damage: str
+) -> None:
+    path = cache.load_scene(request(), tmp_path) / name
+    content = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    elif damage == "cut":
+        path.write_bytes(content[:-7])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+        if damage == "folder":
+            path.mkdir()
+    folder = cache.load_scene(request(), tmp_path)
+    assert len(compiles) == 2
+    assert cache.verify(folder, request().key())
+    if name != MANIFEST:
+        assert path.read_bytes() == content
+
+
+def test_a_foreign_scene_is_rebuilt(tmp_path: Path, compiles: list[str]) -> None:
+    other = cache.load_scene(request("another"), tmp_path)
+    mine = tmp_path / "scenes" / request().key()
+    shutil.copytree(other, mine)  # complete and undamaged, but not what the name says
+    assert cache.load_scene(request(), tmp_path) == mine
+    assert compiles == ["another", "goal"]
+    assert b"of goal" in (mine / "scene.mjb").read_bytes()
+    # A file in the scene's place is no obstacle either, nor is a foreign file list.
+    shutil.rmtree(mine)
+    mine.write_text("not a folder")
+    cache.load_scene(request(), tmp_path)
+    manifest = json.loads((mine / MANIFEST).read_text())
+    manifest["sha256"].pop("scene.json")
+    (mine / MANIFEST).write_text(json.dumps(manifest))
+    cache.load_scene(request(), tmp_path)
+    assert compiles == ["another", "goal", "goal", "goal"]
+
+
+def test_a_corrupt_real_scene_is_rebuilt(tmp_path: Path) -> None:
+    built = load_task_model(get_task("goal", 1)).mjb_path.parent
+    shutil.copytree(built, tmp_path / "scenes" / built.name)
+    first = load_task_model(get_task("goal", 1), cache_dir=tmp_path)
+    assert first.mjb_path.is_relative_to(tmp_path)
+    content = first.mjb_path.read_bytes()
+    first.mjb_path.write_bytes(content[: len(content) // 2] + b"garbage")
+    again = load_task_model(get_task("goal", 1), cache_dir=tmp_path)
+    assert again.mjb_path == first.mjb_path and again.mjb_path.read_bytes()[:64] == content[:64]
+    assert cache.verify(again.mjb_path.parent, again.scene_key)
+
+
+def test_two_processes_compile_once(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from vla_gym.suites import suite_tasks
+from vla_gym.task_model import cache
+
+def slow(request, scratch, out, timeout_s):
+    with open({str(tmp_path / "log")!r}, "a") as log:
+        log.write("compiled\\n")
+    time.sleep(1.0)
+    for name in cache.FILES:
+        (out / name).write_bytes(name.encode())
+
+cache._run_compiler = slow
+request = cache.SceneRequest("goal", suite_tasks("goal"), "lite", "digest", Path("assets"))
+assert cache.verify(cache.load_scene(request, Path({str(tmp_path)!r})), request.key())
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        for _ in range(3)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "compiled\n"
+
+
+def test_a_lock_that_is_never_freed_is_reported(tmp_path: Path, compiles: list[str]) -> None:
+    path = tmp_path / "scenes" / f"{request().key()}.lock"
+    path.parent.mkdir()
+    with cache._lock(path, 1.0), pytest.raises(CompileError, match="Another process has held"):
+        cache.load_scene(request(), tmp_path, timeout_s=0.2)
+    cache.load_scene(request(), tmp_path, timeout_s=0.2)
+
+
+def test_the_compile_process_has_a_deadline(tmp_path: Path) -> None:
+    pack = resolve_asset_pack("lite")
+    slow = SceneRequest("goal", suite_tasks("goal"), pack.name, pack.digest, pack.root)
+    begin = time.monotonic()
+    with pytest.raises(CompileError, match="took more than 0.3 s"):
+        cache.load_scene(slow, tmp_path, timeout_s=0.3)
+    assert time.monotonic() - begin < 10
+    assert [p for p in (tmp_path / "scenes").iterdir() if p.is_dir()] == []
+
+
+def test_a_failing_compiler_shows_its_output(tmp_path: Path) -> None:
+    pack = resolve_asset_pack("lite")
+    broken = tmp_path / "assets"
+    shutil.copytree(pack.root, broken)
+    bowl = broken / "stable_scanned_objects" / "akita_black_bowl" / "akita_black_bowl.xml"
+    bowl.write_text("<mujoco><worldbody>")
+    asked = SceneRequest("goal", suite_tasks("goal"), "lite", "broken", broken)
+    with pytest.raises(CompileError, match="ParseError") as caught:
+        cache.load_scene(asked, tmp_path / "cache")
+    message = str(caught.value)
+    assert "Compiling scene 'goal' from the 'lite' assets" in message and "ended with 1" in message
+    assert str(broken) in message and "google_scanned_objects.py" in message
+
+
+def test_missing_system_libraries_are_named() -> None:
+    output = "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"
+    assert "apt-get install libgl1" in cache._advice(output)
+    assert cache._advice("ValueError: something else") == ""
+
+
+def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
+    tasks = [["goal", task_id] for task_id in range(10)]
+    asked: dict[str, object] = {"tasks": tasks, "pack": "lite", "out": str(tmp_path)}
+    asked["assets"] = str(resolve_asset_pack("lite").root)
+    (tmp_path / "request.json").write_text(json.dumps(asked))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "vla_gym.task_model.compile_scene", str(tmp_path / "request.json")],
+        env=cache._compiler_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdin is not None
+    child.stdin.close()  # what the end of the parent does
+    assert child.wait(30) == 1
+    assert not (tmp_path / "scene.mjb").exists()
+
+
+def test_tasks_of_different_scenes_are_refused(tmp_path: Path) -> None:
+    from vla_gym.task_model import compile_scene
+
+    problems = [dict.fromkeys(compile_scene._SCENE_FIELDS, 1)]
+    problems.append({**problems[0], "regions": 2})
+    with pytest.raises(CompileError, match="differ in regions"):
+        compile_scene.check_one_scene(suite_tasks("goal")[:2], problems)
+
+
+def test_an_unwritable_cache_is_one_clear_error(tmp_path: Path, compiles: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompileError, match="VLA_GYM_CACHE"):
+        cache.load_scene(request(), tmp_path / "file")
+
+
+def test_wrong_tasks_and_assets(tmp_path: Path) -> None:
+    with pytest.raises(UnknownTaskError, match="Unknown suite 'kitchen'"):
+        get_task("kitchen", 0)
+    for bad in (-1, 10):
+        with pytest.raises(UnknownTaskError, match=f"task_id {bad} is out of range"):
+            get_task("goal", bad)
+    for bad_type in (1.0, "1", None, True):
+        with pytest.raises(UnknownTaskError, match="must be an integer"):
+            get_task("goal", bad_type)  # type: ignore[arg-type]
+    with pytest.raises(AssetError, match="does not exist"):
+        load_task_model(get_task("goal", 0), tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AssetError, match="empty"):
+        load_task_model(get_task("goal", 0), tmp_path / "empty")
+
+
+def _aged(folder: Path, days: float, **identity: object) -> Path:
+    """Give a scene's manifest another age and identity."""
+    manifest = folder / MANIFEST
+    content = json.loads(manifest.read_text())
+    content["identity"] |= identity
+    manifest.write_text(json.dumps(content))
+    past = time.time() - days * 86400
+    os.utime(manifest, (past, past))
+    return folder
+
+
+def _copy(folder: Path, name: str) -> Path:
+    return Path(shutil.copytree(folder, folder.with_name(name)))
+
+
+def test_building_a_scene_removes_unused_ones_of_old_versions(
+    tmp_path: Path, compiles: list[str]
+) -> None:
+    first = cache.load_scene(request(), tmp_path)
+    old = {"versions": {"mujoco": "mujoco 1"}}
+    gone = [
+        _aged(_copy(first, "older-version"), 31, **old),
+        _aged(_copy(first, "older-assets"), 31, pack_digest="another"),
+        _aged(_copy(first, "older-compiler"), 31, compiler="another"),
+    ]
+    kept = [
+        _aged(_copy(first, "lately-used"), 29, **old),
+        _aged(_copy(first, "another-pack"), 31, pack="libero", pack_digest="another"),
+        _aged(_copy(first, "present"), 400),
+    ]
+    killed = tmp_path / "scenes" / ".goal-lite-killed"
+    killed.mkdir()
+    os.utime(killed, (0, 0))
+    cache.load_scene(request(), tmp_path)  # nothing is built: nothing goes
+    assert all(folder.is_dir() for folder in (*gone, *kept, killed))
+    cache.load_scene(request("another"), tmp_path)
+    assert all(folder.is_dir() for folder in (first, *kept))
+    assert not any(folder.exists() for folder in (*gone, killed))
+    assert not [p for p in (tmp_path / "scenes").iterdir() if p.name.startswith(".")]
+
+
+def test_a_scene_in_use_is_never_removed(tmp_path: Path, compiles: list[str]) -> None:
+    first = cache.load_scene(request(), tmp_path)
+    used = _aged(_copy(first, "in-use"), 99, compiler="another")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from vla_gym.task_model.pruning import mark_used\n"
+        f"mark_used(Path({str(used)!r}))\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as user:
+        assert user.stdout is not None and user.stdout.readline() == "ready\n"
+        _aged(used, 99)  # as if it had run for long
+        cache.load_scene(request("second"), tmp_path)
+        assert used.is_dir()
+        _, errors = user.communicate(timeout=30)
+    assert errors == "", "what keeps the lock is no file that the interpreter must close"
+    cache.load_scene(request("third"), tmp_path)
+    assert not used.exists()
+
+
+def test_loading_a_scene_counts_as_use(tmp_path: Path, compiles: list[str]) -> None:
+    folder = _aged(cache.load_scene(request(), tmp_path), 99)
+    cache.load_scene(request(), tmp_path)
+    assert time.time() - (folder / MANIFEST).stat().st_mtime < 60

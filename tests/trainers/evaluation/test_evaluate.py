@@ -1,0 +1,222 @@
+"""Evaluation at the end of training, result cards and the td3 command, on the toy task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.resume_target import make_toy_vec
+from tests.toy_env import ToyReach
+
+import vla_gym_trainers
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.cli import main
+from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.evaluate import (
+    VLAPolicy,
+    compare_results,
+    evaluate,
+    format_table,
+    load_policy,
+    summarize,
+)
+from vla_gym_trainers.runs.presets import load_preset, parse_config, preset_names
+from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
+from vla_gym_trainers.td3.train import TD3Config, train_td3
+
+SMALL: dict[str, Any] = {
+    "total_chunks": 120,
+    "learning_starts": 40,
+    "critic_warmup_steps": 10,
+    "batch_size": 16,
+    "utd_ratio": 1.0,
+    "net_arch": (16,),
+    "precision": "fp32",
+    "checkpoint_every": 50,
+    "eval_states": 6,
+    "progress": False,
+}
+
+
+@pytest.fixture
+def toy_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the LIBERO environment by the toy one."""
+
+    def make(suite: str, **kwargs: Any) -> ToyReach:
+        assert suite == "goal"
+        return ToyReach(gamma=kwargs.get("gamma") or 0.98)
+
+    monkeypatch.setattr("vla_gym_trainers.evaluation.evaluate.make_env", make)
+    monkeypatch.setattr("vla_gym_trainers.td3.train.make_env", make)
+    monkeypatch.setattr("vla_gym_trainers.td3.train.make_vec", make_toy_vec)
+
+
+def test_lazy_exports() -> None:
+    for name in vla_gym_trainers.__all__:
+        assert getattr(vla_gym_trainers, name).__name__ == name
+    with pytest.raises(AttributeError, match="nonsense"):
+        vla_gym_trainers.__getattr__("nonsense")
+
+
+def test_vla_is_paired_with_itself() -> None:
+    first = evaluate(None, "goal", 0, range(30), env=ToyReach())
+    again = evaluate(VLAPolicy(), "goal", 0, range(30), env=ToyReach(), name="same")
+    assert first.successes == again.successes
+    assert first.control_steps == again.control_steps
+    assert 0 < first.num_successes < 30
+    assert first.reference_rms == 0.0
+    paired = compare_results(again, first)
+    assert (paired.wins, paired.losses, paired.p_value) == (0, 0, 1.0)
+
+
+def test_a_policy_that_corrects_the_bias_wins() -> None:
+    class Corrects:
+        def predict(self, observation: Any, *, deterministic: bool) -> tuple[np.ndarray, None]:
+            assert deterministic
+            action = observation["vla_action"].copy()
+            action[:, :3] -= [0.3, -0.24, 0.18]
+            return action, None
+
+    baseline = evaluate(None, "goal", 0, range(40), env=ToyReach())
+    policy = evaluate(Corrects(), "goal", 0, range(40), env=ToyReach())
+    results = summarize([baseline], [policy])
+    assert results["paired"][0].wins > results["paired"][0].losses
+    assert policy.reference_rms > 0.05
+    assert results["policy"][0]["init_state_ids"] == tuple(range(40))
+    table = format_table({"results": results})
+    assert f"{policy.num_successes}/40" in table
+    assert "exact sign test" in table
+
+
+def test_unpaired_results_are_refused() -> None:
+    first = evaluate(None, "goal", 0, [0, 1], env=ToyReach())
+    other = evaluate(None, "goal", 0, [0, 2], env=ToyReach())
+    with pytest.raises(ConfigError, match="init_state_ids"):
+        compare_results(first, other)
+    with pytest.raises(ConfigError, match="empty"):
+        evaluate(None, "goal", 0, [], env=ToyReach())
+
+
+def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
+    run = train_td3(TD3Config(run_dir=tmp_path / "run", **SMALL))
+    names = {path.name for path in run.run_dir.iterdir()}
+    files = {"config.json", "card.json", "policy.zip", "last.zip", "metrics.jsonl"}
+    assert files | {"checkpoints", "tensorboard"} <= names
+    kept = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
+    assert kept == ["chunk_000000104", "chunk_000000120"]  # at 56, 104 and the end; the newest two
+    card = json.loads((run.run_dir / "card.json").read_text())
+    assert card["config"]["total_chunks"] == 120
+    assert card["versions"]["mujoco"]
+    assert card["versions"]["libero"]
+    training = card["results"]["training"]
+    assert training["chunks"] == 120
+    assert training["warmup_episodes"] > 0
+    low, high = card["results"]["vla"][0]["wilson_95"]
+    assert 0 <= low < high <= 1
+    assert len(card["results"]["policy"][0]["successes"]) == 6
+
+    # The saved policy, loaded again from disk, plays the same episodes.
+    again = evaluate(load_policy(run.run_dir), "goal", 9, range(6), env=ToyReach())
+    assert list(again.successes) == card["results"]["policy"][0]["successes"]
+    assert list(again.control_steps) == card["results"]["policy"][0]["control_steps"]
+    assert "goal 9" in format_table(card)
+
+
+def test_max_minutes_stops_the_run(tmp_path: Path, toy_env: None) -> None:
+    settings = {**SMALL, "total_chunks": 10**6, "max_minutes": 0.02, "eval_states": 0}
+    run = train_td3(TD3Config(run_dir=tmp_path, **settings))
+    assert run.card["results"]["training"]["minutes"] < 0.5
+    assert (tmp_path / "policy.zip").is_file()
+
+
+def test_command_line(tmp_path: Path, toy_env: None, capsys: pytest.CaptureFixture[str]) -> None:
+    preset = tmp_path / "small.yaml"
+    preset.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in SMALL.items()))
+    status = main(
+        ["td3", "--preset", str(preset), "--run-dir", str(tmp_path / "run"), "--task-ids", "8"]
+    )
+    output = capsys.readouterr().out
+    assert status == 0
+    assert "goal 8" in output
+    assert "run directory" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ([], 2),
+        (["--help"], 0),
+        (["nonsense"], 2),
+        (["td3", "--preset", "nonsense"], 2),
+    ],
+)
+def test_command_line_mistakes(
+    arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out or captured.err
+
+
+def test_option_out_of_range_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):  # tyro's way, with our message
+        main(["td3", "--task-ids", "77"])
+    assert "task_id 77 is out of range" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [n for n in preset_names() if n.startswith("td3")])
+def test_shipped_presets_are_valid(name: str) -> None:
+    config = load_preset(TD3Config, name)
+    assert config.learning_starts < config.total_chunks
+
+
+def test_command_line_beats_preset(tmp_path: Path) -> None:
+    preset = tmp_path / "p.yaml"
+    preset.write_text("bc_weight: 0.7\ntask_ids: [1, 2]\n")
+    config = parse_config(TD3Config, [f"--preset={preset}", "--task-ids", "3"])
+    assert (config.bc_weight, config.task_ids) == (0.7, (3,))
+    preset.write_text("bc_wait: 0.7\n")
+    with pytest.raises(ConfigError, match="bc_wait"):
+        load_preset(TD3Config, str(preset))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task_ids": (11,)}, "out of range"),
+        ({"task_ids": ()}, "task_ids"),
+        ({"learning_starts": 500, "total_chunks": 400}, "learning_starts"),
+        ({"eval_states": 51}, "eval_states"),
+    ],
+)
+def test_config_mistakes(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TD3Config(**changes)
+
+
+def test_load_policy_errors(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="No trained policy"):
+        load_policy(tmp_path)
+    (tmp_path / "policy.zip").write_bytes(b"not a zip")
+    with pytest.raises(WeightsError, match="corrupt"):
+        load_policy(tmp_path)
+
+
+def test_cards_are_atomic_plain_json(tmp_path: Path) -> None:
+    card = make_card(
+        "x",
+        config=EvalConfig(),
+        seeds={"run": 1},
+        environment={"gl_renderer": None},
+        results={"rate": np.float32(0.5), "states": (np.int64(1), 2)},
+    )
+    write_json(tmp_path / "a" / "card.json", card)
+    loaded = json.loads((tmp_path / "a" / "card.json").read_text())
+    assert loaded["results"] == {"rate": 0.5, "states": [1, 2]}
+    assert loaded["versions"] == software_versions()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["card.json"]
+    with pytest.raises(ConfigError, match="JSON"):
+        write_json(tmp_path / "b.json", {"x": float("nan")})

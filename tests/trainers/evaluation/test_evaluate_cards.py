@@ -1,0 +1,258 @@
+"""vla-gym eval: cards, tables, shards, resuming, comparisons, films, mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from rich.console import Console
+
+from vla_gym.cli import main as cli
+from vla_gym.errors import ConfigError
+from vla_gym.play.video import GREEN
+from vla_gym_trainers.evaluation import command
+from vla_gym_trainers.evaluation.cards import RowsFile, read_card
+from vla_gym_trainers.evaluation.command import main, run_eval
+from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
+from vla_gym_trainers.evaluation.episodes import Episode, all_starts, parse_shard, shard
+from vla_gym_trainers.evaluation.films import choose
+from vla_gym_trainers.evaluation.merging import run_merge
+from vla_gym_trainers.evaluation.summary import compare, summarize
+from vla_gym_trainers.evaluation.tables import print_card
+
+# In one process: workers are the other file's subject, and take seconds to start.
+EXPERT = EvalConfig(
+    policy="expert", task_ids=(7, 8), episodes=2, num_envs=2, workers=0, progress=False
+)
+
+
+def episode(task_id: int, state: int, success: bool, length: int = 10, **more: Any) -> Episode:
+    return Episode("goal", task_id, state, success, success, not success, length, **more)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The card of the evaluation that the tests cut into pieces, as it is on disk."""
+    out = tmp_path_factory.mktemp("whole")
+    card = run_eval(dataclasses.replace(EXPERT, out=out))
+    assert json.loads((out / "card.json").read_text()) == card
+    assert [path.name for path in out.iterdir()] == ["card.json"]
+    return {**card, "file": out / "card.json"}
+
+
+def test_every_state_of_every_task_is_there_once(whole: dict[str, Any]) -> None:
+    rows = whole["results"]["episodes"]
+    keys = [(row["suite"], row["task_id"], row["init_state_id"]) for row in rows]
+    assert keys == [("goal", 7, 0), ("goal", 7, 1), ("goal", 8, 0), ("goal", 8, 1)]
+    for row in rows:
+        assert row["terminated"] == row["success"] and row["truncated"] != row["terminated"]
+        assert 0 < row["length"] < 300 if row["success"] else row["length"] == 300
+    assert whole["results"]["total"]["num_successes"] == sum(row["success"] for row in rows) >= 3
+    assert whole["environment"]["asset_pack"] == "lite"
+    assert whole["versions"]["mujoco"] and whole["wall_seconds"] > 0
+    assert whole["protocol"]["assets"]["digest"] == whole["environment"]["asset_pack_digest"]
+
+
+def test_summary_known_answers() -> None:
+    episodes = [episode(3, 0, True, 10), episode(3, 1, False, 300)]
+    episodes += [episode(8, state, state < 3, 20 + state) for state in range(4)]
+    results = summarize(episodes)
+    assert [row["success_rate"] for row in results["tasks"]] == [0.5, 0.75]
+    assert [row["mean_success_length"] for row in results["tasks"]] == [10.0, 21.0]
+    total = results["total"]
+    assert (total["num_successes"], total["num_episodes"], total["num_tasks"]) == (4, 6, 2)
+    assert total["mean_over_tasks"] == 0.625  # of the tasks, not of the episodes
+    # 2 of 4, z = 1.96: centre 0.5, half width z sqrt(1/16 + z^2/64) / (1 + z^2/4)
+    four = summarize([episode(0, i, i < 2) for i in range(4)])["total"]
+    assert four["wilson_95"] == pytest.approx([0.15, 0.85], abs=1e-3)
+
+
+def test_confusion_known_answers() -> None:
+    episodes = [
+        episode(1, 0, True, achieved=1, achieved_step=5),
+        episode(1, 1, False, achieved=8, achieved_step=7),
+        episode(1, 2, True, achieved=8, achieved_step=7),  # the other goal came first
+        episode(8, 0, False),
+    ]
+    (confusion,) = summarize(episodes, confusion=True)["confusion"]
+    assert confusion["matrix"] == {"1": {"1": 1, "8": 2}, "8": {}}
+    assert (confusion["decided"], confusion["right"]) == (3, 1)
+    assert confusion["right_share"] == pytest.approx(1 / 3)
+
+
+def test_comparison_known_answers() -> None:
+    mine = [episode(t, i, i < 5) for t in (1, 2) for i in range(6)]
+    other = [episode(t, i, i == 5 and t == 2) for t in (2, 1) for i in reversed(range(6))]
+    result = compare(mine, other)
+    first, second = result["tasks"]
+    assert (first["wins"], first["losses"], first["neither"]) == (5, 0, 1)
+    assert (second["wins"], second["losses"]) == (5, 1)
+    assert first["p_value"] == pytest.approx(2 / 32)
+    assert result["total"]["p_value"] == pytest.approx(2 * (1 + 11) / 2**11)
+    with pytest.raises(ConfigError, match=r"lacks 1 of 12 episodes \(goal 1 state 0"):
+        compare(mine, other[:-1])
+
+
+def test_shards_cover_everything_once() -> None:
+    starts = all_starts(["libero_spatial", "object"], (0, 4), 5)
+    assert len(starts) == len(set(starts)) == 20 and starts[0].suite == "spatial"
+    parts = [shard(starts, i, 3) for i in (1, 2, 3)]
+    assert sorted(sum(parts, ())) == sorted(starts)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert parse_shard("2/3") == (2, 3) and parse_shard(None) == (1, 1)
+
+
+def test_merged_shards_equal_the_whole(whole: dict[str, Any], tmp_path: Path) -> None:
+    files = []
+    for i in (1, 2):
+        files.append(tmp_path / f"part{i}.json")
+        part = run_eval(dataclasses.replace(EXPERT, shards=f"{i}/2", out=files[-1]))
+        assert part["shard"] == [i, 2] and len(part["results"]["episodes"]) == 2
+    # Given in any order.
+    merged = run_merge(MergeConfig((files[1], files[0]), out=tmp_path / "all.json"))
+    assert merged["results"] == whole["results"]
+    assert merged["protocol"] == whole["protocol"] and merged["versions"] == whole["versions"]
+    assert read_card(tmp_path / "all.json").content == merged
+
+    half = run_merge(MergeConfig((files[0],), partial=True))
+    assert half["results"]["total"]["num_episodes"] == 2
+    with pytest.raises(ConfigError, match="2 of 4 episodes are missing"):
+        run_merge(MergeConfig((files[0],)))
+    with pytest.raises(ConfigError, match="goal 7 state 0 is in .*part1.json and again in"):
+        run_merge(MergeConfig((files[0], whole["file"])))
+    for key, value in (("physics", "exact"), ("assets.digest", "0"), ("versions.mujoco", "4.0")):
+        content = json.loads(files[1].read_text())
+        place = content if key.startswith("versions") else content["protocol"]
+        *folders, last = key.split(".")
+        for folder in folders:
+            place = place[folder]
+        place[last] = value
+        (tmp_path / "odd.json").write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=rf"differ in \S*{key}: .*{value}"):
+            run_merge(MergeConfig((files[0], tmp_path / "odd.json")))
+
+
+def test_a_run_cut_short_goes_on(
+    whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    config = dataclasses.replace(EXPERT, out=tmp_path / "run")
+    append = RowsFile.append
+
+    def cut(self: RowsFile, *args: Any) -> None:
+        append(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowsFile, "append", cut)
+        assert main(config) == 130
+    assert "--resume" in capsys.readouterr().err
+    rows = tmp_path / "run" / "card.rows.jsonl"
+    with rows.open("a") as file:
+        file.write('{"episode": {"suite": "go')  # killed while it wrote
+    with pytest.raises(ConfigError, match="is there already: add --resume"):
+        run_eval(config)
+    with pytest.raises(ConfigError, match="differ in protocol.episodes: 3 and 2"):
+        run_eval(dataclasses.replace(config, resume=True, episodes=3))
+
+    played: list[int] = []
+    play = command.Player.play
+
+    def counting(self: Any, starts: Any, *args: Any) -> Any:
+        played.append(len(starts))
+        return play(self, starts, *args)
+
+    monkeypatch.setattr(command.Player, "play", counting)
+    card = run_eval(dataclasses.replace(config, resume=True))
+    assert played == [3] and not rows.exists()
+    assert card["results"] == whole["results"]
+    # A complete run is only shown again.
+    again = run_eval(dataclasses.replace(config, resume=True))
+    assert played == [3] and again["results"] == whole["results"]
+    with pytest.raises(ConfigError, match="differ in shard"):
+        run_eval(dataclasses.replace(config, resume=True, shards="1/2"))
+
+
+# imageio's ffmpeg reader leaves its pipes to the garbage collector.
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_pairing_films_and_tables(whole: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "card.json"
+    config = dataclasses.replace(EXPERT, task_ids=(8,), episodes=1, out=out)
+    card = run_eval(dataclasses.replace(config, paired=whole["file"], films=1, confusion=True))
+    assert card["results"]["paired"]["total"]["both"] == 1
+    assert card["results"]["paired"]["policy"] == {"kind": "expert"}
+    assert card["results"]["confusion"][0]["matrix"] == {"8": {"8": 1}}
+    video, strip = (Path(path) for path in card["films"])
+    assert video == tmp_path / "card.films" / "goal_8_state_00_success.mp4"
+    length = card["results"]["episodes"][0]["length"]
+    assert len(iio.imread(video)) == length + 1 + 30  # the reset, and the last picture held
+    picture = iio.imread(strip)
+    last = picture[:128, -256:].astype(int)
+    assert picture.shape[1] == 6 * 256 + 5 * 6
+    assert np.abs(last[0] - GREEN).max() <= 3  # the border of an episode that succeeded
+    assert json.loads(out.read_text()) == card
+
+    text = StringIO()
+    print_card(card, Console(file=text, width=100))
+    for expected in ("goal 8", "put the bowl on the plate", "1/1", "100.0 %", "20.7 .. 100.0"):
+        assert expected in text.getvalue(), expected
+    for expected in ("scripted expert", "McNemar", "1 of 1 episodes decided"):
+        assert expected in text.getvalue(), expected
+
+
+def test_films_show_successes_and_failures_of_each_task() -> None:
+    episodes = [episode(t, i, success=i % 2 == 1) for t in (4, 2) for i in range(6)]
+    chosen = [(e.task_id, e.init_state_id) for e in choose(episodes, 2)]
+    assert chosen == [(t, i) for t in (4, 2) for i in (1, 3, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--suite", "gaol"], "Unknown suite 'gaol'"),
+        (["--suite", "goal", "goal"], "--suite needs at least one value, each once"),
+        (["--task-ids", "10"], "task_id 10 is out of range"),
+        (["--episodes", "51"], "--episodes must be in 1..50, got 51"),
+        (["--num-envs", "0"], "--num-envs must be at least 1"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--chunk-len", "9"], "--chunk-len must be in 1..8"),
+        (["--shards", "3/2"], "--shards must be i/n"),
+        (["--shards", "900/1000"], "there are only 500 episodes"),
+        (["--temperature", "1"], "add --head token"),
+        (["--policy", "random", "--vla", "mini"], "--vla has nothing to do with --policy random"),
+        (["--policy", "expert", "--head", "token"], "--head belongs to --policy vla"),
+        (["--policy", "expert", "--phrasing", "held-out"], "--phrasing belongs to --policy vla"),
+        (["--policy", "nobody.zip"], "there is no such file"),
+        (["--policy", "expert", "--suite", "90"], "No expert for task"),
+        (["--vla", "nonsense"], "No checkpoint 'nonsense'"),
+        (["--assets", "/nonexistent"], "/nonexistent"),
+        (["--resume"], "--resume needs --out"),
+        (["--films", "1"], "--films needs --out"),
+        (["--confusion", "--suite", "object"], "--confusion needs a suite"),
+        (["--paired", "/nonexistent.json"], "cannot be read as a result card"),
+        (["--out", "/proc/x"], "cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], expected: str, capsys: Any) -> None:
+    assert cli.main(["eval", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert expected in error
+
+
+def test_files_that_are_no_cards_are_refused(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "x.json"
+    for content in ("{", "[]", '{"kind": "td3"}', '{"kind": "eval", "schema": 2}'):
+        file.write_text(content)
+        assert cli.main(["eval-merge", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert str(file) in error and error.count("\n") == 1
+    with pytest.raises(ConfigError, match="'length' cannot be '10'"):
+        Episode.from_row({**episode(1, 0, True).row(), "length": "10"})

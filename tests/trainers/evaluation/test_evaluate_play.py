@@ -1,0 +1,282 @@
+"""vla-gym eval: what is played, by whom; the same for any number of environments and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.envs.scene_cache import load_task
+from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym.experts import make_expert
+from vla_gym.experts.registry import _BUILDERS
+from vla_gym.suites import get_task
+from vla_gym.task_model import evaluate_goal
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.paraphrases import paraphrases
+from vla_gym_trainers.evaluation import player
+from vla_gym_trainers.evaluation.command import run_eval
+from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.episodes import Episode, Start
+from vla_gym_trainers.evaluation.player import Player
+from vla_gym_trainers.evaluation.policies import (
+    ExpertPolicy,
+    Info,
+    Policy,
+    RandomPolicy,
+    VLAPolicy,
+    in_fixed_batches,
+)
+from vla_gym_trainers.evaluation.worker_env import EvalEnv, GoalWatch
+
+pytest_plugins = ("vector_fixtures",)
+pytestmark = pytest.mark.usefixtures("warm_server")
+
+# Two instructions of different length, states that succeed soon and ones that do not.
+STARTS = [Start("goal", task, state) for task in (0, 8) for state in (0, 1)]
+
+
+def played(policy: Policy, starts: Sequence[Start] = STARTS, **settings: Any) -> list[Episode]:
+    episodes = list(Player(policy, **settings).play(starts))
+    assert sorted(e.start for e in episodes) == sorted(starts)  # each once
+    return sorted(episodes, key=lambda e: e.start)
+
+
+def test_episodes_do_not_depend_on_environments_and_workers() -> None:
+    policy = VLAPolicy("mini-few", batch_size=4)
+    starts = [Start("goal", 0, 2), *(Start("goal", 7, state) for state in (0, 1, 3))]
+    settings: dict[str, Any] = {"env_kwargs": {"max_control_steps": 104}}
+    one = played(policy, starts, num_envs=1, workers=0, **settings)
+    assert played(policy, starts, num_envs=5, workers=2, **settings) == one
+    assert {e.success for e in one} == {True, False}, "choose states that tell more"
+    assert len({e.length for e in one}) >= 3
+
+
+def observations(rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shape = (rows, 128, 128, 3)
+    images = {k: rng.integers(0, 256, shape).astype(np.uint8) for k in ("agentview", "wrist")}
+    proprio = rng.normal(0.0, 0.3, (rows, 8)).astype(np.float32)
+    return {**images, "proprio": proprio, "task_id": np.zeros(rows, np.int64)}
+
+
+def infos(tasks: Sequence[int]) -> list[Info]:
+    return [
+        Info(
+            suite="goal",
+            task_id=task,
+            init_state_id=row,
+            instruction=get_task("goal", task).instruction,
+            elapsed_steps=8 * row,
+        )
+        for row, task in enumerate(tasks)
+    ]
+
+
+@pytest.mark.parametrize("head", ["l1", "token", "sampled"])
+def test_a_chunk_depends_on_its_own_row_alone(head: str) -> None:
+    if head == "sampled":
+        policy = VLAPolicy("mini", head="token", temperature=1.0, seed=3)
+    else:
+        policy = VLAPolicy("mini", head=head, batch_size=4)
+    obs, told = observations(7), infos([0, 8, 8, 3, 0, 8, 6])
+    together = policy.act(obs, told)
+    assert together.shape == (7, 8, 7) and np.abs(together).max() <= 1.0
+    for rows in ([6, 5, 4, 3, 2, 1, 0], [0], [1], [3, 1], [5, 2, 1, 6]):
+        again = policy.act({k: v[rows] for k, v in obs.items()}, [told[row] for row in rows])
+        np.testing.assert_array_equal(again, together[rows])
+    if head == "sampled":
+        other = VLAPolicy("mini", head="token", temperature=1.0, seed=4).act(obs, told)
+        assert (other != together).any()
+        assert "T=1" in policy.name and policy.identity["seed"] == 3
+
+
+def test_held_out_words_reach_the_vla() -> None:
+    policy = VLAPolicy("mini", phrasing="held-out")
+    assert policy.identity["phrasing"] == "held-out" and "held-out" in policy.name
+    obs, told = observations(2), infos([8, 7])
+    said = [paraphrases(info["instruction"], held_out=True)[0] for info in told]
+    assert said == ["take the bowl and place it on the plate", "turn the stove on"]
+    by_hand = [{**info, "instruction": text} for info, text in zip(told, said, strict=True)]
+    expected = VLAPolicy("mini").act(obs, by_hand)
+    np.testing.assert_array_equal(policy.act(obs, told), expected)
+    assert (VLAPolicy("mini").act(obs, told) != expected).any()
+    assert told[0]["instruction"] == "put the bowl on the plate"
+
+
+def test_fixed_batches_have_one_size_and_one_instruction() -> None:
+    seen = []
+
+    def forward(obs: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+        seen.append((len(obs["proprio"]), instruction))
+        return obs["proprio"][:, :2] * 2
+
+    obs, told = observations(6), infos([8, 0, 8, 8, 0, 8])
+    out = in_fixed_batches(forward, obs, told, 3)
+    np.testing.assert_array_equal(out, obs["proprio"][:, :2] * 2)
+    names = [told[0]["instruction"]] * 2 + [told[1]["instruction"]]
+    assert seen == [(3, name) for name in names]
+
+
+def test_the_eval_env_plays_as_the_chunked_env() -> None:
+    chunked = LiberoEnv("goal", chunk_len=8, image_size=64)
+    inner = LiberoEnv("goal", cameras=())
+    env = EvalEnv(
+        inner, chunk_len=8, cameras=("agentview", "wrist"), image_size=64, watch_goals=True
+    )
+    assert env.observation_space == chunked.observation_space
+    assert env.action_space == chunked.action_space
+    rng = np.random.default_rng(1)
+    try:
+        results = [e.reset(options={"task_id": 7, "init_state_id": 4}) for e in (chunked, env)]
+        for _ in range(5):
+            (want, _), (got, _) = results
+            assert want.keys() == got.keys()
+            for key in want:
+                np.testing.assert_array_equal(got[key], want[key])
+            action = rng.uniform(-1, 1, (8, 7)).astype(np.float32)
+            steps = [e.step(action) for e in (chunked, env)]
+            assert steps[0][1:4] == steps[1][1:4]
+            assert steps[0][4] == steps[1][4]  # infos
+            results = [(step[0], step[4]) for step in steps]
+    finally:
+        chunked.close()
+        env.close()
+
+
+def test_the_expert_plays_as_by_hand() -> None:
+    env = LiberoEnv("goal", cameras=())
+    by_hand = []
+    for start in STARTS[2:]:
+        env.reset(options={"task_id": start.task_id, "init_state_id": start.init_state_id})
+        expert, over = make_expert(env.sim), False
+        while not over:
+            _, _, terminated, truncated, info = env.step(expert.act())
+            over = terminated or truncated
+        by_hand.append((info["success"], info["elapsed_steps"]))
+    env.close()
+    episodes = played(ExpertPolicy(chunk_len=5), STARTS[2:], workers=0)
+    assert [(e.success, e.length) for e in episodes] == by_hand
+
+
+class Killer(RandomPolicy):
+    """Kills a worker in the middle of an episode, once."""
+
+    envs: LiberoVectorEnv
+    calls = 0
+
+    def act(self, observations: Any, infos: Sequence[Info]) -> np.ndarray:
+        self.calls += 1
+        if self.calls == 12:
+            os.kill(self.envs.worker_pids[0], signal.SIGKILL)
+        return super().act(observations, infos)
+
+
+def test_an_episode_whose_worker_died_is_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    killer = Killer(seed=5)
+
+    def make(*args: Any, **kwargs: Any) -> LiberoVectorEnv:
+        killer.envs = LiberoVectorEnv(*args, **kwargs)
+        return killer.envs
+
+    monkeypatch.setattr(player, "LiberoVectorEnv", make)
+    starts = [Start("goal", 1, state) for state in range(3)]
+    settings: dict[str, Any] = {"env_kwargs": {"max_control_steps": 80}}
+    disturbed = Player(killer, num_envs=2, workers=1, **settings)
+    with pytest.warns(WorkerRestartWarning):
+        episodes = sorted(disturbed.play(starts), key=lambda e: e.start)
+    assert disturbed.facts["worker_restarts"] >= 1
+    monkeypatch.undo()
+    assert episodes == played(RandomPolicy(seed=5), starts, num_envs=3, workers=0, **settings)
+    assert all(e.truncated and e.length == 80 and not e.success for e in episodes)
+
+
+def test_the_goal_that_comes_first_is_noticed() -> None:
+    """Told to put the bowl on the cabinet (4), it puts it on the plate (8)."""
+    inner = LiberoEnv("goal", cameras=(), max_control_steps=150)
+    env = EvalEnv(inner, chunk_len=8, expert=True, watch_goals=True)
+    env.reset(options={"task_id": 4, "init_state_id": 1})
+    env._expert = _BUILDERS["goal"][8](inner.sim)
+    over = False
+    while not over:
+        _, _, terminated, over, info = env.step(np.zeros((8, 7), np.float32))
+        assert not terminated and ("achieved" in info) == over
+    assert info["achieved"] == 8 and 0 < info["achieved_step"] < 150
+
+    # What holds when an episode begins does not count in it.
+    watch = GoalWatch(inner)
+    assert evaluate_goal(load_task(get_task("goal", 8), "lite").goal, inner.sim.view)
+    watch.begin(inner.sim)
+    watch.look(inner.sim, 1)
+    assert watch.first is None
+    env.close()
+
+
+def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
+    from vla_gym_trainers.evaluation.evaluate import make_env
+    from vla_gym_trainers.evaluation.trained import TrainedPolicy
+    from vla_gym_trainers.td3.train import TD3Config, build_model
+
+    (tmp_path / "config.json").write_text('{"vla": "mini"}')
+    env = make_env("goal", task_ids=8, chunk_len=4)
+    build_model(TD3Config(net_arch=(16,), buffer_size=10), env).save(tmp_path / "policy.zip")
+    env.close()
+    policy = TrainedPolicy(tmp_path)
+    assert policy.chunk_len == 4 and policy.identity["vla"]["name"] == "mini"
+    obs, told = observations(3), infos([8, 0, 8])
+    chunks = policy.act(obs, told)
+    # An untrained actor starts at the VLA's chunk, but for the rounding of the action's scaling.
+    vla = VLAPolicy("mini", chunk_len=4, batch_size=8).act(obs, told)
+    np.testing.assert_allclose(chunks, vla, atol=1e-5)
+    alone = policy.act({key: value[2:] for key, value in obs.items()}, told[2:])
+    np.testing.assert_array_equal(alone[0], chunks[2])
+
+
+def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
+    from vla_gym.rl_token import load_rl_token
+    from vla_gym_trainers.evaluation.evaluate import make_env
+    from vla_gym_trainers.evaluation.trained import TrainedPolicy
+    from vla_gym_trainers.td3.train import TD3Config, build_model
+
+    token = tmp_path / "token"
+    load_rl_token("mini-few").save_pretrained(token)
+    config = TD3Config(net_arch=(16,), buffer_size=10)
+    names = {}
+    for name, text in (("own", str(token)), ("mean", "mean"), ("shipped", "auto")):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "config.json").write_text(json.dumps({"vla": "mini-few", "rl_token": text}))
+        env = make_env("goal", task_ids=8, vla="mini-few", rl_token=text)
+        build_model(config, env).save(run / "policy.zip")
+        env.close()
+        # Its .zip knows them too, as it lies beside the configuration.
+        policy = TrainedPolicy(run / "policy.zip")
+        assert policy.identity == TrainedPolicy(run).identity
+        assert policy.identity["vla"]["name"] == "mini-few"
+        names[name] = policy.identity["rl_token"]["name"]
+        assert policy.act(observations(2), infos([8, 0])).shape == (2, 8, 7)
+    assert names == {"own": "token", "mean": "mean", "shipped": "mini-few-rl-token"}
+    with pytest.raises(ConfigError, match="--rl-token \\(now auto\\)"):
+        TrainedPolicy(tmp_path / "mean", rl_token="auto")
+    shape = TrainedPolicy(tmp_path / "mean").act(observations(1), infos([8])).shape
+    assert shape == (1, 8, 7)
+
+
+def test_the_device_is_an_option(tmp_path: Path) -> None:
+    out = tmp_path / "card"
+    config = EvalConfig(
+        task_ids=(7,), episodes=1, workers=0, device="cpu:0", out=out, progress=False
+    )
+    assert run_eval(config)["protocol"]["device"] == "cpu:0"
+    with pytest.raises(ConfigError, match="'cuda:99' is not there"):
+        run_eval(replace(config, device="cuda:99", out=None))
+    with pytest.raises(ConfigError, match="--rl-token belongs to a trained policy"):
+        run_eval(replace(config, rl_token="mean", out=None))

@@ -1,0 +1,90 @@
+"""``vla-gym-train ppo | grpo``: options, presets, resuming; one small run on LIBERO."""
+
+import json
+
+import pytest
+
+from vla_gym_trainers import cli
+from vla_gym_trainers.on_policy import command as module
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.train import OnPolicyRun
+from vla_gym_trainers.runs.presets import load_preset
+from vla_gym_trainers.runs.result_card import write_json
+
+CARD = {"results": {"training": {"env_steps": 1234, "rollouts": 5, "minutes": 0.5}}}
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """What train() was called with."""
+    seen = []
+
+    def train(config, *, resume=False):
+        seen.append((config, resume))
+        return OnPolicyRun(tmp_path, CARD)
+
+    monkeypatch.setattr(module, "train", train)
+    return seen
+
+
+def test_options_and_presets(calls, capsys):
+    assert cli.main(["grpo", "--preset", "grpo_goal", "--seed", "7", "--task-ids", "1", "2"]) == 0
+    config, resume = calls[0]
+    assert isinstance(config, GRPOConfig) and not resume
+    assert (config.seed, config.task_ids, config.group_size) == (7, (1, 2), 4)
+    assert config.overlap and config.max_minutes == 90
+    assert "1,234 control steps, 5 rollouts" in capsys.readouterr().out
+    assert cli.main(["ppo", "--episodes-per-env", "None", "--gamma", "0.99", "--run-dir", "x"]) == 0
+    config, _ = calls[1]
+    assert isinstance(config, PPOConfig)
+    assert (config.episodes_per_env, config.gamma, str(config.run_dir)) == (None, 0.99, "x")
+
+
+def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
+    write_json(tmp_path / "config.json", GRPOConfig(seed=3, task_ids=(4,), total_steps=100))
+    assert cli.main(["grpo", "--resume", str(tmp_path), "--total-steps", "200"]) == 0
+    config, resume = calls[0]
+    assert resume and config.run_dir == tmp_path
+    assert (config.seed, config.task_ids, config.total_steps) == (3, (4,), 200)
+    assert cli.main(["ppo", "--resume", str(tmp_path)]) == 2
+    assert "vla-gym-train ppo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["grpo_goal", "ppo_goal", "ppo_phases"])
+def test_shipped_presets_fit(name):
+    kind = GRPOConfig if name.startswith("grpo") else PPOConfig
+    config = load_preset(kind, name)
+    assert config.vla.startswith("mini") and config.num_envs % config.group_size == 0
+
+
+def test_mistakes_are_named(calls, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["grpo", "--num-envs", "7", "--run-dir", "x"])
+    assert "multiple of group_size" in capsys.readouterr().err
+    assert not calls
+
+
+@pytest.mark.slow
+def test_a_run_on_libero(tmp_path, capsys):
+    options = {
+        "--task-ids": "5",
+        "--num-envs": "2",
+        "--group-size": "2",
+        "--episodes-per-env": "1",
+        "--total-steps": "601",  # an episode has 300 control steps at most
+        "--learning-rate": "1e-3",
+        "--eval-every": "2000",
+        "--eval-envs": "1",
+        "--eval-layouts": "1",
+        "--eval-states": "1",
+        "--seed": "1",
+    }
+    arguments = [word for pair in options.items() for word in pair]
+    assert cli.main(["grpo", *arguments, "--run-dir", str(tmp_path), "--no-progress"]) == 0
+    assert "run directory" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum("rollout/success" in row for row in rows) >= 2
+    assert [row["eval/gap"] for row in rows if "eval/gap" in row]
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert {"start", "policy"} <= card["results"]["evaluation"].keys()
+    assert "paired" in card["results"]["evaluation"]["policy"]

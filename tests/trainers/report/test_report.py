@@ -1,0 +1,414 @@
+"""vla-gym report: known numbers in the page, grouping, escaping, what is missing, mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from report_runs import BEGAN, against_vla, eval_card, grpo_run, result, td3_run, write_logs
+
+from vla_gym.cli import main as cli
+from vla_gym.errors import ConfigError
+from vla_gym.play.video import write_video
+from vla_gym_trainers.evaluation.eval_result import summarize
+from vla_gym_trainers.evaluation.statistics import wilson_interval
+from vla_gym_trainers.report.charts import compact, nice_ticks
+from vla_gym_trainers.report.config import ReportConfig
+from vla_gym_trainers.report.curves import metric, seconds_of
+from vla_gym_trainers.report.details import time_shares
+from vla_gym_trainers.report.page import make_page
+from vla_gym_trainers.report.sources import read_rows, read_sources, short_names
+from vla_gym_trainers.runs.result_card import write_json
+from vla_gym_trainers.runs.run_dir import RunDir
+
+# Outcomes of two seeds on four states.
+OK = ((True, True, False, False), (True, True, True, False))
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: elements, text, and the numbers in its data block."""
+
+    VOID = ("meta", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open  # every element is closed
+        self.data: dict[str, Any] = json.loads(self.scripts[0])
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
+
+
+def page_of(*paths: Path, **options: Any) -> Page:
+    config = ReportConfig(paths, **options)
+    config.check()
+    return Page(make_page(config))
+
+
+def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
+    won = [summarize([result("vla", 9, [False] * 4)], [result("policy", 9, list(ok))]) for ok in OK]
+    one = td3_run(tmp_path / "a", [0.4, 0.5], monkeypatch, seed=0, results=won[0])
+    two = td3_run(tmp_path / "b", [0.6, 0.9], monkeypatch, seed=10_000, results=won[1])
+    page = page_of(one.path, two.path)
+    assert "td3 goal 9: mean over tasks and 2 seeds 62.5 % (50.0 .. 75.0)." in page.text
+    (group,) = page.data["groups"]
+    assert group["label"] == "td3 goal 9" and group["runs"] == ["a", "b"]
+    curve = group["success"]["greedy"]["steps"]
+    assert curve["unit"] == "chunks" and curve["band"] == "min..max"
+    assert curve["x"] == [1000, 2000]
+    assert curve["mean"] == pytest.approx([0.5, 0.7])
+    assert curve["low"] == pytest.approx([0.4, 0.5])
+    assert curve["high"] == pytest.approx([0.6, 0.9])
+    wall = group["success"]["greedy"]["seconds"]
+    assert wall["unit"] == "seconds" and wall["x"] == [100, 200]
+    # training episodes: 0.1 less, 100 chunks and 10 seconds earlier
+    training = group["success"]["training"]
+    assert training["steps"]["x"] == [900, 1900] and training["seconds"]["x"] == [90, 190]
+    assert training["steps"]["mean"] == pytest.approx([0.4, 0.6])
+
+
+def test_one_run_has_wilsons_band(tmp_path, monkeypatch):
+    run = td3_run(tmp_path / "a", [0.5, 0.75], monkeypatch, eval_layouts=20)
+    (group,) = page_of(run.path).data["groups"]
+    curve = group["success"]["greedy"]["steps"]
+    assert curve["band"] == "Wilson"
+    # 20 layouts over 8 environments: 3 episodes each, 24 in all
+    bounds = [wilson_interval(12, 24), wilson_interval(18, 24)]
+    assert curve["low"] == pytest.approx([low for low, _ in bounds], rel=1e-5)
+    assert curve["high"] == pytest.approx([high for _, high in bounds], rel=1e-5)
+    training = group["success"]["training"]["steps"]  # 50 episodes so far, then 100
+    assert training["high"][0] == pytest.approx(wilson_interval(20, 50)[1], rel=1e-5)
+    assert training["high"][1] == pytest.approx(wilson_interval(65, 100)[1], rel=1e-5)
+
+
+def test_seeds_of_unlike_length_are_shown_where_all_are(tmp_path, monkeypatch):
+    one = td3_run(tmp_path / "a", [0.2, 0.4, 0.6], monkeypatch, seed=0)
+    two = td3_run(tmp_path / "b", [0.4, 0.6], monkeypatch, seed=1)
+    curve = page_of(one.path, two.path).data["groups"][0]["success"]["greedy"]["steps"]
+    assert curve["x"] == [1000, 2000] and curve["mean"] == pytest.approx([0.3, 0.5])
+
+
+def test_other_settings_make_another_group(tmp_path, monkeypatch):
+    base = td3_run(tmp_path / "a", [0.4], monkeypatch, seed=0)
+    same = td3_run(tmp_path / "b", [0.4], monkeypatch, seed=1, workers=2, checkpoint_every=7)
+    other = td3_run(tmp_path / "c", [0.4], monkeypatch, seed=0, bc_weight=0.0)
+    page = page_of(base.path, same.path, other.path)
+    labels = [(group["label"], group["runs"]) for group in page.data["groups"]]
+    assert labels == [("td3, bc_weight=1.0", ["a", "b"]), ("td3, bc_weight=0.0", ["c"])]
+    assert page.data["differences"]["bc_weight"] == [1.0, 1.0, 0.0]
+    assert page.data["differences"]["seed"] == [0, 1, 0]
+    assert "learning_rate" not in page.data["differences"]
+    assert "checkpoint_every" not in page.data["differences"]
+
+
+def test_per_task_bars_with_intervals_and_exact_p(tmp_path, monkeypatch):
+    run = td3_run(tmp_path / "a", [0.4], monkeypatch, results=against_vla(), task_ids=(9, 8))
+    page = page_of(run.path)
+    (evaluation,) = page.data["evaluations"]
+    nine, eight = evaluation["tasks"]
+    assert (nine["won"], nine["count"], nine["baseline"]) == (10, 10, [4, 10])
+    assert (nine["wins"], nine["losses"]) == (6, 0)
+    assert nine["p_value"] == pytest.approx(2 / 2**6)
+    assert nine["instruction"] == "put the wine bottle on the rack"
+    assert (eight["won"], eight["baseline"], eight["wins"], eight["losses"]) == (5, [6, 10], 0, 1)
+    assert eight["p_value"] == 1.0
+    total = evaluation["total"]
+    assert (total["won"], total["count"], total["baseline"]) == (15, 20, [10, 20])
+    assert (total["wins"], total["losses"]) == (6, 1)
+    assert total["p_value"] == pytest.approx(2 * (1 + 7) / 2**7)
+    assert evaluation["mean_over_tasks"] == 0.75 and evaluation["baseline_mean_over_tasks"] == 0.5
+    low, high = wilson_interval(4, 10)
+    assert f"VLA: 4/10, 40.0 % ({100 * low:.2f}% .. {100 * high:.2f}%)" in page.text
+    widths = [attrs.get("width") for name, attrs in page.elements if name == "rect"]
+    assert widths[:4] == ["40.00%", "100.00%", "60.00%", "50.00%"]
+
+
+def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatch):
+    run = grpo_run(tmp_path / "g", monkeypatch)
+    page = page_of(run.path)
+    (source,), _ = read_sources([run.path])
+    # 2 x (24 forward, 36 the rest of collecting, 20 learning) of 200 seconds
+    assert [seconds for _, seconds in time_shares(source)] == pytest.approx([48, 72, 40, 40])
+    assert "VLA, forward 24 %" in page.text and "learning 20 %" in page.text
+    assert "30 chunks 75.0 %" in page.text and "10 chunks 25.0 %" in page.text
+    greedy = page.data["groups"][0]["success"]["greedy"]
+    assert greedy["steps"] == greedy["steps"] | {"unit": "control steps", "x": [0], "mean": [0.5]}
+    assert greedy["seconds"]["x"] == [20]  # 80 seconds before the first clock, which says 100
+    waiting = grpo_run(tmp_path / "async", monkeypatch, asynchronous=True)
+    (source,), _ = read_sources([waiting.path])
+    assert [seconds for _, seconds in time_shares(source)] == pytest.approx([120, 40, 40])
+
+
+def test_chunks_become_control_steps_beside_a_trainer_that_counts_those(tmp_path, monkeypatch):
+    td3 = td3_run(tmp_path / "t", [0.4, 0.5], monkeypatch)
+    unknown = td3_run(tmp_path / "u", [0.4, 0.5], monkeypatch, card=False, bc_weight=0.5)
+    grpo = grpo_run(tmp_path / "g", monkeypatch)
+    page = page_of(td3.path, unknown.path, grpo.path)
+    curves = [group["success"]["greedy"] for group in page.data["groups"]]
+    assert curves[0]["steps"]["x"] == [8000, 16000]  # the card says chunks of 8
+    assert "steps" not in curves[1] and curves[1]["seconds"]["x"] == [100, 200]
+    assert curves[2]["steps"]["x"] == [0]
+    assert page.data["differences"]["bc_weight"] == [1.0, 0.5, None]  # grpo has no such setting
+    assert "advantage" not in page.data["differences"]
+    assert "u counts chunks and neither its settings nor a card say how long" in page.text
+
+
+def test_pauses_before_a_resume_do_not_count(tmp_path, monkeypatch):
+    logs = [(10, 10.0, {"time/time_elapsed": 10}), (20, 20.0, {"time/time_elapsed": 20})]
+    logs += [(22, 5002.0, {"eval/success": 0.5})]  # resumed at 5000
+    logs += [(30, 5005.0, {"time/time_elapsed": 5}), (40, 5015.0, {"time/time_elapsed": 15})]
+    logs += [(40, 5018.0, {"eval/success": 0.5})]
+    run = RunDir(tmp_path)
+    write_logs(run, logs, monkeypatch)
+    seconds = seconds_of(read_rows(run.metrics))
+    assert seconds == pytest.approx([10, 20, 22, 25, 35, 38])
+
+
+def test_without_a_clock_the_card_says_when_training_ended(tmp_path, monkeypatch):
+    run = td3_run(tmp_path / "a", [0.5], monkeypatch)  # five minutes
+    logs = [(1, 7.0, {"eval/success": 0.5}), (2, 107.0, {"eval/success": 0.5})]
+    write_logs(run, logs, monkeypatch)
+    page = page_of(run.path)
+    assert page.data["groups"][0]["success"]["greedy"]["seconds"]["x"] == [200, 300]
+    assert "a run that logged no clock" in page.text
+
+
+def test_a_card_alone_gives_bars_and_the_curve_that_it_holds(tmp_path, monkeypatch):
+    history = [[1000, 0.5, {"9": 0.5}], [2000, 0.75, {"9": 0.75}]]
+    run = td3_run(tmp_path / "a", [0.5], monkeypatch, results=against_vla())
+    card = json.loads(run.card.read_text())
+    card["results"]["training"]["closed_loop"] = {"history": history}
+    write_json(tmp_path / "committed.json", card)
+    page = page_of(tmp_path / "committed.json")
+    (group,) = page.data["groups"]
+    assert group["success"]["greedy"]["steps"]["mean"] == [0.5, 0.75]
+    assert "seconds" not in group["success"]["greedy"]
+    assert "No wall time (a card alone has none): committed.json." in page.text
+    assert page.data["evaluations"][0]["total"]["won"] == 15
+
+
+def test_a_running_run_says_what_is_missing(tmp_path, monkeypatch):
+    run = td3_run(tmp_path / "a", [0.5], monkeypatch, card=False)
+    with open(run.metrics, "ab") as file:
+        file.write(b'{"step": 2000, "wal')  # the process is writing
+    text = page_of(run.path).text
+    assert "no result card yet, 1k chunks logged" in text
+    assert "no evaluation on official states, it has no result card yet" in text
+    assert "Versions stand in the result card, which a lacks." in text
+    assert "No films: a" in text and "No staleness logged: a." in text
+    assert "Where the time goes was not logged by a." in text
+    assert "Logged only once: train/critic_loss = 1." in text
+
+
+def test_policies_of_tasks_give_the_mean_curve(tmp_path, monkeypatch):
+    whole = tmp_path / "suite"
+    settings: dict[str, Any] = {"task_ids": (8, 9), "per_task": True}
+    run = td3_run(whole, [0.5], monkeypatch, results=against_vla(), **settings)
+    run.metrics.unlink()  # train_per_task writes none
+    td3_run(whole / "task_08", [0.2, 0.4], monkeypatch, task_ids=(8,))
+    td3_run(whole / "task_09", [0.6, 1.0], monkeypatch, task_ids=(9,))
+    page = page_of(whole)
+    curve = page.data["groups"][0]["success"]["greedy"]
+    assert curve["steps"]["mean"] == pytest.approx([0.4, 0.7])
+    assert curve["steps"]["x"] == [2000, 4000] and curve["seconds"]["x"] == [200, 400]
+    assert "train/critic_loss" in page.text
+
+
+def test_eval_cards_are_compared_with_the_vlas(tmp_path):
+    vla = eval_card(tmp_path / "vla", {9: [True] * 4 + [False] * 6})
+    trained = {"kind": "trained", "sha256": "12345678", "vla": {"name": "mini"}}
+    mine = eval_card(tmp_path / "mine", {9: [True] * 10}, policy=trained)
+    short = eval_card(tmp_path / "short", {9: [True] * 12}, policy=trained)
+    page = page_of(vla, mine / "card.json", short)
+    first, second, third = page.data["evaluations"]
+    assert first["baseline"] is None and first["total"]["won"] == 4
+    assert second["baseline"] == "VLA mini, l1 head"
+    assert second["tasks"][0]["baseline"] == [4, 10]
+    assert second["tasks"][0]["p_value"] == pytest.approx(2 / 2**6)
+    assert third["baseline"] is None  # it has states that the VLA's card lacks
+    assert "Success while training" not in page.text
+
+
+def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):
+    picture = np.zeros((20, 60, 3), np.uint8)
+    vla = eval_card(tmp_path / "vla", {9: [True, False]})
+    paired = {"with": str(vla / "card.json"), "policy": {"kind": "expert"}}
+    compared = {"wins": 1, "losses": 0, "both": 1, "neither": 0, "p_value": 1.0}
+    paired |= {"total": compared, "tasks": [{"suite": "goal", "task_id": 9, **compared}]}
+    mine = eval_card(tmp_path / "mine", {9: [True, True]}, paired=paired)
+    for place in (vla, mine):
+        (place / "films").mkdir()
+        iio.imwrite(place / "films" / "goal_9.png", picture)
+    run = td3_run(tmp_path / "run", [0.5], monkeypatch)
+    run.videos.mkdir()
+    for name in ("vla", "policy"):
+        write_video(
+            run.videos / f"task09_state00_{name}.mp4", [np.zeros((64, 96, 3), np.uint8)] * 9
+        )
+    page = page_of(mine, run.path)
+    images = [attrs for name, attrs in page.elements if name == "img"]
+    assert [image["alt"] for image in images] == ["VLA", "policy", "before", "after"]
+    assert all((image["src"] or "").startswith("data:image/jpeg;base64,") for image in images)
+    assert "mine: goal 9" in page.text and "run: task09_state00" in page.text
+    assert not [name for name, _ in page_of(mine, run.path, films=0).elements if name == "img"]
+    (run.videos / "task09_state00_vla.mp4").write_bytes(b"no video")
+    with pytest.raises(ConfigError, match="cannot be read as a video"):
+        page_of(run.path)
+
+
+def test_what_runs_call_themselves_is_escaped(tmp_path, monkeypatch):
+    evil = '<script>alert("x")</script>&<img src=x onerror=y>'
+    run = td3_run(tmp_path / "<b>bold & co", [0.5], monkeypatch, assets=evil)
+    page = page_of(run.path, title="</title><script>1</script>")
+    names = [name for name, _ in page.elements]
+    assert names.count("script") == 1 and "b" not in names and "img" not in names
+    assert evil in page.text and "<b>bold & co" in page.text
+    assert page.data["groups"][0]["runs"] == ["<b>bold & co"]
+
+
+def test_the_page_needs_no_network_and_runs_nothing(tmp_path, monkeypatch):
+    text = make_page(ReportConfig((grpo_run(tmp_path / "g", monkeypatch).path,)))
+    page = Page(text)
+    for name, attributes in page.elements:
+        assert name not in ("link", "iframe", "object", "a", "base")
+        assert (
+            not {"src", "href", "onload", "onclick", "style"} & attributes.keys() or name == "img"
+        )
+        if name == "script":
+            assert attributes["type"] == "application/json"
+    assert "url(" not in text and "@import" not in text and "http:" not in text
+    assert "https:" not in text and "prefers-color-scheme: dark" in text
+    metas = [attributes for name, attributes in page.elements if name == "meta"]
+    assert any("default-src 'none'" in (meta.get("content") or "") for meta in metas)
+    assert any(meta.get("name") == "viewport" for meta in metas)
+
+
+def _without(key: str, *inside: str) -> Callable[[RunDir], None]:
+    def spoil(run: RunDir) -> None:
+        card = json.loads(run.card.read_text())
+        part = card
+        for name in inside:
+            part = part[name]
+        del part[key]
+        write_json(run.card, card)
+
+    return spoil
+
+
+def _empty(run: RunDir) -> None:
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+
+
+def _only(name: str, content: str) -> Callable[[RunDir], None]:
+    def spoil(run: RunDir) -> None:
+        _empty(run)
+        (run.path / name).write_text(content)
+
+    return spoil
+
+
+def _first_line(line: bytes) -> Callable[[RunDir], None]:
+    def spoil(run: RunDir) -> None:
+        run.metrics.write_bytes(line + b"\n" + run.metrics.read_bytes())
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (_empty, "holds no config.json and no card.json"),
+        (_only("card.rows.jsonl", ""), "has not ended: finish it with vla-gym eval --resume"),
+        (_only("card.json", '{"kind": "rl-token"}'), "is a card of kind 'rl-token'"),
+        (_only("card.json", "[]"), "holds no JSON object"),
+        (_only("card.json", '{"kind": "eval"}'), "is no result card of vla-gym eval"),
+        (_only("config.json", '{"model": "gpt"}'), "is of no trainer that the report knows"),
+        (_only("config.json", "{"), "config.json cannot be read as JSON"),
+        (_only("metrics.jsonl", ""), "holds no config.json"),
+        (_first_line(b"[1]"), "metrics.jsonl, line 1, is no log of a training: it is no object"),
+        (_first_line(b'{"loss": 1}'), "is no log of a training: it has no 'step'"),
+        (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "rate cannot be 40"),
+        (_without("paired", "results"), "is damaged: KeyError('paired')"),
+        (_without("results"), "is damaged: it has no 'results'"),
+    ],
+)
+def test_broken_and_foreign_directories_are_one_error(
+    spoil, expected, tmp_path, monkeypatch, capsys
+):
+    run = td3_run(tmp_path / "run", [0.5, 0.6], monkeypatch, results=against_vla())
+    spoil(run)
+    capsys.readouterr()
+    out = tmp_path / "page.html"
+    assert cli.main(["report", str(run.path), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and expected in error
+    assert str(run.path) in error and not out.exists()
+
+
+def test_command_line(tmp_path, monkeypatch, capsys):
+    run = td3_run(tmp_path / "a", [0.5], monkeypatch)
+    out = tmp_path / "new" / "page.html"
+    assert cli.main(["report", str(run.path), "--out", str(out)]) == 0
+    assert f"report: {out}" in capsys.readouterr().out
+    assert Page(out.read_text(encoding="utf-8")).data["groups"]
+    mistakes = {
+        ("report", str(tmp_path / "nothing")): "does not exist",
+        ("report", str(run.path), f"{run.path}/."): "is named twice",
+        ("report", str(run.path), "--out", str(tmp_path)): "is a directory",
+        ("report", str(run.path), "--out", "page.pdf"): "must end in .html",
+        ("report", str(run.path), "--films", "-1"): "--films",
+        ("report", str(run.path), "--out", f"{run.card}/page.html"): "cannot be written",
+    }
+    for arguments, expected in mistakes.items():
+        assert cli.main(list(arguments)) == 2, arguments
+        assert expected in capsys.readouterr().err
+
+
+def test_names_are_as_short_as_they_can_be():
+    paths = [Path("/x/one/card.json"), Path("/x/two")]
+    assert short_names(paths) == ["one", "two"]
+    assert short_names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
+
+
+def test_a_missing_number_is_left_out_of_a_curve(tmp_path, monkeypatch):
+    run = td3_run(tmp_path / "a", [0.5], monkeypatch)
+    write_logs(
+        run, [(1, 0.0, {"train/kl": float("nan")}), (2, 1.0, {"train/kl": 0.5})], monkeypatch
+    )
+    (source,), _ = read_sources([run.path])
+    curve = metric(source, "train/kl")
+    assert curve is not None and curve.steps.tolist() == [2] and curve.values.tolist() == [0.5]
+    assert metric(source, "train/nothing") is None
+    assert source.rows[0]["wall_s"] == BEGAN
+
+
+def test_ticks_are_round_and_enclose_the_range():
+    assert nice_ticks(0, 20_000) == [0, 5000, 10_000, 15_000, 20_000]
+    assert nice_ticks(0.013, 0.094) == [0.0, 0.02, 0.04, 0.06, 0.08, 0.1]
+    assert nice_ticks(-3, 7, 4)[0] <= -3 and nice_ticks(-3, 7, 4)[-1] >= 7
+    assert nice_ticks(5, 5)[0] < 5 < nice_ticks(5, 5)[-1]
+    assert nice_ticks(0, 0)[0] < 0 < nice_ticks(0, 0)[-1]
+    assert [compact(v) for v in (0, 0.0123, 12_500, 3e6)] == ["0", "0.0123", "12.5k", "3M"]

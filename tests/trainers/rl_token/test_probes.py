@@ -1,0 +1,358 @@
+"""Linear probes and the states they are fitted on: known answers, whole episodes, errors."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import ConfigError
+from vla_gym.experts.recording import episode_rng
+from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
+from vla_gym.suites import get_task
+from vla_gym.vla import VLAOutput
+from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
+from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
+from vla_gym_trainers.rl_token.probes import (
+    FEATURES,
+    TARGETS,
+    ProbeConfig,
+    encode_states,
+    format_probes,
+    probe_rl_token,
+    run_probes,
+)
+from vla_gym_trainers.rl_token.vla_states import PLAYERS, Stage, StatesConfig, VLAStates
+
+EXPERT, VLA = PLAYERS.index("expert"), PLAYERS.index("vla")
+
+
+class PixelVLA:
+    """Hidden states that say what it was shown; it stands still."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "pixel", 8, 2, 4, 32
+
+    def infer(self, images, instructions, proprio):
+        """Return mean brightness of both cameras, count of words, and the height of the hand."""
+        views = [images[key].reshape(len(proprio), -1).mean(1) for key in ("agentview", "wrist")]
+        words = np.array([len(text.split()) for text in instructions])
+        rows = np.stack([*views, words, proprio[:, 2]], axis=1)
+        hidden = torch.from_numpy(rows).float()[:, None].repeat(1, 2, 1)
+        return VLAOutput(hidden, torch.zeros(len(proprio), 8, 7))
+
+
+def scattered(count, width, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, width))
+
+
+def test_a_linear_function_is_found_exactly_from_tall_and_from_wide_features():
+    weights = scattered(6, 2, seed=1) * np.array([1.0, 1000.0])
+    for width in (6, 300):
+        x = np.concatenate([scattered(160, 6), np.zeros((160, width - 6))], axis=1)
+        x[:, 5] += 40.0  # a large mean must not matter
+        y = x[:, :6] @ weights + np.array([3.0, -7.0])
+        probe = fit_linear_probe(x[:120], y[:120], np.repeat(np.arange(30), 4))
+        np.testing.assert_allclose(probe(x[120:]), y[120:], rtol=0, atol=1e-2)
+        np.testing.assert_allclose(probe.weights[:6], weights, rtol=0, atol=1e-2)
+        assert (probe.penalties <= 1e-5).all()
+
+
+def test_wide_and_tall_solutions_are_the_same():
+    # Doubling every row turns a wide problem into a tall one with the same solution.
+    x, y = scattered(30, 40), scattered(30, 1, seed=1)
+    episodes = np.arange(30)
+    wide = fit_linear_probe(x, y, episodes)
+    tall = fit_linear_probe(np.tile(x, (2, 1)), np.tile(y, (2, 1)), np.tile(episodes, 2))
+    assert wide.penalties == tall.penalties
+    np.testing.assert_allclose(wide.weights, tall.weights, rtol=0, atol=1e-8)
+
+
+def test_noise_teaches_nothing_and_no_features_give_the_mean():
+    y = scattered(200, 1, seed=1) + 5.0
+    episodes = np.repeat(np.arange(50), 4)
+    probe = fit_linear_probe(scattered(200, 150), y, episodes)
+    test = probe(scattered(500, 150, seed=2))
+    # Least squares would predict with a spread of more than 1; the penalty holds it back.
+    assert probe.penalties[0] >= 1.0
+    assert test.std() < 0.5 and abs(test.mean() - y.mean()) < 0.2
+    nothing = fit_linear_probe(np.empty((200, 0)), y, episodes)
+    np.testing.assert_allclose(nothing(np.empty((3, 0))), np.full((3, 1), y.mean()))
+
+
+def test_every_target_gets_its_own_penalty_and_constants_are_left_alone():
+    x = scattered(300, 20)
+    x[:, 7] = 0.1
+    y = np.stack([x @ scattered(20, 1, seed=3)[:, 0], scattered(300, 1, seed=4)[:, 0]], axis=1)
+    probe = fit_linear_probe(x, y, np.repeat(np.arange(60), 5))
+    assert probe.penalties[0] < 1e-4 < 1e-1 < probe.penalties[1]
+    assert probe.weights[7].tolist() == [0.0, 0.0]
+
+
+def test_a_probe_that_learns_its_episodes_by_heart_is_penalised():
+    # One feature names the episode, another tells the truth roughly: rows at random would let the
+    # penalty be chosen on episodes that were fitted.
+    rng = np.random.default_rng(0)
+    episodes = np.repeat(np.arange(40), 10)
+    truth = rng.normal(size=40)[episodes]
+    rough = truth[:, None] + rng.normal(size=(400, 1))
+    names = np.eye(40)[episodes]
+    probe = fit_linear_probe(np.concatenate([rough, names], axis=1), truth[:, None], episodes)
+    new = rng.normal(size=(1000, 1))
+    seen = np.concatenate([new + rng.normal(size=(1000, 1)), np.zeros((1000, 40))], axis=1)
+    assert np.abs(probe(seen) - new).mean() < np.abs(new).mean()
+
+
+def test_bad_probe_input_is_refused():
+    x, y, episodes = scattered(8, 2), scattered(8, 1), np.arange(8)
+    with pytest.raises(ConfigError, match="Expected features"):
+        fit_linear_probe(x[:5], y, episodes)
+    with pytest.raises(ConfigError, match="two episodes"):
+        fit_linear_probe(x, y, np.zeros(8, int))
+    with pytest.raises(ConfigError, match="finite"):
+        fit_linear_probe(np.where(x > 0, np.nan, x), y, episodes)
+
+
+def made_states(informative, episodes=24, length=6, seed=0):
+    """Two tasks of two suites; the hidden states do or do not hold the object's position."""
+    rng = np.random.default_rng(seed)
+    episode = np.repeat(np.arange(episodes), length)
+    task = episode % 2
+    start = rng.normal(scale=0.05, size=(episodes, 3)) + np.array([0.2, 0.0, 0.9])
+    step = np.tile(np.arange(length), episodes)
+    objects = start[episode]
+    objects[step >= 4, 2] += 0.2  # lifted for the last two of six states
+    proprio = rng.normal(size=(len(episode), 8)).astype(np.float32)
+    distance = np.linalg.norm(proprio[:, :3] - objects, axis=1, keepdims=True)
+    told = np.concatenate([objects, distance], axis=1) if informative else np.zeros((1, 4))
+    mix = rng.normal(size=(4, 2, 8)) * 20.0
+    hidden = np.einsum("nk,kmh->nmh", told + np.zeros((len(episode), 4)), mix)
+    hidden += rng.normal(scale=0.0 if informative else 1.0, size=hidden.shape)
+    return VLAStates(
+        hidden=torch.from_numpy(hidden).float(),
+        proprio=proprio,
+        object_pos=objects,
+        task=task,
+        player=np.full(len(episode), EXPERT),
+        episode=episode,
+        tasks=["goal_3", "object_0"],
+    )
+
+
+def small_encoder():
+    torch.manual_seed(0)
+    sizes = RLTokenModelConfig(hidden_size=8, max_tokens=2, dim=4, width=16, num_heads=2)
+    return RLTokenEncoder(sizes).eval()
+
+
+def test_probes_of_states_that_hold_the_answer_and_of_noise():
+    states = made_states(informative=True)
+    test = states.held_out(0.25)
+    result = run_probes(states, small_encoder(), test)
+    assert result["states"] == {"train": 108, "test": 36, "test_resting": 24}
+    for target in TARGETS:
+        for scope in ("all", "suite", "task"):
+            rows = result["errors_cm"][target][scope]
+            assert set(rows) == set(FEATURES)
+            assert set(rows["full_hidden"]) == {"goal", "object", "all"}
+            assert rows["full_hidden"]["all"] < 0.05, (target, scope)
+            assert rows["nothing"]["all"] > 4.0
+    # Predicting the mean, by hand.
+    mean = states.object_pos[~test].mean(axis=0)
+    by_hand = 100 * np.linalg.norm(states.object_pos[test] - mean, axis=1).mean()
+    assert result["errors_cm"]["object_position"]["all"]["nothing"]["all"] == pytest.approx(by_hand)
+    goal = ~test & (states.task == 0)
+    mean, rows = states.object_pos[goal].mean(axis=0), test & (states.task == 0)
+    by_hand = 100 * np.linalg.norm(states.object_pos[rows] - mean, axis=1).mean()
+    got = result["errors_cm"]["object_position"]["suite"]["nothing"]["goal"]
+    assert got == pytest.approx(by_hand)
+
+    noise = made_states(informative=False)
+    errors = run_probes(noise, small_encoder(), noise.held_out(0.25))["errors_cm"]
+    rows = errors["object_position"]["all"]
+    assert rows["full_hidden"]["all"] > 0.85 * rows["nothing"]["all"]
+    table = format_probes(result)
+    assert table.count("| full hidden |") == 3 and "probe a task" in table
+
+
+def test_the_proprioception_control_reads_no_hidden_states():
+    states = made_states(informative=True)
+    test = states.held_out(0.25)
+    first = run_probes(states, small_encoder(), test)["errors_cm"]["object_position"]["all"]
+    states.hidden = torch.randn_like(states.hidden)
+    second = run_probes(states, small_encoder(), test)["errors_cm"]["object_position"]["all"]
+    for feature in FEATURES:
+        same = feature in ("proprio", "nothing")
+        assert (first[feature] == second[feature]) == same, feature
+
+
+def test_held_out_states_are_whole_episodes_of_every_task_and_player():
+    states = made_states(informative=False, episodes=20)
+    states.player = np.where(states.episode >= 12, VLA, EXPERT)
+    mask = states.held_out(0.3)
+    # 6 + 6 episodes of the expert (30 %: 2 each), 4 + 4 of the VLA (1 each): the last ones.
+    assert sorted(set(states.episode[mask])) == [8, 9, 10, 11, 18, 19]
+    assert not set(states.episode[mask]) & set(states.episode[~mask])
+    one = states.select(states.episode == 0)
+    assert not one.held_out(0.5).any()
+
+
+def test_joined_sets_keep_tasks_and_episodes_apart():
+    a, b = made_states(True, episodes=2), made_states(True, episodes=4, seed=1)
+    b.tasks = ["object_0", "spatial_1"]
+    both = VLAStates.joined([a, b])
+    assert both.tasks == ["goal_3", "object_0", "spatial_1"]
+    assert sorted(set(both.episode)) == list(range(6)) and len(both) == 36
+    assert set(both.task[both.episode == 2]) == {1} and set(both.task[both.episode == 3]) == {2}
+    torch.testing.assert_close(both.select(both.episode >= 2).hidden, b.hidden)
+    with pytest.raises(ConfigError, match="No states"):
+        VLAStates.joined([])
+
+
+def test_probes_need_truth_and_two_sets():
+    states = made_states(informative=True)
+    with pytest.raises(ConfigError, match="others to test"):
+        run_probes(states, small_encoder(), np.zeros(len(states), bool))
+    states.object_pos[:] = np.nan
+    with pytest.raises(ConfigError, match="known object positions"):
+        run_probes(states, small_encoder(), states.held_out(0.25))
+
+
+@pytest.fixture(scope="module")
+def played():
+    config = StatesConfig(
+        suites=("goal",), task_ids=(5,), expert_episodes=2, rollout_episodes=2, frame_stride=20
+    )
+    return config, states_of_episodes(PixelVLA(), config)
+
+
+def test_played_states_are_what_the_simulation_says(played):
+    _, states = played
+    assert states.tasks == ["goal_5"] and states.hidden.shape[1:] == (2, 4)
+    assert states.hidden.dtype == torch.float16
+    assert len(set(states.episode)) == 4 and np.isfinite(states.object_pos).all()
+    # The VLA stands still until the limit: 300 control steps, 8 a chunk.
+    assert (states.player == VLA).sum() == 2 * 38
+    starts = [states.object_pos[states.episode == e][0] for e in range(4)]
+    assert min(np.linalg.norm(a - b) for i, a in enumerate(starts) for b in starts[:i]) > 1e-4
+    # "push the plate to the front of the stove": the plate's layout is the seed's.
+    stage = Stage(get_task("goal", 5), 32)
+    assert stage.object_name == "plate_1"
+    stage.sim.reset(
+        stage.sim.task_model.sample_layout(episode_rng(30_000, stage.sim.task_model, 0))
+    )
+    images, proprio, position = stage.look()
+    stage.close()
+    first = np.flatnonzero(states.player == VLA)[0]
+    np.testing.assert_array_equal(states.object_pos[first], position)
+    np.testing.assert_array_equal(states.proprio[first], proprio)
+    shown = [images[0].mean(), images[1].mean(), 9, proprio[2]]
+    np.testing.assert_allclose(states.hidden[first, 0], shown, rtol=1e-3)
+    # The expert pushes it by centimetres.
+    expert = states.object_pos[states.player == EXPERT]
+    assert np.linalg.norm(expert - expert[0], axis=1).max() > 0.05
+
+
+def test_episodes_are_a_function_of_their_seed(played):
+    config, states = played
+    config = StatesConfig(**(vars(config) | {"expert_episodes": 1, "rollout_episodes": 0}))
+    again = states_of_episodes(PixelVLA(), config)
+    rows = states.episode == 0
+    torch.testing.assert_close(again.hidden, states.hidden[rows], rtol=0, atol=0)
+    config.seed = 1
+    other = states_of_episodes(PixelVLA(), config)
+    assert np.linalg.norm(other.object_pos[0] - again.object_pos[0]) > 1e-4
+
+
+def test_regions_and_fixtures_have_positions_too():
+    for task_id, name in ((0, "wooden_cabinet_1_middle_region"), (7, "flat_stove_1")):
+        stage = Stage(get_task("goal", task_id), 32)
+        assert stage.object_name == name
+        model = stage.sim.task_model
+        stage.sim.reset(model.sample_layout(episode_rng(0, model, 0)))
+        position = stage.object_pos()
+        # On the table, within reach of the arm.
+        assert position.shape == (3,) and abs(position[:2]).max() < 0.6 and position[2] > 0.8
+        stage.close()
+
+
+def test_bad_options_are_refused():
+    for values, message in (
+        ({"expert_episodes": -1}, ">= 0"),
+        ({"rollout_noise": 2.0}, "rollout_noise"),
+        ({"frame_stride": 0}, "frame_stride"),
+        ({"suites": ()}, "at least one suite"),
+        ({"suites": ("10",)}, "No expert plays 10_0"),
+        ({"suites": ("nothing",)}, "Unknown suite"),
+        ({"task_ids": (11,)}, "out of range"),
+    ):
+        with pytest.raises(Exception, match=message) as caught:
+            StatesConfig(**values).check()
+        assert isinstance(caught.value, ValueError)
+    StatesConfig(suites=("10",), expert_episodes=0).check()
+    with pytest.raises(ConfigError, match="give its name"):
+        states_of_episodes(PixelVLA(), StatesConfig(suites=("goal",), num_workers=1))
+    with pytest.raises(ConfigError, match="No states"):
+        states_of_episodes(PixelVLA(), StatesConfig(expert_episodes=0, rollout_episodes=0))
+    for values, message in (
+        ({"test_share": 1.0}, "test_share"),
+        ({"expert_episodes": 2, "rollout_episodes": 0}, "three episodes"),
+        ({"expert_episodes": 1, "rollout_episodes": 1}, "three episodes"),
+        ({"expert_episodes": 4, "rollout_episodes": 0, "test_share": 0.9}, "three episodes"),
+        ({"threads": 0}, "threads"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ProbeConfig(**values).check()
+    ProbeConfig(expert_episodes=3, rollout_episodes=0).check()
+
+
+def test_demonstrations_of_another_size_are_refused(tmp_path):
+    import h5py
+
+    path = tmp_path / "x_demo.hdf5"
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["problem_info"] = json.dumps({"language_instruction": "turn on the stove"})
+        obs = data.create_group("demo_0/obs")
+        for key in ("agentview_rgb", "eye_in_hand_rgb"):
+            obs[key] = np.zeros((4, 64, 64, 3), np.uint8)
+        obs["ee_states"], obs["gripper_states"] = np.zeros((4, 6)), np.zeros((4, 2))
+        data["demo_0/actions"] = np.zeros((4, 7))
+    states = states_of_demos(PixelVLA(), tmp_path, stride=2)
+    assert len(states) == 2 and states.tasks == ["goal_7"] and np.isnan(states.object_pos).all()
+    large = PixelVLA()
+    large.image_size = 128
+    with pytest.raises(ConfigError, match="--image-size 128"):
+        states_of_demos(large, tmp_path, stride=2)
+
+
+@pytest.mark.slow
+def test_workers_play_what_one_process_plays_and_the_command_reports(tmp_path, capsys):
+    from test_vla_mini import small_config
+
+    from vla_gym.vla.mini import MiniVLA
+    from vla_gym_trainers.cli import main
+
+    torch.manual_seed(0)
+    MiniVLA(small_config()).save_half(tmp_path / "vla")
+    sizes = RLTokenModelConfig(hidden_size=32, max_tokens=8, dim=4, width=16, num_heads=2)
+    RLTokenEncoder(sizes).save_pretrained(tmp_path / "token")
+    common = {"suites": ("goal",), "task_ids": (5,), "expert_episodes": 2, "rollout_episodes": 0}
+    here = states_of_episodes(str(tmp_path / "vla"), StatesConfig(**common))
+    there = states_of_episodes(str(tmp_path / "vla"), StatesConfig(**common, num_workers=2))
+    torch.testing.assert_close(here.hidden, there.hidden, rtol=0, atol=2e-3)
+    np.testing.assert_array_equal(here.object_pos, there.object_pos)
+
+    output = tmp_path / "out" / "probes.json"
+    arguments = ["probe", "--vla", str(tmp_path / "vla"), "--rl-token", str(tmp_path / "token")]
+    arguments += ["--suites", "goal", "--task-ids", "5", "--expert-episodes", "4"]
+    arguments += ["--rollout-episodes", "0", "--frame-stride", "8", "--output", str(output)]
+    assert main(arguments) == 0
+    assert "| rl token |" in capsys.readouterr().out
+    results = json.loads(output.read_text())["results"]
+    assert results["errors_cm"]["object_position"]["all"]["nothing"]["goal"] > 0
+    assert probe_rl_token.__doc__ and encode_states(
+        small_encoder(), torch.zeros(3, 2, 8)
+    ).shape == (
+        3,
+        4,
+    )

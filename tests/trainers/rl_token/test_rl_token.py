@@ -1,0 +1,256 @@
+"""The RL token: losses by hand, encoder, decoder, pretraining."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rl_token import (
+    RLTokenDecoder,
+    RLTokenEncoder,
+    RLTokenModelConfig,
+    explained_variance,
+    load_rl_token,
+    reconstruction_loss,
+)
+from vla_gym_trainers.rl_token.train import RLTokenConfig, fit, format_reports, report
+
+SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
+
+
+def synthetic_states(count, seed=0):
+    """States (count, 4, 12) that three hidden causes determine, the same causes in every token.
+
+    Neighbouring tokens therefore tell almost everything about each other: the case in which a
+    decoder is tempted to ignore the RL token.
+    """
+    rng = np.random.default_rng(0)
+    mix = rng.normal(size=(4, 3, 12))
+    causes = np.random.default_rng(seed).normal(size=(count, 3))
+    return torch.from_numpy(np.einsum("nc,tch->nth", causes, mix)).float()
+
+
+def test_reconstruction_loss_by_hand():
+    predicted = torch.tensor([[[1.0, 1.0], [0.0, 2.0]]])
+    hidden = torch.zeros(1, 2, 2, requires_grad=True)
+    # Token errors: mean(1, 1) = 1 and mean(0, 4) = 2.
+    assert reconstruction_loss(predicted, hidden).item() == 1.5
+    assert reconstruction_loss(predicted, hidden, torch.tensor([[True, False]])).item() == 1.0
+    predicted.requires_grad_()
+    reconstruction_loss(predicted, hidden).backward()
+    assert hidden.grad is None
+
+
+def test_explained_variance_by_hand():
+    hidden = torch.tensor([[[0.0]], [[2.0]]])
+    assert explained_variance(hidden, hidden) == 1.0
+    assert explained_variance(torch.ones_like(hidden), hidden) == 0.0
+    assert explained_variance(torch.tensor([[[0.5]], [[1.5]]]), hidden) == 0.75
+    masked = torch.tensor([[True], [False]])
+    assert explained_variance(torch.tensor([[[0.0]], [[9.0]]]), hidden, masked) == 1.0
+
+
+def test_batch_equals_single():
+    encoder = RLTokenEncoder(SMALL).eval()
+    hidden = synthetic_states(5)
+    batch = encoder.encode(hidden)
+    assert batch.shape == (5, 16) and not batch.requires_grad
+    for i in range(5):
+        torch.testing.assert_close(
+            encoder.encode(hidden[i : i + 1])[0], batch[i], atol=1e-5, rtol=0
+        )
+
+
+def test_masked_tokens_do_not_matter():
+    encoder = RLTokenEncoder(SMALL).eval()
+    hidden = synthetic_states(3)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = False
+    other = hidden.clone()
+    other[1, 2:] = 100.0
+    torch.testing.assert_close(encoder.encode(hidden, mask), encoder.encode(other, mask))
+    torch.testing.assert_close(
+        encoder.encode(hidden, mask)[1], encoder.encode(hidden[1:2, :2])[0], atol=1e-5, rtol=0
+    )
+
+
+def test_token_has_unit_scale_whatever_the_scale_of_the_states():
+    encoder = RLTokenEncoder(SMALL).eval()
+    hidden = 1000.0 + 50.0 * synthetic_states(64)
+    encoder.fit_scale(hidden)
+    token = encoder.encode(hidden)
+    torch.testing.assert_close(token.mean(1), torch.zeros(64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(token.std(1, unbiased=False), torch.ones(64), atol=1e-2, rtol=0)
+    assert encoder.standardise(hidden).std().item() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("count", [30, 400])  # fewer and more states than their 48 numbers
+def test_linear_path_starts_at_principal_components(count):
+    config = replace(SMALL, linear_path=True)
+    encoder = RLTokenEncoder(config).eval()
+    hidden = 3.0 + synthetic_states(count)
+    encoder.fit_scale(hidden)
+    encoder.fit_linear_path(hidden)
+    states = encoder.standardise(hidden).flatten(1)
+    components = encoder.linear(states).detach()
+    torch.testing.assert_close(components.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
+    # Three causes: three components; standard deviations go with the root of the singular values.
+    singular = torch.linalg.svdvals(states - states.mean(0))
+    ratio = components.norm(dim=0)[:3] / singular[:3].sqrt()
+    torch.testing.assert_close(ratio / ratio[0], torch.ones(3), atol=1e-3, rtol=0)
+    assert components[:, 3:].norm() < 0.02 * components.norm()
+    # With the readout at zero, all that the token knows is linear: the causes are read off it.
+    solution = torch.linalg.lstsq(components[:, :3], states - states.mean(0)).solution
+    residual = components[:, :3] @ solution - (states - states.mean(0))
+    assert residual.norm() < 1e-3 * states.norm()
+    token = encoder.encode(hidden)
+    torch.testing.assert_close(token, torch.nn.functional.layer_norm(components, (16,)))
+    with pytest.raises(ConfigError, match="linear path"):
+        RLTokenEncoder(SMALL).fit_linear_path(hidden)
+
+
+def test_masked_tokens_do_not_matter_to_the_linear_path():
+    encoder = RLTokenEncoder(replace(SMALL, linear_path=True)).eval()
+    torch.nn.init.normal_(encoder.linear.weight)
+    hidden = synthetic_states(3)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = False
+    other = hidden.clone()
+    other[1, 2:] = 100.0
+    token = encoder.encode(hidden, mask)
+    torch.testing.assert_close(token, encoder.encode(other, mask))
+    torch.testing.assert_close(token[1], encoder.encode(hidden[1:2, :2])[0], atol=1e-5, rtol=0)
+
+
+def test_decoder_is_causal():
+    decoder = RLTokenDecoder(SMALL).eval()
+    states, token = synthetic_states(2), torch.randn(2, 16)
+    before = decoder(token, states)
+    states[:, 2] += 5.0
+    after = decoder(token, states)
+    torch.testing.assert_close(before[:, :3], after[:, :3])
+    assert (before[:, 3] - after[:, 3]).abs().max() > 1e-3
+    everyone = torch.ones(2, dtype=torch.bool)
+    alone = decoder(token, states, drop=everyone)
+    torch.testing.assert_close(alone, decoder(token, torch.zeros_like(states), drop=everyone))
+
+
+def test_generation_feeds_back_its_own_states():
+    decoder = RLTokenDecoder(SMALL).eval()
+    token = torch.randn(2, 16)
+    states = decoder.generate(token, 4)
+    torch.testing.assert_close(decoder(token, states), states, atol=1e-5, rtol=0)
+
+
+def train_small(context_dropout, steps=250):
+    config = RLTokenConfig(
+        dim=16, width=32, layers=1, context_dropout=context_dropout, steps=steps, batch_size=64
+    )
+    encoder, decoder = fit(synthetic_states(2000), config)
+    return report(encoder, decoder, synthetic_states(300, seed=1))
+
+
+def test_pretraining_learns_a_token_that_the_decoder_needs():
+    trained = train_small(context_dropout=0.5)
+    fresh = train_small(context_dropout=0.5, steps=1)
+    assert trained["token_mse"] < 0.3 * fresh["token_mse"]
+    assert trained["token_explained_variance"] > 0.7
+    # Another observation's token must hurt, although the true previous states are in sight. A
+    # decoder that ignores the token gives 1; five seeds gave 3.6-4.4.
+    assert trained["context_wrong_token_mse"] > 2 * trained["context_mse"]
+
+
+def test_without_context_dropout_the_token_alone_is_worse():
+    with_dropout, without = train_small(0.5), train_small(0.0)
+    assert without["token_mse"] > 2 * with_dropout["token_mse"]
+
+
+def test_round_trip_and_broken_checkpoints(tmp_path):
+    encoder, decoder = RLTokenEncoder(SMALL).eval(), RLTokenDecoder(SMALL).eval()
+    hidden = synthetic_states(4)
+    encoder.fit_scale(hidden)
+    encoder.save_pretrained(tmp_path, decoder)
+    again = load_rl_token(tmp_path)
+    assert (again.dim, again.hidden_size) == (16, 12)
+    assert load_rl_token(str(tmp_path)) is again
+    torch.testing.assert_close(again.encode(hidden), encoder.encode(hidden), atol=2e-2, rtol=0)
+    RLTokenDecoder.from_pretrained(tmp_path)
+
+    weights = tmp_path / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(WeightsError, match="corrupt"):
+        RLTokenEncoder.from_pretrained(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    weights.write_bytes(good[:100])
+    with pytest.raises(WeightsError, match="Cannot load"):
+        RLTokenEncoder.from_pretrained(tmp_path)
+    encoder.save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="no fitting decoder"):
+        RLTokenDecoder.from_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="No checkpoint 'nothing'"):
+        load_rl_token("nothing")
+
+
+def test_wrong_shapes_and_configs_are_refused():
+    encoder = RLTokenEncoder(SMALL)
+    with pytest.raises(ConfigError, match="Expected hidden states"):
+        encoder.encode(torch.zeros(2, 5, 12))
+    with pytest.raises(ConfigError, match="divisible"):
+        RLTokenModelConfig(hidden_size=12, max_tokens=4, width=30)
+    with pytest.raises(ConfigError, match="context_dropout"):
+        RLTokenModelConfig(hidden_size=12, max_tokens=4, context_dropout=1.5)
+    with pytest.raises(ConfigError, match="rollout_episodes or demos"):
+        RLTokenConfig(expert_episodes=0, rollout_episodes=0).check()
+    for values, message in (
+        ({"held_out_share": 1.0}, "held_out_share"),
+        ({"steps": 0}, "must be positive"),
+        ({"context_dropout": 2.0}, "context_dropout"),
+        ({"compare_dropout": -1.0}, "compare_dropout"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RLTokenConfig(**values).check()
+
+
+def test_pretraining_command_end_to_end(tmp_path):
+    from test_vla_mini import small_config, write_demos
+
+    from vla_gym.vla.mini import MiniVLA
+    from vla_gym_trainers.rl_token.train import train_rl_token
+
+    MiniVLA(small_config()).save_half(tmp_path / "vla")
+    write_demos(tmp_path)
+    config = RLTokenConfig(
+        vla=str(tmp_path / "vla"),
+        suites=("goal",),
+        task_ids=(5,),
+        expert_episodes=2,
+        rollout_episodes=0,
+        demos=str(tmp_path),
+        output=str(tmp_path / "run"),
+        frame_stride=4,
+        width=32,
+        steps=20,
+    )
+    card = train_rl_token(config)
+    assert json.loads((tmp_path / "run" / "card.json").read_text()) == card
+    results = card["results"]
+    train, rest = (results["states"][key] for key in ("train", "held_out"))
+    # Of two episodes of the expert one is held out; so is one of every task's demonstrations.
+    assert (train["expert"] > 0) and (rest["expert"] > 0) and rest["demos"] > 0
+    assert train["vla"] == rest["vla"] == 0 and results["hidden_shape"] == [8, 32]
+    assert [token["context_dropout"] for token in results["tokens"]] == [0.5, 0.0]
+    table = format_reports(card)
+    assert "context dropout 0.5 | context dropout 0 |" in table and table.count("\n") == 6
+    assert table in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert load_rl_token(tmp_path / "run" / "model").config.context_dropout == 0.5
+
+
+def test_shipped_encoder_fits_the_shipped_vla():
+    from vla_gym.vla import load
+
+    encoder = load_rl_token("mini")
+    assert encoder.hidden_size == load("mini").hidden_size and encoder.dim == 256

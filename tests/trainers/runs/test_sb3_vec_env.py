@@ -1,0 +1,421 @@
+"""The SB3 adapter against SB3's own DummyVecEnv, and SB3's algorithms on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3 import PPO, SAC, TD3
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from toy_env import ToyReach
+
+from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym_trainers import TD3BC
+from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
+
+pytest_plugins = ("vector_fixtures",)
+pytestmark = pytest.mark.usefixtures("warm_server")
+
+SAME_STEP = AutoresetMode.SAME_STEP
+
+
+class Toy(ToyReach):
+    """Some end by success (and call that truncated too), others at the limit of three chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(max_control_steps=12)
+        self.options: Any = None
+        self.number = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        result = super().reset(seed=seed, options=options)
+        self.goal = self.position + self.np_random.uniform(0.2, 0.9)
+        self.number += 1
+        return self._observe(), result[1] | {"number": self.number}
+
+    def step(self, action):
+        obs, reward, success, truncated, info = super().step(action)
+        return obs, reward, success, truncated or success, info
+
+    def render(self):
+        return np.full((2, 2, 3), 100 * self.position[0], np.uint8)
+
+
+def make_toy(num_envs: int = 3, env: Any = Toy, **kwargs: Any):
+    return sb3_vec_env(SyncVectorEnv([env] * num_envs, autoreset_mode=SAME_STEP, **kwargs))
+
+
+def without_times(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    infos = [dict(info) for info in infos]
+    for info in infos:
+        if "episode" in info:
+            info["episode"] = {key: info["episode"][key] for key in ("r", "l")}
+    return infos
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    assert type(actual) is type(expected)
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for key in expected:
+            assert_same(actual[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, np.ndarray):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+    else:
+        assert actual == expected
+
+
+def test_equals_dummy_vec_env_with_monitors():
+    """Observations, rewards, flags and infos of many episodes, in values and types."""
+    ours, theirs = make_toy(), DummyVecEnv([lambda: Monitor(Toy())] * 3)
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    assert ours.seed(4) == theirs.seed(4) == [4, 5, 6]
+    assert_same(ours.reset(), dict(theirs.reset()))
+    assert_same(ours.reset_infos, theirs.reset_infos)
+    ends = {"success": 0, "limit": 0}
+    for _ in range(40):
+        actions = np.ones((3, 4, 7), np.float32)
+        a, b = ours.step(actions), theirs.step(actions)
+        assert_same(a[:3], (dict(b[0]), *b[1:3]))
+        # A scalar of the observation comes as an array, as SB3 stores it.
+        for info in b[3]:
+            if "terminal_observation" in info:
+                final = info["terminal_observation"]
+                info["terminal_observation"] = {k: np.asarray(v) for k, v in final.items()}
+        assert_same(without_times(a[3]), without_times(b[3]))
+        assert_same(ours.reset_infos, theirs.reset_infos)
+        for info, done in zip(a[3], a[2], strict=True):
+            assert ("episode" in info) == done
+            if done:
+                ends["limit" if info["TimeLimit.truncated"] else "success"] += 1
+    assert min(ends.values()) > 5
+
+
+def test_refuses_other_autoreset_modes():
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
+        with pytest.raises(ConfigError, match="SAME_STEP"):
+            sb3_vec_env(SyncVectorEnv([Toy], autoreset_mode=mode))
+
+
+def test_observations_are_the_callers_own():
+    env = make_toy(copy=False)
+    first = env.reset()
+    kept = {key: value.copy() for key, value in first.items()}
+    actions = np.ones((3, 4, 7), np.float32)
+    second, _, dones, infos = env.step(actions)
+    second_kept = {key: value.copy() for key, value in second.items()}
+    while not dones.any():
+        _, _, dones, infos = env.step(actions)
+    final = infos[int(np.argmax(dones))]["terminal_observation"]
+    final_kept = {key: value.copy() for key, value in final.items()}
+    for _ in range(4):
+        env.step(actions)
+    assert_same(first, kept)
+    assert_same(second, second_kept)
+    assert_same(final, final_kept)
+
+
+def test_attributes_and_methods_of_some_environments():
+    env = make_toy(env=lambda: gym.wrappers.RecordEpisodeStatistics(Toy()))
+    env.reset()
+    env.set_attr("max_control_steps", 5, indices=[0, 2])
+    assert env.get_attr("max_control_steps") == [5, 12, 5]
+    assert env.get_attr("max_control_steps", indices=1) == [12]
+    env.env_method("set_wrapper_attr", "gamma", 0.5, indices=2)
+    assert env.get_attr("gamma") == [0.98, 0.98, 0.5]
+    assert env.has_attr("gamma") and not env.has_attr("nothing")
+    assert env.env_is_wrapped(gym.wrappers.RecordEpisodeStatistics) == [True] * 3
+    assert env.env_is_wrapped(gym.wrappers.TimeLimit, indices=[1]) == [False]
+    assert env.env_is_wrapped(Monitor, indices=[0, 1]) == [True] * 2
+
+
+def test_seeds_and_options_are_used_once():
+    env = make_toy()
+    env.seed(3)
+    env.set_options({"a": 1})
+    first = env.reset()
+    assert env.get_attr("options") == [{"a": 1}] * 3
+    second = env.reset()
+    assert env.get_attr("options") == [None] * 3
+    assert (first["proprio"] != second["proprio"]).any()
+    env.seed(3)
+    assert_same(env.reset(), first)
+
+
+class _Options(SyncVectorEnv):
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        return super().reset(seed=seed)
+
+
+def test_options_by_environment():
+    vector_env = _Options([Toy] * 3, autoreset_mode=SAME_STEP)
+    env = sb3_vec_env(vector_env)
+    env.set_options([{"task_id": 2, "init_state_id": 4}, {"task_id": 2}, {"task_id": 2}])
+    env.reset()
+    assert vector_env.options["task_id"] == 2
+    np.testing.assert_array_equal(vector_env.options["init_state_id"], [4, -1, -1])
+    env.set_options([{"other": 1}, {}, {}])
+    with pytest.raises(ConfigError, match="'other'"):
+        env.reset()
+
+
+def test_renders_a_tiled_image():
+    class Drawing(Toy):
+        render_mode = "rgb_array"
+
+    env = make_toy(num_envs=4, env=Drawing)
+    env.reset()
+    assert env.render_mode == "rgb_array" and len(env.get_images()) == 4
+    assert env.render().shape == (4, 4, 3)
+    with pytest.warns(UserWarning, match="rgb_array"):
+        assert make_toy(num_envs=2).get_images() == [None, None]
+
+
+class _Restarting(SyncVectorEnv):
+    """What a vector environment reports whose worker with environment 1 died in the last step."""
+
+    died = False
+
+    def step(self, actions):
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        if self.died:
+            only = np.array([False, True])
+            final = {key: value[1] for key, value in self.last.items()}
+            info = {"success": False, "executed_steps": 0, "worker_restarted": True}
+            infos |= self._add_info({}, {"final_obs": final, "final_info": info}, 1)
+            infos |= {"worker_restarted": only, "_worker_restarted": only.copy()}
+            rewards[1], terminations[1], truncations[1] = 0.0, False, True
+        self.last = obs
+        return obs, rewards, terminations, truncations, infos
+
+
+def test_an_episode_that_died_with_its_worker():
+    vector_env = _Restarting([Toy] * 2, autoreset_mode=SAME_STEP)
+    env = sb3_vec_env(vector_env)
+    env.reset()
+    last, *_ = env.step(np.zeros((2, 4, 7), np.float32))
+    vector_env.died = True
+    _, rewards, dones, infos = env.step(np.zeros((2, 4, 7), np.float32))
+    assert dones.tolist() == [False, True] and rewards[1] == 0
+    assert infos[1]["worker_restarted"] and infos[1]["TimeLimit.truncated"]
+    assert "episode" not in infos[1]  # not an episode to be counted
+    np.testing.assert_array_equal(infos[1]["terminal_observation"]["proprio"], last["proprio"][1])
+    assert "worker_restarted" not in infos[0] and not infos[0]["TimeLimit.truncated"]
+
+
+class Forward:
+    """A policy that always moves forward."""
+
+    def predict(self, obs, **kwargs):
+        del kwargs
+        return np.ones((len(obs["proprio"]), 4, 7), np.float32), None
+
+
+def test_vec_monitor_agrees():
+    env = make_toy()
+    with pytest.warns(UserWarning, match="already wrapped"):
+        monitored = VecMonitor(env)
+    seen = []
+    step_wait = env.step_wait
+
+    def listen():
+        seen.append(step_wait())
+        return seen[-1]
+
+    env.step_wait = listen
+    monitored.seed(0)
+    obs, ended = monitored.reset(), 0
+    for _ in range(12):
+        obs, _, dones, infos = monitored.step(Forward().predict(obs)[0])
+        for i in np.flatnonzero(dones):
+            ours = seen[-1][3][i]["episode"]
+            assert infos[i]["episode"]["r"] == pytest.approx(ours["r"], abs=1e-6)
+            assert infos[i]["episode"]["l"] == ours["l"] <= 3
+        ended += dones.sum()
+    assert ended > 6
+
+
+def test_evaluate_policy_takes_our_episodes():
+    results = []
+    for env in (make_toy(), DummyVecEnv([lambda: Monitor(Toy())] * 3)):
+        env.seed(1)
+        results.append(evaluate_policy(Forward(), env, 20, return_episode_rewards=True))
+    assert results[0] == results[1] and len(results[0][0]) == 20
+
+
+def make_libero(num_envs: int = 2, **kwargs: Any):
+    defaults: dict[str, Any] = {"workers": 2, "task_ids": [2, 8], "gamma": 0.99}
+    return make_sb3_vec_env("LiberoVLA-goal-v0", num_envs, **defaults | kwargs)
+
+
+def test_libero_behind_the_adapter():
+    """One end of an episode, and calls to some environments only."""
+    env = make_libero(3, max_control_steps=16, seed=5)
+    obs = env.reset()
+    assert env.observation_space.contains({key: value[1] for key, value in obs.items()})
+    assert [info["elapsed_steps"] for info in env.reset_infos] == [0, 0, 0]
+    for step in range(2):
+        obs, rewards, dones, infos = env.step(obs["vla_action"])
+        assert rewards.dtype == np.float32 and dones.tolist() == [step == 1] * 3
+    for info, next_info in zip(infos, env.reset_infos, strict=True):
+        assert info["elapsed_steps"] == 16 and info["is_success"] is False
+        assert info["TimeLimit.truncated"] and type(info["instruction"]) is str
+        assert info["discount"] == pytest.approx(0.99**8)
+        assert info["episode"]["l"] == 2 and info["episode_stats"]["length"] == 16
+        assert next_info["elapsed_steps"] == 0
+        final = {key: value[()] for key, value in info["terminal_observation"].items()}
+        assert env.observation_space.contains(final)
+    env.set_attr("max_control_steps", 8, indices=[2])
+    assert env.get_attr("max_control_steps") == [16, 16, 8]
+    *_, dones, infos = env.step(obs["vla_action"])
+    assert dones.tolist() == [False, False, True]
+    assert env.env_is_wrapped(gym.wrappers.TimeLimit) == [False] * 3
+    env.set_options([{"task_id": 2}, {"task_id": 8, "init_state_id": 7}, {"task_id": 2}])
+    env.reset()
+    assert [info["task_id"] for info in env.reset_infos] == [2, 8, 2]
+    assert [info["init_state_id"] for info in env.reset_infos] == [-1, 7, -1]
+    victim = int(env.vector_env.worker_of[2])
+    os.kill(env.vector_env.worker_pids[victim], signal.SIGKILL)
+    with pytest.warns(WorkerRestartWarning):
+        _, rewards, dones, infos = env.step(obs["vla_action"])
+    of_victim = env.vector_env.worker_of == victim
+    assert 0 < of_victim.sum() < 3 and (dones == of_victim).all() and not rewards.any()
+    for info, died in zip(infos, of_victim, strict=True):
+        assert info["TimeLimit.truncated"] == info.get("worker_restarted", False) == died
+        assert "episode" not in info
+    env.close()
+
+
+def test_make_refuses_other_autoreset_modes():
+    with pytest.raises(ConfigError, match="SAME_STEP"):
+        make_libero(workers=0, autoreset_mode="NEXT_STEP")
+
+
+ALGORITHMS: dict[str, Any] = {
+    "td3": (TD3, {"learning_starts": 8, "batch_size": 8, "buffer_size": 3000}),
+    "sac": (SAC, {"learning_starts": 8, "batch_size": 8, "buffer_size": 3000}),
+    "ppo": (PPO, {"n_steps": 8, "batch_size": 8, "n_epochs": 2}),
+}
+
+
+def make_model(name: str, env: Any) -> Any:
+    algorithm, settings = ALGORITHMS[name]
+    return algorithm("MultiInputPolicy", env, gamma=0.92, seed=0, device="cpu", **settings)
+
+
+def weights(model: Any) -> np.ndarray:
+    return np.concatenate([p.detach().numpy().ravel() for p in model.policy.parameters()])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stock_algorithms_learn_a_little_on_libero(name: str):
+    env = make_libero(max_control_steps=24)
+    model = make_model(name, env)
+    before = weights(model)
+    model.learn(32)
+    assert model.num_timesteps == 32
+    assert len(model.ep_info_buffer) == len(model.ep_success_buffer) == 10
+    assert {episode["l"] for episode in model.ep_info_buffer} == {3}
+    after = weights(model)
+    assert np.isfinite(after).all() and (before != after).any()
+    if name != "ppo":
+        buffer = model.replay_buffer
+        stored = buffer.actions[: buffer.pos]
+        assert stored.shape == (16, 2, 56) and np.abs(stored).max() <= 1
+        # At a limit the stored next observation is the last one, not the next episode's first.
+        ends = np.flatnonzero(buffer.dones[: buffer.pos - 1, 0])
+        assert buffer.timeouts[ends, 0].all() and len(ends) == 5
+        for t in ends:
+            last = buffer.next_observations["rl_token"][t, 0]
+            first = buffer.observations["rl_token"][t + 1, 0]
+            assert (last != first).any()
+    env.close()
+
+
+def test_td3bc_takes_each_transitions_discount():
+    env = make_libero(max_control_steps=20)
+    model = TD3BC(
+        "RLTokenPolicy",
+        env,
+        learning_starts=16,
+        batch_size=8,
+        critic_warmup_steps=2,
+        buffer_size=100,
+        gamma=0.99,
+        seed=0,
+    )
+    model.learn(32)
+    buffer = model.replay_buffer
+    assert buffer.size() == 32 and buffer.num_dropped == 0
+    # Chunks of 8 control steps, and one of 4 at the limit of 20; both environments take turns.
+    steps = np.round(np.log(buffer.discounts[:32]) / np.log(0.99))
+    np.testing.assert_array_equal(steps[:30], np.repeat([8, 8, 4] * 5, 2))
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # a few minutes each on two idle cores
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stock_algorithms_run_2000_steps_with_monitor_normalizer_and_evaluation(name, tmp_path):
+    env = VecNormalize(
+        VecMonitor(make_libero(4), str(tmp_path / "train")), norm_obs_keys=["rl_token", "proprio"]
+    )
+    eval_env = VecNormalize(
+        VecMonitor(make_libero(2, max_control_steps=80), str(tmp_path / "eval")),
+        norm_obs_keys=["rl_token", "proprio"],
+        training=False,
+    )
+    callback = EvalCallback(
+        eval_env, n_eval_episodes=4, eval_freq=250, log_path=str(tmp_path), verbose=0
+    )
+    model = make_model(name, env)
+    model.learn(2000, callback=callback)
+    assert model.num_timesteps == (2016 if name == "ppo" else 2000)  # PPO: whole rollouts of 32
+    assert np.isfinite(weights(model)).all()
+    results = np.load(tmp_path / "evaluations.npz")
+    assert results["timesteps"].tolist() == [1000, 2000]
+    assert results["results"].shape == results["successes"].shape == (2, 4)
+    assert results["ep_lengths"].max() <= 10
+    rows = (tmp_path / "train.monitor.csv").read_text().splitlines()[2:]
+    assert len(rows) >= 2000 // 38 - 4
+    assert np.abs(env.obs_rms["rl_token"].mean).max() > 0 and "task_id" not in env.obs_rms
+    env.close()
+    eval_env.close()
+
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "sb3_vector.py"
+
+
+def run_example(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_example_runs_and_has_no_main_guard():
+    assert "__name__" not in EXAMPLE.read_text()
+    output = run_example("--steps", "64", "--num-envs", "2", "--algo", "ppo")
+    assert "total_timesteps" in output and "ep_len_mean" not in output

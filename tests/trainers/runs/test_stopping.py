@@ -1,0 +1,150 @@
+"""Ctrl-C and SIGTERM: where a run ends, what it says, and that it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.resume_target import TINY, make_toy_env, make_toy_vec
+
+import vla_gym_trainers.td3.train as train_td3_module
+from vla_gym_trainers.cli import main
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.stopping import StopRequest, stoppable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Whatever happens, the test process keeps its own handlers."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    after = [signal.getsignal(number) for number in SIGNALS]
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_waits_for_the_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    done = []
+    with (
+        pytest.raises(KeyboardInterrupt, match=f"vla-gym-train td3 --resume {tmp_path}"),
+        stoppable(RunDir(tmp_path), "td3") as request,
+    ):
+        with request.deferred():
+            os.kill(os.getpid(), number)
+            assert request.is_made
+            done.append("block")
+        done.append("after")
+    assert done == ["block"]
+    assert "Stopping after this rollout" in capsys.readouterr().err
+
+
+def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
+    done = []
+    with (
+        pytest.raises(KeyboardInterrupt, match="--resume"),
+        stoppable(RunDir(tmp_path), "grpo") as request,
+        request.deferred(),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("first")
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("second")
+    assert done == ["first"]
+
+
+def test_outside_of_the_block_a_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt, match="--resume"),
+        stoppable(RunDir(tmp_path), "ppo") as request,
+    ):
+        with request.deferred():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError
+
+
+def test_an_error_is_not_hidden_by_a_request() -> None:
+    request = StopRequest()
+    with pytest.raises(ValueError, match="broken"), request.deferred():
+        request.handle()
+        raise ValueError("broken")
+
+
+def test_other_threads_leave_signals_alone(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def work() -> None:
+        with stoppable(RunDir(tmp_path), "td3"):
+            seen.append([signal.getsignal(number) for number in SIGNALS])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert seen == [[signal.getsignal(number) for number in SIGNALS]]
+
+
+def _toy_run(monkeypatch: pytest.MonkeyPatch, at_chunks: int | None) -> None:
+    """Train on the toy; send the process SIGINT when so many chunks are collected."""
+    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
+    callback = train_td3_module.RunCallback
+    if at_chunks is None:
+        return
+
+    class Interrupted(callback):  # type: ignore[misc, valid-type]
+        def _on_step(self) -> bool:
+            if self.num_timesteps == at_chunks:
+                os.kill(os.getpid(), signal.SIGINT)
+            return bool(super()._on_step())
+
+    monkeypatch.setattr(train_td3_module, "RunCallback", Interrupted)
+
+
+@pytest.mark.parametrize(
+    "options", [["--no-pipelined"], ["--pipelined"], ["--no-pipelined", "--asynchronous"]]
+)
+def test_a_stopped_run_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    _toy_run(monkeypatch, 100)
+    settings = {**TINY, "eval_every": 0, "eval_states": 0, "checkpoint_every": 10_000}
+    words = [f"--{key.replace('_', '-')}" for key in settings]
+    values = [str(v[0]) if isinstance(v, tuple) else str(v) for v in settings.values()]
+    arguments = [a for pair in zip(words, values, strict=True) for a in pair]
+    at = arguments.index("--progress")
+    arguments[at : at + 2] = ["--no-progress"]
+    assert main(["td3", "--run-dir", str(tmp_path), *arguments, *options]) == 130
+    assert f"Go on with: vla-gym-train td3 --resume {tmp_path}" in capsys.readouterr().err
+    (stopped,) = RunDir(tmp_path).checkpoints()
+    assert 100 <= int(stopped.name.removeprefix("chunk_")) < 240
+    assert not (tmp_path / "card.json").exists()
+    monkeypatch.undo()
+    _toy_run(monkeypatch, None)
+    assert main(["td3", "--resume", str(tmp_path)]) == 0
+    assert (tmp_path / "card.json").exists()
+
+
+def test_tasks_one_by_one_name_the_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make_vec(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train_td3_module, "make_vec", make_vec)
+    arguments = ["--per-task", "--task-ids", "1", "2", "--run-dir", str(tmp_path)]
+    assert main(["td3", *arguments]) == 130
+    assert f"--resume {tmp_path}\n" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""What the networks of TD3+BC see: with and without the RL token and the VLA's chunk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.toy_env import ToyReach
+
+from vla_gym_trainers import TD3BC
+from vla_gym_trainers.td3.train import TD3Config, build_model
+
+Obs = dict[str, Any]
+
+
+def make(**policy_kwargs: Any) -> TD3BC:
+    """Return a policy after some training, so that its correction is not zero."""
+    kwargs = {"net_arch": (16,), "precision": "fp32", **policy_kwargs}
+    return TD3BC(
+        "RLTokenPolicy",
+        ToyReach(),
+        learning_starts=16,
+        critic_warmup_steps=5,
+        batch_size=16,
+        policy_kwargs=kwargs,
+        seed=1,
+    ).learn(64)
+
+
+def correction(model: TD3BC, obs: Obs) -> np.ndarray:
+    """Return the last control step's correction, where clipping has no part."""
+    return model.predict(obs)[0] - obs["vla_action"]
+
+
+def observations(key: str, seed: int = 0) -> tuple[Obs, Obs]:
+    """Return an observation, and the same with another value of one key."""
+    obs = ToyReach().reset(seed=seed)[0]
+    obs["vla_action"] = 0.2 * np.ones_like(obs["vla_action"])
+    other = obs[key] + np.random.default_rng(seed).uniform(-0.1, 0.1, obs[key].shape)
+    return obs, {**obs, key: other.astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("option", "key"), [("use_rl_token", "rl_token"), ("use_reference", "vla_action")]
+)
+def test_what_is_left_out_has_no_influence(option: str, key: str, tmp_path: Path) -> None:
+    obs, other = observations(key)
+    model = make()
+    assert np.abs(correction(model, obs)).max() > 0.0
+    assert np.abs(correction(model, other) - correction(model, obs)).max() > 1e-5
+
+    blind = make(**{option: False})
+    assert np.abs(correction(blind, obs)).max() > 0.0
+    np.testing.assert_allclose(correction(blind, other), correction(blind, obs), atol=1e-6)
+    if key == "rl_token":
+        values = [
+            blind.policy.critic(
+                blind.policy.normalizer(blind.policy.obs_to_tensor(o)[0]),
+                blind.policy.obs_to_tensor(obs)[0]["vla_action"].flatten(1),
+            )
+            for o in (obs, other)
+        ]
+        assert (values[0] == values[1]).all()
+
+    blind.save(tmp_path / "blind.zip")
+    again = TD3BC.load(tmp_path / "blind.zip")
+    np.testing.assert_array_equal(again.predict(obs)[0], blind.predict(obs)[0])
+
+
+def test_pessimism_changes_what_the_actor_learns() -> None:
+    weights = []
+    for pessimism in (0.0, 0.0, 5.0):
+        model = TD3BC(
+            "RLTokenPolicy",
+            ToyReach(),
+            learning_starts=16,
+            critic_warmup_steps=5,
+            batch_size=16,
+            pessimism=pessimism,
+            policy_kwargs={"net_arch": (16,), "precision": "fp32"},
+            seed=1,
+        ).learn(64)
+        weights.append(model.policy.actor.head.weight.detach().numpy())
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert np.abs(weights[2] - weights[0]).max() > 1e-4
+
+
+def test_the_command_sets_both() -> None:
+    config = TD3Config(task_ids=(5,), use_rl_token=False, use_reference=False, net_arch=(16,))
+    config.pessimism, config.noise_correlation = 0.7, 0.4
+    model = build_model(config, ToyReach())
+    assert model._settings().pessimism == 0.7
+    assert model.exploration is not None
+    assert model.exploration.correlation == 0.4
+    policy = model.policy
+    assert policy.settings["use_rl_token"] is policy.settings["use_reference"] is False
+    assert policy.actor.body[0].in_features == policy.observation_space["proprio"].shape[0]

@@ -1,0 +1,222 @@
+"""TD3BC as an SB3 algorithm on a toy task: start, learning, determinism, save and load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_checker import check_env
+from stable_baselines3.common.vec_env import DummyVecEnv
+from tests.toy_env import ToyReach
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers import TD3BC
+
+FAST: dict[str, Any] = {
+    "learning_starts": 60,
+    "critic_warmup_steps": 20,
+    "batch_size": 32,
+    "utd_ratio": 1.0,
+    "policy_kwargs": {"net_arch": (16, 16), "precision": "fp32"},
+    "seed": 3,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make(env: Any = None, **changes: Any) -> TD3BC:
+    return TD3BC("RLTokenPolicy", env or ToyReach(), **{**FAST, **changes})
+
+
+def success_rate(model: TD3BC | None, episodes: int = 100) -> float:
+    """Greedy success on fixed starts; None plays the reference."""
+    env, successes = ToyReach(), 0
+    for i in range(episodes):
+        obs, _ = env.reset(options={"init_state_id": i})
+        done = False
+        while not done:
+            action = (
+                obs["vla_action"] if model is None else model.predict(obs, deterministic=True)[0]
+            )
+            obs, _, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+        successes += terminated
+    return successes / episodes
+
+
+def greedy_actions(model: TD3BC) -> np.ndarray:
+    env, actions = ToyReach(), []
+    for i in range(5):
+        obs, _ = env.reset(options={"init_state_id": i})
+        actions.append(model.predict(obs, deterministic=True)[0])
+    return np.stack(actions)
+
+
+def test_toy_env_is_a_good_env() -> None:
+    check_env(ToyReach(), warn=False)
+
+
+def test_untrained_actor_is_exactly_the_reference() -> None:
+    model, env = make(policy_kwargs={}), ToyReach()
+    obs, _ = env.reset(seed=0)
+    action, _ = model.predict(obs, deterministic=True)
+    np.testing.assert_array_equal(action, obs["vla_action"])
+    batch = {key: np.stack([value, value]) for key, value in obs.items()}
+    assert model.predict(batch)[0].shape == (2, 4, 7)
+
+
+def test_actor_moves_only_after_warm_up() -> None:
+    model, reference = make(), greedy_actions(make())
+    model.learn(56)  # blocks of 8 chunks: all of it warm-up
+    np.testing.assert_array_equal(greedy_actions(model), reference)
+    assert not model._critics_are_warm
+    model.critic_warmup_steps = 50
+    model.utd_ratio = 0.0
+    model.learn(8, reset_num_timesteps=False)  # critics only
+    assert model._critics_are_warm
+    np.testing.assert_array_equal(greedy_actions(model), reference)
+    model.utd_ratio = 1.0
+    model.learn(8, reset_num_timesteps=False)
+    assert np.abs(greedy_actions(model) - reference).max() > 0
+
+
+def test_learns_beyond_the_reference() -> None:
+    model = make(
+        learning_starts=400,
+        critic_warmup_steps=300,
+        batch_size=128,
+        utd_ratio=2.5,
+        gamma=0.98,
+        learning_rate=1e-3,
+        bc_weight=0.02,
+        noise_chunk=0.3,
+        policy_kwargs={"net_arch": (64, 64), "precision": "fp32"},
+        seed=0,
+    )
+    baseline = success_rate(None)
+    model.learn(1100)
+    # 45 of 100 by the reference; 70 of 100 by chance has a probability below 1e-6. Three seeds:
+    # 88-98.
+    assert baseline < 0.6
+    assert success_rate(model) >= baseline + 0.25
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_same_seed_same_result(pipelined: bool) -> None:
+    results = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        model = make(pipelined=pipelined)
+        model.learn(120)
+        results.append((greedy_actions(model), model.replay_buffer.actions[:120].copy()))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+    assert np.abs(results[0][0] - greedy_actions(make())).max() > 0
+
+
+def test_pipelined_errors_surface() -> None:
+    model = make(pipelined=True)
+    model.learn(61)
+
+    def broken(batch_size: int, env: Any = None) -> Any:
+        raise RuntimeError(f"learner failed on a batch of {batch_size}")
+
+    model.replay_buffer.sample = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="learner failed"):
+        model.learn(32, reset_num_timesteps=False)
+
+
+def test_save_and_load_give_equal_actions_and_go_on(tmp_path: Path) -> None:
+    model = make()
+    model.learn(90)
+    model.save(tmp_path / "model.zip")
+    model.save_replay_buffer(tmp_path / "replay.pkl")
+    loaded = TD3BC.load(tmp_path / "model.zip", env=ToyReach())
+    np.testing.assert_array_equal(greedy_actions(loaded), greedy_actions(model))
+    assert (loaded.num_timesteps, loaded.bc_weight) == (model.num_timesteps, model.bc_weight)
+    loaded.load_replay_buffer(tmp_path / "replay.pkl")
+    for trained in (model, loaded):  # same optimisers, generators and replay: same gradient steps
+        trained.set_logger(model.logger)
+        trained.train(gradient_steps=5, batch_size=16)
+    np.testing.assert_array_equal(greedy_actions(loaded), greedy_actions(model))
+
+
+def test_parallel_envs_callbacks_and_metrics(tmp_path: Path) -> None:
+    class Count(BaseCallback):
+        steps = 0
+
+        def _on_step(self) -> bool:
+            self.steps += 1
+            return True
+
+    callback = Count()
+    model = make(DummyVecEnv([ToyReach, ToyReach]), train_freq=4, tensorboard_log=str(tmp_path))
+    model.learn(120, callback=callback, log_interval=1)
+    assert callback.steps == 60
+    assert model.replay_buffer.num_added == 120
+    # blocks of 2 x 4 chunks; the 8 of them that end after chunk 60 (64, 72, ..., 120) learn
+    assert model._n_updates == 64
+    assert list(tmp_path.rglob("events.out.tfevents*"))
+
+
+def test_bootstrap_through_truncation_only() -> None:
+    """One-chunk episodes without success: Q must bootstrap, after success it must not."""
+    model = make(ToyReach(max_control_steps=4))
+    model.learn(62)
+    buffer = model.replay_buffer
+    assert buffer.dones[:60].sum() == 0  # all of them hit the time limit
+    assert np.isfinite(buffer.mc_returns[:60]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mc_weight": 1.5}, "mc_weight"),
+        ({"bc_weight": -1.0}, "bc_weight"),
+        ({"policy_kwargs": {"n_critics": 1}}, "n_critics"),
+        ({"policy_kwargs": {"residual_basis": -1}}, "residual_basis"),
+        ({"policy_kwargs": {"action_scale": (1.0, 1.0)}}, "action_scale"),
+    ],
+)
+def test_bad_settings(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**changes)
+
+
+def test_wrong_spaces_are_refused() -> None:
+    class NoToken(gym.ObservationWrapper[Any, Any, Any]):
+        def __init__(self, env: gym.Env[Any, Any]) -> None:
+            super().__init__(env)
+            inner = env.observation_space
+            assert isinstance(inner, spaces.Dict)
+            kept = {key: inner[key] for key in ("vla_action", "proprio")}
+            self.observation_space = spaces.Dict(kept)
+
+        def observation(self, observation: Any) -> Any:
+            return {key: observation[key] for key in ("vla_action", "proprio")}
+
+    with pytest.raises(ConfigError, match="rl_token"):
+        make(NoToken(ToyReach()))
+
+
+def test_low_rank_residual_is_smooth_in_time() -> None:
+    model = make(policy_kwargs={"net_arch": (16,), "residual_basis": 1, "precision": "fp32"})
+    model.learn(120)
+    env = ToyReach()
+    obs, _ = env.reset(seed=0)
+    obs["vla_action"][:] = 0.0
+    residual = model.predict(obs)[0]
+    assert np.abs(residual).max() > 0
+    np.testing.assert_allclose(residual, np.broadcast_to(residual[:1], residual.shape), atol=1e-6)

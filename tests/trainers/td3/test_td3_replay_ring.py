@@ -1,0 +1,141 @@
+"""The ring and its task index against plain lists; balanced draws; pickling; wrap-around."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
+from vla_gym_trainers.td3.replay_ring import GroupIndex
+
+OBSERVATION = spaces.Dict(
+    {"rl_token": spaces.Box(-np.inf, np.inf, (3,), np.float32), "task_id": spaces.Discrete(10)}
+)
+ACTION = spaces.Box(-1.0, 1.0, (2, 7), np.float32)
+
+
+def make(size: int = 10, n_envs: int = 1, **kwargs: Any) -> ChunkReplayBuffer:
+    return ChunkReplayBuffer(size, OBSERVATION, ACTION, "cpu", n_envs, gamma=0.9, seed=0, **kwargs)
+
+
+def push(buffer: ChunkReplayBuffer, tags: list[float], tasks: list[int], **info: Any) -> None:
+    obs = {
+        "rl_token": np.repeat(np.array(tags, np.float32)[:, None], 3, axis=1),
+        "task_id": np.array(tasks),
+    }
+    n = len(tags)
+    actions = np.repeat(np.array(tags, np.float32) / 1000, 14).reshape(n, 2, 7)
+    infos = [{"discount": 0.81, **info} for _ in tags]
+    buffer.add(obs, obs, actions, np.zeros(n), np.zeros(n, bool), infos)
+
+
+def test_the_ring_is_the_newest_rows_of_a_list() -> None:
+    """Against a list, with rows left out and pushes that wrap around."""
+    rng, buffer, kept = np.random.default_rng(0), make(size=13, n_envs=4), []
+    for step in range(40):
+        tags = [float(10 * step + i) for i in range(4)]
+        bad = rng.random(4) < 0.3
+        push(buffer, [np.nan if b else t for t, b in zip(tags, bad, strict=True)], [0, 1, 2, 3])
+        kept += [t for t, b in zip(tags, bad, strict=True) if not b]
+        size = min(len(kept), 13)
+        assert (buffer.size(), buffer.num_added) == (size, len(kept))
+        in_order = (np.arange(len(kept) - size, len(kept))) % 13
+        assert buffer.observations["rl_token"][in_order, 0].tolist() == kept[-size:]
+    assert buffer.num_dropped == 160 - len(kept)
+
+
+def test_group_index_against_brute_force() -> None:
+    rng, index, groups = np.random.default_rng(1), GroupIndex(50), {}
+    for number in range(2000):
+        slot, group = number % 50, int(rng.choice([2, 5, 7], p=[0.8, 0.15, 0.05]))
+        index.put(slot, group)
+        groups[slot] = group
+        if number % 37 == 0:
+            expected = {g: sum(v == g for v in groups.values()) for g in sorted({*groups.values()})}
+            assert index.counts == expected
+            drawn = index.sample(60, rng)
+            share = [sum(groups[s] == g for s in drawn.tolist()) for g in expected]
+            assert sum(share) == 60
+            assert max(share) - min(share) <= 1
+            state = pickle.loads(pickle.dumps(index.state()))
+            other = GroupIndex(50)
+            other.restore(state)
+            assert other.counts == expected
+            seeds = np.random.default_rng(3), np.random.default_rng(3)
+            np.testing.assert_array_equal(index.sample(9, seeds[0]), other.sample(9, seeds[1]))
+            index = other  # and it goes on
+    assert len(set(index.sample(5000, rng).tolist())) == 50  # every slot can be drawn
+
+
+def test_balanced_batches_hold_every_task_alike() -> None:
+    buffer = make(size=100, n_envs=2, balanced=True)
+    for step in range(60):  # task 3 in one of twenty rows, task 4 in the others
+        push(buffer, [float(step), 500.0], [4, 3 if step % 10 == 0 else 4])
+    assert buffer.size() == 100
+    assert set(buffer.task_counts) == {3, 4}
+    assert buffer.task_counts[3] == 5
+    tasks = buffer.sample(101).observations["task_id"][:, 0].tolist()
+    assert abs(tasks.count(3) - tasks.count(4)) == 1
+    plain = make(size=100, n_envs=2)
+    for step in range(60):
+        push(plain, [float(step), 500.0], [4, 3 if step % 10 == 0 else 4])
+    assert plain.sample(100).observations["task_id"][:, 0].tolist().count(3) < 20
+    buffer.reset()
+    assert (buffer.size(), buffer.task_counts) == (0, {})
+
+
+def test_one_task_is_sampled_as_without_balance() -> None:
+    drawn = []
+    for balanced in (False, True):
+        buffer = make(size=20, balanced=balanced)
+        for tag in range(33):
+            push(buffer, [float(tag)], [6])
+        drawn.append(buffer.sample(64).observations["rl_token"][:, 0].tolist())
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("count", [7, 33])
+def test_a_pickled_buffer_goes_on_as_the_original(count: int) -> None:
+    original = make(size=20, balanced=True)
+    for tag in range(count):
+        push(original, [float(tag)], [tag % 3])
+    data = pickle.dumps(original)
+    copy = pickle.loads(data)
+    for buffer in (original, copy):  # in the middle of an episode
+        push(buffer, [90.0], [1])
+        buffer.add(
+            {"rl_token": np.ones((1, 3)), "task_id": np.array([2])},
+            {"rl_token": np.ones((1, 3)), "task_id": np.array([2])},
+            np.zeros((1, 14)),
+            np.array([0.9]),
+            np.array([True]),
+            [{"discount": 0.81}],
+        )
+    np.testing.assert_array_equal(original.mc_returns, copy.mc_returns)
+    for mine, its in zip(original.sample(50), copy.sample(50), strict=True):
+        pairs = [(mine[key], its[key]) for key in mine] if isinstance(mine, dict) else [(mine, its)]
+        for a, b in pairs:
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    # views of the copy look at the copy's own memory
+    copy.rewards[0] = 5.0
+    assert copy.rows(np.array([0])).rewards.item() == 5.0
+    assert original.rewards[0] != 5.0
+
+
+def test_pickle_holds_the_filled_rows_only() -> None:
+    small, large = make(size=100), make(size=100_000)
+    for buffer in (small, large):
+        for tag in range(50):
+            push(buffer, [float(tag)], [0])
+    assert len(pickle.dumps(large)) < 2 * len(pickle.dumps(small))
+
+
+def test_balance_needs_the_task_in_the_observation() -> None:
+    space = spaces.Dict({"rl_token": OBSERVATION["rl_token"]})
+    with pytest.raises(ConfigError, match="task_id"):
+        ChunkReplayBuffer(4, space, ACTION, balanced=True)

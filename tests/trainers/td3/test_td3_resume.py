@@ -1,0 +1,267 @@
+"""A killed run goes on bit for bit; whole checkpoints only; what a run directory holds."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import multiprocessing
+import pickle
+import signal
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.resume_target import TINY, make_toy_env, make_toy_vec
+
+import vla_gym_trainers.td3.train as train_td3_module
+from tests import resume_target
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.cli import main
+from vla_gym_trainers.runs.metrics import TIME_KEYS, JsonlWriter, read_metrics
+from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.td3.train import TD3Config, resume_td3, train_td3
+
+#: Seconds for anything that takes a few: machines may be busy.
+PATIENCE = 280
+Uninterrupted = Callable[[bool], tuple[dict[str, Any], float]]
+_CONTEXT = multiprocessing.get_context("forkserver")
+pytestmark = pytest.mark.timeout(3 * PATIENCE)
+_CONTEXT.set_forkserver_preload(["tests.resume_target"])
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
+    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def start(run_dir: Path, resume: bool = False, kill_in_save: int = 0, **changes: Any) -> Any:
+    process = _CONTEXT.Process(
+        target=resume_target.train, args=(str(run_dir), changes, resume, kill_in_save)
+    )
+    process.start()
+    return process
+
+
+def finish(process: Any, code: int = 0) -> None:
+    process.join(PATIENCE)
+    assert process.exitcode == code
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    """Everything that a run made, without times, in a form that can be compared."""
+    newest = RunDir(run_dir).checkpoints()[-1]
+    replay = pickle.loads((newest / "replay.pkl").read_bytes())
+    loop = pickle.loads((newest / "loop.pkl").read_bytes())
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    training = json.loads((run_dir / "card.json").read_text())["results"]["training"]
+    archive = zipfile.ZipFile(run_dir / "last.zip")
+    tensors = {
+        name: torch.load(io.BytesIO(archive.read(name)), weights_only=True)
+        for name in archive.namelist()
+        if name.endswith(".pth")
+    }
+    return {
+        "name": newest.name,
+        "tensors": tensors,
+        "best": zipfile.ZipFile(run_dir / "best.zip").read("policy.pth"),
+        "replay": replay.rows(np.arange(replay.size())),
+        "replay_rng": replay.rng.bit_generator.state,
+        "env": [(s.env["position"], s.env["rng"].bit_generator.state) for s in loop["env"]["envs"]],
+        "metrics": [{k: v for k, v in row.items() if k not in TIME_KEYS} for row in rows],
+        "training": {
+            k: v for k, v in training.items() if k not in ("minutes", "chunks_per_second")
+        },
+    }
+
+
+def assert_same(mine: Any, its: Any, where: str = "") -> None:
+    assert type(mine) is type(its), where
+    if isinstance(mine, dict):
+        assert mine.keys() == its.keys(), where
+        for key in mine:
+            assert_same(mine[key], its[key], f"{where}/{key}")
+    elif isinstance(mine, list | tuple):
+        assert len(mine) == len(its), where
+        for k, (a, b) in enumerate(zip(mine, its, strict=True)):
+            assert_same(a, b, f"{where}/{k}")
+    elif isinstance(mine, torch.Tensor | np.ndarray):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(its), err_msg=where)
+    else:
+        assert mine == its, where
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[bool], tuple[dict[str, Any], float]]:
+    """Result of the run that nobody killed, and how many seconds it trained; by ``pipelined``."""
+
+    @functools.cache
+    def train(pipelined: bool) -> tuple[dict[str, Any], float]:
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+        finish(start(folder, pipelined=pipelined))
+        made = result(folder)
+        assert made["name"] == "chunk_000000240"
+        assert len(made["metrics"]) >= 3
+        minutes = json.loads((folder / "card.json").read_text())["results"]["training"]["minutes"]
+        return made, 60 * minutes
+
+    return train
+
+
+def kill_and_resume(folder: Path, delays: list[float], pipelined: bool) -> int:
+    """Kill a run after each delay (seconds after it began to log), then let it end.
+
+    Returns:
+        How many kills came before its end.
+    """
+    kills, process = 0, start(folder, pipelined=pipelined)
+    for delay in delays:
+        deadline = time.monotonic() + PATIENCE
+        while process.is_alive() and not (folder / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.join(delay)
+        if process.is_alive():
+            process.kill()
+            kills += 1
+        process.join(PATIENCE)
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        process = start(folder, resume=True)
+    finish(process)
+    return kills
+
+
+@pytest.mark.parametrize(("seed", "pipelined"), [(0, False), (1, True)])
+def test_a_killed_run_goes_on_bit_for_bit(
+    tmp_path: Path, uninterrupted: Uninterrupted, seed: int, pipelined: bool
+) -> None:
+    expected, seconds = uninterrupted(pipelined)
+    delay = float(np.random.default_rng(seed).uniform(0.1, 0.8)) * seconds
+    assert kill_and_resume(tmp_path / "run", [delay], pipelined) == 1
+    assert_same(result(tmp_path / "run"), expected)
+
+
+def test_a_run_killed_while_it_writes_a_checkpoint(
+    tmp_path: Path, uninterrupted: Uninterrupted
+) -> None:
+    folder = tmp_path / "run"
+    # Four files and the folder a checkpoint: inside the third one.
+    finish(start(folder, kill_in_save=13, pipelined=False), -signal.SIGKILL)
+    assert [p.name for p in RunDir(folder).checkpoints()] == ["chunk_000000048", "chunk_000000096"]
+    assert list((folder / "checkpoints").glob(".*.draft"))
+    finish(start(folder, resume=True))
+    assert not list((folder / "checkpoints").glob(".*"))
+    assert_same(result(folder), uninterrupted(False)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_a_run_killed_twice_goes_on_bit_for_bit(
+    tmp_path: Path, uninterrupted: Uninterrupted, seed: int
+) -> None:
+    """Ten runs, two kills each at moments that nobody chose."""
+    pipelined = seed % 2 == 1
+    expected, seconds = uninterrupted(pipelined)
+    delays = np.random.default_rng(seed).uniform(0.0, 0.5, 2) * seconds
+    assert kill_and_resume(tmp_path / "run", delays.tolist(), pipelined) == 2
+    assert_same(result(tmp_path / "run"), expected)
+
+
+def test_a_pipelined_run_resumes_bit_for_bit_too(tmp_path: Path) -> None:
+    settings = {**TINY, "pipelined": True, "total_chunks": 300, "eval_every": 0, "eval_states": 0}
+    train_td3(TD3Config(run_dir=tmp_path / "whole", **settings))
+    train_td3(TD3Config(run_dir=tmp_path / "part", **{**settings, "total_chunks": 160}))
+    config = TD3Config(run_dir=tmp_path / "part", **settings)
+    run = resume_td3(tmp_path / "part", config)
+    assert run.card["results"]["training"]["chunks"] == 304  # whole blocks of 2 x 8
+    archives = [zipfile.ZipFile(tmp_path / name / "last.zip") for name in ("whole", "part")]
+    first, second = (archive.read("policy.pth") for archive in archives)
+    assert_same(
+        torch.load(io.BytesIO(first), weights_only=True),
+        torch.load(io.BytesIO(second), weights_only=True),
+    )
+
+
+def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Path) -> None:
+    settings = {**TINY, "total_chunks": 80, "eval_every": 0, "eval_states": 0}
+    config = TD3Config(run_dir=tmp_path, **settings)
+    train_td3(config)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train_td3(config)
+    with pytest.raises(ConfigError, match="gamma"):
+        resume_td3(tmp_path, TD3Config(run_dir=tmp_path, **{**settings, "gamma": 0.9}))
+    assert main(["td3", "--resume", str(tmp_path), "--batch-size", "7"]) == 2
+    assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 2
+    assert main(["td3", f"--resume={tmp_path}", "--total-chunks", "160"]) == 0
+    state = json.loads((RunDir(tmp_path).checkpoints()[-1] / "state.json").read_text())
+    assert state["chunks"] == 160
+    (RunDir(tmp_path).checkpoints()[-1] / "replay.pkl").write_bytes(b"\x80\x05")
+    with pytest.raises(WeightsError, match="no whole checkpoint"):
+        resume_td3(tmp_path)
+
+
+def test_one_process_a_run_directory(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with run.lock(), pytest.raises(ConfigError, match="Another process"), run.lock():
+        raise AssertionError
+    with run.lock():
+        pass
+
+
+def test_checkpoints_are_whole_and_the_newest_stay(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for number in (10, 9_999, 10_000, 123_456):
+        with run.new_checkpoint(number, keep=2) as folder:
+            (folder / "file").write_text(str(number))
+    assert [(p / "file").read_text() for p in run.checkpoints()] == ["10000", "123456"]
+    with pytest.raises(RuntimeError), run.new_checkpoint(200_000, keep=2) as folder:
+        (folder / "file").write_text("half")
+        raise RuntimeError
+    assert len(run.checkpoints()) == 2
+    assert len(list(run.checkpoint_dir.iterdir())) == 2
+    with run.new_checkpoint(123_456, keep=2) as folder:  # written again after resuming
+        (folder / "file").write_text("again")
+    assert [(p / "file").read_text() for p in run.checkpoints()] == ["10000", "again"]
+
+
+def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
+    path = tmp_path / "policy.zip"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), replacing(path) as file:
+        file.write(b"new")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    with replacing(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonlWriter(path)
+    values = {"a": np.float32(1.5), "b": float("nan"), "c": 3, "figure": object()}
+    writer.write(values, {"a": (), "b": (), "c": ("tensorboard",), "figure": ()}, step=5)
+    kept = writer.position()
+    writer.write({"a": 2.0}, {"a": ()}, step=6)
+    writer.close()
+    path.write_bytes(path.read_bytes() + b'{"step": 7, "a"')  # killed while writing
+    assert [row["step"] for row in read_metrics(path)] == [5, 6]
+    writer = JsonlWriter(path, keep_bytes=kept)
+    writer.write({"a": 4.0}, {"a": ()}, step=6)
+    writer.close()
+    rows = [{k: v for k, v in row.items() if k != "wall_s"} for row in read_metrics(path)]
+    assert rows == [{"step": 5, "a": 1.5, "b": None, "c": 3}, {"step": 6, "a": 4.0}]

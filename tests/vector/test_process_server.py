@@ -1,0 +1,741 @@
+"""The process server: what a worker gets, how it ends, and that nothing outlives the trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_gym.assets import resolve_asset_pack
+from vla_gym.errors import AssetError, UnknownTaskError, VlaGymError, WorkerError
+from vla_gym.suites import get_task
+from vla_gym.task_model.cache import SceneRequest
+from vla_gym.task_model.model import scene_of
+from vla_gym.vector import process_server
+from vla_gym.vector.process_server import ProcessServer, ServerDied, ServerTimeout
+from vla_gym.vector.server import _pickled
+from vla_gym.vector.server_start import EXIT_S, trainer_context
+
+ROOT = Path(__file__).resolve().parents[2]
+# Deadlines of what takes milliseconds; only a failing test waits for them.
+LONG = float(os.environ.get("T_LONG", 60))
+PRELOADED_TASKS = [("goal", 7), ("goal", 8)]
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = LONG) -> Any:
+    """Wait until a condition is true and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
+    return value
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    return state(pid) not in ("", "Z", "X")
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def count_fds(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def read_all(fd: int) -> bytes:
+    """Read a pipe to its end, within a deadline."""
+    data, deadline = b"", time.monotonic() + LONG
+    with open(fd, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not (piece := pipe.read(65536)):
+                return data
+            data += piece
+    raise AssertionError(f"the pipe was not closed within {LONG} s; got {data!r}")
+
+
+def spawn(server: ProcessServer, target: str, payload: bytes = b"", **environ: str) -> int:
+    """Fork a worker that holds no descriptor of ours."""
+    return server.spawn(payload, [], environ, timeout=LONG, target=f"worker_targets:{target}")
+
+
+def spawn_with_pipe(
+    server: ProcessServer, target: str, payload: bytes = b"", **environ: str
+) -> tuple[int, int]:
+    """Fork a worker that writes into a pipe; return its id and the pipe."""
+    read, write = os.pipe()
+    try:
+        name = f"worker_targets:{target}"
+        return server.spawn(payload, [write], environ, timeout=LONG, target=name), read
+    finally:
+        os.close(write)
+
+
+def tell(server: ProcessServer, target: str, payload: bytes = b"", **environ: str) -> Any:
+    """Run a worker to its end and return what it tells."""
+    pid, pipe = spawn_with_pipe(server, target, payload, **environ)
+    answer = read_all(pipe)
+    assert server.exit_code(pid, timeout=LONG) == 0
+    return json.loads(answer)
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[ProcessServer]:
+    server = ProcessServer.acquire()
+    try:
+        yield server
+    finally:
+        server.release()
+    assert not runs(server.pid)
+
+
+@pytest.fixture
+def server() -> Iterator[ProcessServer]:
+    with own_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[ProcessServer]:
+    """A server that has loaded a scene; tests that kill servers get another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUJOCO_GL", "egl")
+        patch.setenv("LIBGL_ALWAYS_SOFTWARE", "1")
+        server = ProcessServer()
+        server._users = 1
+        server.preload(PRELOADED_TASKS, "lite", timeout=300)
+    yield server
+    server.release()
+
+
+def test_a_worker_sees_the_trainer_as_it_is_now_and_nothing_else(server, tmp_path, monkeypatch):
+    spawn(server, "say_and_sleep")  # a sibling, whose descriptors nobody else may hold
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SET_LATER", "yes")
+    monkeypatch.setenv("REPLACED", "old")
+    monkeypatch.syspath_prepend(str(tmp_path / "late"))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--fast"])
+    pid, pipe = spawn_with_pipe(server, "report", b"hello", REPLACED="new", ADDED="1")
+    told = json.loads(read_all(pipe))
+    assert told["payload"] == "hello"
+    expected = {**os.environ, "REPLACED": "new", "ADDED": "1"}
+    assert told["environ"] == expected
+    assert (told["folder"], told["argv"]) == (str(tmp_path), ["train.py", "--fast"])
+    assert told["path"] == sys.path
+    assert told["parent"] == server.pid
+    assert told["group"] == pid  # so that its own children can be found
+    assert told["session"] == server.pid != os.getsid(0)  # no Ctrl-C reaches it
+    assert told["sigint"] and told["sigterm"] and told["sigalrm"]
+    assert (told["timer"], told["blocked"], told["threads"]) == (0.0, [], 1)
+    (fd,) = told["fds"]
+    assert set(map(int, told["open"])) == {0, 1, 2, fd}
+    assert told["open"][str(fd)].startswith("pipe:") and told["inheritable"] == [False]
+
+
+def test_workers_draw_different_random_numbers(server):
+    first, second = (tell(server, "report")["random"] for _ in range(2))
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_a_payload_of_many_megabytes(server):
+    assert tell(server, "report", bytes(30_000_000))["payload"] == 30_000_000
+
+
+def test_too_many_descriptors_are_refused(server):
+    with pytest.raises(WorkerError, match="250 descriptors, got 251"):
+        server.spawn(b"", [0] * 251, {}, timeout=LONG)
+    pid = server.spawn(b"", [0] * 250, {}, timeout=LONG, target="worker_targets:leave")
+    assert server.exit_code(pid, timeout=LONG) == 0
+
+
+@pytest.mark.parametrize(
+    "how, code, error",
+    [
+        ("return", 0, ""),
+        ("exit", 3, ""),
+        ("message", 1, "a last word"),
+        ("raise", 1, "ValueError: thrown in a worker"),
+        ("interrupt", 1, "KeyboardInterrupt"),
+        ("abort", -signal.SIGABRT, "in leave"),
+    ],
+)
+def test_exit_codes_and_output(capfd, monkeypatch, how, code, error):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with own_server() as server:  # pytest captures a fixture's output in another file
+        pid = spawn(server, "leave", how.encode())
+        assert server.exit_code(pid, timeout=LONG) == code
+        assert server.exit_code(pid, timeout=0) == code, "an exit code can be asked for again"
+        assert server.kill(pid, timeout=0) == code, "killing it then changes nothing"
+    out, err = capfd.readouterr()
+    assert "half a line" in out and error in err
+    assert bool(err) == bool(error)
+
+
+def test_a_target_that_does_not_exist_ends_its_worker_only(capfd):
+    with own_server() as server:
+        pid = server.spawn(b"", [], {}, timeout=LONG, target="worker_targets:nothing")
+        assert server.exit_code(pid, timeout=LONG) == 1
+        assert "has no attribute 'nothing'" in capfd.readouterr().err
+        assert tell(server, "report")["payload"] == ""
+
+
+def test_kill(server):
+    sleeping, stopped = spawn(server, "say_and_sleep"), spawn(server, "say_and_sleep")
+    os.kill(stopped, signal.SIGSTOP)
+    until(lambda: state(stopped) == "T", "it is stopped")
+    assert server.exit_code(sleeping, timeout=0) is None
+    began = time.monotonic()
+    assert server.exit_code(sleeping, timeout=0.1) is None
+    assert time.monotonic() - began >= 0.1
+    for pid in (sleeping, stopped):
+        assert server.kill(pid, timeout=LONG) == -signal.SIGKILL
+        assert state(pid) == "", "it is reaped"
+    for ask in (server.kill, server.exit_code):
+        with pytest.raises(WorkerError, match="has no worker"):
+            ask(os.getpid(), timeout=1)
+
+
+@pytest.mark.parametrize("how", [b"stay", b"leave"])
+def test_what_a_worker_has_started_goes_with_it(server, how):
+    pid, pipe = spawn_with_pipe(server, "sleep_with_child", how)
+    grandchild = json.loads(read_all(pipe))
+    assert runs(grandchild)
+    if how == b"stay":
+        assert server.kill(pid, timeout=LONG) == -signal.SIGKILL
+    else:
+        assert server.exit_code(pid, timeout=LONG) == 0
+    until(lambda: not runs(grandchild), "the worker's child is gone")
+
+
+def test_several_users_share_one_server():
+    first, second = ProcessServer.acquire(), ProcessServer.acquire()
+    assert first is second
+    first.release()
+    pid = spawn(second, "say_and_sleep")
+    os.kill(pid, signal.SIGSTOP)
+    second.release()
+    assert state(second.pid) == "" and not runs(pid), "the last release waits for the end"
+    with pytest.raises(ServerDied, match="was released"):
+        spawn(second, "leave")
+    second.release()
+    third = ProcessServer.acquire()
+    assert third is not first and tell(third, "report")["parent"] == third.pid
+    third.release()
+
+
+def test_no_descriptor_stays():
+    began = count_fds()
+    server = ProcessServer.acquire()
+    tell(server, "report")
+    trainers = count_fds()
+    for cycle in range(50):
+        pid, pipe = spawn_with_pipe(server, "say_and_sleep")
+        os.read(pipe, 1)
+        assert count_fds(pid) == 4  # its output and the pipe
+        assert server.kill(pid, timeout=LONG) == -signal.SIGKILL, cycle
+        os.close(pipe)
+    assert count_fds() == trainers
+    until(lambda: count_fds(server.pid) == 4, "the server has its output and the link")
+    assert children(server.pid) == []
+    server.release()
+    assert count_fds() == began
+
+
+def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
+    fds = count_fds()
+    first, second = spawn(server, "say_and_sleep"), spawn(server, "say_and_sleep")
+    os.kill(second, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not runs(first) and not runs(second), "both workers are gone")
+    for ask in (
+        lambda: spawn(server, "leave"),
+        lambda: server.exit_code(first, timeout=1),
+        lambda: server.kill(first, timeout=1),
+        lambda: server.preload(PRELOADED_TASKS, "lite", timeout=1),
+    ):
+        with pytest.raises(ServerDied, match=r"exit code -9"):
+            ask()
+    new = ProcessServer.acquire()
+    assert new.pid != server.pid
+    assert tell(new, "report")["parent"] == new.pid
+    new.release()
+    assert count_fds() < fds
+
+
+def test_acquire_replaces_a_dead_server_that_nobody_has_asked_since(server):
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not runs(server.pid), "it is dead")
+    new = ProcessServer.acquire()
+    assert tell(new, "report")["parent"] == new.pid != server.pid
+    new.release()
+
+
+def test_a_server_that_cannot_start_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkerError, match="/nowhere/python"):
+        ProcessServer.acquire()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    server = ProcessServer.acquire()
+    with pytest.raises(ServerDied, match="exit code 1"):
+        spawn(server, "leave")
+    server.release()
+
+
+def test_a_hanging_server_is_not_waited_for_for_ever(server, monkeypatch):
+    pid = spawn(server, "say_and_sleep")
+    os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr(process_server, "ANSWER_S", 0.1)
+    with pytest.raises(ServerTimeout, match="did not answer 'exit_code' within"):
+        server.exit_code(pid, timeout=0)
+    assert server.kill(pid, timeout=0.1) is None
+    until(lambda: not runs(pid), "the worker is dead although the server did nothing")
+    monkeypatch.undo()
+    os.kill(server.pid, signal.SIGCONT)
+    assert server.exit_code(pid, timeout=LONG) == -signal.SIGKILL, "late answers are skipped"
+
+    other = spawn(server, "say_and_sleep")
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(ServerDied, match="did not answer 'spawn' within 0.2 s and was killed"):
+        server.spawn(b"", [], {}, timeout=0.2)
+    assert state(server.pid) == ""
+    until(lambda: not runs(other), "its worker is gone")
+
+
+def test_a_worker_whose_spawn_was_interrupted_does_not_stay(server):
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupt
+
+    tell(server, "report")
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    os.kill(server.pid, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    try:
+        with pytest.raises(Interrupt):
+            spawn(server, "say_and_sleep")
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    os.kill(server.pid, signal.SIGCONT)
+    (orphan,) = until(lambda: children(server.pid), "the worker that nobody waits for is there")
+    assert tell(server, "report")["parent"] == server.pid
+    until(lambda: not children(server.pid), "it was killed and reaped")
+    assert not runs(orphan)
+
+
+def test_threads_may_ask_at_once(server):
+    codes: list[int | None] = []
+
+    def work() -> None:
+        for _ in range(4):
+            pid = spawn(server, "say_and_sleep")
+            codes.append(server.kill(pid, timeout=LONG))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert codes == [-signal.SIGKILL] * 24
+
+
+def test_the_garbage_collector_may_ask_in_the_middle_of_a_request(server):
+    watched = spawn(server, "say_and_sleep")
+    nested: list[int | None] = []
+
+    def ask(phase: str, _: dict[str, int]) -> None:
+        if not nested and phase == "start" and server._waiting:
+            nested.append(-1)  # no recursion
+            nested[0] = server.exit_code(watched, timeout=0)
+            nested.append(server.kill(watched, timeout=LONG))
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(ask)
+    gc.set_threshold(1, 1, 1)
+    try:
+        pid = spawn(server, "leave", b"quiet")
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(ask)
+    assert nested == [None, -signal.SIGKILL]
+    assert server.exit_code(pid, timeout=LONG) == 3
+
+
+# --- the end of the trainer -----------------------------------------------------------------------
+
+
+def start_trainer(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Run a script that has no ``__main__`` guard, with the tests' folder in its sys.path."""
+    preamble = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    """Read a line of a trainer, byte by byte: what a buffer held, no deadline could wait for."""
+    assert process.stdout is not None
+    fd, line = process.stdout.fileno(), b""
+    while not line.endswith(b"\n"):
+        assert select.select([fd], [], [], LONG)[0], f"the trainer says nothing after {line!r}"
+        piece = os.read(fd, 1)
+        assert piece, f"the trainer ends after {line!r}"
+        line += piece
+    return line.decode()
+
+
+@contextlib.contextmanager
+def trainer(code: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    process = start_trainer(code, *arguments, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+WITH_WORKERS = """
+    import ctypes, os, signal, sys, time
+    from vla_gym.vector.process_server import ProcessServer
+
+    # What a server would inherit; none of it may matter.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    server = ProcessServer.acquire()
+    target = "worker_targets:"
+    read, write = os.pipe()
+    workers = [
+        server.spawn(b"", [write], {}, timeout=60, target=target + name)
+        for name in ("say_and_sleep", "spin", "say_and_sleep")
+    ]
+    code = server.exit_code(
+        server.spawn(b"quiet", [], {}, timeout=60, target=target + "leave"), timeout=60
+    )
+    for _ in workers:
+        os.read(read, 1)
+    os.kill(workers[2], signal.SIGSTOP)
+    forked = 0
+    if sys.argv[1] == "forked":
+        forked = ctypes.CDLL(None).fork()  # as C code forks: Python's fork handlers do not run
+        if not forked:
+            time.sleep(1000)
+    print(code, forked, server.pid, *workers, flush=True)
+"""
+
+
+@pytest.mark.parametrize("forked", ["alone", "forked"])
+def test_a_killed_trainer_leaves_nothing_behind(forked):
+    code = WITH_WORKERS + "    time.sleep(1000)\n"
+    with trainer(code, forked) as process:
+        exit_code, child, *pids = map(int, read_line(process).split())
+        try:
+            assert exit_code == 3
+            assert all(map(runs, pids)) and bool(child) == (forked == "forked")
+            process.kill()
+            until(lambda: not any(map(runs, pids)), "server and workers are gone")
+            assert not child or runs(child), "the fork still holds the link"
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", ["sys.exit()", "raise ValueError", "del server; sys.exit(5)"])
+def test_a_trainer_that_never_releases_leaves_nothing_behind(end):
+    with trainer(WITH_WORKERS + f"    {end}\n", "alone", stderr=subprocess.DEVNULL) as process:
+        _, _, *pids = map(int, read_line(process).split())
+        process.wait(LONG)
+        assert not any(map(runs, pids)), "its exit waits for them"
+
+
+def test_ctrl_c_is_for_the_trainer_alone():
+    code = """
+    try:
+        print("ready", flush=True)
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    alive = [server.exit_code(pid, timeout=0) is None for pid in workers]
+    print(alive, flush=True)
+    sys.stdin.readline()
+    server.release()
+    print("released", flush=True)
+    time.sleep(1000)
+    """
+    with trainer(WITH_WORKERS + code, "alone", start_new_session=True) as process:
+        _, _, *pids = map(int, read_line(process).split())
+        assert read_line(process).strip() == "ready"
+        os.killpg(process.pid, signal.SIGINT)
+        assert read_line(process).strip() == "interrupted"
+        assert read_line(process).strip() == "[True, True, True]"
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)  # nor does one that is sent to them directly end them
+        assert all(map(runs, pids))
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert read_line(process).strip() == "released"
+        assert not any(map(runs, pids))
+
+
+def test_a_fork_of_the_trainer_has_no_part_in_the_server(server):
+    pid = spawn(server, "say_and_sleep")
+    code = """
+    import os, sys, worker_targets
+    from vla_gym.errors import WorkerError
+    from vla_gym.vector.process_server import ProcessServer
+
+    server = ProcessServer.acquire()
+    worker = server.spawn(b"", [], {}, timeout=60, target="worker_targets:say_and_sleep")
+    child = os.fork()
+    if not child:
+        link = [name for name in worker_targets.open_files().values() if "socket" in name]
+        try:
+            server.kill(worker, timeout=60)
+        except WorkerError as error:
+            print(len(link), "belongs to process" in str(error), flush=True)
+        server.release()
+        own = ProcessServer.acquire()
+        done = own.spawn(b"quiet", [], {}, timeout=60, target="worker_targets:leave")
+        print(own.pid != server.pid, own.exit_code(done, timeout=60), flush=True)
+        sys.exit(0)  # runs the handlers that its parent has registered
+    os.waitpid(child, 0)
+    print(server.exit_code(worker, timeout=0), server.kill(worker, timeout=60), flush=True)
+    """
+    with trainer(code) as process:
+        out, _ = process.communicate(timeout=LONG)
+    assert out.split() == ["0", "True", "True", "3", "None", "-9"]
+    assert server.kill(pid, timeout=LONG) == -signal.SIGKILL
+
+
+def test_bare_checkout_and_a_working_directory_full_of_traps(tmp_path):
+    """The package comes from where the trainer has it, and nothing else from the folder."""
+    checkout, folder = tmp_path / "checkout", tmp_path / "folder"
+    checkout.mkdir()
+    folder.mkdir()
+    (checkout / "vla_gym").symlink_to(ROOT / "vla_gym")
+    for name in ("numpy", "pickle", "vla_gym"):
+        (folder / f"{name}.py").write_text("raise AssertionError('wrong module')\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, {str(checkout)!r})
+        sys.path.append({str(ROOT / "tests")!r})
+        from vla_gym.vector.process_server import ProcessServer
+        server = ProcessServer.acquire()
+        pid = server.spawn(b"x", [1], {{}}, timeout=60, target="worker_targets:report")
+        sys.exit(server.exit_code(pid, timeout=60))
+        """)
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    out = subprocess.run(
+        [sys.executable, script], cwd=folder, env=environ, capture_output=True, timeout=LONG
+    )
+    assert out.returncode == 0, out.stderr.decode()
+    told = json.loads(out.stdout)
+    assert told["package"] == str(checkout / "vla_gym" / "__init__.py")
+    assert told["path"][0] == str(checkout)
+    assert (told["folder"], told["argv"]) == (str(folder), [str(script)])
+    assert "PYTHONPATH" not in told["environ"]
+
+
+# --- preload --------------------------------------------------------------------------------------
+
+
+def test_workers_share_what_the_server_has_loaded(loaded):
+    alone = len(os.listdir(f"/proc/{loaded.pid}/task"))
+    assert alone == 1, "a fork of a process with threads is not safe"
+    several = [tell(loaded, "simulation", b"%d" % task, ASSETS="lite") for task in (7, 8, 8)]
+    check_sharing(several)
+    assert several[1]["qpos"] == several[2]["qpos"]
+
+
+@pytest.mark.libero_assets
+def test_workers_share_a_second_scene(loaded, libero_assets_dir):
+    loaded.preload(PRELOADED_TASKS, "libero", timeout=300)
+    check_sharing([tell(loaded, "simulation", b"7", ASSETS="libero")])
+
+
+def check_sharing(several: list[dict[str, Any]]) -> None:
+    for told in several:
+        forbidden = {"torch", "libero", "robosuite", "OpenGL", "glfw", "transformers", "gym"}
+        assert not forbidden & set(told["modules"])
+        assert {"mujoco", "numba"} <= set(told["modules"])
+        names = [Path(library).name for library in told["libraries"]]
+        assert not [n for n in names if n.startswith(("libEGL", "libGL", "libcuda", "libOSMesa"))]
+        # Own: the state of one simulation, and the pages that Python's reference counts touch.
+        own = told["memory"]["Private_Dirty"] + told["memory"]["Private_Clean"]
+        assert own < 0.3 * told["memory"]["Rss"]
+        assert told["gl"] == os.environ["MUJOCO_GL"]
+        assert told["can_draw"]
+
+
+def test_workers_that_never_draw_need_no_drawing_code(server):
+    server.preload(PRELOADED_TASKS, "lite", timeout=LONG, images=False)
+    assert not tell(server, "simulation", b"8", ASSETS="lite")["can_draw"]
+
+
+def test_a_worker_plays_exactly_what_the_trainer_would(loaded):
+    import numpy as np
+
+    from vla_gym.sim import LiberoSim
+    from vla_gym.task_model import load_task_model
+
+    model = load_task_model(get_task("goal", 8), "lite")
+    sim = LiberoSim(model)
+    sim.reset(model.official_layout(0))
+    sim.run_chunk(np.zeros((8, 7)))
+    # A fixture of another test may have changed the variables that say where the packs are.
+    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    assert tell(loaded, "simulation", b"8", ASSETS="lite")["qpos"] == sim.qpos.tolist()
+
+
+def test_mujocos_warnings_reach_the_log_of_a_worker(loaded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = tell(loaded, "warn_in_mujoco")
+    assert any("Nan" in record for record in told["records"])
+    assert told["files"] == []
+
+
+def test_a_users_own_renderer_works_in_a_worker(loaded):
+    told = tell(loaded, "render_with_mujoco", MUJOCO_GL="egl")
+    assert not told["before"] and told["brightest"] > 50
+
+
+def test_loading_again_is_quick_and_errors_are_those_of_the_library(loaded, tmp_path):
+    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    began = cpu_seconds(loaded.pid)
+    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    assert cpu_seconds(loaded.pid) - began < 0.3
+    with pytest.raises(UnknownTaskError, match="task_id 99"):
+        loaded.preload([("goal", 99)], "lite", timeout=LONG)
+    with pytest.raises(AssetError, match="does not exist"):
+        loaded.preload(PRELOADED_TASKS, str(tmp_path / "none"), timeout=LONG)
+    with pytest.raises(WorkerError, match="(?s)process server failed.*Traceback.*ValueError"):
+        loaded._ask("preload", (["not a pair"], "lite"), LONG, context=trainer_context({}))
+    assert tell(loaded, "report")["parent"] == loaded.pid
+
+
+def test_errors_that_do_not_survive_pickling_travel_as_text():
+    class Local(VlaGymError):
+        pass
+
+    error = pickle.loads(_pickled(Local("lost")))
+    assert type(error) is WorkerError and "Local: lost" in str(error)
+    error = pickle.loads(_pickled(AssetError("kept")))
+    assert type(error) is AssetError and str(error) == "kept"
+
+
+@pytest.fixture
+def endless_preload(tmp_path, monkeypatch) -> Iterator[Callable[[], list[int]]]:
+    """A cache whose scene another process is compiling, as it seems; preload() waits for it."""
+    monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path))
+    pack = resolve_asset_pack("lite")
+    scene, tasks = scene_of(get_task("goal", 8))
+    key = SceneRequest(scene, tasks, pack.name, pack.digest, pack.root).key()
+    lock = tmp_path / "scenes" / f"{key}.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def holders() -> list[int]:
+            """Processes that wait for the lock."""
+            found = []
+            for pid in filter(str.isdecimal, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    folder = f"/proc/{pid}/fd"
+                    links = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+                    if str(lock) in links and int(pid) != os.getpid():
+                        found.append(int(pid))
+            return found
+
+        yield holders
+
+
+def test_a_server_that_is_busy(server, endless_preload):
+    worker = spawn(server, "say_and_sleep")
+    errors: list[Exception] = []
+
+    def load() -> None:
+        try:
+            server.preload([("goal", 8)], "lite", timeout=3.0)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    until(lambda: endless_preload() == [server.pid], "the server waits")
+    with pytest.raises(ServerTimeout, match="busy with another request"):
+        server.spawn(b"", [], {}, timeout=0.05)
+    assert server.kill(worker, timeout=0.05) is None
+    until(lambda: not runs(worker), "a busy server does not delay a kill")
+    thread.join(LONG)
+    assert [type(error) for error in errors] == [ServerDied]
+    assert "did not answer 'preload' within 3 s and was killed" in str(errors[0])
+    assert state(server.pid) == ""
+
+
+@pytest.mark.parametrize("end", ["killed", "forked", "released"])
+def test_the_end_of_the_trainer_while_the_server_is_busy(endless_preload, end):
+    code = (
+        WITH_WORKERS
+        + """
+    class Interrupt(Exception): pass
+    def interrupt(*_): raise Interrupt
+    signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        server.preload([("goal", 8)], "lite", timeout=1000)
+    except Interrupt:
+        began = time.monotonic()
+        server.release()
+        print(time.monotonic() - began, flush=True)
+        time.sleep(1000)
+    """
+    )
+    with trainer(code, "forked" if end == "forked" else "alone") as process:
+        _, child, *pids = map(int, read_line(process).split())
+        try:
+            until(lambda: endless_preload() == pids[:1], "the server waits")
+            if end == "released":
+                process.send_signal(signal.SIGUSR1)
+                assert float(read_line(process)) < EXIT_S
+                assert not any(map(runs, pids))
+            else:
+                process.kill()
+                until(lambda: not any(map(runs, pids)), "server and workers are gone")
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)

@@ -1,0 +1,541 @@
+"""SmolVLA and pi0: parity with the original code, batches, noise, files and the whole way."""
+
+import json
+import shutil
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import vla_gym  # noqa: F401  (registers the environments)
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
+from vla_gym.vla import FrozenVLA, load, smolvla_model
+from vla_gym.vla.flow import resize_with_padding
+from vla_gym.vla.lora import LoraAdapters, LoraSettings
+from vla_gym.vla.pi0 import Pi0Backend, make_config
+from vla_gym.vla.smolvla import SmolVLABackend
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+BACKENDS = {"smolvla": SmolVLABackend, "pi0": Pi0Backend}
+# SmolVLA's is tighter than needed for the same actions, so that another epsilon shows.
+TOLERANCE = {"smolvla": 2e-5, "pi0": 1e-3}
+PROMPTS = ["put the bowl on the plate", "turn on the stove", "open the middle drawer"]
+
+
+@pytest.fixture(params=BACKENDS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def vla(name):
+    return load(f"{name}:{GOLDEN / name}")
+
+
+def reference(name, rows=slice(None)):
+    """Inputs of `sample` and the original's outputs, of some rows."""
+    data = {k: torch.from_numpy(v) for k, v in np.load(GOLDEN / name / "reference.npz").items()}
+    images = data["images"][rows].float()
+    inputs = {
+        "pixels": images,
+        "image_mask": data["image_masks"][rows]
+        if name == "smolvla"
+        else torch.ones(images.shape[:2], dtype=torch.bool),
+        "tokens": data["lang_tokens"][rows],
+        "token_mask": data["lang_masks"][rows],
+        "state": data["state"][rows],
+        "noise": data["noise"][rows],
+    }
+    return inputs, data["hidden"][:, rows], data["actions"][rows]
+
+
+@torch.no_grad()
+def sample(vla, inputs):
+    return vla.sample(**inputs)
+
+
+def observations(vla, batch=3, seed=0):
+    rng = np.random.default_rng(seed)
+    size = vla.image_size
+    images = {
+        view: rng.integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
+        for view in ("agentview", "wrist")
+    }
+    return images, PROMPTS[:batch], rng.normal(size=(batch, 8)).astype(np.float32)
+
+
+def test_outputs_are_those_of_the_original(vla, name):
+    inputs, hidden, actions = reference(name)
+    out = sample(vla, inputs)
+    assert out.hidden.dtype == out.actions.dtype == torch.float32
+    torch.testing.assert_close(out.hidden, hidden[-1], rtol=0, atol=TOLERANCE[name])
+    torch.testing.assert_close(out.actions, actions, rtol=0, atol=TOLERANCE[name])
+
+
+def test_a_batch_of_mixed_prompts_and_cameras_equals_its_rows(vla, name):
+    inputs, _, _ = reference(name)
+    lengths = inputs["token_mask"].sum(dim=1)
+    assert len(set(lengths.tolist())) == 3, "the reference has three lengths"
+    if name == "smolvla":
+        assert not inputs["image_mask"].all(), "and a camera that is not there"
+    batch = sample(vla, inputs)
+    for i, length in enumerate(lengths):
+        alone, _, _ = reference(name, slice(i, i + 1))
+        for key in ("tokens", "token_mask"):  # without the padding that the batch needed
+            alone[key] = alone[key][:, :length]
+        single = sample(vla, alone)
+        torch.testing.assert_close(single.hidden[0], batch.hidden[i], rtol=0, atol=1e-5)
+        torch.testing.assert_close(single.actions[0], batch.actions[i], rtol=0, atol=1e-5)
+
+
+def test_known_mistakes_show(vla, name, monkeypatch):
+    inputs, hidden, _ = reference(name)
+    # The states of another step are not those of the last.
+    assert (sample(vla, inputs).hidden - hidden[0]).abs().max() > 1.0
+    other = inputs | {"noise": inputs["noise"].flip(0)}
+    assert (sample(vla, other).hidden - hidden[-1]).abs().max() > 0.1
+    exchanged = inputs | {"pixels": inputs["pixels"].flip(1)}
+    assert (sample(vla, exchanged).hidden[:2] - hidden[-1, :2]).abs().max() > 0.01
+    padding = inputs | {"token_mask": torch.ones_like(inputs["token_mask"])}
+    assert (sample(vla, padding).hidden[1:] - hidden[-1, 1:]).abs().max() > 0.01
+    if name == "smolvla":
+        # A causal prefix: images that do not see the prompt.
+        attention = smolvla_model._attention
+
+        def causal(q, k, v, mask):
+            return attention(q, k, v, mask.tril() if q.shape[2] == k.shape[2] else mask)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(smolvla_model, "_attention", causal)
+            assert (sample(vla, inputs).hidden - hidden[-1]).abs().max() > 0.1
+        # The base that the VLM's own configuration has.
+        monkeypatch.setattr(smolvla_model, "ROPE_BASE", 100_000.0)
+        assert (sample(vla, inputs).hidden - hidden[-1]).abs().max() > 0.1
+
+
+def test_another_epsilon_of_the_norms_shows():
+    """SmolVLM's is 1e-5. pi0's tolerance, for lerobot's times in float64, hides its 1e-6."""
+    vla = SmolVLABackend.from_pretrained(GOLDEN / "smolvla")
+    inputs, hidden, _ = reference("smolvla")
+    norms = [m for m in vla.model.modules() if hasattr(m, "variance_epsilon")]
+    assert {norm.variance_epsilon for norm in norms} == {1e-5}
+    for norm in norms:
+        norm.variance_epsilon = 1e-6
+    assert (sample(vla, inputs).hidden - hidden[-1]).abs().max() > TOLERANCE["smolvla"]
+
+
+def test_a_camera_that_is_not_there_may_as_well_be_left_out(vla, name):
+    inputs, _, _ = reference(name)
+    inputs["image_mask"] = torch.tensor([[True, False]] * 3)
+    masked = sample(vla, inputs)
+    left_out = sample(
+        vla,
+        inputs | {"pixels": inputs["pixels"][:, :1], "image_mask": inputs["image_mask"][:, :1]},
+    )
+    torch.testing.assert_close(left_out.hidden, masked.hidden, rtol=0, atol=1e-5)
+
+
+def test_infer_follows_the_protocol(vla, name):
+    assert isinstance(vla, FrozenVLA) and vla.name == name
+    out = vla.infer(*observations(vla))
+    assert (vla.horizon, vla.num_hidden_tokens, vla.hidden_size) == (6, 6, 24)
+    assert out.hidden.shape == (3, 6, 24) and out.actions.shape == (3, 6, 7)
+    assert out.hidden.dtype == out.actions.dtype == torch.float32
+    assert out.actions.abs().max() <= 1.0 and out.actions.std() > 0.01
+    assert not out.hidden.requires_grad
+    assert not any(p.requires_grad for p in vla.model.parameters())
+
+
+@pytest.mark.parametrize("noise", ["fixed", "zeros", "observation"])
+def test_infer_is_deterministic_and_rows_are_independent(name, noise):
+    vla = load(f"{name}:{GOLDEN / name}", noise=noise)
+    images, texts, proprio = observations(vla)
+    batch = vla.infer(images, texts, proprio)
+    torch.manual_seed(5)
+    again = vla.infer(images, texts, proprio)
+    assert torch.equal(again.hidden, batch.hidden) and torch.equal(again.actions, batch.actions)
+    for order in ([2], [1, 0]):
+        part = vla.infer(
+            {k: v[order] for k, v in images.items()}, [texts[i] for i in order], proprio[order]
+        )
+        torch.testing.assert_close(part.hidden, batch.hidden[order], rtol=0, atol=1e-5)
+        torch.testing.assert_close(part.actions, batch.actions[order], rtol=0, atol=1e-5)
+
+
+def test_noise_options_differ_and_can_be_replaced(name):
+    spec = f"{name}:{GOLDEN / name}"
+    fixed, other, zeros, own = (
+        load(spec, **options)
+        for options in ({}, {"seed": 1}, {"noise": "zeros"}, {"noise": "observation"})
+    )
+    seen = observations(fixed)
+    base = fixed.infer(*seen)
+    for vla in (other, zeros, own):
+        assert (vla.infer(*seen).hidden - base.hidden).abs().max() > 0.1
+    given = fixed.infer(*seen, noise=torch.zeros(3, *fixed.noise_shape))
+    assert torch.equal(given.hidden, zeros.infer(*seen).hidden)
+    drawn = own._noise(own._stack(seen[0]), seen[1], seen[2])
+    assert drawn.shape == (3, 6, 32) and abs(drawn.mean()) < 0.2 and 0.8 < drawn.std() < 1.2
+    assert not torch.equal(drawn[0], drawn[1])
+    with pytest.raises(ConfigError, match=r"noise of shape \(3, 6, 32\)"):
+        fixed.infer(*seen, noise=torch.zeros(3, 6, 7))
+    for options, words in (
+        ({"noise": "random"}, "noise in"),
+        ({"num_steps": 0}, "num_steps >= 1"),
+        ({"image_size": -1}, "image_size >= 1"),
+        ({"sead": 1}, "sead"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(spec, **options)
+
+
+def test_every_input_counts(vla):
+    images, texts, proprio = observations(vla, batch=1)
+    base = vla.infer(images, texts, proprio).hidden
+    for view in images:
+        changed = images | {view: np.ascontiguousarray(images[view][:, ::-1])}
+        assert (vla.infer(changed, texts, proprio).hidden - base).abs().max() > 1e-3
+    assert (vla.infer(images, PROMPTS[1:2], proprio).hidden - base).abs().max() > 1e-3
+    assert (vla.infer(images, texts, proprio + 0.1).hidden - base).abs().max() > 1e-3
+
+
+def test_preparation_is_lerobots(vla, name):
+    """Turned by 180 degrees from the raw render, scaled, newline, mean and deviation, padding."""
+    images, texts, proprio = observations(vla)
+    raw = images["wrist"][:, ::-1]  # upside down, as robosuite returns it
+    expected = raw[:, ::-1, ::-1].astype(np.float32) / 255.0 * 2.0 - 1.0
+    pixels = vla.to_pixels(vla._stack(images))
+    np.testing.assert_allclose(pixels[:, 1].permute(0, 2, 3, 1).numpy(), expected, atol=1e-6)
+    tokens, mask = vla.tokenize(texts)
+    words = vla.tokenizer.convert_ids_to_tokens(tokens[1].tolist())
+    first = [] if name == "smolvla" else ["<bos>"]
+    assert words[: mask[1].sum()] == [*first, "turn", "on", "the", "stove", "\n"]
+    assert set(words[mask[1].sum() :]) == {"<pad>"} and mask.dtype == torch.bool
+    assert torch.equal(vla.tokenize([texts[0] + "\n"])[0][0], tokens[0])
+    long = vla.tokenize(["the " * 60])[0]
+    assert long.shape == (1, 48)
+    seen = {}
+    original = vla.sample
+    vla.sample = lambda *args: seen.setdefault("out", seen.update(args=args) or original(*args))
+    try:
+        actions = vla.infer(images, texts, proprio).actions
+    finally:
+        del vla.sample
+    folder = GOLDEN / name
+    pre = load_file(folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    post = load_file(folder / "policy_postprocessor_step_0_unnormalizer_processor.safetensors")
+    state = seen["args"][4]
+    mean, std = pre["observation.state.mean"], pre["observation.state.std"]
+    torch.testing.assert_close(state[:, :8], (torch.from_numpy(proprio) - mean) / (std + 1e-8))
+    assert state.shape == (3, 32) and (state[:, 8:] == 0).all()
+    scaled = seen["out"].actions[..., :7] * post["action.std"] + post["action.mean"]
+    torch.testing.assert_close(actions, scaled.clamp(-1, 1), rtol=0, atol=1e-6)
+
+
+def test_images_of_another_size_are_resized_and_padded():
+    image = torch.arange(192).reshape(1, 3, 8, 8) / 256  # sums are exact
+    same = resize_with_padding(image, 8, 8, centred=True)
+    assert same is image
+    double = resize_with_padding(image, 16, 16, centred=False)
+    expected = torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear")
+    torch.testing.assert_close(double, expected)
+    wide = resize_with_padding(image, 8, 12, centred=False)
+    assert torch.equal(wide[..., 4:], image) and (wide[..., :4] == 0).all()
+    middle = resize_with_padding(image, 8, 12, centred=True)
+    assert torch.equal(middle[..., 2:10], image) and middle.sum() == image.sum()
+    vla = load(f"pi0:{GOLDEN / 'pi0'}", image_size=56)
+    assert vla.image_size == 56
+    assert vla.to_pixels(vla._stack(observations(vla)[0])).shape == (3, 2, 3, 28, 28)
+
+
+def test_wrong_input_is_named(vla):
+    images, texts, proprio = observations(vla)
+    size = vla.image_size
+    for changed, words in (
+        ({"wrist": images["wrist"].astype(np.float32)}, rf"{size}, {size}, 3\) uint8, got float32"),
+        ({"wrist": images["wrist"][:, :-1]}, "image_size"),
+        ({"agentview": images["agentview"][0]}, "agentview"),
+        ({"agentview": images["agentview"][:2]}, "as many images"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            vla.infer(images | changed, texts, proprio)
+    with pytest.raises(ConfigError, match=r"cameras \('agentview', 'wrist'\), got \['wrist'\]"):
+        vla.infer({"wrist": images["wrist"]}, texts, proprio)
+    with pytest.raises(ConfigError, match=r"\(B, 8\), got \(3, 7\)"):
+        vla.infer(images, texts, proprio[:, :7])
+    with pytest.raises(ConfigError, match="2 instructions"):
+        vla.infer(images, texts[:2], proprio)
+
+
+@pytest.fixture
+def copied(name, tmp_path):
+    """A checkpoint's folder to change."""
+    folder = tmp_path / name
+    shutil.copytree(GOLDEN / name, folder)
+    return folder
+
+
+def edit(path, **changes):
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | changes))
+
+
+def rewrite(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_keys_that_do_not_fit_are_listed(copied, name):
+    def change(tensors):
+        del tensors["model.state_proj.bias"]
+        tensors["model.surplus.weight"] = torch.zeros(2)
+        tensors["model.action_out_proj.bias"] = torch.zeros(7)
+
+    rewrite(copied, change)
+    with pytest.raises(WeightsError) as caught:
+        load(copied)
+    message = str(caught.value)
+    for words in ("1 missing", "state_proj.bias", "1 unexpected", "surplus.weight", "(7,)"):
+        assert words in message
+
+
+def test_older_checkpoints_load_as_well(copied, name):
+    """Statistics among the weights, names of a compiled policy, heads that nobody reads."""
+    vla = load(f"{name}:{GOLDEN / name}")
+    state = load_file(copied / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    for file in copied.glob("policy_*"):
+        file.unlink()
+
+    def change(tensors):
+        for key in list(tensors):
+            tensors[key.replace("model.", "model._orig_mod.", 1)] = tensors.pop(key)
+        for kind, feature in (
+            ("normalize_inputs", "observation.state"),
+            ("unnormalize_outputs", "action"),
+        ):
+            for statistic in ("mean", "std"):
+                key = f"{kind}.buffer_{feature.replace('.', '_')}.{statistic}"
+                tensors[key] = state[f"{feature}.{statistic}"].clone()
+        if name == "pi0":
+            prefix = "model.paligemma_with_expert."
+            words = f"{prefix}paligemma.model.language_model.embed_tokens.weight"
+            words = words.replace("model.", "model._orig_mod.", 1)
+            # Some have the words' embeddings under the head's name only.
+            tensors[f"{prefix}paligemma.lm_head.weight"] = tensors.pop(words)
+            tensors[f"{prefix}gemma_expert.lm_head.weight"] = torch.zeros(320, 24)
+
+    rewrite(copied, change)
+    seen = observations(vla)
+    assert torch.equal(load(copied).infer(*seen).actions, vla.infer(*seen).actions)
+
+
+def test_missing_statistics_are_named(copied):
+    (copied / "policy_preprocessor_step_5_normalizer_processor.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"lacks statistics of 'observation.state'.*state.mean"):
+        load(copied)
+
+
+def test_statistics_of_another_size_are_refused(copied):
+    file = copied / "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
+    save_file(load_file(file) | {"action.std": torch.ones(6)}, file)
+    with pytest.raises(WeightsError, match=r"action.std as 7 finite numbers, got shape \(6,\)"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"), [("MIN_MAX", ("min", "max")), ("QUANTILES", ("q01", "q99"))]
+)
+def test_other_normalisations(copied, name, mode, names):
+    post = copied / "policy_postprocessor.json"
+    post.write_text(post.read_text().replace('"ACTION": "MEAN_STD"', f'"ACTION": "{mode}"'))
+    low, high = torch.full((7,), -0.5), torch.full((7,), 0.25)
+    file = copied / "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
+    save_file({f"action.{names[0]}": low, f"action.{names[1]}": high}, file)
+    x = torch.tensor([[-1.0] * 7, [1.0] * 7, [0.0] * 7])
+    expected = torch.stack([low, high, (low + high) / 2])
+    torch.testing.assert_close(load(copied).files.action.unnormalize(x), expected)
+    post.write_text(post.read_text().replace(mode, "MEDIAN"))
+    with pytest.raises(WeightsError, match="unknown normalisation 'MEDIAN'"):
+        load(copied, seed=1)
+
+
+def camera(name, side=256):
+    return {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, side, side]}}
+
+
+@pytest.mark.parametrize(
+    ("cameras", "renamed", "views", "size"),
+    [
+        ([camera("image2"), camera("image")], {}, ("wrist", "agentview"), 256),
+        ([camera("image"), camera("wrist_image"), camera("empty_camera_0")], {},
+         ("agentview", "wrist"), 256),
+        ([camera("image", 360)], {}, ("agentview",), 360),
+        ([camera("base_0_rgb", 224), camera("left_wrist_0_rgb", 224),
+          camera("right_wrist_0_rgb", 224)], {}, ("agentview", "wrist"), 256),
+        ([camera("top", 224), camera("hand", 224)], {"image": "top", "image2": "hand"},
+         ("agentview", "wrist"), 256),
+    ],
+)  # fmt: skip
+def test_cameras_of_published_policies(copied, cameras, renamed, views, size):
+    state = {"observation.state": {"type": "STATE", "shape": [8]}}
+    features = {k: v for one in cameras for k, v in one.items()}
+    edit(copied / "config.json", input_features=features | state)
+    pre = copied / "policy_preprocessor.json"
+    data = json.loads(pre.read_text())
+    data["steps"][0]["config"]["rename_map"] = {
+        f"observation.images.{old}": f"observation.images.{new}" for old, new in renamed.items()
+    }
+    pre.write_text(json.dumps(data))
+    vla = load(copied)
+    assert vla.files.views == views and vla.image_size == size
+
+
+def test_other_policies_are_refused(copied, name):
+    config = copied / "config.json"
+    original = config.read_text()
+    state = {"observation.state": {"type": "STATE", "shape": [6]}}
+    cases = [
+        ({"type": "act"}, "expected '" + name),
+        ({"input_features": state | camera("image")}, "another robot"),
+        ({"input_features": camera("laptop")}, "unknown camera 'observation.images.laptop'"),
+        ({"input_features": {}}, "no camera"),
+        ({"input_features": camera("image") | camera("agentview_image")}, "two of its cameras"),
+    ]
+    if name == "pi0":
+        cases += [
+            ({"use_relative_actions": True}, "relative"),
+            ({"paligemma_variant": "gemma_9b"}, "gemma_9b"),
+        ]
+    else:
+        cases += [
+            ({"attention_mode": "self_attn"}, "attention_mode 'self_attn'"),
+            ({"num_expert_layers": 2}, "num_expert_layers 2"),
+        ]
+    for changes, words in cases:
+        edit(config, **changes)
+        with pytest.raises(WeightsError, match=words):
+            load(f"{name}:{copied}")
+        config.write_text(original)
+
+
+def test_missing_files_of_the_backbone_are_named(copied, name, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    shutil.move(copied / "vlm", tmp_path / "elsewhere")
+    with pytest.raises(WeightsError, match="tokenizer.json of .*hf download"):
+        load(copied)
+    found = load(copied, vlm=str(tmp_path / "elsewhere"))
+    assert found.tokenize(PROMPTS)[0].shape[0] == 3
+    (tmp_path / "elsewhere" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"lacks tokenizer\.json"):
+        load(copied, vlm=str(tmp_path / "elsewhere"), seed=1)  # a model that was not loaded yet
+
+
+def test_bfloat16_stays_close(name):
+    inputs, hidden, _ = reference(name)
+    vla = load(f"{name}:{GOLDEN / name}", dtype="bfloat16")
+    weights = {p.dtype for p in vla.model.parameters()}
+    assert weights == {torch.bfloat16, torch.float32}
+    assert vla.model.action_out_proj.weight.dtype == torch.float32
+    out = sample(vla, inputs)
+    error = (out.hidden - hidden[-1]).abs()
+    assert out.hidden.dtype == torch.float32 and error.mean() < 0.05 < hidden[-1].std()
+
+
+def test_full_size_pi0_has_the_published_sizes():
+    """3.2 billion parameters without the expert's table of words and lm_heads."""
+    vla = load(f"pi0:{GOLDEN / 'pi0'}")
+    files = vla.files
+    config, files.config = files.config, {"chunk_size": 50}
+    try:
+        made = make_config(files)
+    finally:
+        files.config = config
+    with torch.device("meta"):
+        from transformers import PI0ForConditionalGeneration
+
+        model = PI0ForConditionalGeneration(made)
+    shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    assert shapes["action_out_proj.weight"] == (32, 1024)
+    assert shapes["model.vlm.language_model.layers.17.mlp.up_proj.weight"] == (16384, 2048)
+    assert shapes["model.dit.layers.17.self_attn.q_proj.weight"] == (2048, 1024)
+    del shapes["model.dit.embed_tokens.weight"]
+    assert 3.2e9 < sum(int(np.prod(shape)) for shape in shapes.values()) < 3.3e9
+
+
+def loss(vla, name, inputs):
+    """Something with gradients: the actions for SmolVLA, the flow-matching loss for pi0."""
+    if name == "smolvla":
+        return vla.sample(**inputs).actions.square().mean()
+    mask = inputs["image_mask"]
+    images = mask.repeat_interleave(vla._image_tokens, dim=1)
+    placeholder = vla.model.config.vlm_config.image_token_id
+    return vla.model(
+        state=inputs["state"],
+        noise=inputs["noise"],
+        timestep=torch.full((3,), 0.5),
+        input_ids=torch.cat([torch.full(images.shape, placeholder), inputs["tokens"]], dim=1),
+        attention_mask=torch.cat([images, inputs["token_mask"]], dim=1).long(),
+        pixel_values=inputs["pixels"],
+        pixel_attention_mask=mask,
+        actions=torch.zeros_like(inputs["noise"]),
+    ).loss.mean()
+
+
+def test_lora_adapts_all_linear_layers(name, tmp_path):
+    pytest.importorskip("peft")
+    vla, other = (BACKENDS[name].from_pretrained(GOLDEN / name) for _ in range(2))
+    inputs, _, _ = reference(name)
+    before = sample(vla, inputs).actions
+    adapters = LoraAdapters.add(vla, LoraSettings(r=2, alpha=4))
+    assert torch.equal(sample(vla, inputs).actions, before)
+    counts = adapters.counts
+    assert 0 < counts.trainable == sum(p.numel() for p in adapters.parameters()) < counts.total / 2
+    loss(vla, name, inputs).backward()
+    reached = [n for n, p in vla.model.named_parameters() if "lora_B" in n and p.grad is not None]
+    assert sum(vla.model.get_parameter(n).grad.abs().max() > 0 for n in reached) > 20
+    with torch.no_grad():
+        for parameter in adapters.parameters():
+            parameter.add_(0.02)
+    changed = sample(vla, inputs).actions
+    assert (changed - before).abs().max() > 1e-3
+    adapters.save(tmp_path)
+    LoraAdapters.load(other, tmp_path)
+    assert torch.equal(sample(other, inputs).actions, changed)
+    adapters.merge()
+    torch.testing.assert_close(sample(vla, inputs).actions, changed, rtol=0, atol=1e-4)
+
+
+def make_encoder(vla):
+    torch.manual_seed(0)
+    config = RLTokenModelConfig(vla.hidden_size, vla.num_hidden_tokens, dim=16, width=16)
+    return RLTokenEncoder(config).eval()
+
+
+def test_in_the_environment(vla, name):
+    """Two environments, the tiny policy and an RL-token encoder of its sizes."""
+    chunk_len = {"smolvla": None, "pi0": 3}[name]  # all actions of a chunk, or some
+    envs = gym.make_vec(
+        "LiberoVLA-goal-v0",
+        num_envs=2,
+        vla=vla,
+        rl_token=make_encoder(vla),
+        chunk_len=chunk_len,
+        assets="lite",
+        task_ids=[1, 7],
+        workers=0,
+    )
+    try:
+        obs, _ = envs.reset(seed=0)
+        length = chunk_len or vla.horizon
+        for _ in range(2):
+            assert obs["vla_action"].shape == (2, length, 7) and obs["rl_token"].shape == (2, 16)
+            assert np.isfinite(obs["rl_token"]).all()
+            obs, _, _, _, infos = envs.step(obs["vla_action"])
+        assert (np.asarray(infos["executed_steps"]) == length).all()
+    finally:
+        envs.close()

@@ -1,0 +1,364 @@
+"""The embedded VLA: preprocessing, tokens, network, checkpoints and cloning."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla.files import WEIGHTS_ROOT
+from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig, load_model, to_pixel_values
+from vla_gym.vla.preprocess import area_downsample, proprio_features, stack_cameras
+from vla_gym.vla.tokens import (
+    WordTokenizer,
+    actions_to_bins,
+    bins_to_actions,
+    build_vocabulary,
+)
+from vla_gym_trainers.cloning.data import load_demos, random_shift
+from vla_gym_trainers.cloning.train import MiniConfig, cloning_loss, train_mini
+
+INSTRUCTIONS = ["put the bowl on the stove", "open the middle drawer of the cabinet"]
+
+
+def small_config(**kwargs):
+    vocabulary = build_vocabulary(INSTRUCTIONS)
+    return MiniVLAConfig(vocabulary=vocabulary, hidden_size=32, num_layers=2, **kwargs)
+
+
+def random_inputs(batch, size=128, seed=0):
+    rng = np.random.default_rng(seed)
+    images = {
+        key: rng.integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
+        for key in ("agentview", "wrist")
+    }
+    texts = [INSTRUCTIONS[i % 2] for i in range(batch)]
+    return images, texts, rng.normal(size=(batch, 8)).astype(np.float32)
+
+
+def write_demos(folder, episodes=5, length=12, seed=0):
+    """Two tasks whose action is a plain function of task, image brightness and position."""
+    rng = np.random.default_rng(seed)
+    for task, instruction in enumerate(INSTRUCTIONS):
+        lengths = np.full(episodes, length)
+        count = int(lengths.sum())
+        level = rng.uniform(0, 255, count)
+        images = np.broadcast_to(level[:, None, None, None, None], (count, 2, 64, 64, 3))
+        proprio = rng.normal(size=(count, 8)).astype(np.float32)
+        actions = np.zeros((count, 7), np.float32)
+        actions[:, 0] = 0.8 if task else -0.8
+        actions[:, 6] = np.sign(0.5 - task)
+        np.savez(
+            folder / f"task_{task}.npz",
+            images=images.astype(np.uint8),
+            proprio=proprio,
+            actions=actions,
+            episode_lengths=lengths,
+            instruction=instruction,
+        )
+
+
+def test_area_downsample_is_the_rounded_block_mean():
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (3, 128, 128, 3), dtype=np.uint8)
+    blocks = image.reshape(3, 64, 2, 64, 2, 3).astype(float).mean(axis=(2, 4))
+    np.testing.assert_array_equal(area_downsample(image), np.floor(blocks + 0.5))
+    assert area_downsample(np.full((256, 256, 3), 255, np.uint8)).min() == 255
+    small = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    assert area_downsample(small) is small
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [np.zeros((100, 100, 3), np.uint8), np.zeros((128, 128, 3)), np.zeros((128, 64, 3), np.uint8)],
+)
+def test_area_downsample_refuses_other_images(bad):
+    with pytest.raises(ConfigError, match="Expected"):
+        area_downsample(bad)
+
+
+def test_stack_cameras_names_a_missing_camera():
+    with pytest.raises(ConfigError, match="wrist"):
+        stack_cameras({"agentview": np.zeros((1, 64, 64, 3), np.uint8)})
+
+
+def test_proprio_features_do_not_jump_where_axis_angle_flips():
+    near = np.zeros((2, 8))
+    near[0, 3:6] = [np.pi - 1e-4, 0.0, 0.0]
+    near[1, 3:6] = [-np.pi + 1e-4, 0.0, 0.0]
+    first, second = proprio_features(near)
+    np.testing.assert_allclose(first, second, atol=3e-4)
+    # A quarter turn about z: columns (0, 1, 0) and (-1, 0, 0).
+    quarter = np.zeros((1, 8))
+    quarter[0, 5] = np.pi / 2
+    np.testing.assert_allclose(proprio_features(quarter)[0, 3:9], [0, 1, 0, -1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(proprio_features(np.zeros((1, 8)))[0, 3:9], [1, 0, 0, 0, 1, 0])
+
+
+def test_bins_match_digitize_and_round_trip():
+    actions = torch.linspace(-1.2, 1.2, 4001)
+    bins = actions_to_bins(actions)
+    expected = np.digitize(actions.clamp(-1, 1).numpy(), np.linspace(-1, 1, 256)) - 1
+    np.testing.assert_array_equal(bins.numpy(), expected)
+    assert bins.min() == 0 and bins.max() == 255
+    error = (bins_to_actions(bins) - actions.clamp(-1, 1)).abs().max()
+    assert error <= 1 / 255 + 1e-6
+    assert bins_to_actions(torch.arange(256)).unique().numel() == 255
+
+
+def test_tokenizer_handles_unknown_words_length_and_punctuation():
+    tokenize = WordTokenizer(build_vocabulary(INSTRUCTIONS), max_words=8)
+    ids = tokenize(["Put the_bowl, please!", "stove " * 20])
+    assert ids.shape == (2, 8)
+    assert ids[0].tolist()[:4] == [*tokenize(["put the bowl"])[0].tolist(), 1]
+    assert (ids[0, 4:] == 0).all() and (ids[1] > 1).all()
+    assert tokenize([""]).shape == (1, 1)
+
+
+def test_batch_equals_single_whatever_the_instruction_lengths():
+    backend = MiniBackend(MiniVLA(small_config()))
+    images, texts, proprio = random_inputs(5)
+    batch = backend.infer(images, texts, proprio)
+    assert batch.hidden.shape == (5, 8, 32) and batch.actions.shape == (5, 8, 7)
+    for i in range(5):
+        row = {key: value[i : i + 1] for key, value in images.items()}
+        one = backend.infer(row, texts[i : i + 1], proprio[i : i + 1])
+        torch.testing.assert_close(one.hidden[0], batch.hidden[i], atol=1e-5, rtol=0)
+        torch.testing.assert_close(one.actions[0], batch.actions[i], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("head", ["l1", "token"])
+def test_actions_are_environment_actions(head):
+    model = MiniVLA(small_config())
+    with torch.no_grad():
+        model.action_head[-1].weight.mul_(100)
+    backend = MiniBackend(model, head=head)
+    assert isinstance(backend, FrozenVLA)
+    actions = backend.infer(*random_inputs(4)).actions
+    assert actions.abs().max() <= 1.0
+    assert set(actions[..., 6].unique().tolist()) <= {-1.0, 1.0}
+
+
+def test_image_sizes_agree_on_block_constant_images():
+    backend = MiniBackend(MiniVLA(small_config()))
+    images, texts, proprio = random_inputs(2, size=64)
+    large = {key: value.repeat(2, 1).repeat(2, 2) for key, value in images.items()}
+    huge = {key: value.repeat(4, 1).repeat(4, 2) for key, value in images.items()}
+    expected = backend.infer(images, texts, proprio).hidden
+    for other in (large, huge):
+        assert torch.equal(backend.infer(other, texts, proprio).hidden, expected)
+
+
+def test_infer_refuses_mixed_batch_sizes():
+    backend = MiniBackend(MiniVLA(small_config()))
+    images, texts, proprio = random_inputs(2)
+    with pytest.raises(ConfigError, match="2 images, 1 instructions"):
+        backend.infer(images, texts[:1], proprio)
+
+
+def test_save_and_load_round_trip_is_half_precision(tmp_path):
+    model = MiniVLA(small_config(proprio_mean=[1.1] * 11)).eval()
+    model.save_half(tmp_path)
+    again = load_model(tmp_path).eval()
+    assert again.dtype == torch.float32
+    assert again.config.proprio_mean == [1.1] * 11
+    for before, after in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(after, before.half().float(), atol=0, rtol=0)
+    assert load(tmp_path) is load(str(tmp_path))
+    assert load(tmp_path).hidden_size == 32
+
+
+def test_auto_model_knows_the_class(tmp_path):
+    from transformers import AutoModel
+
+    MiniVLA(small_config()).save_half(tmp_path)
+    assert type(AutoModel.from_pretrained(tmp_path)) is MiniVLA
+
+
+def test_broken_checkpoints_give_one_clear_error(tmp_path):
+    MiniVLA(small_config()).save_half(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(WeightsError, match="corrupt"):
+        load(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    weights.write_bytes(good[: len(good) // 2])
+    with pytest.raises(WeightsError, match="Cannot load"):
+        load(tmp_path)
+    weights.write_bytes(good)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_layers": 3}))
+    with pytest.raises(WeightsError, match="missing_keys"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
+    with pytest.raises(WeightsError, match="model_type 'other'"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match="JSON"):
+        load(tmp_path)
+    with pytest.raises(WeightsError, match="No checkpoint 'no-such-vla'"):
+        load("no-such-vla")
+
+
+def test_lora_adapters_of_all_linear_layers_get_gradients():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules="all-linear", r=2)
+    model = peft.get_peft_model(MiniVLA(small_config()), config)
+    images, texts, proprio = random_inputs(2)
+    tokenize = WordTokenizer(build_vocabulary(INSTRUCTIONS), 24)
+    out = model(
+        to_pixel_values(stack_cameras(images)),
+        input_ids=tokenize(texts),
+        proprio=torch.from_numpy(proprio_features(proprio)),
+        with_tokens=True,
+    )
+    (out.actions.sum() + out.token_logits.square().mean()).backward()
+    adapters = {n: p for n, p in model.named_parameters() if "lora_B" in n}
+    assert any("o_proj" in name for name in adapters)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapters.values())
+
+
+def test_chunks_stop_at_the_end_of_the_episode(tmp_path):
+    write_demos(tmp_path, episodes=5, length=12)
+    demos = load_demos(tmp_path, held_out_episodes=1)
+    assert len(demos.images) == 120 and demos.train.sum() == 96
+    index = np.array([0, 9, 11, 119])
+    actions, valid = demos.chunks(index, 8)
+    assert actions.shape == (4, 8, 7)
+    assert valid.sum(1).tolist() == [8, 3, 1, 1]
+    assert not demos.train[demos.held_out(100)].any()
+    drawn = demos.sample(np.random.default_rng(0), 1000)
+    assert demos.train[drawn].all() and 400 < (demos.task[drawn] == 0).sum() < 600
+
+
+def test_load_demos_names_the_problem(tmp_path):
+    with pytest.raises(ConfigError, match="vla-gym demos"):
+        load_demos(tmp_path)
+    np.savez(tmp_path / "bad.npz", images=np.zeros(3))
+    with pytest.raises(ConfigError, match=r"bad\.npz"):
+        load_demos(tmp_path)
+
+
+def test_cloning_loss_by_hand():
+    config = MiniConfig(gripper_loss_weight=0.5)
+    target = torch.zeros(1, 2, 7)
+    actions = torch.full((1, 2, 7), 0.2)
+    logits = torch.zeros(1, 2, 7, 256)
+    valid = torch.tensor([[True, False]])
+    l1, entropy = cloning_loss(actions, logits, target, valid, config)
+    # Only the first step counts: (6 * 0.2 + 0.5 * 0.2) / 7; uniform logits give log 256.
+    assert l1.item() == pytest.approx(1.3 / 7)
+    assert entropy.item() == pytest.approx(np.log(256), rel=1e-5)
+
+
+def test_token_smoothing_spreads_a_bin_over_its_neighbours():
+    config = MiniConfig(token_smoothing=2.0)
+    target = torch.ones(1, 1, 7)  # the last bin: nothing lies beyond it
+    logits = torch.randn(1, 1, 7, 256, generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    _, entropy = cloning_loss(torch.zeros(1, 1, 7), logits, target, valid, config)
+    weights = np.exp(-0.5 * ((np.arange(256) - 255) / 2.0) ** 2)
+    weights /= weights.sum()  # 0.33, 0.30, 0.20, 0.11, ...
+    log_q = logits[0, 0].log_softmax(-1).numpy()
+    assert entropy.item() == pytest.approx(-(log_q * weights).sum(1).mean(), rel=1e-5)
+    with pytest.raises(ConfigError, match="token_smoothing"):
+        MiniConfig(token_smoothing=-1.0)
+
+
+def test_token_distillation_mixes_in_what_the_l1_head_does():
+    config = MiniConfig(token_distillation=0.25)
+    target, actions = torch.full((1, 1, 7), -1.0), torch.ones(1, 1, 7, requires_grad=True)
+    logits = torch.randn(1, 1, 7, 256, generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    _, entropy = cloning_loss(actions, logits.requires_grad_(), target, valid, config)
+    # A quarter of the label is the L1 head's bin 255, the rest the demonstration's bin 0.
+    log_q = logits[0, 0].log_softmax(-1).detach()
+    expected = -(0.75 * log_q[:, 0] + 0.25 * log_q[:, 255]).mean()
+    assert entropy.item() == pytest.approx(expected.item(), rel=1e-5)
+    entropy.backward()
+    assert actions.grad is None  # the L1 head is not taught by the tokens
+    with pytest.raises(ConfigError, match="token_distillation"):
+        MiniConfig(token_distillation=1.5)
+
+
+def test_random_shift_moves_whole_images():
+    images = np.zeros((3, 2, 64, 64, 3), np.uint8)
+    images[:, :, 32, 32] = 255
+    shifted = random_shift(images, 3, np.random.default_rng(0))
+    assert ((shifted == 255).sum(axis=(2, 3)) == 1).all()
+    assert np.abs(np.argwhere(shifted == 255)[:, 2:4] - 32).max() <= 3
+    assert random_shift(images, 0, np.random.default_rng(0)) is images
+
+
+def run_config(tmp_path, **kwargs):
+    values = {
+        "demos": str(tmp_path),
+        "output": str(tmp_path / "run"),
+        "minutes": None,
+        "steps": 60,
+        "batch_size": 16,
+        "hidden_size": 32,
+        "num_layers": 1,
+        "learning_rate": 3e-3,
+        "ema": 0.9,
+        "held_out_episodes": 1,
+    }
+    return MiniConfig(**(values | kwargs))
+
+
+def test_cloning_learns_to_follow_the_instruction(tmp_path):
+    write_demos(tmp_path)
+    result = train_mini(run_config(tmp_path, steps=150, batch_size=8, learning_rate=1e-2))
+    # Blind to the instruction: (0.8 + 0.5 * 1) / 7 = 0.19. Eight seeds, bf16 or not: 0.001-0.002.
+    assert result["val/l1"] < 0.02
+    backend = MiniBackend.from_pretrained(tmp_path / "run" / "model")
+    images, _, proprio = random_inputs(16)
+    for instruction, x, gripper in zip(INSTRUCTIONS, (-0.8, 0.8), (1.0, -1.0), strict=True):
+        actions = backend.infer(images, [instruction] * 16, proprio).actions
+        # Those seeds: within 0.03 of 0.8.
+        assert (actions[..., 0] - x).abs().max() < 0.3
+        assert (actions[..., 6] == gripper).all()
+
+
+def test_resumed_run_continues_where_it_stopped(tmp_path):
+    write_demos(tmp_path)
+    train_mini(run_config(tmp_path, steps=10))
+    result = train_mini(run_config(tmp_path, steps=15, resume=True))
+    assert result["steps"] == 15
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"broken")
+    with pytest.raises(WeightsError, match="Cannot resume"):
+        train_mini(run_config(tmp_path, steps=20, resume=True))
+
+
+def test_config_wants_one_length():
+    with pytest.raises(ConfigError, match="either minutes or steps"):
+        MiniConfig(minutes=1.0, steps=10)
+    with pytest.raises(ConfigError, match="ema"):
+        MiniConfig(ema=1.0)
+
+
+@pytest.mark.parametrize("name", ["mini", "mini-few"])
+def test_shipped_weights_are_small_and_know_the_words_of_all_thirty_tasks(name):
+    from vla_gym.suites import suite_tasks
+    from vla_gym.vla.paraphrases import paraphrases
+
+    for folder in (name, f"{name}-rl-token"):
+        size = sum(f.stat().st_size for f in (WEIGHTS_ROOT / folder).iterdir())
+        assert size <= 10e6, folder
+    vla = load(name)
+    assert (vla.name, vla.horizon, vla.num_hidden_tokens, vla.image_size) == (name, 8, 8, 128)
+    told = [
+        task.instruction for suite in ("spatial", "object", "goal") for task in suite_tasks(suite)
+    ]
+    words = vla.tokenize(told + [other for text in told for other in paraphrases(text)])
+    assert (words != 1).all()
+    images, _, proprio = random_inputs(1)
+    out = vla.infer(images, ["turn on the stove"], proprio)
+    assert torch.isfinite(out.hidden).all() and out.actions.shape == (1, 8, 7)
+    assert (
+        load(name, head="token").infer(images, ["turn on the stove"], proprio).actions.abs().max()
+        <= 1
+    )

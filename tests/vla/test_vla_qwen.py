@@ -1,0 +1,507 @@
+"""QwenOFT against the outputs of the reference implementation, and its checkpoint folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
+from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla import qwen_images as qi
+from vla_gym.vla.lora import LoraAdapters, LoraSettings
+from vla_gym.vla.qwen_checkpoint import find_files
+from vla_gym.vla.qwen_model import QwenOFT
+from vla_gym.vla.qwen_oft import QwenOFTBackend
+from vla_gym.vla.qwen_prompt import state_text
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "qwenoft"
+#: Three observations of two cameras, mirrored.
+FRAMES = np.asarray(Image.open(GOLDEN / "images.png")).reshape(3, 2, 256, 256, 3)
+INSTRUCTIONS = json.loads((GOLDEN / "instructions.json").read_text())
+PROPRIO = np.zeros((3, 8), np.float32)
+QWENS = ("qwen25", "qwen3")
+#: Tighter than needed for the same actions, so that an epsilon of 1e-5 instead of 1e-6 shows.
+TOLERANCE = 2e-5
+
+
+def observe(frames):
+    """The upright renders from which the policy's mirrored images (B, 2, 256, 256, 3) come."""
+    upright = frames[:, :, :, ::-1]
+    return {"agentview": upright[:, 0], "wrist": upright[:, 1]}
+
+
+VIEWS = observe(FRAMES)
+
+
+def rows(*chosen):
+    return {name: view[list(chosen)] for name, view in VIEWS.items()}
+
+
+def forward(vla, views=VIEWS, instructions=INSTRUCTIONS):
+    with torch.no_grad():
+        return vla.forward(views, instructions, PROPRIO[: len(instructions)])
+
+
+def gap(found, wanted):
+    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())
+
+
+@pytest.fixture(scope="module", params=QWENS)
+def golden(request):
+    """A backend and what the reference gave."""
+    folder = GOLDEN / request.param
+    vla = load(f"qwen-oft:{folder}")
+    assert isinstance(vla, QwenOFTBackend) and isinstance(vla, FrozenVLA)
+    return vla, np.load(folder / "reference.npz")
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return QwenOFTBackend.from_pretrained(GOLDEN / "qwen3")
+
+
+# ---------------------------------------------------------------------- against the reference
+
+
+def test_patches_and_token_ids_are_the_reference_s(golden):
+    vla, reference = golden
+    patches = vla.images.patches(vla.images.pixels(VIEWS))
+    np.testing.assert_array_equal(patches[:8].numpy(), reference["b3_pixel_values_head"])
+    np.testing.assert_array_equal(patches.double().sum(1).numpy(), reference["b3_pixel_values_sum"])
+    batch = vla.prompts.batch([vla.prompts.encode(text) for text in INSTRUCTIONS])
+    np.testing.assert_array_equal(batch.ids.numpy(), reference["b3_input_ids"])
+    np.testing.assert_array_equal(batch.mask.numpy(), reference["b3_attention_mask"])
+    assert (reference["b3_image_grid_thw"] == [1, *vla.images.grid]).all()
+
+
+def test_hidden_states_and_actions_are_the_reference_s(golden):
+    vla, reference = golden
+    hidden, normalized = forward(vla)
+    # Measured 2.1e-6, 2.6e-6 and 1e-6.
+    assert gap(hidden, reference["b3_queries"]) < TOLERANCE
+    assert gap(normalized, reference["b3_normalized"]) < TOLERANCE
+    output = vla.infer(VIEWS, INSTRUCTIONS, PROPRIO)
+    assert output.hidden.shape == (3, vla.num_hidden_tokens, vla.hidden_size) == (3, 8, 32)
+    assert output.hidden.dtype == output.actions.dtype == torch.float32
+    wanted = reference["b3_actions"].clip(-1, 1)  # LIBERO's controller clips, too
+    assert gap(output.actions[..., :6], wanted[..., :6]) < 1e-4
+    np.testing.assert_array_equal(output.actions[..., 6], 1 - 2 * (wanted[..., 6] > 0.5))
+
+
+def test_a_batch_of_mixed_prompt_lengths_equals_single_rows(golden):
+    vla, reference = golden
+    hidden, normalized = forward(vla)
+    assert len({len(vla.prompts.encode(text).ids) for text in INSTRUCTIONS}) == 3
+    for i, text in enumerate(INSTRUCTIONS):
+        one_hidden, one_normalized = forward(vla, rows(i), [text])
+        assert gap(one_hidden[0], reference[f"b1_{i}_queries"]) < 1e-4
+        assert gap(hidden[i], one_hidden[0]) < 1e-5
+        assert gap(normalized[i], one_normalized[0]) < 1e-5
+
+
+def test_grouping_and_a_fixed_length_change_nothing():
+    options = [{"group_by_length": True}, {"pad_to": 450}]
+    texts = [INSTRUCTIONS[i] for i in (0, 1, 0)]
+    wanted = forward(QwenOFTBackend.from_pretrained(GOLDEN / "qwen25"), instructions=texts)
+    for option in options:
+        vla = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", **option)
+        passes = []
+        vla.model.register_forward_pre_hook(lambda _, args, passes=passes: passes.append(args[1]))
+        found = forward(vla, instructions=texts)
+        assert gap(found[0], wanted[0]) < 1e-5 and gap(found[1], wanted[1]) < 1e-5
+        if "pad_to" in option:
+            assert [batch.ids.shape for batch in passes] == [(3, 450)]
+        else:
+            assert sorted(len(batch.ids) for batch in passes) == [1, 2]
+            assert all(batch.mask is None for batch in passes)
+    with pytest.raises(ConfigError, match="pad_to=450 is too short"):
+        forward(vla, rows(0), ["put the bowl on the plate " * 20])
+
+
+# ---------------------------------------------------------------------- known traps
+
+
+def test_swapped_or_unmirrored_images_are_noticed(golden):
+    vla, reference = golden
+    swapped = {"agentview": VIEWS["wrist"], "wrist": VIEWS["agentview"]}
+    assert gap(forward(vla, swapped)[0], reference["b3_queries"]) > 0.1
+    # 180 degrees are for LIBERO's upside-down renders; upright ones are mirrored.
+    turned = {name: view[:, ::-1] for name, view in VIEWS.items()}
+    assert gap(forward(vla, turned)[0], reference["b3_queries"]) > 0.1
+
+
+def test_post_norm_states_of_qwen3_are_noticed(golden):
+    vla, reference = golden
+    pre_norm = not vla.model.has_final_norm
+    folder = GOLDEN / ("qwen3" if pre_norm else "qwen25")
+    assert pre_norm == (vla.model.vlm.config.model_type == "qwen3_vl")
+    if pre_norm:  # what transformers 5 gives for both
+        other = QwenOFTBackend.from_pretrained(folder, final_norm=True)
+        assert gap(forward(other)[0], reference["b3_queries"]) > 1.0
+
+
+def test_attention_in_both_directions_is_noticed(golden):
+    vla, reference = golden
+    handle = vla.model.vlm.language_model.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"is_causal": False}), with_kwargs=True
+    )
+    try:
+        hidden = forward(vla, rows(0), INSTRUCTIONS[:1])[0]
+    finally:
+        handle.remove()
+    assert gap(hidden[0], reference["b1_0_queries"]) > 0.1  # measured 0.86 and 1.8
+
+
+@pytest.mark.parametrize("name", QWENS)
+def test_another_epsilon_of_the_norms_is_noticed(name):
+    vla = QwenOFTBackend.from_pretrained(GOLDEN / name)
+    norms = [m for m in vla.model.modules() if hasattr(m, "variance_epsilon")]
+    assert {norm.variance_epsilon for norm in norms} == {1e-6}
+    for norm in norms:
+        norm.variance_epsilon = 1e-5
+    reference = np.load(GOLDEN / name / "reference.npz")
+    # Measured 1.3e-4 and 7.9e-5.
+    assert gap(forward(vla)[0], reference["b3_queries"]) > TOLERANCE
+
+
+def test_padding_that_is_not_masked_is_noticed(golden, monkeypatch):
+    vla, reference = golden
+    batch = vla.prompts.batch
+    monkeypatch.setattr(vla.prompts, "batch", lambda *args: batch(*args)._replace(mask=None))
+    hidden = forward(vla)[0]
+    longest = max(range(3), key=lambda i: len(vla.prompts.encode(INSTRUCTIONS[i]).ids))
+    for i in range(3):
+        difference = gap(hidden[i], reference["b3_queries"][i])
+        assert difference < 1e-4 if i == longest else difference > 0.01
+
+
+def test_resizing_floats_is_noticed(qwen3, monkeypatch):
+    """Qwen3-VL enlarges 224 to 256 pixels: the rounding to bytes after it matters."""
+    interpolate = F.interpolate
+
+    def in_floats(pixels, **arguments):
+        return interpolate(pixels.float(), **arguments)
+
+    reference = np.load(GOLDEN / "qwen3" / "reference.npz")["b3_queries"]
+    monkeypatch.setattr(qi.F, "interpolate", in_floats)
+    assert gap(forward(qwen3)[0], reference) > 1e-3
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def test_vision_segments_as_a_batch_equal_transformers_loop(golden, monkeypatch):
+    vla, reference = golden
+    monkeypatch.setattr(QwenOFT, "_batch_segments", lambda *_: None)
+    folder = GOLDEN / ("qwen25" if vla.model.has_final_norm else "qwen3")
+    assert gap(forward(QwenOFTBackend.from_pretrained(folder))[0], forward(vla)[0]) < 1e-5
+
+
+def test_windows_of_unequal_size_go_through_transformers_loop(monkeypatch):
+    uneven = {"image_resize": "none"}  # 256 -> 252 pixels: 9 x 9 tokens, windows of 4 x 4
+    vla = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", **uneven)
+    assert vla.images.grid == (18, 18)
+    kinds = [type(block.attn).__name__ for block in vla.model.vlm.visual.blocks]
+    assert kinds == ["Qwen2_5_VLVisionAttention"] * 2 + ["EqualSegmentAttention"]
+    hidden = forward(vla)[0]
+    monkeypatch.setattr(QwenOFT, "_batch_segments", lambda *_: None)
+    assert gap(forward(QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", **uneven))[0], hidden) < (
+        1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "factor", "low", "high", "wanted"),
+    [
+        ((224, 224), 28, 3136, 12845056, (224, 224)),
+        ((256, 256), 28, 3136, 12845056, (252, 252)),
+        ((224, 224), 32, 65536, 16777216, (256, 256)),
+        ((100, 300), 28, 3136, 12845056, (112, 308)),
+        ((480, 640), 28, 3136, 100352, (252, 364)),
+        ((16, 16), 28, 3136, 12845056, (56, 56)),
+    ],
+)
+def test_smart_resize(size, factor, low, high, wanted):
+    assert qi.smart_resize(*size, factor, low, high) == wanted
+
+
+def test_area_resize_is_opencv_s():
+    cv2 = pytest.importorskip("cv2")
+    images = FRAMES.reshape(-1, 256, 256, 3)
+    rng = np.random.default_rng(0)
+    images = np.concatenate([images, rng.integers(0, 256, (2, 256, 256, 3), dtype=np.uint8)])
+    for size in (224, 160):
+        wanted = [cv2.resize(i, (size, size), interpolation=cv2.INTER_AREA) for i in images]
+        found = qi.area_resize(images, (size, size))
+        difference = np.abs(found.astype(int) - np.stack(wanted))
+        # Halves are rounded either way, as float32 sums come out.
+        assert difference.max() <= 1 and (difference > 0).mean() < 1e-3
+
+
+def test_state_text_counts_intervals_as_the_reference():
+    states = np.array([[-1.0, -0.5, 0.0, 0.999, 1.0, 2.0, -1.1]])
+    assert state_text(states) == ["0 64 128 255 255 255 -1"]
+
+
+def test_the_state_goes_into_the_prompt(tmp_path):
+    folder = writable(tmp_path, "qwen3")
+    file = folder / "dataset_statistics.json"
+    stats = json.loads(file.read_text())
+    stats["franka"]["state"] = {"q01": [-1.0] * 8, "q99": [1.0] * 8}
+    file.write_text(json.dumps(stats))
+    vla = QwenOFTBackend.from_pretrained(folder, state_in_prompt=True)
+    seen = []
+    encode = vla.prompts.encode
+    vla.prompts.encode = lambda text: seen.append(text) or encode(text)
+    plain = forward(vla)[0]
+    with torch.no_grad():
+        moved = vla.forward(VIEWS, INSTRUCTIONS, PROPRIO + 0.5)[0]
+    assert seen[0] == f"{INSTRUCTIONS[0]} [STATE] {' '.join(['128'] * 8)} [ACTION]"
+    assert gap(plain, moved) > 1e-3
+    with pytest.raises(ConfigError, match=r"proprio of shape \(B, 8\)"):
+        vla.infer(VIEWS, INSTRUCTIONS, PROPRIO[:, :7])
+
+
+def test_the_gripper_opens_at_minus_one(qwen3):
+    normalized = torch.zeros(5, 7)
+    normalized[:, 6] = torch.tensor([-3.0, 0.0, 0.49, 0.5, 1.2])
+    assert qwen3.to_env_actions(normalized)[:, 6].tolist() == [1, 1, 1, -1, -1]
+    assert normalized[0, 6] == -3.0
+
+
+def test_one_view_and_bfloat16():
+    one = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", num_views=1)
+    out = one.infer({"agentview": VIEWS["agentview"]}, INSTRUCTIONS, PROPRIO)
+    assert out.actions.shape == (3, 8, 7)
+    half = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", dtype=torch.bfloat16)
+    types = {p.dtype for p in half.model.vlm.parameters()}
+    assert types == {torch.bfloat16}
+    assert {p.dtype for p in half.model.action_model.parameters()} == {torch.float32}
+    hidden = half.infer(VIEWS, INSTRUCTIONS, PROPRIO).hidden
+    wanted = np.load(GOLDEN / "qwen25" / "reference.npz")["b3_queries"]
+    # 8 bits of mantissa through three layers, on states of unit size.
+    assert hidden.dtype == torch.float32 and np.abs(hidden.numpy() - wanted).mean() < 0.05
+
+
+# ---------------------------------------------------------------------- folders and errors
+
+
+def writable(tmp_path, name):
+    folder = tmp_path / name
+    shutil.copytree(GOLDEN / name, folder)
+    return folder
+
+
+def starvla(tmp_path, name="qwen3", **vla_data):
+    """The golden checkpoint in starVLA's layout; returns the run's folder and the VLM's."""
+    run, source = tmp_path / "run", GOLDEN / name
+    (run / "checkpoints").mkdir(parents=True)
+    shutil.copytree(source / "vlm_pretrained", tmp_path / "vlm")
+    shutil.copy(source / "dataset_statistics.json", run)
+    config = yaml.safe_load((source / "framework_config.yaml").read_text())
+    config["datasets"]["vla_data"]["obs_image_size"] = config["datasets"]["vla_data"].pop(
+        "image_size"
+    )
+    config["datasets"]["vla_data"] |= vla_data
+    config["framework"]["qwenvl"]["base_vlm"] = "./playground/Pretrained_models/Qwen3-VL-4B"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    weights = load_file(source / "model.safetensors")
+    torch.save(weights, run / "checkpoints" / "steps_100_pytorch_model.pt")
+    return run, tmp_path / "vlm"
+
+
+def test_starvla_s_layout_gives_the_same_policy(tmp_path):
+    run, vlm = starvla(tmp_path)
+    reference = np.load(GOLDEN / "qwen3" / "reference.npz")
+    file = run / "checkpoints" / "steps_100_pytorch_model.pt"
+    for path in (run, file):
+        vla = load(f"qwen-oft:{path}", base_vlm=str(vlm), norm_mode="q99")
+        assert vla.name == "run"
+        assert gap(forward(vla)[0], reference["b3_queries"]) < 1e-4
+    out = vla.infer(VIEWS, INSTRUCTIONS, PROPRIO)
+    assert gap(out.actions[..., :6], reference["b3_actions"].clip(-1, 1)[..., :6]) < 1e-4
+    # Its own client scales by minimum and maximum.
+    scaled = load(f"qwen-oft:{run}", base_vlm=str(vlm)).infer(VIEWS, INSTRUCTIONS, PROPRIO).actions
+    stats = json.loads((run / "dataset_statistics.json").read_text())["franka"]["action"]
+    low, high = (np.array(stats[name])[:6] for name in ("min", "max"))
+    wanted = (reference["b3_normalized"].clip(-1, 1)[..., :6] + 1) / 2 * (high - low) + low
+    assert gap(scaled[..., :6], wanted.clip(-1, 1)) < 1e-4
+
+    with pytest.raises(WeightsError, match="give base_vlm="):
+        QwenOFTBackend.from_pretrained(run)
+    shutil.copy(file, file.with_name("steps_200_pytorch_model.pt"))
+    with pytest.raises(ConfigError, match="steps_100_pytorch_model.pt, steps_200"):
+        QwenOFTBackend.from_pretrained(run, base_vlm=str(vlm))  # load() has it already
+    chosen = find_files(run, str(vlm), "steps_200_pytorch_model.pt")
+    assert chosen.weights.name == "steps_200_pytorch_model.pt"
+    with pytest.raises(WeightsError, match="No file of weights 'steps_300'"):
+        find_files(run, str(vlm), "steps_300")
+
+
+def test_alphabrain_s_older_names_are_read(tmp_path):
+    folder = writable(tmp_path, "qwen3")
+    (folder / "vlm_pretrained").rename(folder / "qwen_pretrained")
+    weights = load_file(folder / "model.safetensors")
+    old = {name.replace("qwen_vl_interface.", "vlm."): value for name, value in weights.items()}
+    torch.save(old, folder / "pytorch_model.pt")
+    (folder / "model.safetensors").unlink()
+    vla = QwenOFTBackend.from_pretrained(folder)
+    wanted = np.load(GOLDEN / "qwen3" / "reference.npz")["b3_queries"]
+    assert gap(forward(vla)[0], wanted) < 1e-4
+
+
+def test_configuration_decides_chunk_image_size_and_prompt(tmp_path):
+    folder = writable(tmp_path, "qwen25")
+    file = folder / "framework_config.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["framework"]["action_model"] |= {"future_action_window_size": 3}
+    config["datasets"]["vla_data"] = {}
+    file.write_text(yaml.safe_dump(config))
+    files = find_files(folder)
+    assert (files.chunk_len, files.image_size, files.cot_prompt) == (4, None, None)
+    vla = QwenOFTBackend.from_pretrained(folder)
+    assert vla.horizon == vla.num_hidden_tokens == 4
+    glass = "\N{LEFT-POINTING MAGNIFYING GLASS}"
+    assert vla.prompts.text("go") == (
+        f"go Please predict the next 4 robot actions: <action>{glass * 4}<action>."
+    )
+    mirrored = vla.images.pixels(VIEWS)[0, 0].permute(1, 2, 0).numpy()
+    np.testing.assert_array_equal(mirrored, qi.area_resize(FRAMES[:1, 0], (224, 224))[0])
+    # starVLA's newer configurations name the horizon itself.
+    run, vlm = starvla(tmp_path, "qwen25")
+    config["framework"]["action_model"] |= {"action_horizon": 5, "future_action_window_size": 8}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert find_files(run, vlm).chunk_len == 5
+
+
+def test_keys_that_do_not_fit_are_listed(tmp_path):
+    folder = writable(tmp_path, "qwen3")
+    weights = load_file(folder / "model.safetensors")
+    del weights["action_model.model.fc2.bias"]
+    weights["action_model.model.fc9.bias"] = torch.zeros(3)
+    name = "qwen_vl_interface.model.model.visual.merger.linear_fc1.bias"
+    weights[name] = torch.zeros(5)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(WeightsError) as caught:
+        QwenOFTBackend.from_pretrained(folder)
+    message = str(caught.value)
+    assert "1 missing: action_model.model.fc2.bias" in message
+    assert "1 unexpected: action_model.model.fc9.bias" in message
+    assert "vlm.visual.merger.linear_fc1.bias (5,) instead of (128,)" in message
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path):
+    with pytest.raises(WeightsError, match="expected framework_config.yaml"):
+        QwenOFTBackend.from_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no statistics 'libero_goal'.*franka"):
+        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", unnorm_key="libero_goal")
+    with pytest.raises(ConfigError, match="Expected a mode of q99"):
+        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", norm_mode="q98")
+    with pytest.raises(ConfigError, match="image_resize must be one of"):
+        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", image_resize="lanczos")
+    with pytest.raises(ConfigError, match="num_views must be 1 or 2"):
+        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", num_views=3)
+    with pytest.raises(WeightsError, match="none of 'state'"):
+        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", state_in_prompt=True)
+    with pytest.raises(ConfigError, match="does not take these options"):
+        load(f"qwen-oft:{GOLDEN / 'qwen3'}", views=2)
+
+    folder = writable(tmp_path, "qwen3")
+    config = folder / "framework_config.yaml"
+    text = config.read_text()
+    for old, new, message in (
+        ("name: QwenOFT", "name: QwenGR00T", "framework 'QwenGR00T'"),
+        ("future_action_window_size: 7", "window: 7", "length of a chunk"),
+        ("[224, 224]", "${size}", "write the value itself"),
+        ("[224, 224]", "[224]", "two sizes"),
+        ("framework:", "framework: [", "Cannot read"),
+    ):
+        config.write_text(text.replace(old, new))
+        with pytest.raises(WeightsError, match=message):
+            QwenOFTBackend.from_pretrained(folder)
+    config.write_text(text)
+    vlm = json.loads((folder / "vlm_pretrained" / "config.json").read_text())
+    (folder / "vlm_pretrained" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(WeightsError, match="model_type 'llama'"):
+        QwenOFTBackend.from_pretrained(folder)
+    (folder / "vlm_pretrained" / "config.json").write_text(json.dumps(vlm))
+    (folder / "vlm_pretrained" / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(WeightsError, match="preprocessor_config.json"):
+        QwenOFTBackend.from_pretrained(folder)
+
+
+def test_wrong_observations_are_refused(qwen3):
+    for views, message in (
+        ({"agentview": VIEWS["agentview"]}, "wrist"),
+        (VIEWS | {"wrist": VIEWS["wrist"].astype(np.float32)}, "float32"),
+        ({name: view[:, ::2, ::2] for name, view in VIEWS.items()}, "image_size=256"),
+        (VIEWS | {"wrist": VIEWS["wrist"][:2]}, "as many images"),
+        (rows(0, 1), "2 images, 3 instructions"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            qwen3.infer(views, INSTRUCTIONS, PROPRIO)
+    with pytest.raises(ConfigError, match="token"):
+        qwen3.infer(rows(0), ["put the <|image_pad|> down"], PROPRIO[:1])
+
+
+# ---------------------------------------------------------------------- in use
+
+
+@pytest.mark.parametrize("name", QWENS)
+def test_lora_adapts_the_language_model(name, tmp_path):
+    pytest.importorskip("peft")
+    vla, other = (QwenOFTBackend.from_pretrained(GOLDEN / name) for _ in range(2))
+    before = forward(vla)[1]
+    settings = LoraSettings(r=4, alpha=8, exclude=("visual", "action_model"))
+    adapters = LoraAdapters.add(vla, settings)
+    adapted = {n.rsplit(".lora_", 1)[0] for n, _ in vla.model.named_parameters() if "lora_" in n}
+    layers = vla.model.vlm.config.text_config.num_hidden_layers
+    assert len(adapted) == 7 * layers and all("language_model.layers" in n for n in adapted)
+    assert gap(forward(vla)[1], before) == 0
+    vla.forward(VIEWS, INSTRUCTIONS, PROPRIO)[1].square().mean().backward()
+    grads = [p.grad for p in adapters.parameters()]
+    assert all(g is not None for g in grads) and any(g.abs().max() > 0 for g in grads)
+    with torch.no_grad():
+        for parameter in adapters.parameters():
+            parameter.add_(0.05)
+    changed = forward(vla)[1]
+    assert gap(changed, before) > 1e-3
+    adapters.save(tmp_path)
+    LoraAdapters.load(other, tmp_path)
+    assert gap(forward(other)[1], changed) == 0
+    adapters.merge()
+    assert gap(forward(vla)[1], changed) < 1e-4
+
+
+@pytest.mark.parametrize("name", QWENS)
+def test_libero_runs_with_the_policy(name):
+    encoder = RLTokenEncoder(RLTokenModelConfig(hidden_size=32, max_tokens=8, dim=16)).eval()
+    envs = gym.make_vec(
+        "vla_gym:LiberoVLA-goal-v0",
+        num_envs=2,
+        vla=f"qwen-oft:{GOLDEN / name}",
+        rl_token=encoder,
+        workers=0,
+        assets="lite",
+    )
+    try:
+        obs, _ = envs.reset(seed=0)
+        for _ in range(2):
+            assert obs["rl_token"].shape == (2, 16) and obs["vla_action"].shape == (2, 8, 7)
+            assert np.isfinite(obs["rl_token"]).all()
+            assert set(np.abs(obs["vla_action"][..., 6]).flat) == {1.0}
+            obs, _, _, _, infos = envs.step(obs["vla_action"])
+            assert (infos["executed_steps"] == 8).all()
+    finally:
+        envs.close()

@@ -1,0 +1,250 @@
+"""From a specification to a backend: names, folders, entry points, classes."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
+from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
+from vla_gym.vla.spec_options import split_options, with_option
+
+PACKAGE = Path(__file__).parents[1] / "example_vla_package"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "steady"
+    folder.mkdir()
+    config = {"model_type": "constant", "action": [0.5, 0, 0, 0, 0, 0, -1]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def example_package(tmp_path, monkeypatch):
+    """The example package as installed: importable, and with its entry point's metadata."""
+    site = tmp_path / "site"
+    info = site / "example_vla-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "example_vla.py").write_text((PACKAGE / "example_vla.py").read_text())
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-vla\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = example_vla:ConstantVLA\n")
+    monkeypatch.syspath_prepend(str(site))
+    yield site
+    sys.modules.pop("example_vla", None)
+
+
+def inputs(batch=2):
+    images = {key: np.zeros((batch, 64, 64, 3), np.uint8) for key in ("agentview", "wrist")}
+    return images, ["go"] * batch, np.zeros((batch, 8), np.float32)
+
+
+def test_example_package_says_what_the_test_installs():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"] == {"vla_gym.vla": {"constant": "example_vla:ConstantVLA"}}
+
+
+def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
+    vla = load(f"constant:{checkpoint}", scale=0.5)
+    assert isinstance(vla, FrozenVLA) and vla.name == "steady"
+    assert vla.infer(*inputs()).actions[0, 0].tolist() == [0.25, 0, 0, 0, 0, 0, -0.5]
+    assert load(f"constant:{checkpoint}", scale=0.5) is vla
+    assert load(f"constant:{checkpoint}") is not vla
+    assert load(checkpoint) is load(f"constant:{checkpoint}")
+    with pytest.raises(ConfigError, match=r"(?s)colour.*scale"):
+        load(checkpoint, colour="red")
+
+
+def test_environment_takes_a_third_party_backend(example_package, checkpoint):
+    import gymnasium as gym
+
+    with pytest.warns(RLTokenWarning, match="No RL token belongs to the VLA 'steady'"):
+        env = gym.make("vla_gym:LiberoVLA-goal-v0", vla=f"constant:{checkpoint}")
+    try:
+        obs, _ = env.reset(seed=0)
+        assert obs["vla_action"].shape == (4, 7) and obs["rl_token"].shape == (16,)
+        assert obs["rl_token"].min() > 0  # it saw a picture
+        env.step(obs["vla_action"])
+    finally:
+        env.close()
+
+
+def test_two_packages_with_one_name_are_refused(example_package, checkpoint):
+    info = example_package / "other-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = other:Other\n")
+    with pytest.raises(ConfigError, match="Several installed packages"):
+        load(f"constant:{checkpoint}")
+
+
+def test_class_by_path_only_from_code(example_package, checkpoint):
+    spec = f"class:example_vla:ConstantVLA:{checkpoint}"
+    assert load(spec).horizon == 4
+    with pytest.raises(ConfigError, match="comes from a file"):
+        load(spec, allow_class=False)
+    # A path is never taken for a class, nor is what a checkpoint's own file says.
+    with pytest.raises(WeightsError):
+        load(Path(spec))
+    (checkpoint / "config.json").write_text(
+        json.dumps({"model_type": f"class:example_vla:ConstantVLA:{checkpoint}"})
+    )
+    with pytest.raises(WeightsError, match="which no backend claims"):
+        load(checkpoint)
+
+
+def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
+    pytest.importorskip("stable_baselines3")
+    from vla_gym_trainers.evaluation import evaluate
+    from vla_gym_trainers.evaluation.trained import TrainedPolicy
+    from vla_gym_trainers.rl_token.train import RLTokenConfig
+    from vla_gym_trainers.runs.presets import load_preset
+
+    spec = f"class:os:system:{checkpoint}"
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(f"vla: {spec}\n")
+    with pytest.raises(ConfigError, match="names a class"):
+        load_preset(RLTokenConfig, str(preset))
+    monkeypatch.setattr(evaluate, "load_policy", str)
+    (tmp_path / "config.json").write_text(json.dumps({"vla": spec}))
+    with pytest.raises(ConfigError, match="comes from a file"):
+        TrainedPolicy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("nonsense:/tmp", "No VLA backend is called 'nonsense'"),
+        ("openvla-oft", "write 'openvla-oft:/path"),
+        ("class:onlyone:/tmp", "package.module:Class"),
+        ("class:no_such_module_x:Class:/tmp", "Cannot import"),
+        ("class:json:dumps:/tmp", "no classmethod from_pretrained"),
+        ("mini?", "options as name=value, got ''"),
+        ("mini?head", "options as name=value, got 'head'"),
+        ("mini?device=cuda", "--device"),
+        ("mini?head=l1&head=token", "'head' is given twice"),
+    ],
+)
+def test_wrong_specifications(spec, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load(spec)
+
+
+def test_options_in_the_specification(example_package, checkpoint):
+    spec = f"constant:{checkpoint}"
+    half = load(f"{spec}?scale=0.5")
+    assert half.infer(*inputs()).actions[0, 0, 0] == 0.25
+    assert load(spec, scale=0.5) is half
+    assert load(f"{spec}?scale=0.5", scale=1.0) is load(spec, scale=1.0)  # the argument wins
+    assert load(f"{spec}?dtype=bfloat16") is load(spec, dtype="bfloat16")
+    assert load(f"class:example_vla:ConstantVLA:{checkpoint}?scale=2").action[0] == 1.0
+    with pytest.raises(ConfigError, match="comes from a file"):
+        load(f"class:example_vla:ConstantVLA:{checkpoint}?scale=2", allow_class=False)
+    with pytest.raises(ConfigError, match="does not take these options.*colour"):
+        load(f"{spec}?colour=red")
+    # A folder may have such a name.
+    odd = checkpoint.rename(checkpoint.with_name("steady?scale=0.5"))
+    assert parse_spec(f"constant:{odd}") == ("constant", odd, ())
+    assert parse_spec(str(odd) + "?scale=3") == ("constant", odd, (("scale", 3),))
+
+
+def test_options_are_yaml_scalars(checkpoint):
+    spec = f"openvla-oft:{checkpoint}?append_stop=false&num_views=1&unnorm_key=a:b&vlm=/x=y&jpeg="
+    assert dict(parse_spec(spec).options) == {
+        "append_stop": False,
+        "num_views": 1,
+        "unnorm_key": "a:b",
+        "vlm": "/x=y",
+        "jpeg": None,
+    }
+    assert dict(parse_spec("mini?a=[1, 2]&b={x: 1}&c='").options) == {
+        "a": "[1, 2]",
+        "b": "{x: 1}",
+        "c": "'",
+    }
+
+
+def test_an_option_is_set_or_replaced():
+    assert with_option("mini", "head", "token") == "mini?head=token"
+    spec = with_option("oft:/p?head=l1&jpeg=false&a=null&b=2", "head", "token")
+    assert spec == "oft:/p?head=token&jpeg=false&a=null&b=2"
+    assert split_options(spec)[1] == {"head": "token", "jpeg": False, "a": None, "b": 2}
+
+
+def test_results_name_the_options(example_package, checkpoint):
+    from vla_gym_trainers.evaluation.policies import vla_identity
+
+    plain = vla_identity(f"constant:{checkpoint}")
+    assert plain.keys() == {"name", "sha256"}
+    assert vla_identity(f"constant:{checkpoint}?scale=2") == {**plain, "options": {"scale": 2}}
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense", ""])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ConfigError, match="is not there .* such as 'cpu'"):
+        load("mini", device=device)
+
+
+def test_missing_checkpoint_is_named():
+    with pytest.raises(WeightsError, match="/no/such/folder"):
+        load("openvla-oft:/no/such/folder")
+    with pytest.raises(WeightsError, match="shipped names: .*mini"):
+        load("no-such-vla")
+
+
+def test_mini_by_name_and_by_path():
+    mini = load("mini")
+    folder = parse_spec("mini").path
+    assert load(folder) is load(f"mini:{folder}") is mini
+    assert load("mini", head="token").head == "token"
+    with pytest.raises(ConfigError, match="float32"):
+        load("mini", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="dtype"):
+        load("mini", dtype="int8")
+
+
+def test_options_that_cannot_be_hashed_are_not_cached(example_package, checkpoint):
+    class Unhashable(float):
+        __hash__ = None
+
+    first, second = (load(f"constant:{checkpoint}", scale=Unhashable(0.5)) for _ in range(2))
+    assert first is not second and torch.equal(first.action, second.action)
+
+
+def test_openvla_folders(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    with pytest.raises(WeightsError, match="openvla-oft:"):
+        recognise(tmp_path)
+    (tmp_path / "action_head--50000_checkpoint.pt").touch()
+    assert recognise(tmp_path) == "openvla-oft"
+
+
+def test_own_backends_have_no_entry_points():
+    """They are found without the package's metadata, e.g. from a bare checkout."""
+    own = {point.name for point in metadata.entry_points(group="vla_gym.vla")}
+    assert not own & set(BACKENDS)
+
+
+def test_importing_the_package_leaves_torch_out():
+    code = (
+        "import sys, vla_gym.vla; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60)
+    assert done.returncode == 0
+
+
+def test_subpackages_without_importing_them():
+    code = (
+        "import vla_gym; assert vla_gym.vla.load and vla_gym.vector.LiberoVectorEnv\n"
+        "assert vla_gym.wrappers and not hasattr(vla_gym, 'nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,119 @@
+"""The token head's distribution, other words for instructions, the last block's rows."""
+
+import numpy as np
+import pytest
+import torch
+from test_vla_mini import random_inputs, small_config
+
+from vla_gym.errors import ConfigError
+from vla_gym.suites import suite_tasks
+from vla_gym.vla import TokenVLA
+from vla_gym.vla.blocks import Block
+from vla_gym.vla.mini import MiniBackend, MiniVLA
+from vla_gym.vla.paraphrases import paraphrases
+from vla_gym.vla.tokens import WordTokenizer, build_vocabulary, sample_tokens, token_log_probs
+from vla_gym_trainers.runs.sentences import Sentences
+
+
+def test_sampling_follows_the_softmax():
+    # Probabilities 0.2 and 0.8 at T = 1; at T = 0.5 the odds 1:4 become 1:16.
+    logits = torch.full((20_000, 256), -1e9)
+    logits[:, 3], logits[:, 7] = np.log(0.2), np.log(0.8)
+    for temperature, expected in ((1.0, 0.2), (0.5, 1 / 17)):
+        generator = torch.Generator().manual_seed(0)
+        tokens = sample_tokens(logits, temperature, generator)
+        assert set(tokens.tolist()) == {3, 7}
+        assert float((tokens == 3).float().mean()) == pytest.approx(expected, abs=0.01)
+        log_probs = token_log_probs(logits[:1], torch.tensor([3]), temperature)
+        assert log_probs.item() == pytest.approx(np.log(expected), abs=1e-5)
+    assert (sample_tokens(logits, 0.0) == 7).all()
+    assert token_log_probs(logits[:1], torch.tensor([7]), 0.0).item() == pytest.approx(np.log(0.8))
+    with pytest.raises(ConfigError, match="temperature"):
+        sample_tokens(logits, -1.0)
+
+
+def test_backend_samples_and_scores_the_same_distribution():
+    torch.manual_seed(0)
+    backend = MiniBackend(MiniVLA(small_config()))
+    assert isinstance(backend, TokenVLA)
+    inputs = random_inputs(3)
+    draws = [
+        backend.act_tokens(*inputs, temperature=1.3, generator=torch.Generator().manual_seed(s))
+        for s in (5, 5, 6)
+    ]
+    tokens, log_probs = draws[0]
+    assert tokens.shape == log_probs.shape == (3, 8, 7) and tokens.dtype == torch.int64
+    assert torch.equal(tokens, draws[1][0]) and not torch.equal(tokens, draws[2][0])
+    scored = backend.token_log_probs(*inputs, tokens, temperature=1.3)
+    torch.testing.assert_close(scored, log_probs)
+    assert (backend.token_log_probs(*inputs, tokens) - log_probs).abs().max() > 1e-3
+    actions = backend.tokens_to_actions(tokens)
+    assert actions.abs().max() <= 1.0 and set(actions[..., 6].unique().tolist()) <= {-1.0, 1.0}
+    greedy = backend.act_tokens(*inputs, temperature=0.0)[0]
+    token_head = MiniBackend(backend.model, head="token")
+    assert torch.equal(token_head.infer(*inputs).actions, backend.tokens_to_actions(greedy))
+
+
+def test_log_probs_carry_gradients_when_the_network_does():
+    backend = MiniBackend(MiniVLA(small_config()))
+    inputs = random_inputs(2)
+    tokens = backend.act_tokens(*inputs)[0]
+    assert not backend.token_log_probs(*inputs, tokens).requires_grad  # frozen
+    backend.model.requires_grad_(True)
+    backend.token_log_probs(*inputs, tokens).sum().backward()
+    head = backend.model.token_head.weight.grad
+    assert head is not None and head.abs().sum() > 0
+
+
+def test_last_rows_of_a_block_equal_the_whole_block():
+    torch.manual_seed(0)
+    block, x = Block(32, 4), torch.randn(2, 9, 32)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[1, ..., :4] = False
+    torch.testing.assert_close(block(x, mask, last=3), block(x, mask)[:, -3:])
+
+
+def test_an_instruction_without_words_is_no_nan():
+    torch.manual_seed(0)
+    backend = MiniBackend(MiniVLA(small_config()))
+    images, _, proprio = random_inputs(1)
+    empty = backend.infer(images, [""], proprio).hidden
+    assert torch.isfinite(empty).all()
+
+
+def test_paraphrases_name_one_task_each():
+    """No sentence belongs to two tasks of a suite, original or not, held out or not."""
+    for suite in ("spatial", "object", "goal"):
+        seen: dict[str, int] = {}
+        for task in suite_tasks(suite):
+            trained, held = paraphrases(task.instruction), paraphrases(task.instruction, True)
+            assert len(trained) >= 3 and len(held) == 1
+            for text in (task.instruction, *trained, *held):
+                assert seen.setdefault(text, task.task_id) == task.task_id
+                assert "{" not in text and len(text.split()) <= 24
+        assert len(seen) >= 50
+    assert paraphrases("turn the stove into gold") == []
+    two_goals = "turn on the stove and put the moka pot on it"
+    assert paraphrases(two_goals) == []
+
+
+def test_sentences_draw_originals_and_paraphrases_of_the_right_task():
+    texts = ["put the bowl on the plate", "fly to the moon", "turn on the stove"]
+    every = [*texts, *(other for text in texts for other in paraphrases(text))]
+    tokenize = WordTokenizer(build_vocabulary(every), 24)
+    sentences = Sentences(texts, tokenize)
+
+    def said(ids):
+        words = build_vocabulary(every)
+        return [" ".join(words[i] for i in row if i) for row in ids.tolist()]
+
+    tasks = np.repeat([0, 1, 2], 400)
+    assert said(sentences.originals(tasks)) == [texts[t] for t in tasks]
+    assert sentences.originals(np.array([2])).shape == (1, 4)
+    drawn = said(sentences.draw(tasks, 0.5, np.random.default_rng(0)))
+    for task, text in enumerate(texts):
+        own = drawn[400 * task : 400 * (task + 1)]
+        assert set(own) == {text, *paraphrases(text)}
+        if task != 1:  # which has none
+            assert 160 < own.count(text) < 240
+    assert said(sentences.draw(tasks, 0.0, np.random.default_rng(0))) == [texts[t] for t in tasks]

@@ -1,0 +1,149 @@
+"""ActionChunk by hand-computed tables, FrozenVLAObservation with a counting VLA and with mini."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.errors import ConfigError, InvalidActionError
+from vla_gym.vla.base import VLAOutput
+from vla_gym.wrappers import ActionChunk, FrozenVLAObservation
+
+
+class CountingEnv(gym.Env):
+    """Reward t at step t; terminates or truncates at a fixed step."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, terminate_at: int = 99, truncate_at: int = 99) -> None:
+        self.terminate_at, self.truncate_at = terminate_at, truncate_at
+
+    def reset(self, *, seed=None, options=None):
+        del options
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        del action
+        self.t += 1
+        ends = self.t == self.terminate_at, self.t == self.truncate_at
+        return np.full(1, self.t, np.float32), float(self.t), *ends, {"t": self.t}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reward", "terminated", "truncated", "executed"),
+    [
+        # 1 + 0.5 * 2 + 0.25 * 3
+        ({}, 2.75, False, False, 3),
+        # 1 + 0.5 * 2, then the end
+        ({"terminate_at": 2}, 2.0, True, False, 2),
+        ({"truncate_at": 1}, 1.0, False, True, 1),
+    ],
+)
+def test_action_chunk_table(kwargs, reward, terminated, truncated, executed):
+    env = ActionChunk(CountingEnv(**kwargs), 3, gamma=0.5)
+    env.reset()
+    result = env.step(np.zeros((3, 2), np.float32))
+    assert result[1:4] == (reward, terminated, truncated)
+    assert result[0] == executed and result[4]["t"] == executed
+    assert result[4]["executed_steps"] == executed and result[4]["discount"] == 0.5**executed
+
+
+def test_action_chunk_refuses_bad_input():
+    env = ActionChunk(CountingEnv(), 3)
+    env.reset()
+    for action in (np.zeros((2, 2)), np.full((3, 2), np.nan)):
+        with pytest.raises(InvalidActionError):
+            env.step(action)
+    assert env.unwrapped.t == 0
+    with pytest.raises(ConfigError):
+        ActionChunk(CountingEnv(), 0)
+
+
+def test_action_chunk_equals_the_native_chunk():
+    kwargs = {"task_ids": 7, "image_size": 32, "max_control_steps": 10}
+    native = LiberoEnv("goal", chunk_len=4, gamma=0.9, **kwargs)
+    wrapped = ActionChunk(LiberoEnv("goal", **kwargs), 4, gamma=0.9)
+    assert native.action_space == wrapped.action_space
+    rng = np.random.default_rng(1)
+    for env in (native, wrapped):
+        env.reset(seed=2)
+    for _ in range(3):
+        action = rng.uniform(-1, 1, (4, 7)).astype(np.float32)
+        a, b = native.step(action), wrapped.step(action)
+        for key in a[0]:
+            np.testing.assert_array_equal(a[0][key], b[0][key])
+        assert a[1:4] == b[1:4]
+        assert a[4] == b[4]
+    assert a[3] and a[4]["executed_steps"] == 2
+
+
+class FakeVLA:
+    """Returns what it was given, so that the wrapper's wiring can be read off."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "fake", 8, 2, 4, 32
+
+    def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray):
+        assert set(images) == {"agentview", "wrist"} and images["wrist"].dtype == np.uint8
+        self.seen = (images, instructions, proprio)
+        mean = float(images["agentview"].mean())
+        hidden = torch.full((1, 2, 4), mean)
+        return VLAOutput(
+            hidden=hidden, actions=torch.linspace(-2, 2, 8)[None, :, None].repeat(1, 1, 7)
+        )
+
+
+@pytest.fixture
+def chunked():
+    env = LiberoEnv("goal", task_ids=8, image_size=32, chunk_len=4)
+    yield env
+    env.close()
+
+
+def test_frozen_vla_cuts_and_clips_the_chunk_and_passes_everything_on(chunked):
+    vla = FakeVLA()
+    env = FrozenVLAObservation(chunked, vla=vla, rl_token=None)
+    obs, info = env.reset(seed=0)
+    assert env.observation_space.contains(obs)
+    assert obs["vla_action"].shape == (4, 7) and obs["vla_action"].min() == -1.0
+    assert vla.seen[1] == [info["instruction"]] == ["put the bowl on the plate"]
+    np.testing.assert_array_equal(vla.seen[2][0], obs["proprio"])
+    assert obs["rl_token"] == pytest.approx(vla.seen[0]["agentview"].mean())
+
+
+def test_frozen_vla_refuses_what_does_not_fit(chunked):
+    with pytest.raises(ConfigError, match="horizon"):
+        FrozenVLAObservation(LiberoEnv("goal", chunk_len=9), vla=FakeVLA(), rl_token=None)
+    with pytest.raises(ConfigError, match="chunk_len"):
+        FrozenVLAObservation(LiberoEnv("goal"), vla=FakeVLA(), rl_token=None)
+    with pytest.raises(ConfigError, match="cameras"):
+        FrozenVLAObservation(
+            LiberoEnv("goal", cameras=(), chunk_len=4), vla=FakeVLA(), rl_token=None
+        )
+    with pytest.raises(ConfigError, match="hidden"):
+        FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token="mini")
+
+
+def test_libero_vla_passes_both_checkers(recwarn) -> None:
+    env: Any = gym.make("LiberoVLA-goal-v0", task_ids=8, gamma=0.99)
+    check_env(env.env, skip_render_check=True)
+    sb3_check_env(env, warn=True)
+    obs, info = env.reset(seed=0)
+    assert obs["rl_token"].shape == (256,) and obs["vla_action"].shape == (8, 7)
+    assert info["instruction"] == "put the bowl on the plate"
+    env.close()
+
+
+def test_chunk_len_out_of_range():
+    with pytest.raises(ConfigError, match="1 and the VLA's horizon 8"):
+        gym.make("LiberoVLA-goal-v0", chunk_len=9)

@@ -1,5 +1,0 @@
-"""``vla-gym bench``: this package's vector environment beside the others, in one run."""
-
-from vla_gym.bench.config import BenchConfig
-
-__all__ = ["BenchConfig"]

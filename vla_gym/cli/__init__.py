@@ -1,0 +1,1 @@
+"""The ``vla-gym`` command line."""

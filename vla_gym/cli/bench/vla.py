@@ -1,0 +1,259 @@
+"""``vla-gym bench --vla``: chunks a second of a frozen VLA beside the device's roofline."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_gym.cli.bench.machine import today
+from vla_gym.errors import ConfigError
+from vla_gym.suites import suite_tasks
+
+if TYPE_CHECKING:
+    from vla_gym.vla.base import FrozenVLA
+    from vla_gym.vla.cost import Cost
+
+
+@dataclass(frozen=True)
+class VLABenchConfig:
+    """Measure how many chunks a second a frozen VLA computes, for several batch sizes.
+
+    Everything that a step of the environment would wait for is timed: preprocessing, upload, the
+    network, the actions back on the CPU. Images are random; instructions are those of a suite.
+    """
+
+    vla: str
+    """As in vla=...: mini, <backend>:/path, or a folder. openvla and openvla-oft without a path:
+    random weights of the published size."""
+    device: str = "cpu"
+    """Torch device, e.g. cuda."""
+    dtype: str | None = None
+    """Of the weights; default: what suits the backend and the device."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    options: tuple[str, ...] = ()
+    """The backend's own, as name=value: e.g. pad_prompt_to=40 compile_mode=reduce-overhead."""
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    """Observations in a forward pass."""
+    suite: str = "goal"
+    """Row i has the instruction of task i modulo their number."""
+    one_task: bool = False
+    """All rows have the first task's instruction, so that nothing is padded."""
+    repeats: int = 10
+    """Timed passes for each batch size."""
+    warmup: int = 3
+    """Passes before them: compilation, memory, caches."""
+    peak_tflops: float | None = None
+    """What the device can do in that dtype, dense, 10^12 operations/s; for the roofline."""
+    bandwidth_tb: float | None = None
+    """Its memory bandwidth, 10^12 bytes/s; for the roofline."""
+    json: Path | None = None
+    """Also write the figures here."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: If one is out of range.
+        """
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigError(f"batch_sizes must be positive, got {self.batch_sizes}.")
+        if self.repeats < 1 or self.warmup < 0:
+            raise ConfigError("repeats must be at least 1 and warmup at least 0.")
+        if (self.peak_tflops is None) != (self.bandwidth_tb is None):
+            raise ConfigError("The roofline needs both peak_tflops and bandwidth_tb.")
+        if min(self.peak_tflops or 1.0, self.bandwidth_tb or 1.0) <= 0.0:
+            raise ConfigError("peak_tflops and bandwidth_tb must be positive.")
+        if self.json is not None and not self.json.absolute().parent.is_dir():
+            raise ConfigError(f"{self.json}: its folder does not exist.")
+
+
+@dataclass(frozen=True)
+class BatchSpeed:
+    """What was measured for a batch size.
+
+    Attributes:
+        batch: Observations in a pass.
+        ms: Median time of a pass in milliseconds.
+        spread_ms: Half of the range of the times.
+        chunks_per_s: batch / median time.
+        tflops_per_s: Operations that were counted, over that time; None if not counted.
+        roofline: Chunks a second that the device could reach; None without its figures.
+        share: chunks_per_s / roofline.
+        peak_mb: Memory that PyTorch held at most, in 10^6 bytes; None on a CPU.
+    """
+
+    batch: int
+    ms: float
+    spread_ms: float
+    chunks_per_s: float
+    tflops_per_s: float | None
+    roofline: float | None
+    share: float | None
+    peak_mb: float | None
+
+
+def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...]:
+    """Return arguments of ``infer``: random images, instructions in turn, zero proprioception."""
+    rng = np.random.default_rng(0)
+    shape = (batch, vla.image_size, vla.image_size, 3)
+    images = {name: rng.integers(0, 256, shape, dtype=np.uint8) for name in ("agentview", "wrist")}
+    return images, [texts[i % len(texts)] for i in range(batch)], np.zeros((batch, 8), np.float32)
+
+
+def count_cost(vla: FrozenVLA, texts: list[str], compiled: bool) -> Cost | None:
+    """Return the cost of a pass with the longest instruction, or None if it cannot be told."""
+    from vla_gym.vla.cost import CountsCost, watched_cost
+
+    longest = max(texts, key=len)
+    if isinstance(vla, CountsCost):
+        return vla.cost(longest)
+    if compiled:  # a compiled network's products cannot be watched
+        return None
+    images, _, proprio = observations(vla, 1, texts)
+    return watched_cost(vla, images, longest, proprio)
+
+
+def measure_batch(
+    vla: FrozenVLA, batch: int, texts: list[str], config: VLABenchConfig, cost: Cost | None
+) -> BatchSpeed:
+    """Time the passes of one batch size."""
+    import torch
+
+    arguments = observations(vla, batch, texts)
+    on_gpu = torch.device(config.device).type == "cuda"
+    for _ in range(config.warmup):
+        vla.infer(*arguments).actions.cpu()
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats(config.device)
+    times = []
+    for _ in range(config.repeats):
+        begin = time.perf_counter()
+        vla.infer(*arguments).actions.cpu()
+        times.append(time.perf_counter() - begin)
+    median = statistics.median(times)
+    roofline = None
+    if cost is not None and config.peak_tflops is not None and config.bandwidth_tb is not None:
+        roofline = cost.roofline(batch, config.peak_tflops * 1e12, config.bandwidth_tb * 1e12)
+    return BatchSpeed(
+        batch=batch,
+        ms=1e3 * median,
+        spread_ms=1e3 * (max(times) - min(times)) / 2,
+        chunks_per_s=batch / median,
+        tflops_per_s=None if cost is None else batch * cost.total_flops / median / 1e12,
+        roofline=roofline,
+        share=None if roofline is None else batch / median / roofline,
+        peak_mb=torch.cuda.max_memory_allocated(config.device) / 1e6 if on_gpu else None,
+    )
+
+
+def measure_vla(
+    config: VLABenchConfig, vla: FrozenVLA, done: Callable[[BatchSpeed], None] = lambda _: None
+) -> dict[str, Any]:
+    """Measure every batch size of a loaded VLA and return a report for JSON.
+
+    Args:
+        config: What is measured, and where ``vla`` is.
+        vla: The policy.
+        done: Called after each batch size.
+    """
+    import torch
+
+    texts = [task.instruction for task in suite_tasks(config.suite)]
+    texts = texts[:1] if config.one_task else texts
+    cost = count_cost(vla, texts, config.compile)
+    rows = []
+    for batch in config.batch_sizes:
+        rows.append(measure_batch(vla, batch, texts, config, cost))
+        done(rows[-1])
+    on_gpu = torch.device(config.device).type == "cuda"
+    return {
+        "date": today(),
+        "vla": vla.name,
+        "horizon": vla.horizon,
+        "device": torch.cuda.get_device_name(config.device) if on_gpu else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "config": {name: str(value) for name, value in asdict(config).items()},
+        "cost": None if cost is None else asdict(cost),
+        "batches": [asdict(row) for row in rows],
+    }
+
+
+def load_vla(config: VLABenchConfig) -> FrozenVLA:
+    """Load what ``--vla`` names.
+
+    Raises:
+        ConfigError: If backend or option is unknown, or an option is not name=value.
+        WeightsError: If the checkpoint does not fit.
+        NotEnoughMemoryError: If the device has too little memory.
+    """
+    from vla_gym.vla import load, parse_dtype
+    from vla_gym.vla.spec_options import read_options
+
+    options = read_options(config.options)
+    if config.vla in ("openvla", "openvla-oft"):
+        from vla_gym.vla.openvla_random import random_policy
+
+        return random_policy(
+            config.vla,
+            device=config.device,
+            dtype=parse_dtype(config.dtype),
+            compile=config.compile,
+            **options,
+        )
+    return load(config.vla, config.device, config.dtype, config.compile, **options)
+
+
+def main(config: VLABenchConfig) -> int:
+    """Load, measure, print, write; returns the exit status."""
+    from rich.console import Console
+    from rich.table import Table
+    from tqdm import tqdm
+
+    vla = load_vla(config)
+    with tqdm(total=len(config.batch_sizes), desc=vla.name, unit="batch size", leave=False) as bar:
+
+        def advance(_: BatchSpeed) -> None:
+            bar.update()
+
+        report = measure_vla(config, vla, advance)
+    cost = report["cost"]
+    table = Table(title=f"{report['vla']} on {report['device']}, {report['date']}")
+    for heading in ("batch", "ms a pass", "chunks/s", "actions/s", "TFLOP/s", "roofline", "share"):
+        table.add_column(heading, justify="right")
+    for row in report["batches"]:
+        table.add_row(
+            str(row["batch"]),
+            f"{row['ms']:.1f} ± {row['spread_ms']:.1f}",
+            f"{row['chunks_per_s']:.2f}",
+            f"{row['chunks_per_s'] * report['horizon']:.1f}",
+            *(
+                "-" if row[name] is None else text.format(row[name])
+                for name, text in (
+                    ("tflops_per_s", "{:.3g}"),
+                    ("roofline", "{:.1f}"),
+                    ("share", "{:.0%}"),
+                )
+            ),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    if cost is not None:
+        flops = sum(cost["flops"].values())
+        console.print(
+            f"A chunk: {flops / 1e12:.3g} TFLOP (from the {cost['counted']}); a pass reads "
+            f"{cost['weight_bytes'] / 1e9:.3g} GB of weights."
+        )
+    if config.json is not None:
+        config.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0

@@ -1,0 +1,1 @@
+"""Demonstrations of the scripted experts, recorded in LIBERO's format."""

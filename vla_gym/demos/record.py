@@ -1,0 +1,284 @@
+"""Record demonstrations of the scripted experts: ``vla-gym demos``.
+
+One file a task in LIBERO's HDF5 layout (:mod:`vla_gym.demos.files`, docs/demos.md), made of the
+first ``num_demos`` successful attempts. What is finished of a task lies beside it in a hidden
+folder, so that a run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from vla_gym.demos.config import DemosConfig
+from vla_gym.demos.files import demo_path, join_parts, read_meta
+from vla_gym.demos.pool import demo_pool, worker_count
+from vla_gym.demos.worker import (
+    Attempt,
+    part_path,
+    record_attempt,
+)
+from vla_gym.errors import ConfigError, DemoError
+from vla_gym.task_model import TaskModel, load_task_model
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+# An expert that fails so often that this many attempts a demonstration are used up is broken.
+MAX_ATTEMPTS_PER_DEMO = 4
+# Times that dead workers (out of memory, killed) are replaced in one run.
+MAX_POOL_RESTARTS = 3
+# Longest wait for any attempt, in seconds; one takes a few, the first of a process a minute.
+ATTEMPT_DEADLINE = 900.0
+
+
+def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
+    """Record demonstrations, one file a task; finished tasks are skipped.
+
+    With ``num_workers > 0`` subprocesses are spawned: a script that calls this needs the usual
+    ``if __name__ == "__main__"`` guard.
+
+    Args:
+        config: What to record.
+        progress: Show a progress bar.
+
+    Returns:
+        The files of all tasks, in the order of the suites and task ids asked for.
+
+    Raises:
+        ConfigError: A file exists that was made with other settings, or another run is recording
+            into the folder.
+        DemoError: An expert fails far too often, or worker processes keep dying.
+    """
+    config.check()
+    tasks = config.tasks()
+    output = Path(config.output).expanduser()
+    paths = [demo_path(output, task) for task in tasks]
+    with _locked(output):
+        jobs = []
+        for task, path in zip(tasks, paths, strict=True):
+            if config.overwrite or not path.exists():
+                jobs.append(_Job(config, load_task_model(task, config.assets), path))
+            else:
+                model = load_task_model(task, config.assets)
+                _check_settings(path, read_meta(path), _settings(config, model))
+        if jobs:
+            _record(config, jobs, progress)
+    return paths
+
+
+@dataclass
+class _Job:
+    """One task that is being recorded.
+
+    Attributes:
+        outcomes: Attempts that are known: number -> whether the expert reached the goal.
+        running: Attempts under way.
+    """
+
+    config: DemosConfig
+    model: TaskModel
+    path: Path
+    outcomes: dict[int, bool] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+
+    @property
+    def folder(self) -> Path:
+        """Where finished attempts lie until the task is complete."""
+        return self.path.with_name(f".{self.path.stem}.parts")
+
+    @property
+    def name(self) -> str:
+        """What messages call the task."""
+        return f"{self.model.task.suite} task {self.model.task.task_id}"
+
+    def open(self) -> None:
+        """Make the folder, or take over what an earlier run left in it."""
+        settings = _settings(self.config, self.model)
+        del settings["num_demos"]  # attempts are the same, however many there will be
+        note = self.folder / "settings.json"
+        if self.config.overwrite or not note.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            note.write_text(json.dumps(settings), encoding="utf-8")
+        _check_settings(self.folder, json.loads(note.read_text(encoding="utf-8")), settings)
+        for entry in self.folder.iterdir():
+            if entry.suffix in (".hdf5", ".failed"):
+                self.outcomes[int(entry.stem)] = entry.suffix == ".hdf5"
+            elif entry != note:
+                entry.unlink()  # half a file of a worker that was killed
+
+    def successes(self) -> list[int]:
+        """Return the attempts that reached the goal so far."""
+        return sorted(number for number, success in self.outcomes.items() if success)
+
+    def next_attempt(self) -> int | None:
+        """Return the attempt to start now; None if those before it may be enough.
+
+        None is started that the result would not contain or count, so the attempts of a task are
+        the same in whatever order they finish, and nothing is thrown away.
+        """
+        number = 0
+        hopes = 0
+        while number in self.outcomes or number in self.running:
+            hopes += self.outcomes.get(number, True)
+            number += 1
+        limit = self.config.num_demos * MAX_ATTEMPTS_PER_DEMO
+        return number if hopes < self.config.num_demos and number < limit else None
+
+    def finish(self) -> None:
+        """Join the first successes to the task's file.
+
+        Raises:
+            DemoError: If there are not enough.
+        """
+        chosen = self.successes()[: self.config.num_demos]
+        if len(chosen) < self.config.num_demos:
+            raise DemoError(
+                f"The expert of {self.name} succeeded in {len(chosen)} of {len(self.outcomes)} "
+                f"attempts; {self.config.num_demos} demonstrations were asked for. "
+                f"Lower num_demos or noise ({self.config.noise})."
+            )
+        meta = _settings(self.config, self.model) | {"attempts": chosen[-1] + 1}
+        join_parts(self.path, [part_path(self.folder, n) for n in chosen], self.model, meta)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        logger.info("%s: %d demonstrations, %d attempts", self.path, len(chosen), chosen[-1] + 1)
+
+
+def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
+    """Record all tasks, replacing workers that die."""
+    for job in jobs:
+        job.open()
+    total = len(jobs) * config.num_demos
+    done = sum(min(len(job.successes()), config.num_demos) for job in jobs)
+    with tqdm(total=total, initial=done, unit="demo", disable=not progress) as bar:
+        for restart in range(MAX_POOL_RESTARTS + 1):
+            try:
+                with demo_pool(config.num_workers) as executor:
+                    _play(executor, jobs, bar)
+                return
+            except BrokenProcessPool as error:
+                for job in jobs:
+                    job.running.clear()
+                if restart == MAX_POOL_RESTARTS:
+                    raise DemoError(
+                        f"Worker processes died {restart + 1} times (out of memory?). What was "
+                        "recorded is kept; go on with fewer num_workers."
+                    ) from error
+                logger.warning("A worker process died; new ones go on.")
+
+
+def _play(executor: Executor, jobs: list[_Job], bar: tqdm[Any]) -> None:
+    """Keep all workers busy until every task is complete.
+
+    Raises:
+        DemoError: If an expert fails too often, or nothing happens for a long time.
+    """
+    config = jobs[0].config
+    pending: dict[Future[bool], tuple[_Job, int]] = {}
+    room = max(1, worker_count(config.num_workers))
+    waiting = [job for job in jobs if job.folder.exists()]
+    while waiting:
+        for job in waiting:
+            # Tasks in their order; the next ones keep workers busy while the last attempts of this
+            # one are under way.
+            while len(pending) < room and (number := job.next_attempt()) is not None:
+                pending[executor.submit(record_attempt, _attempt(job, number), job.folder)] = (
+                    job,
+                    number,
+                )
+                job.running.add(number)
+        finished, _ = wait(pending, timeout=ATTEMPT_DEADLINE, return_when=FIRST_COMPLETED)
+        if pending and not finished:
+            raise DemoError(f"No attempt ended within {ATTEMPT_DEADLINE:.0f} s: workers hang.")
+        for future in finished:
+            job, number = pending.pop(future)
+            job.outcomes[number] = future.result()
+            job.running.remove(number)
+            if job.outcomes[number] and len(job.successes()) <= config.num_demos:
+                bar.update()
+            bar.set_description(f"{job.name}, {len(job.outcomes)} attempts")
+        for job in list(waiting):
+            if not job.running and job.next_attempt() is None:
+                job.finish()
+                waiting.remove(job)
+
+
+def _attempt(job: _Job, number: int) -> Attempt:
+    task, config = job.model.task, job.config
+    return Attempt(
+        task.suite,
+        task.task_id,
+        number,
+        config.seed,
+        config.noise,
+        config.assets,
+        config.image_size,
+        config.variation,
+    )
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Hold the folder for this run; the lock ends with the process, however it dies.
+
+    Raises:
+        ConfigError: If another run holds it, or it cannot be written.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"Demonstrations cannot be written to {output} ({error}): choose another --output."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"Another run is recording into {output}: wait for it or choose another --output."
+            ) from None
+        yield
+
+
+def _settings(config: DemosConfig, model: TaskModel) -> dict[str, Any]:
+    """Return what the content of a task's file depends on, as plain JSON data."""
+    return {
+        "format": FORMAT,
+        "suite": model.task.suite,
+        "task_id": model.task.task_id,
+        "num_demos": config.num_demos,
+        "seed": config.seed,
+        "noise": config.noise,
+        "image_size": config.image_size,
+        "variation": config.variation,
+        "pack": model.assets.name,
+        "pack_digest": model.assets.digest,
+        "versions": model.versions,
+    }
+
+
+def _check_settings(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Check that a file or folder was made with the settings asked for.
+
+    Raises:
+        ConfigError: If not.
+    """
+    different = {k: (found.get(k), value) for k, value in wanted.items() if found.get(k) != value}
+    if different:
+        raise ConfigError(
+            f"{path} was recorded with other settings (there, asked for): {different}. "
+            "Choose another output folder or set overwrite."
+        )

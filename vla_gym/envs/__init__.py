@@ -1,0 +1,1 @@
+"""The single LIBERO environment: spaces, episodes, saved state."""

@@ -1,0 +1,204 @@
+"""What a LIBERO environment is made of: arguments, spaces, simulation and images; no episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from vla_gym.envs.checks import as_integer, check_choice, parse_init_states, parse_tasks
+from vla_gym.envs.observation import CAMERAS, Observer
+from vla_gym.envs.scene_cache import SceneCache, load_task
+from vla_gym.envs.schedule import TaskSampling, TaskSchedule
+from vla_gym.errors import ConfigError
+from vla_gym.play.window import HumanView, has_display
+from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
+from vla_gym.variation import DomainVariation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vla_gym.sim import LiberoSim, SceneRenderer
+    from vla_gym.task_model import TaskModel
+
+ACTION_DIM = 7
+MAX_IMAGE_SIZE = 4096
+
+
+class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
+    """Arguments, spaces, simulation and images of :class:`~vla_gym.envs.libero.LiberoEnv`."""
+
+    # Gymnasium's checker tries every mode that is listed, and "human" needs a display.
+    metadata: dict[str, Any] = {
+        "render_modes": ["rgb_array", "human"] if has_display() else ["rgb_array"],
+        "render_fps": 20,
+    }
+
+    def __init__(
+        self,
+        suite: str,
+        *,
+        task_ids: int | Sequence[int] | None = None,
+        assets: str | Path = "lite",
+        physics: Literal["fast", "exact"] = "fast",
+        chunk_len: int | None = None,
+        cameras: Sequence[str] = ("agentview", "wrist"),
+        image_size: int = 256,
+        visual_profile: Literal["libero", "fast"] | None = None,
+        init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
+        gamma: float | None = None,
+        max_control_steps: int | None = None,
+        render_mode: str | None = None,
+        task_sampling: TaskSampling = "uniform",
+        env_index: int = 0,
+        group_size: int = 1,
+        scene_cache_size: int = 8,
+        variation: DomainVariation | str | None = None,
+        scene_reset_interval: int = 1,
+    ) -> None:
+        """Check the arguments; the simulation itself is built at the first reset.
+
+        Building late keeps the OpenGL context in the process that uses it.
+
+        Args:
+            suite: Suite name, e.g. ``"goal"``.
+            task_ids: One task, several, or all of the suite (None). A task that is listed twice
+                is played twice as often.
+            assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+            physics: ``"fast"``, or ``"exact"``: upstream's arithmetic bit for bit, slower.
+            chunk_len: None for single control steps, else rows per action.
+            cameras: Which of ``agentview`` and ``wrist`` to observe; empty for none.
+            image_size: Height and width of the images in pixels.
+            visual_profile: ``"libero"`` (upstream's pixels) or ``"fast"`` (no anti-aliasing, no
+                reflection, no shadow). Default: ``"libero"`` on the real pack, else ``"fast"``.
+            init_states: ``"sampled"`` layouts, the 50 ``"official"`` ones in turn, or in turn those
+                whose indices are given.
+            gamma: Discount per control step, in (0, 1].
+            max_control_steps: Step limit; default is the suite's.
+            render_mode: None, ``"rgb_array"``, or ``"human"``: a window shows every ``reset`` and
+                ``step``.
+            task_sampling: ``"uniform"``, ``"round_robin"`` or ``"balanced"``.
+            env_index: Number of this environment in a vector env, from 0.
+            group_size: Consecutive environments that play the same tasks and layouts.
+            scene_cache_size: Scenes that are kept ready, at least 1: simulations of this
+                environment, and renderers, which the environments of a thread share.
+            variation: How light, cameras, colours and clutter vary: a
+                :class:`~vla_gym.variation.DomainVariation`, ``"mild"`` or ``"strong"``; None: not.
+            scene_reset_interval: Episodes that a variation lasts.
+
+        Raises:
+            UnknownTaskError: If the suite or a task id does not exist.
+            ConfigError: If another argument is out of range.
+            RenderError: If ``render_mode`` is ``"human"`` and there is no display.
+        """
+        self.suite = suite.removeprefix("libero_")
+        self.tasks = parse_tasks(suite, task_ids)
+        ids = [task.task_id for task in self.tasks]
+        self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
+        check_choice(physics, "physics", ("fast", "exact"))
+        check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
+        check_choice(render_mode, "render_mode", (None, "rgb_array", "human"))
+        for camera in cameras:
+            check_choice(camera, "cameras", tuple(CAMERAS))
+        as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
+        for name, value in (("chunk_len", chunk_len), ("max_control_steps", max_control_steps)):
+            if value is not None:
+                as_integer(value, name, 1)
+        if gamma is not None and not 0.0 < gamma <= 1.0:
+            raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
+        self.assets, self.physics, self.chunk_len = assets, physics, chunk_len
+        self.cameras, self.image_size = tuple(cameras), int(image_size)
+        self.visual_profile, self.init_states = visual_profile, parse_init_states(init_states)
+        # Which official states are played in turn; none: layouts are sampled.
+        self._turn: Sequence[int] = range(NUM_INIT_STATES)
+        if self.init_states != "official":
+            self._turn = () if self.init_states == "sampled" else self.init_states
+        self.gamma, self.max_control_steps = gamma, max_control_steps
+        self.render_mode = render_mode
+        self.variation = DomainVariation.parse(variation)
+        self.scene_reset_interval = as_integer(scene_reset_interval, "scene_reset_interval", 1)
+        self._view = HumanView() if render_mode == "human" else None
+        self._scenes = SceneCache(
+            physics=physics,
+            image_size=self.image_size,
+            visual_profile=visual_profile,
+            max_scenes=as_integer(scene_cache_size, "scene_cache_size", 1),
+        )
+        self._observer = Observer(
+            self.cameras, self.image_size, len(suite_tasks(suite)), self._scenes
+        )
+        self.observation_space = self._observer.space
+        shape = (ACTION_DIM,) if chunk_len is None else (int(chunk_len), ACTION_DIM)
+        self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
+        self._models: dict[tuple[int, bool], TaskModel] = {}
+        self._sim: LiberoSim | None = None
+
+    @property
+    def sim(self) -> LiberoSim:
+        """The simulation, with its privileged state.
+
+        Raises:
+            gymnasium.error.ResetNeeded: Before the first reset.
+        """
+        if self._sim is None:
+            raise gym.error.ResetNeeded("The simulation is built at the first reset().")
+        return self._sim
+
+    @property
+    def task_model(self) -> TaskModel:
+        """The compiled task of the current episode."""
+        return self.sim.task_model
+
+    @property
+    def _cluttered(self) -> bool:
+        """Whether scenes with clutter are played."""
+        return self.variation is not None and self.variation.distractors > 0
+
+    def _model(self, task_id: int, *, clutter: bool) -> TaskModel:
+        key = (task_id, clutter)
+        if key not in self._models:
+            task = get_task(self.suite, task_id)
+            self._models[key] = load_task(task, self.assets, clutter=clutter)
+        return self._models[key]
+
+    @property
+    def image_out(self) -> dict[str, np.ndarray] | None:
+        """Where the cameras render to: camera -> (image_size, image_size, 3) uint8, or None.
+
+        When set, observations of :meth:`reset`, :meth:`step` and :meth:`set_state` hold these very
+        arrays: they belong to the caller, who must not let them be written again while an
+        observation that holds them is in use. None (default): each observation has arrays of its
+        own.
+
+        Raises:
+            ConfigError: On setting, if a camera is missing or an array does not fit.
+        """
+        return self._observer.image_out
+
+    @image_out.setter
+    def image_out(self, arrays: dict[str, np.ndarray] | None) -> None:
+        self._observer.image_out = arrays
+
+    def render(self) -> np.ndarray | None:
+        """Return the upright agentview image, (image_size, image_size, 3) uint8, or None.
+
+        With ``render_mode="human"`` the window has been brought up to date already.
+        """
+        return self._observer.frame(self.sim) if self.render_mode == "rgb_array" else None
+
+    @property
+    def renderer(self) -> SceneRenderer | None:
+        """The renderer of the present scene, shared with other environments; None without one."""
+        if self._sim is None or not (self.cameras or self.render_mode == "rgb_array"):
+            return None
+        return self._scenes.renderer(self._sim.task_model)
+
+    def close(self) -> None:
+        """Free the simulations, and the renderers that nobody else uses; twice is fine."""
+        self._scenes.close()
+        self._sim = None
+        if self._view is not None:
+            self._view.close()

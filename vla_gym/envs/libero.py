@@ -1,0 +1,256 @@
+"""The single LIBERO environment: Gymnasium's contract over :class:`vla_gym.sim.LiberoSim`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from vla_gym.envs.base import ACTION_DIM, LiberoEnvBase
+from vla_gym.envs.checks import parse_reset_options
+from vla_gym.envs.schedule import TaskSchedule
+from vla_gym.envs.state import EnvState
+from vla_gym.errors import ConfigError, InvalidActionError
+from vla_gym.play.video import Status
+from vla_gym.variation.drawn import part
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
+
+
+class LiberoEnv(LiberoEnvBase):
+    """LIBERO tasks of one suite.
+
+    Observation, a Dict of:
+        ``agentview``, ``wrist``: (image_size, image_size, 3) uint8, upright;
+        ``proprio``: (8,) float32: end-effector position (m), axis-angle (rad), finger joints (m);
+        ``task_id``: index of the task in its suite.
+
+    Action: (7,) float32 in [-1, 1], or (chunk_len, 7): translation (1.0 = 5 cm), rotation
+    (1.0 = 0.5 rad), gripper (-1 opens, +1 closes). One row is one control step of 50 ms.
+
+    Reward: 1.0 on success, else 0; inside a chunk it is discounted by ``gamma`` if that is given.
+    ``terminated`` means success, ``truncated`` the step limit; they are never true together. A
+    chunk stops at the first of success, limit and its end.
+
+    info: ``success``, ``is_success``, ``executed_steps`` (of this call), ``elapsed_steps`` (of the
+    episode), ``instruction``, ``task_id``, ``init_state_id`` (-1 for a sampled layout) and, when
+    ``gamma`` is given, ``discount`` = gamma ** executed_steps. When scenes vary, ``variation``:
+    float64 (VARIATION_WIDTH,), to be read with :meth:`DomainVariation.describe
+    <vla_gym.variation.DomainVariation.describe>`.
+
+    Which episode comes next depends on (seed, episode number) alone, see
+    :class:`~vla_gym.envs.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
+    :meth:`seek` goes to any episode, ``reset(options={"task_id": t, "init_state_id": i})``
+    overrides one; its look depends on (seed, episode number // ``scene_reset_interval``) alone and
+    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode.
+
+    Attributes:
+        schedule: Which task and layout each episode has.
+        tasks: The tasks of the schedule, in its order.
+    """
+
+    # What the next reset plays: episode number _episode of seed _seed, by the schedule _plays (of
+    # another environment after set_state); seek sets all three.
+    _plays: TaskSchedule
+    _seed: int | None = None
+    _episode = 0
+    # The present episode.
+    _elapsed = 0
+    _init_state_id = -1
+    _needs_reset = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start an episode.
+
+        Args:
+            seed: Fixes this and all following episodes, and starts their count again.
+            options: ``task_id`` and ``init_state_id`` (0..49) for this episode only.
+
+        Raises:
+            ConfigError: If an option is unknown or out of range, or the seed is smaller than
+                ``schedule.min_seed``.
+            UnknownTaskError: If there is no such task.
+        """
+        task_id, init_state_id = parse_reset_options(options)
+        super().reset(seed=seed)
+        if seed is not None:
+            self.seek(seed, 0)
+        elif self._seed is None:
+            self.seek(int(self.np_random.integers(2**31)) + self.schedule.min_seed, 0)
+        assert self._seed is not None
+        # Drawn in any case, so that an option changes nothing else.
+        drawn, key_seed, rng = self._plays.task_and_rng(self._seed, self._episode)
+        task_id = drawn if task_id is None else task_id
+        model = self._model(task_id, clutter=self._cluttered)
+        if init_state_id is None and self._turn:
+            init_state_id = self._turn[(key_seed + self._episode) % len(self._turn)]
+        if init_state_id is None:
+            layout = model.sample_layout(rng)
+        else:
+            layout = model.official_layout(init_state_id)
+        self._needs_reset = True  # until the new episode stands
+        self._sim = self._scenes.simulation(model)
+        self._vary(self._sim, key_seed)
+        self._sim.reset(layout)
+        self._init_state_id, self._elapsed = layout.init_state_id, 0
+        observation = self._observer.observe(self._sim)
+        self._episode += 1
+        self._needs_reset = False
+        self._show(success=False)
+        return observation, self._info(success=False, executed=0)
+
+    def _vary(self, sim: LiberoSim, key_seed: int) -> None:
+        """Give a simulation the look of the next episode, from a random stream of its own."""
+        if self.variation is None:
+            sim.set_variation(None)
+            return
+        number = self._episode // self.scene_reset_interval
+        vector, rng = self.variation.draw(key_seed, number)
+        if self.variation.distractors:
+            rows = sim.place_distractors(self.variation.distractors, rng)
+            part(vector, "distractors")[:] = rows
+        sim.set_variation(vector)
+
+    def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
+        """Make the next reset without a seed play a certain episode; the present one goes on.
+
+        Args:
+            seed: The environment's seed.
+            episode: Number of the episode that ``reset(seed=seed)`` and ``episode`` more resets
+                would begin.
+            env_index: Play what that environment of the vector env would, until the next seed;
+                None: what this one does.
+
+        Raises:
+            ConfigError: If one is not an integer, negative, or the seed is smaller than
+                ``schedule.min_seed``.
+        """
+        plays = self.schedule if env_index is None else self.schedule.of_env(env_index)
+        self._seed, self._episode = plays.check(seed, episode)
+        self._plays = plays
+
+    @property
+    def next_episode(self) -> tuple[int, int, int] | None:
+        """What the next reset without a seed plays, as arguments of :meth:`seek`.
+
+        None as long as no seed has been given or drawn.
+        """
+        if self._seed is None:
+            return None
+        return self._seed, self._episode, self._plays.env_index
+
+    def get_state(self) -> EnvState:
+        """Return everything that the future of the episode, and the ones after it, depends on.
+
+        Raises:
+            gymnasium.error.ResetNeeded: Before the first reset.
+        """
+        snapshot = self.sim.get_state()
+        assert self._seed is not None
+        return EnvState(
+            suite=self.suite,
+            task_id=self.task_model.task.task_id,
+            physics=self.physics,
+            snapshot=snapshot,
+            elapsed_steps=self._elapsed,
+            needs_reset=self._needs_reset,
+            init_state_id=self._init_state_id,
+            seed=self._seed,
+            next_episode=self._episode,
+            env_index=self._plays.env_index,
+            clutter=bool(self.task_model.clutter),
+        )
+
+    def set_state(self, state: EnvState) -> dict[str, Any]:
+        """Continue a saved episode, exactly as the environment that saved it would.
+
+        The state may come from another environment or process, from another task or scene of the
+        suite. Afterwards the next reset plays what the original would have played next.
+
+        Args:
+            state: What :meth:`get_state` returned.
+
+        Returns:
+            The observation of that moment.
+
+        Raises:
+            ConfigError: If the state belongs to another suite, asset pack or physics mode;
+                nothing has changed then.
+        """
+        if not isinstance(state, EnvState):
+            raise ConfigError(f"Expected an EnvState of get_state(), got {type(state).__name__}.")
+        state.check(self.suite, self.physics)
+        model = self._model(state.task_id, clutter=state.clutter)
+        state.check_scene(model.scene_key)
+        self.seek(state.seed, state.next_episode, state.env_index)
+        self._needs_reset = True  # until the episode stands
+        self._sim = self._scenes.simulation(model)
+        self._sim.set_state(state.snapshot)
+        self._init_state_id, self._elapsed = state.init_state_id, state.elapsed_steps
+        observation = self._observer.observe(self._sim)
+        self._needs_reset = state.needs_reset
+        return observation
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Run one control step, or one chunk of them.
+
+        Raises:
+            InvalidActionError: Wrong shape, or a value that is not finite; nothing has moved then.
+            gymnasium.error.ResetNeeded: Before the first reset, or after the episode's end.
+        """
+        if self._needs_reset:
+            raise gym.error.ResetNeeded("The episode is over or never began: call reset() first.")
+        rows = np.asarray(action, dtype=np.float64)
+        if rows.shape != self.action_space.shape:
+            raise InvalidActionError(
+                f"Expected an action of shape {self.action_space.shape}, got {rows.shape}."
+            )
+        budget = self._limit - self._elapsed
+        executed, success = self.sim.run_chunk(rows.reshape(-1, ACTION_DIM), max_steps=budget)
+        self._elapsed += executed
+        truncated = not success and self._elapsed >= self._limit
+        self._needs_reset = success or truncated
+        reward = 0.0
+        if success:
+            reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
+        observation = self._observer.observe(self.sim)
+        self._show(success)
+        return observation, reward, success, truncated, self._info(success, executed)
+
+    @property
+    def _limit(self) -> int:
+        return self.max_control_steps or self.task_model.task.max_control_steps
+
+    def _show(self, success: bool) -> None:
+        """Bring the window of ``render_mode="human"`` up to date."""
+        if self._view is not None:
+            episode = f"{self.suite} {self.task_model.task.task_id}"
+            over = self._needs_reset
+            self._view.show(self.sim, Status(episode, self._elapsed, self._limit, success, over))
+
+    def _info(self, success: bool, executed: int) -> dict[str, Any]:
+        task = self.task_model.task
+        info: dict[str, Any] = {
+            "success": success,
+            "is_success": success,
+            "executed_steps": executed,
+            "elapsed_steps": self._elapsed,
+            "instruction": task.instruction,
+            "task_id": task.task_id,
+            "init_state_id": self._init_state_id,
+        }
+        if self.gamma is not None:
+            info["discount"] = float(self.gamma**executed)
+        variation = self.sim.variation
+        if variation is not None:
+            info["variation"] = variation
+        return info
+
+    def close(self) -> None:
+        """Free simulations and renderers that nobody else uses; closing twice is fine."""
+        super().close()
+        self._needs_reset = True

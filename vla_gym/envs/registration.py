@@ -1,0 +1,164 @@
+"""Registers ``Libero-<suite>-v0`` and ``LiberoVLA-<suite>-v0`` with Gymnasium."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from vla_gym.suites import SUITES
+
+if TYPE_CHECKING:
+    from vla_gym.envs.libero import LiberoEnv
+    from vla_gym.rl_token import RLTokenEncoder
+    from vla_gym.vla.base import FrozenVLA
+    from vla_gym.wrappers import FrozenVLAObservation
+    from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
+
+
+def register_envs() -> None:
+    """Register every environment id; calling it again changes nothing.
+
+    ``max_episode_steps`` is left out on purpose: Gymnasium's TimeLimit would count chunks, while
+    LIBERO's limit counts control steps and is kept by the environment itself.
+    """
+    for suite in SUITES:
+        for env_id, entry_point, vector_entry_point in (
+            (
+                f"Libero-{suite}-v0",
+                "vla_gym.envs.registration:make_libero",
+                "vla_gym.vector:LiberoVectorEnv",
+            ),
+            (
+                f"LiberoVLA-{suite}-v0",
+                "vla_gym.envs.registration:make_libero_vla",
+                "vla_gym.envs.registration:make_libero_vla_vec",
+            ),
+        ):
+            if env_id not in gym.registry:
+                gym.register(
+                    env_id,
+                    entry_point=entry_point,
+                    vector_entry_point=vector_entry_point,
+                    kwargs={"suite": suite},
+                )
+
+
+def make_libero(suite: str, **kwargs: Any) -> LiberoEnv:
+    """Build :class:`vla_gym.envs.libero.LiberoEnv`.
+
+    A function, because from the class ``gymnasium.make`` would read its render modes, and where
+    there is no display wrap ``"human"`` in a window of its own, which needs pygame and a display.
+    """
+    from vla_gym.envs.libero import LiberoEnv
+
+    return LiberoEnv(suite, **kwargs)
+
+
+def make_libero_vla(
+    suite: str,
+    *,
+    vla: str | FrozenVLA = "mini",
+    rl_token: str | RLTokenEncoder | None = "auto",
+    chunk_len: int | None = None,
+    device: str = "cpu",
+    keep_images: bool = False,
+    **env_kwargs: Any,
+) -> FrozenVLAObservation:
+    """Build a LIBERO environment whose observation comes from a frozen VLA.
+
+    Args:
+        suite: Suite name, e.g. ``"goal"``.
+        vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
+        rl_token: See :class:`vla_gym.wrappers.FrozenVLAObservation`.
+        chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
+        device: Torch device of the VLA and of the RL token where they are given by name.
+        keep_images: Whether the camera images stay in the observation.
+        **env_kwargs: Passed on to :class:`vla_gym.envs.libero.LiberoEnv`.
+
+    Raises:
+        ConfigError: If ``chunk_len`` is not in 1..horizon.
+        WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
+    """
+    from vla_gym.envs.libero import LiberoEnv
+    from vla_gym.wrappers import FrozenVLAObservation
+
+    model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+    env_kwargs.setdefault("image_size", model.image_size)
+    env = LiberoEnv(suite, chunk_len=chunk_len, **env_kwargs)
+    return FrozenVLAObservation(env, model, encoder, keep_images)
+
+
+def make_libero_vla_vec(
+    suite: str,
+    num_envs: int = 1,
+    *,
+    vla: str | FrozenVLA = "mini",
+    rl_token: str | RLTokenEncoder | None = "auto",
+    chunk_len: int | None = None,
+    execute: int | None = None,
+    device: str = "cpu",
+    keep_images: bool = False,
+    **kwargs: Any,
+) -> VectorFrozenVLAObservation:
+    """Build many LIBERO environments that share one frozen VLA, which stays in this process.
+
+    Args:
+        suite: Suite name, e.g. ``"goal"``.
+        num_envs: Number of environments.
+        vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
+        rl_token: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+        chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
+        execute: Control steps executed per ``step``, if fewer than ``chunk_len``: the observed
+            chunk keeps its length (see :mod:`vla_gym_trainers.td3.stride_vec_env`).
+        device: Torch device of the VLA and of the RL token where they are given by name.
+        keep_images: Whether the camera images stay in the observation.
+        **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
+            ``autoreset_mode``, ... and the arguments of :class:`vla_gym.envs.libero.LiberoEnv`.
+
+    Raises:
+        ConfigError: If ``chunk_len`` is not in 1..horizon, the environments do not fit the VLA, or
+            an ``env_factory`` is given.
+        WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
+        WorkerError: If the environments can't be built.
+    """
+    from vla_gym.errors import ConfigError
+    from vla_gym.vector import LiberoVectorEnv
+    from vla_gym.wrappers.vector import FrozenVLAObservation
+
+    if kwargs.get("env_factory") is not None:
+        raise ConfigError(
+            "LiberoVLA-* builds LIBERO's own environments. For others, wrap LiberoVectorEnv(..., "
+            "env_factory=...) in vla_gym.wrappers.vector.FrozenVLAObservation."
+        )
+    model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+    kwargs.setdefault("image_size", model.image_size)
+    # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
+    kwargs.setdefault("copy", False)
+    envs = LiberoVectorEnv(num_envs, suite, chunk_len=execute or chunk_len, **kwargs)
+    try:
+        return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _load(
+    vla: str | FrozenVLA,
+    rl_token: str | RLTokenEncoder | None,
+    chunk_len: int | None,
+    device: str,
+) -> tuple[FrozenVLA, RLTokenEncoder | None, int]:
+    """Return the VLA, its RL-token encoder and the chunk length, which must fit the VLA."""
+    from vla_gym.errors import ConfigError
+    from vla_gym.rl_token import choose_rl_token
+    from vla_gym.vla import load
+
+    model = load(vla, device=device) if isinstance(vla, str) else vla
+    encoder = choose_rl_token(rl_token, model, device)
+    chunk_len = model.horizon if chunk_len is None else chunk_len
+    if not 1 <= chunk_len <= model.horizon:
+        raise ConfigError(
+            f"chunk_len must be between 1 and the VLA's horizon {model.horizon}, got {chunk_len}."
+        )
+    return model, encoder, chunk_len

@@ -1,0 +1,131 @@
+"""Which task and which layout an environment plays next: a function of seed and episode alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from vla_gym.envs.checks import as_integer, check_choice
+from vla_gym.errors import ConfigError
+
+TaskSampling = Literal["uniform", "round_robin", "balanced"]
+TASK_SAMPLINGS: tuple[TaskSampling, ...] = ("uniform", "round_robin", "balanced")
+
+# Sets the generator of a block's order apart from those of episodes: no episode number is as large.
+_BLOCK_TAG = 0xB10C5EED
+
+
+class TaskSchedule:
+    """The order in which environment number ``env_index`` of a vector env plays its tasks.
+
+    Nothing but (seed, episode number) decides what comes next: not when other environments
+    finished, nor which process runs them. Environment i of a vector env that is seeded with
+    ``base`` has the seed ``base + i``, so a single environment with that seed, ``env_index=i`` and
+    the same ``group_size`` plays the same episodes.
+
+    ``env_index // group_size`` is the group; consecutive environments of a group play the same task
+    and the same layout in each episode.
+
+    sampling:
+        ``"uniform"`` draws an entry of the list independently in each episode;
+        ``"round_robin"`` plays the list in its order, each group one entry further;
+        ``"balanced"`` does so in a new random order for each block of ``len(task_ids)`` episodes.
+        With the last two, an environment plays each entry once in a block of ``len(task_ids)``
+        episodes, and at any episode number the counts of the entries over all groups differ by at
+        most one. Layouts do not depend on the sampling.
+
+    Attributes:
+        task_ids: The entries. A repeated id counts as often as it is listed.
+        sampling: See above.
+        env_index: Number of the environment, from 0.
+        group_size: Environments a group, at least 1.
+    """
+
+    def __init__(
+        self,
+        task_ids: Sequence[int],
+        sampling: TaskSampling = "uniform",
+        env_index: int = 0,
+        group_size: int = 1,
+    ) -> None:
+        """Check the arguments.
+
+        Raises:
+            ConfigError: If the list is empty, or another argument is out of range.
+        """
+        check_choice(sampling, "task_sampling", TASK_SAMPLINGS)
+        self.task_ids = tuple(as_integer(task_id, "task_id", 0) for task_id in task_ids)
+        if not self.task_ids:
+            raise ConfigError("number of task_ids must be at least 1, got 0.")
+        self.sampling: TaskSampling = sampling
+        self.env_index = as_integer(env_index, "env_index", 0)
+        self.group_size = as_integer(group_size, "group_size", 1)
+
+    @property
+    def min_seed(self) -> int:
+        """Smallest seed that environment ``env_index`` may have: its base seed is not negative."""
+        if self.sampling == "balanced":
+            return self.env_index
+        return self.env_index % self.group_size
+
+    def check(self, seed: int, episode: int) -> tuple[int, int]:
+        """Return both as ``int``, if there is such an episode.
+
+        Raises:
+            ConfigError: If a number is negative or not an integer, or the seed is smaller than
+                :attr:`min_seed`.
+        """
+        seed = as_integer(seed, "seed", 0)
+        episode = as_integer(episode, "episode", 0)
+        if seed < self.min_seed:
+            raise ConfigError(
+                f"Environment {self.env_index} of a vector env has the seed base + "
+                f"{self.env_index}; expected at least {self.min_seed}, got {seed}."
+            )
+        return seed, episode
+
+    def task_and_rng(self, seed: int, episode: int) -> tuple[int, int, np.random.Generator]:
+        """Return what an episode begins with.
+
+        Args:
+            seed: The environment's own seed (base seed + env_index).
+            episode: Number of the episode since that seed was set, from 0.
+
+        Returns:
+            The task's id; the seed that all of the group share, by which layouts are drawn (the
+            environment's own with ``group_size=1``); and the generator that draws the layout.
+
+        Raises:
+            ConfigError: If there is no such episode, see :meth:`check`.
+        """
+        seed, episode = self.check(seed, episode)
+        key_seed = seed - self.env_index % self.group_size
+        rng = np.random.default_rng([key_seed, episode])
+        # Drawn in every mode, so that the layouts that follow are the same in all of them.
+        drawn = int(rng.integers(len(self.task_ids)))
+        return self.task_ids[self._entry(drawn, seed, episode)], key_seed, rng
+
+    def _entry(self, drawn: int, seed: int, episode: int) -> int:
+        count = len(self.task_ids)
+        if self.sampling == "uniform":
+            return drawn
+        block, turn = divmod(episode, count)
+        place = (self.env_index // self.group_size + turn) % count
+        if self.sampling == "round_robin":
+            return place
+        order = np.random.default_rng([seed - self.env_index, _BLOCK_TAG, block])
+        return int(order.permutation(count)[place])
+
+    def of_env(self, env_index: int) -> TaskSchedule:
+        """Return the schedule of another environment of the same vector env."""
+        if env_index == self.env_index:
+            return self
+        return TaskSchedule(self.task_ids, self.sampling, env_index, self.group_size)
+
+    def __repr__(self) -> str:
+        return (
+            f"TaskSchedule(task_ids={self.task_ids}, sampling={self.sampling!r}, "
+            f"env_index={self.env_index}, group_size={self.group_size})"
+        )

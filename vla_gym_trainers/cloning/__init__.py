@@ -1,0 +1,1 @@
+"""Behaviour cloning of the embedded VLA."""

@@ -1,0 +1,220 @@
+"""Demonstrations as training batches for behaviour cloning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vla_gym.demos.files import read_episodes, read_instruction
+from vla_gym.errors import ConfigError
+from vla_gym.vla.preprocess import IMAGE_SIZE, area_downsample, proprio_features
+
+
+@dataclass
+class DemoSet:
+    """Frames of many episodes of several tasks, one after the other.
+
+    Attributes:
+        images: (N, 2, 64, 64, 3) uint8, agentview then wrist.
+        proprio: (N, 11) float32 proprioception features.
+        actions: (N, 7) float32, the expert's action at each frame.
+        episode_end: (N,) int64, index after the last frame of the frame's episode.
+        task: (N,) int64, index into ``instructions``.
+        instructions: One per task.
+        train: (N,) bool, False for frames of held-out episodes.
+    """
+
+    images: np.ndarray
+    proprio: np.ndarray
+    actions: np.ndarray
+    episode_end: np.ndarray
+    task: np.ndarray
+    instructions: list[str]
+    train: np.ndarray
+
+    def __post_init__(self) -> None:
+        """Index the training frames of every task."""
+        ids = range(len(self.instructions))
+        self._frames = [np.flatnonzero(self.train & (self.task == i)) for i in ids]
+
+    def chunks(self, index: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the actions that follow some frames.
+
+        Args:
+            index: (B,) frames.
+            horizon: Number C of actions.
+
+        Returns:
+            actions (B, C, 7) float32 and valid (B, C) bool, False after the episode's end.
+        """
+        steps = index[:, None] + np.arange(horizon)
+        valid = steps < self.episode_end[index][:, None]
+        return self.actions[np.minimum(steps, len(self.actions) - 1)], valid
+
+    def sample(self, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Draw training frames (B,): tasks uniformly, then frames uniformly inside the task."""
+        draws = rng.random(batch_size)
+        tasks = rng.integers(len(self._frames), size=batch_size)
+        frames = (self._frames[t] for t in tasks)
+        return np.array([f[int(u * len(f))] for f, u in zip(frames, draws, strict=True)])
+
+    def held_out(self, limit: int) -> np.ndarray:
+        """Return up to ``limit`` frames (evenly spread) of the held-out episodes."""
+        frames = np.flatnonzero(~self.train)
+        return frames[:: max(1, -(-len(frames) // limit))]
+
+
+def load_demos(
+    folder: str | Path, demos_per_task: int | None = None, held_out_episodes: int = 2
+) -> DemoSet:
+    """Read every file of demonstrations below a folder, one task each.
+
+    Args:
+        folder: Folder, or one file.
+        demos_per_task: Use only the first so many episodes of a task; None for all.
+        held_out_episodes: Last episodes of a task that are kept for validation (never more than
+            a fifth of them).
+
+    Raises:
+        ConfigError: If there is no file or one does not have the expected arrays.
+    """
+    files = demo_files(folder)
+    parts: dict[str, list[np.ndarray]] = {
+        key: [] for key in ("images", "proprio", "actions", "end", "task", "train")
+    }
+    instructions: list[str] = []
+    offset = 0
+    for path in files:
+        images, proprio, actions, lengths, instruction = read_demo_file(path, demos_per_task)
+        if instruction not in instructions:
+            instructions.append(instruction)
+        ends = np.cumsum(lengths)
+        held = min(held_out_episodes, len(lengths) // 5)
+        first_held = ends[-1] if held == 0 else ends[-held - 1]
+        count = len(images)
+        parts["images"].append(images)
+        parts["proprio"].append(proprio_features(proprio))
+        parts["actions"].append(actions)
+        parts["end"].append(offset + np.repeat(ends, lengths))
+        parts["task"].append(np.full(count, instructions.index(instruction)))
+        parts["train"].append(np.arange(count) < first_held)
+        offset += count
+    joined = {key: np.concatenate(value) for key, value in parts.items()}
+    return DemoSet(
+        joined["images"],
+        joined["proprio"],
+        joined["actions"],
+        joined["end"],
+        joined["task"],
+        instructions,
+        joined["train"],
+    )
+
+
+def demo_files(folder: str | Path) -> list[Path]:
+    """Return the files of demonstrations below a folder, or the file itself, in a fixed order.
+
+    These are ``*_demo.hdf5`` in LIBERO's layout, which ``vla-gym demos`` writes, and ``*.npz`` of
+    its first version.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    folder = Path(folder).expanduser()
+    if folder.is_file():
+        return [folder]
+    files = sorted([*folder.rglob("*_demo.hdf5"), *folder.glob("*.npz")])
+    if not files:
+        raise ConfigError(
+            f"No *_demo.hdf5 below {folder}: record demonstrations with 'vla-gym demos'."
+        )
+    return files
+
+
+def read_demo_file(
+    path: Path, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
+    """Read and check one file; keep the first ``limit`` episodes.
+
+    Images are brought to the size that the embedded VLA works on.
+
+    Returns:
+        images (N, 2, 64, 64, 3) uint8, proprio (N, 8), actions (N, 7), episode lengths (E,) and
+        the instruction.
+
+    Raises:
+        ConfigError: If the file is unreadable or an array has another shape.
+    """
+    if path.suffix == ".hdf5":
+        return _read_hdf5(path, limit)
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            lengths = np.asarray(data["episode_lengths"], dtype=np.int64)[:limit]
+            count = int(lengths.sum())
+            images, proprio = data["images"][:count], data["proprio"][:count]
+            actions, instruction = data["actions"][:count], str(data["instruction"])
+    except Exception as error:  # zip, key and dtype errors alike: the file is unusable
+        raise ConfigError(f"Cannot read demonstrations from {path}: {error}") from error
+    expected = (count, 2, IMAGE_SIZE, IMAGE_SIZE, 3)
+    if count == 0 or images.shape != expected or images.dtype != np.uint8:
+        raise ConfigError(f"{path}: expected images {expected} uint8, got {images.shape}.")
+    if proprio.shape != (count, 8) or actions.shape != (count, 7):
+        raise ConfigError(
+            f"{path}: expected proprio ({count}, 8) and actions ({count}, 7), got "
+            f"{proprio.shape} and {actions.shape}."
+        )
+    return images, proprio, actions.astype(np.float32), lengths, instruction
+
+
+def _read_hdf5(
+    path: Path, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
+    """Do the work of :func:`read_demo_file` for LIBERO's layout, one episode at a time."""
+    columns: tuple[list[np.ndarray], ...] = ([], [], [])
+    for images, proprio, actions in read_episodes(path, limit):
+        for column, value in zip(columns, (area_downsample(images), proprio, actions), strict=True):
+            column.append(value)
+    if not columns[0]:
+        raise ConfigError(f"{path} holds no demonstrations.")
+    images, proprio, actions = (np.concatenate(column) for column in columns)
+    lengths = np.array([len(episode) for episode in columns[2]], dtype=np.int64)
+    return images, proprio, actions, lengths, read_instruction(path)
+
+
+def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> np.ndarray:
+    """Shift every image by up to ``pixels`` in both axes, repeating the border.
+
+    Args:
+        images: (B, K, H, W, C) uint8.
+        pixels: Largest shift; 0 returns the input.
+        rng: Source of the shifts, one per row and camera.
+    """
+    if pixels == 0:
+        return images
+    height, width = images.shape[2:4]
+    border = (pixels, pixels)
+    padded = np.pad(images, ((0, 0), (0, 0), border, border, (0, 0)), mode="edge")
+    shifts = rng.integers(0, 2 * pixels + 1, size=(*images.shape[:2], 2))
+    out = np.empty_like(images)
+    for row, camera in np.ndindex(*images.shape[:2]):
+        dy, dx = shifts[row, camera]
+        out[row, camera] = padded[row, camera, dy : dy + height, dx : dx + width]
+    return out
+
+
+def drop_words(
+    ids: torch.Tensor, rate: float, unknown: int, generator: np.random.Generator
+) -> torch.Tensor:
+    """Replace words by the unknown word, so that its embedding is trained at all.
+
+    Args:
+        ids: (B, W) word ids, 0 = padding.
+        rate: Probability per word.
+        unknown: Id of the unknown word.
+        generator: Source of the draws.
+    """
+    drop = torch.from_numpy(generator.random(tuple(ids.shape)) < rate)
+    return torch.where(drop & (ids > 0), torch.full_like(ids, unknown), ids)

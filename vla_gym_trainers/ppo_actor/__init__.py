@@ -1,0 +1,1 @@
+"""PPO on the RL-token actor."""

@@ -1,0 +1,1 @@
+"""Pretraining of the RL token, and probes of what it keeps."""

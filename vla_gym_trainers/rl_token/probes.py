@@ -1,0 +1,253 @@
+"""What a VLA's RL token keeps of the scene, told by linear probes: ``vla-gym-train probe``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_gym.errors import ConfigError
+from vla_gym.rl_token import RLTokenEncoder, load_rl_token
+from vla_gym.vla import load
+from vla_gym.vla.preprocess import proprio_features
+from vla_gym_trainers.rl_token.collect_states import states_of_episodes
+from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
+from vla_gym_trainers.rl_token.vla_states import StatesConfig, VLAStates, held_out_count
+from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
+
+#: What is probed: position of the first object of interest at all times; the same until it is
+#: moved, when the arm's own position says nothing of it; distance from the grip site to it.
+TARGETS = ("object_position", "resting_object_position", "gripper_distance")
+#: One probe for all tasks, one for each suite, one for each task.
+SCOPES = ("all", "suite", "task")
+FEATURES = (
+    "rl_token",
+    "mean_hidden",
+    "full_hidden",
+    "random_token",
+    "random_projection",
+    "proprio",
+    "nothing",
+)
+# An object that is nearer than this (m) to where its episode began has not been moved.
+RESTING = 0.01
+
+
+@dataclass
+class ProbeConfig(StatesConfig):
+    """Probe an RL token for what it keeps of the scene, on layouts it was not trained on."""
+
+    seed: int = 1000
+    """As in rl-token; another one than its, so that the layouts are others."""
+    frame_stride: int = 8
+    """The VLA looks at every so many frames of expert episodes; layouts count more than frames."""
+    rollout_episodes: int = 2
+    """Episodes a task of the VLA itself with noise, on other sampled layouts."""
+    vla: str = "mini"
+    """VLA whose hidden states are probed: mini, mini-few, <backend>:/path, or a folder."""
+    rl_token: str | None = None
+    """RL token: the name of the VLA it belongs to, or a folder; None: the VLA's."""
+    test_share: float = 0.25
+    """Share of every task's episodes that the probes are tested on."""
+    output: str | None = None
+    """File that the result is written to as JSON; None: it is only printed."""
+    device: str = "cpu"
+    """Torch device."""
+    threads: int = 1
+    """Torch threads."""
+
+    def check(self) -> None:
+        """Check the values; see :meth:`StatesConfig.check`."""
+        super().check()
+        if not 0.0 < self.test_share < 1.0:
+            raise ConfigError(f"Expected 0 < test_share < 1, got {self.test_share}.")
+        counts = (self.expert_episodes, self.rollout_episodes)
+        test = sum(held_out_count(count, self.test_share) for count in counts)
+        if test < 1 or sum(counts) - test < 2:
+            raise ConfigError(
+                "Probes need at least three episodes a task of the expert or of the VLA: two to "
+                "fit, one to test."
+            )
+        if self.threads < 1:
+            raise ConfigError(f"Expected threads >= 1, got {self.threads}.")
+
+
+def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:
+    """Play episodes, fit all probes and return (and write) the result card.
+
+    Raises:
+        ConfigError: If a value is out of range.
+        WeightsError: If the VLA or the RL token cannot be loaded.
+    """
+    config.check()
+    torch.set_num_threads(config.threads)
+    encoder = load_rl_token(config.rl_token or config.vla, config.device)
+    load(config.vla, device=config.device)  # its errors now, not after minutes in a worker
+    states = states_of_episodes(config.vla, config, config.device)
+    results = run_probes(states, encoder, states.held_out(config.test_share))
+    environment = {"asset_pack": config.assets, **machine_facts()}
+    seeds: dict[str, int | None] = {"run": config.seed}
+    card = make_card("probe", config=config, seeds=seeds, environment=environment, results=results)
+    if config.output is not None:
+        write_json(Path(config.output), card)
+    return card
+
+
+@torch.no_grad()
+def encode_states(encoder: RLTokenEncoder, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the tokens (N, D) float32 on the CPU of hidden states (N, M, H), batch by batch."""
+    encoder.eval()
+    device = encoder.mean.device
+    return torch.cat([encoder.encode(part.float().to(device)).cpu() for part in hidden.split(256)])
+
+
+def probe_features(
+    states: VLAStates, encoder: RLTokenEncoder, train: np.ndarray, seed: int = 0
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Return what the probes read, by the names in :data:`FEATURES`, each (N, F) float32.
+
+    ``random_token`` is of an encoder of the same sizes with fresh weights and no linear path (its
+    scale, and nothing else, is taken from the training states); ``random_projection`` are D random
+    linear combinations of the standardised hidden states; ``full_hidden`` are all of them side by
+    side: nothing linear reads more from the VLA.
+
+    Args:
+        states: N states.
+        encoder: The pretrained encoder.
+        train: (N,) bool, rows from which the random encoder's scale is taken.
+        seed: Of the random encoder's weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = RLTokenEncoder(replace(encoder.config, linear_path=False))
+        mix = torch.randn(states.hidden[0].numel(), encoder.dim)
+    fresh.fit_scale(states.hidden[np.flatnonzero(train)])
+    token, random = (encode_states(model, states.hidden).numpy() for model in (encoder, fresh))
+    return {
+        "rl_token": lambda: token,
+        "mean_hidden": lambda: states.hidden.float().mean(dim=1).numpy(),
+        "full_hidden": lambda: states.hidden.flatten(1).float().numpy(),
+        "random_token": lambda: random,
+        "random_projection": lambda: _projected(fresh, states.hidden, mix),
+        "proprio": lambda: proprio_features(states.proprio),
+        "nothing": lambda: np.empty((len(states), 0), np.float32),
+    }
+
+
+@torch.no_grad()
+def _projected(scale: RLTokenEncoder, hidden: torch.Tensor, mix: torch.Tensor) -> np.ndarray:
+    parts = [scale.standardise(part.float()).flatten(1) @ mix for part in hidden.split(256)]
+    projected: np.ndarray = torch.cat(parts).numpy()
+    return projected
+
+
+def run_probes(states: VLAStates, encoder: RLTokenEncoder, test: np.ndarray) -> dict[str, Any]:
+    """Fit every probe on the training episodes and measure it on the test episodes.
+
+    Args:
+        states: States with known object positions; rows without are left out.
+        encoder: The RL token's encoder.
+        test: (N,) bool, True for rows of the test episodes.
+
+    Returns:
+        ``errors[target][scope][feature][suite or "all"]``: mean error in cm over the states of a
+        suite or of all suites; ``states``: how many were tested.
+
+    Raises:
+        ConfigError: If no object's position is known, or no episode is left for the test.
+    """
+    known = np.isfinite(states.object_pos).all(axis=1)
+    states, test = states.select(known), test[known]
+    if not test.any() or test.all():
+        raise ConfigError(
+            "Probes need episodes to fit and others to test, with known object positions: ask for "
+            "expert_episodes or rollout_episodes (two or more)."
+        )
+    resting = _resting(states)
+    distance = np.linalg.norm(states.proprio[:, :3] - states.object_pos, axis=1, keepdims=True)
+    suites = np.array([name.rpartition("_")[0] for name in states.tasks])[states.task]
+    errors: dict[str, Any] = {target: {scope: {} for scope in SCOPES} for target in TARGETS}
+    for feature, build in probe_features(states, encoder, ~test).items():
+        values = build()
+        for scope in SCOPES:
+            both = np.concatenate([states.object_pos, distance], axis=1)
+            predicted = _predict(values, both, states, test, _groups(scope, suites, states))
+            at_rest = _predict(
+                values[resting],
+                states.object_pos[resting],
+                states.select(resting),
+                test[resting],
+                _groups(scope, suites, states)[resting],
+            )
+            for target, difference, rows in (
+                ("object_position", (predicted - both)[:, :3], test),
+                ("gripper_distance", (predicted - both)[:, 3:], test),
+                ("resting_object_position", at_rest - states.object_pos[resting], test[resting]),
+            ):
+                of = suites[resting] if target.startswith("resting") else suites
+                errors[target][scope][feature] = _by_suite(difference, rows, of)
+    counts = {"train": int((~test).sum()), "test": int(test.sum())}
+    return {"states": counts | {"test_resting": int((test & resting).sum())}, "errors_cm": errors}
+
+
+def _resting(states: VLAStates) -> np.ndarray:
+    """Return a mask (N,) of the states whose object is where its episode began."""
+    _, first, inverse = np.unique(states.episode, return_index=True, return_inverse=True)
+    moved = np.linalg.norm(states.object_pos - states.object_pos[first[inverse]], axis=1)
+    return moved < RESTING
+
+
+def _groups(scope: str, suites: np.ndarray, states: VLAStates) -> np.ndarray:
+    """Return which probe (N,) each state belongs to."""
+    if scope == "all":
+        return np.zeros(len(states), np.int64)
+    return np.unique(suites, return_inverse=True)[1] if scope == "suite" else states.task
+
+
+def _predict(
+    values: np.ndarray,
+    targets: np.ndarray,
+    states: VLAStates,
+    test: np.ndarray,
+    groups: np.ndarray,
+) -> np.ndarray:
+    """Return predictions (N, K) of the test rows, NaN elsewhere; a probe for each group."""
+    predicted = np.full(targets.shape, np.nan)
+    for group in np.unique(groups[test]):
+        fit = ~test & (groups == group)
+        rows = test & (groups == group)
+        probe = fit_linear_probe(values[fit], targets[fit], states.episode[fit])
+        predicted[rows] = probe(values[rows])
+    return predicted
+
+
+def _by_suite(difference: np.ndarray, rows: np.ndarray, suites: np.ndarray) -> dict[str, float]:
+    """Return the mean length in cm of differences (N, K) in metres, per suite and over all."""
+    error = 100.0 * np.linalg.norm(difference, axis=1)
+    result = {str(s): float(error[rows & (suites == s)].mean()) for s in np.unique(suites[rows])}
+    return result | {"all": float(error[rows].mean())}
+
+
+def format_probes(result: dict[str, Any]) -> str:
+    """Return Markdown tables of :func:`run_probes`' result."""
+    return "\n\n".join(_tables(result))
+
+
+def _tables(result: dict[str, Any]) -> Iterator[str]:
+    for target in TARGETS:
+        scopes = result["errors_cm"][target]
+        suites = list(scopes["all"][FEATURES[0]])
+        heads = [*suites, "probe a suite", "probe a task"]
+        lines = [f"{target.replace('_', ' ')}, mean error in cm on unseen layouts:", ""]
+        lines += ["| read from | " + " | ".join(heads) + " |"]
+        lines += ["| --- |" + " ---: |" * len(heads)]
+        for feature in FEATURES:
+            cells = [scopes["all"][feature][suite] for suite in suites]
+            cells += [scopes[scope][feature]["all"] for scope in ("suite", "task")]
+            row = " | ".join(f"{cell:.2f}" for cell in cells)
+            lines.append(f"| {feature.replace('_', ' ')} | {row} |")
+        yield "\n".join(lines)

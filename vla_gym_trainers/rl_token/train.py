@@ -1,0 +1,310 @@
+"""Pretraining of the RL token: ``vla-gym-train rl-token``."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from vla_gym.errors import ConfigError
+from vla_gym.rl_token import (
+    RLTokenDecoder,
+    RLTokenEncoder,
+    RLTokenModelConfig,
+    explained_variance,
+    reconstruction_loss,
+)
+from vla_gym.vla import load
+from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
+from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
+from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
+
+# States that scale and principal components are taken from, and those in a forward of the report.
+SCALE_STATES, REPORT_BATCH = 4096, 256
+# Largest number of values in a state that gets a linear path.
+MAX_LINEAR = 2**16
+#: The ways of :func:`report` in words.
+WAYS = {
+    "token": "the token alone",
+    "context": "the token and the true previous states",
+    "context_wrong_token": "another observation's token and the true previous states",
+    "context_zero_token": "zeros and the true previous states",
+    "generated": "the token and its own previous predictions",
+}
+
+
+@dataclass
+class RLTokenConfig(StatesConfig):
+    """Pretrain the RL token of any VLA on states that it and disturbed experts come to."""
+
+    vla: str = "mini"
+    """VLA whose hidden states are compressed, e.g. openvla-oft:/path?unnorm_key=libero_goal."""
+    demos: str | None = None
+    """Folder of demonstrations whose frames the VLA looks at too; None for none."""
+    output: str = "runs/rl-token"
+    """Run directory: TensorBoard, model/ (encoder and decoder, float16; README.md), card.json."""
+    dim: int = 256
+    """Size D of the RL token."""
+    width: int = 128
+    """Width of the encoder's and the decoder's transformer."""
+    layers: int = 2
+    """Blocks of the encoder, and of the decoder."""
+    linear_path: bool = True
+    """Add a linear map of all hidden states to the readout, started at their principal components;
+    left out where a state has more than 65,536 numbers."""
+    context_dropout: float = 0.5
+    """Share of examples whose decoder sees the token alone."""
+    compare_dropout: float | None = 0.0
+    """Context dropout of a second token that is trained on the same states and then thrown away:
+    the card reports both. None: no second token, half the time."""
+    steps: int = 1200
+    """Optimiser steps."""
+    batch_size: int = 64
+    """Observations per step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW; cosine to zero after 100 steps of warm-up."""
+    held_out_share: float = 0.1
+    """Share of every task's and player's episodes that the report is made on."""
+    device: str = "cpu"
+    """Torch device."""
+    threads: int = 1
+    """Torch threads."""
+
+    def check(self) -> None:
+        """Check the values; see :meth:`StatesConfig.check`."""
+        super().check()
+        if self.demos is None and not self.expert_episodes + self.rollout_episodes:
+            raise ConfigError("Ask for expert_episodes, rollout_episodes or demos.")
+        if not 0.0 < self.held_out_share < 1.0:
+            raise ConfigError(f"Expected 0 < held_out_share < 1, got {self.held_out_share}.")
+        for name in ("context_dropout", "compare_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ConfigError(f"Expected 0 <= {name} <= 1, got {value}.")
+        if min(self.steps, self.batch_size, self.threads, self.layers) < 1:
+            raise ConfigError("steps, batch_size, layers and threads must be positive.")
+
+
+def collect(config: RLTokenConfig) -> VLAStates:
+    """Collect the states that the config asks for.
+
+    Raises:
+        ConfigError: If a value is out of range or there are no demonstrations.
+        WeightsError: If the VLA cannot be loaded.
+        WorkerError: If a worker dies or hangs.
+    """
+    vla = load(config.vla, device=config.device)
+    parts = []
+    if config.demos is not None:
+        parts.append(states_of_demos(vla, config.demos, config.frame_stride))
+    if config.expert_episodes + config.rollout_episodes:
+        player = config.vla if config.num_workers else vla
+        parts.append(states_of_episodes(player, config, config.device))
+    return VLAStates.joined(parts)
+
+
+@torch.no_grad()
+def report(
+    encoder: RLTokenEncoder, decoder: RLTokenDecoder, hidden: torch.Tensor
+) -> dict[str, float]:
+    """Measure the reconstruction of held-out states in several ways.
+
+    ``token``: from the token alone, nothing else in sight. ``context``: teacher-forced, token
+    and previous states. ``context_wrong_token``: the same with other observations' tokens, and
+    ``context_zero_token`` with zeros (the token's mean over its dimensions); the distance of both
+    to ``context`` says how much the decoder uses the token when it could do without.
+    ``generated``: from the token and its own previous predictions.
+
+    Args:
+        encoder: Trained encoder.
+        decoder: Trained decoder.
+        hidden: (N, M, H) states that were not trained on, N >= 2.
+
+    Returns:
+        ``<way>_mse`` (in standardised units) and ``<way>_explained_variance``.
+    """
+    encoder.eval()
+    decoder.eval()
+    device = encoder.mean.device
+    batches = [part.float().to(device) for part in hidden.split(REPORT_BATCH)]
+    tokens = torch.cat([encoder.encode(part) for part in batches])
+    states = torch.cat([encoder.standardise(part) for part in batches])
+    # Half the set away: another episode, and mostly another task.
+    others = tokens.roll(len(tokens) // 2, 0)
+
+    def decoded(some: torch.Tensor, alone: bool) -> torch.Tensor:
+        parts = []
+        pairs = zip(some.split(REPORT_BATCH), states.split(REPORT_BATCH), strict=True)
+        for token, truth in pairs:
+            drop = torch.full((len(token),), alone, device=device)
+            parts.append(decoder(token, truth, drop=drop))
+        return torch.cat(parts)
+
+    ways = {
+        "token": decoded(tokens, alone=True),
+        "context": decoded(tokens, alone=False),
+        "context_wrong_token": decoded(others, alone=False),
+        "context_zero_token": decoded(torch.zeros_like(tokens), alone=False),
+        "generated": torch.cat(
+            [decoder.generate(part, states.shape[1]) for part in tokens.split(REPORT_BATCH)]
+        ),
+    }
+    result = {}
+    for way, predicted in ways.items():
+        result[f"{way}_mse"] = float(reconstruction_loss(predicted, states))
+        result[f"{way}_explained_variance"] = explained_variance(predicted, states)
+    return result
+
+
+def fit(
+    hidden: torch.Tensor, config: RLTokenConfig, writer: SummaryWriter | None = None
+) -> tuple[RLTokenEncoder, RLTokenDecoder]:
+    """Train encoder and decoder together on hidden states (N, M, H) of any float type.
+
+    Loss: :func:`~vla_gym.rl_token.reconstruction_loss` of the decoder's prediction against the
+    standardised states, which are constants (the VLA is frozen).
+    """
+    torch.manual_seed(config.seed)
+    sizes = RLTokenModelConfig(
+        hidden_size=hidden.shape[2],
+        max_tokens=hidden.shape[1],
+        dim=config.dim,
+        width=config.width,
+        encoder_layers=config.layers,
+        decoder_layers=config.layers,
+        context_dropout=config.context_dropout,
+        linear_path=config.linear_path and hidden[0].numel() <= MAX_LINEAR,
+    )
+    encoder, decoder = RLTokenEncoder(sizes), RLTokenDecoder(sizes)
+    some = hidden[:: max(1, len(hidden) // SCALE_STATES)]
+    encoder.fit_scale(some)
+    if sizes.linear_path:
+        encoder.fit_linear_path(some)
+    encoder.to(config.device).train()
+    decoder.to(config.device).train()
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(config.seed)
+    bar = tqdm(range(config.steps), desc=f"context dropout {config.context_dropout:g}", unit="step")
+    for step in bar:
+        warm = min(1.0, (step + 1) / 100)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / config.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * warm * cosine
+        index = torch.randint(len(hidden), (config.batch_size,), generator=generator)
+        batch = hidden[index].float().to(config.device)
+        states = encoder.standardise(batch)
+        loss = reconstruction_loss(decoder(encoder(batch), states), states)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if step % 50 == 0:
+            bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
+            if writer is not None:
+                writer.add_scalar("train/reconstruction_mse", loss.item(), step)
+    return encoder, decoder
+
+
+def train_rl_token(config: RLTokenConfig) -> dict[str, Any]:
+    """Collect states, train, report; return (and write) the result card.
+
+    Raises:
+        ConfigError: If a value is out of range, or there are too few episodes to hold some out.
+        WeightsError: If the VLA cannot be loaded.
+        WorkerError: If a worker dies or hangs.
+    """
+    config.check()
+    torch.set_num_threads(config.threads)
+    output = Path(config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / "config.json", config)
+    started = time.perf_counter()
+    states = collect(config)
+    collected = time.perf_counter()
+    held = states.held_out(config.held_out_share)
+    if not held.any():
+        raise ConfigError("No episode is left to report on: ask for two or more a task.")
+    train, rest = (states.select(rows) for rows in (~held, held))
+    tokens = []
+    with SummaryWriter(str(output)) as writer:
+        encoder, decoder = fit(train.hidden, config, writer)
+        encoder.save_pretrained(output / "model", decoder)
+        tokens.append(_reported(config, encoder, decoder, rest.hidden))
+        for key, value in tokens[0].items():
+            writer.add_scalar(f"val/{key}", value, config.steps)
+    if config.compare_dropout is not None:
+        second = replace(config, context_dropout=config.compare_dropout)
+        tokens.append(_reported(second, *fit(train.hidden, second), rest.hidden))
+    results = {
+        "hidden_shape": list(states.hidden.shape[1:]),
+        "states": {"train": _counts(train), "held_out": _counts(rest)},
+        "tokens": tokens,
+        "seconds": {
+            "states": round(collected - started, 1),
+            "training": round(time.perf_counter() - collected, 1),
+        },
+    }
+    environment = {"asset_pack": config.assets, **machine_facts()}
+    seeds: dict[str, int | None] = {"run": config.seed}
+    card = make_card(
+        "rl-token", config=config, seeds=seeds, environment=environment, results=results
+    )
+    write_json(output / "card.json", card)
+    (output / "model" / "README.md").write_text(model_card(card), encoding="utf-8")
+    return card
+
+
+def _reported(
+    config: RLTokenConfig, encoder: RLTokenEncoder, decoder: RLTokenDecoder, hidden: torch.Tensor
+) -> dict[str, float]:
+    return {"context_dropout": config.context_dropout} | report(encoder, decoder, hidden)
+
+
+def _counts(states: VLAStates) -> dict[str, int]:
+    """Return how many states and episodes there are, and how many states of each player."""
+    counts = {"states": len(states), "episodes": len(np.unique(states.episode))}
+    return counts | {name: int((states.player == i).sum()) for i, name in enumerate(PLAYERS)}
+
+
+def model_card(card: dict[str, Any]) -> str:
+    """Return the README.md of the encoder of :func:`train_rl_token`'s card."""
+    config, results = card["config"], card["results"]
+    vla = Path(config["vla"]).name
+    count, size = results["hidden_shape"]
+    train, held = (results["states"][key] for key in ("train", "held_out"))
+    return (
+        f"# {vla}-rl-token: the RL token of `{vla}`\n\n"
+        f"Compresses the {count} x {size} hidden states of `{vla}` into {config['dim']} numbers "
+        "(`vla_gym.rl_token`). The folder holds the encoder, which the environments use, and the "
+        "decoder it was trained with, in float16. Made by `vla-gym-train rl-token` with seed "
+        f"{config['seed']}, {config['steps']} steps of {config['batch_size']} states.\n\n"
+        f"Hidden states: {train['states']} ({train['expert']} of scripted experts with noise, "
+        f"{train['vla']} of the VLA with noise, {train['demos']} of recorded demonstrations), on "
+        f"sampled layouts with `{config['assets']}` assets. Reconstruction of {held['states']} "
+        "states of other episodes, as explained variance (mean squared error in standardised "
+        "units); only the token of the first column is here:\n\n"
+        f"{format_reports(card)}\n"
+    )
+
+
+def format_reports(card: dict[str, Any]) -> str:
+    """Return a Markdown table of :func:`train_rl_token`'s card: explained variance each way."""
+    tokens = card["results"]["tokens"]
+    heads = [f"context dropout {token['context_dropout']:g}" for token in tokens]
+    lines = ["| the decoder sees | " + " | ".join(heads) + " |"]
+    lines.append("| --- |" + " ---: |" * len(tokens))
+    for way, words in WAYS.items():
+        cells = [
+            f"{token[f'{way}_explained_variance']:.3f} (error {token[f'{way}_mse']:.3f})"
+            for token in tokens
+        ]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,305 @@
+"""Vector environments of Gymnasium for stable-baselines3's algorithms.
+
+Use::
+
+    from stable_baselines3 import TD3
+    from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
+
+    env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs=8, gamma=0.99)
+    model = TD3("MultiInputPolicy", env).learn(10_000)
+
+What differs from an environment of single control steps:
+
+- One of SB3's timesteps is one ``step`` of one environment, so it is a whole chunk.
+- SB3's own algorithms discount a transition by their ``gamma``, however many control steps the
+  chunk executed; ``info["discount"]`` (``gamma ** executed_steps``) is read by
+  :class:`vla_gym_trainers.TD3BC` only. Without that, pass them the discount of a whole chunk:
+  ``gamma=0.99 ** 8``.
+- A worker that died ends its environments' episodes: ``done``, reward 0, ``TimeLimit.truncated``,
+  the last observation as terminal observation, ``info["worker_restarted"]`` and no ``episode``.
+  TD3BC leaves these transitions out. SB3's own algorithms cannot; to them it is a time limit, so
+  they bootstrap from that last observation: one transition that stands still.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import (
+    VecEnvIndices,
+    VecEnvObs,
+    VecEnvStepReturn,
+)
+
+from vla_gym.errors import ConfigError
+
+#: Infos of an episode's end, which stand beside those of the next one's beginning.
+_OF_THE_END = ("final_obs", "final_info", "episode_stats")
+#: Reset options that may differ between the environments; -1 stands for none.
+_EACH_ITS_OWN = ("task_id", "init_state_id")
+
+
+def make_sb3_vec_env(
+    env_id: str, num_envs: int = 1, *, seed: int | None = None, **kwargs: Any
+) -> VecEnv:
+    """Make a vector environment by its id, for stable-baselines3.
+
+    Args:
+        env_id: ``"Libero-<suite>-v0"`` or ``"LiberoVLA-<suite>-v0"``.
+        num_envs: Number of environments.
+        seed: Environment i plays what a single environment with ``seed + i`` plays; used at the
+            next reset. An algorithm that is given a seed sets its own.
+        **kwargs: See :class:`vla_gym.vector.LiberoVectorEnv` and
+            :func:`vla_gym.envs.registration.make_libero_vla_vec`.
+
+    Raises:
+        ConfigError: If ``autoreset_mode`` is given and is not SAME_STEP.
+    """
+    import vla_gym  # noqa: F401  (registers the ids)
+
+    kwargs.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
+    vector_env = gym.make_vec(env_id, num_envs, **kwargs)
+    try:
+        env = sb3_vec_env(vector_env)
+    except BaseException:
+        vector_env.close()
+        raise
+    if seed is not None:
+        env.seed(seed)
+    return env
+
+
+def sb3_vec_env(vector_env: VectorEnv[Any, Any, Any]) -> VecEnv:
+    """Adapt a vector environment of Gymnasium, which must reset in the same step.
+
+    Args:
+        vector_env: Made with autoreset mode SAME_STEP; closed with the adapter.
+
+    Raises:
+        ConfigError: If it has another autoreset mode.
+    """
+    return SB3VecEnv(vector_env)
+
+
+class SB3VecEnv(VecEnv):
+    """A vector environment of Gymnasium behind SB3's interface; see :func:`sb3_vec_env`.
+
+    Infos of environment i, as a dict: what its step gave (also if the next episode has begun),
+    ``TimeLimit.truncated``, and at the end of an episode ``terminal_observation`` and ``episode``:
+    ``r``, the return; ``l``, the calls of ``step``, which is what SB3 counts everywhere (control
+    steps are ``info["episode_stats"]["length"]``); ``t``, the seconds since the adapter was made.
+    """
+
+    def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
+        mode = vector_env.metadata.get("autoreset_mode")
+        if mode is not AutoresetMode.SAME_STEP:
+            raise ConfigError(
+                f"stable-baselines3 expects environments that reset in the same step, got {mode}: "
+                "make the vector environment with autoreset_mode='SAME_STEP'."
+            )
+        self.vector_env = vector_env
+        self._lengths = np.zeros(vector_env.num_envs, np.int64)
+        self._returns = np.zeros(vector_env.num_envs, np.float64)
+        self._actions: Any = None
+        self._started = time.perf_counter()
+        super().__init__(
+            vector_env.num_envs, vector_env.single_observation_space, vector_env.single_action_space
+        )
+
+    @property
+    def spec(self) -> Any:
+        """The environment's spec, or None."""
+        return self.vector_env.spec
+
+    @property
+    def vla_seconds(self) -> float:
+        """Seconds that the VLA has taken so far; 0 if there is none."""
+        return float(getattr(self.vector_env, "vla_seconds", 0.0))
+
+    def reset(self) -> VecEnvObs:
+        """Reset all environments with the seeds and options that were set for it."""
+        seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
+        obs, infos = self.vector_env.reset(seed=seeds, options=_join_options(self._options))
+        self._reset_seeds()
+        self._reset_options()
+        self._lengths[:], self._returns[:] = 0, 0.0
+        self.reset_infos = [_of_one(infos, i) for i in range(self.num_envs)]
+        return _own(obs)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Begin a step; see SB3."""
+        if hasattr(self.vector_env, "step_async"):
+            self.vector_env.step_async(actions)
+        else:
+            self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Wait for the step that ``step_async`` began; see the class for the infos."""
+        vector_env: Any = self.vector_env
+        if hasattr(vector_env, "step_async"):
+            result = vector_env.step_wait()
+        else:
+            result = vector_env.step(self._actions)
+        obs, rewards, terminations, truncations, infos = result
+        dones = np.logical_or(terminations, truncations)
+        self._returns += rewards
+        self._lengths += 1
+        rows = [_of_one(infos, i, skip=_OF_THE_END) for i in range(self.num_envs)]
+        for i in np.flatnonzero(dones):
+            self.reset_infos[i] = rows[i]
+            rows[i] = self._info_of_the_end(infos, int(i))
+        for row, terminated, truncated in zip(rows, terminations, truncations, strict=True):
+            row["TimeLimit.truncated"] = bool(truncated and not terminated)
+        return _own(obs), np.array(rewards, np.float32), dones, rows
+
+    def _info_of_the_end(self, infos: dict[str, Any], i: int) -> dict[str, Any]:
+        ended = _of_one(infos, i)
+        info: dict[str, Any] = ended.get("final_info", {})
+        info["terminal_observation"] = _own(infos["final_obs"][i])
+        if not info.get("worker_restarted", False):
+            stats = ended.get("episode_stats", {})
+            info |= {"episode_stats": stats} if stats else {}
+            info["episode"] = self._episode(i, stats)
+        self._lengths[i], self._returns[i] = 0, 0.0
+        return info
+
+    def _episode(self, i: int, stats: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "r": round(float(stats.get("return", self._returns[i])), 6),
+            "l": int(self._lengths[i]),
+            "t": round(time.perf_counter() - self._started, 6),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the future of all environments depends on; it can be pickled.
+
+        Raises:
+            ConfigError: If the vector environment cannot save states.
+        """
+        return {
+            "envs": self._states("get_state")(),
+            "lengths": self._lengths.copy(),
+            "returns": self._returns.copy(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> VecEnvObs:
+        """Go on from what :meth:`get_state` of a like environment returned.
+
+        Returns:
+            The observations of that moment.
+        """
+        obs = self._states("set_state")(state["envs"])
+        self._lengths[:], self._returns[:] = state["lengths"], state["returns"]
+        self._reset_seeds()  # seeds that an algorithm set for a reset that will not come
+        self._reset_options()
+        return _own(obs)
+
+    def _states(self, name: str) -> Any:
+        method = getattr(self.vector_env, name, None)
+        if method is None:
+            raise ConfigError(
+                f"{type(self.vector_env).__name__} cannot save the states of its environments: "
+                "use vla_gym.vector.LiberoVectorEnv (gymnasium.make_vec)."
+            )
+        return method
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self.vector_env.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """Return one frame per environment, or None each if nothing is rendered."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"Expected render_mode 'rgb_array', got {self.render_mode}.", stacklevel=2
+            )
+            return [None] * self.num_envs
+        frames: Any = self.vector_env.render()
+        return list(frames)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Return an attribute of the environments; see SB3."""
+        if attr_name == "render_mode":  # SB3 asks for it at once: no need to ask the workers
+            return [self.vector_env.render_mode for _ in self._get_indices(indices)]
+        return self.env_method("get_wrapper_attr", attr_name, indices=indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of the environments, or of the wrapper that has it; see SB3."""
+        self.env_method("set_wrapper_attr", attr_name, value, indices=indices)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
+        """Call a method of the environments; see SB3."""
+        ids = [int(i) for i in self._get_indices(indices)]
+        vector_env: Any = self.vector_env
+        if hasattr(vector_env, "call_some"):
+            return list(vector_env.call_some(ids, method_name, *method_args, **method_kwargs))
+        envs = vector_env.unwrapped.envs  # Gymnasium's SyncVectorEnv
+        return [envs[i].get_wrapper_attr(method_name)(*method_args, **method_kwargs) for i in ids]
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        """Tell whether the environments have a wrapper of this name.
+
+        True for SB3's ``Monitor``: its infos are there, and ``evaluate_policy`` may rely on them.
+        """
+        if issubclass(wrapper_class, Monitor):
+            return [True for _ in self._get_indices(indices)]
+        # The environments are in other processes: only their text, <Outer<Inner<Env>>>, gets here.
+        texts = self.env_method("__str__", indices=indices)
+        return [wrapper_class.__name__ in re.findall(r"<(\w+)", text) for text in texts]
+
+
+def _join_options(options: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Turn one dict of reset options for each environment into those of the vector environment.
+
+    Raises:
+        ConfigError: If they differ in an option that must be the same for all.
+    """
+    joined: dict[str, Any] = {}
+    for key in dict.fromkeys(key for one in options for key in one):
+        if all(key in one and one[key] == options[0][key] for one in options):
+            joined[key] = options[0][key]
+        elif key in _EACH_ITS_OWN:
+            joined[key] = np.array([one.get(key, -1) for one in options])
+        else:
+            raise ConfigError(
+                f"Expected the same reset option {key!r} for every environment, got {options}."
+            )
+    return joined or None
+
+
+def _of_one(infos: dict[str, Any], i: int, skip: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the infos of one environment: those that it has, NumPy scalars as Python's."""
+    one: dict[str, Any] = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None or not mask[i] or key in skip:  # masks have no mask
+            continue
+        row = _of_one(value, i) if isinstance(value, dict) else value[i]
+        if isinstance(row, np.ndarray):
+            row = row.copy()
+        one[key] = row.item() if isinstance(row, np.generic) else row
+    return one
+
+
+def _own(obs: Any) -> Any:
+    """Return a copy of an observation: a dict of arrays, or an array."""
+    if isinstance(obs, dict):
+        return {key: np.array(value) for key, value in obs.items()}
+    return np.array(obs)

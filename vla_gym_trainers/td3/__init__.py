@@ -1,0 +1,1 @@
+"""TD3+BC on RL tokens."""

@@ -1,0 +1,279 @@
+"""Replay for chunked transitions with dict observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.td3.replay_ring import GroupIndex, ReplayRing
+
+_SCALARS = ("rewards", "dones", "discounts", "mc_returns")
+
+
+class ChunkReplaySamples(NamedTuple):
+    """A batch of B transitions; SB3's names, so that stock TD3 can read it too.
+
+    Attributes:
+        observations: Key -> (B, ...) float32 (Discrete keys: (B, 1) int64).
+        actions: (B, C * 7) executed chunks.
+        next_observations: Like ``observations``; at an episode's end its real last observation.
+        dones: (B, 1) 1.0 where the episode terminated; 0.0 at a time limit.
+        rewards: (B, 1) discounted sum of rewards inside the chunk.
+        discounts: (B, 1) ``gamma ** executed_steps``.
+        mc_returns: (B, 1) discounted return to the episode's end, NaN while it is unknown.
+    """
+
+    observations: dict[str, Tensor]
+    actions: Tensor
+    next_observations: dict[str, Tensor]
+    dones: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    mc_returns: Tensor
+
+
+class ChunkReplayBuffer(ReplayBuffer):
+    """Flat preallocated ring of transitions from all environments.
+
+    SB3's buffers are indexed [position, env], which makes dropping one row impossible; this one is
+    indexed by transition. Each transition brings its own discount: ``info["discount"]`` if the
+    environment gives it, else ``gamma ** info["executed_steps"]``, else ``gamma``.
+
+    When an episode ends, its transitions get their Monte-Carlo return
+    ``G_t = r_t + discount_t * G_(t+1)``. After a time limit the missing tail counts as 0, which is
+    a lower bound of the infinite-horizon return that the TD target bootstraps to.
+
+    Never stored: transitions of an episode that a dead worker cut off
+    (``info["worker_restarted"]``), and rows with a value that is not finite.
+
+    With ``balanced`` each batch holds as many transitions of every ``task_id`` as of any other,
+    however many there are of each. Pickling keeps the filled rows only; a buffer that comes back
+    goes on as the original would, its sampling included.
+    """
+
+    observations: dict[str, np.ndarray]  # type: ignore[assignment]
+    next_observations: dict[str, np.ndarray]  # type: ignore[assignment]
+    obs_shape: dict[str, tuple[int, ...]]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        gamma: float = 0.99,
+        seed: int | None = None,
+        balanced: bool = False,
+    ) -> None:
+        """Allocate the ring.
+
+        Args:
+            buffer_size: Capacity in transitions, over all environments (at least one for each).
+            observation_space: A Dict space.
+            action_space: A Box space; chunks are stored flattened.
+            device: Torch device of the samples.
+            n_envs: Number of environments that feed the ring.
+            optimize_memory_usage: SB3's option; must be False (next observations are stored).
+            gamma: Discount per control step, used where the environment gives none.
+            seed: Seed of the sampling; the buffer has a generator of its own.
+            balanced: Sample all tasks alike; needs ``task_id`` in the observation.
+
+        Raises:
+            ConfigError: If the observation space does not fit, or an option is not supported.
+        """
+        if not isinstance(observation_space, spaces.Dict):
+            raise ConfigError(
+                f"ChunkReplayBuffer expects a Dict observation, got {observation_space}."
+            )
+        if optimize_memory_usage:
+            raise ConfigError("optimize_memory_usage is not supported: set it to False.")
+        if buffer_size < 1:
+            raise ConfigError(f"buffer_size must be at least 1, got {buffer_size}.")
+        if balanced and not isinstance(observation_space.get("task_id"), spaces.Discrete):
+            raise ConfigError(
+                "balanced sampling needs a Discrete 'task_id' in the observation, got "
+                f"{sorted(observation_space.keys())}."
+            )
+        # ReplayBuffer.__init__ would allocate [position, env] arrays: only its base is wanted.
+        BaseBuffer.__init__(
+            self,
+            max(buffer_size, n_envs),
+            observation_space,
+            action_space,
+            device,
+            n_envs=n_envs,
+        )
+        self.optimize_memory_usage, self.handle_timeout_termination = False, True
+        self.gamma, self.balanced = gamma, balanced
+        self.rng = np.random.default_rng(seed)
+        self._allocate()
+        self.num_dropped = 0
+        # Running numbers (not slots) of each environment's current episode.
+        self._episodes: list[list[int]] = [[] for _ in range(n_envs)]
+
+    def _allocate(self) -> None:
+        space = self.observation_space
+        assert isinstance(space, spaces.Dict)
+        columns: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            f"{prefix}/{key}": (shape, np.dtype(space[key].dtype))
+            for prefix in ("obs", "next")
+            for key, shape in self.obs_shape.items()
+        }
+        columns["actions"] = ((self.action_dim,), np.dtype(np.float32))
+        columns |= {name: ((), np.dtype(np.float32)) for name in _SCALARS}
+        self._ring = ring = ReplayRing(self.buffer_size, columns, self.n_envs)
+        self._tasks = GroupIndex(self.buffer_size)
+        self.observations = {key: ring.views[f"obs/{key}"] for key in self.obs_shape}
+        self.next_observations = {key: ring.views[f"next/{key}"] for key in self.obs_shape}
+        self.actions, self.rewards = ring.views["actions"], ring.views["rewards"]
+        self.dones, self.discounts = ring.views["dones"], ring.views["discounts"]
+        self.mc_returns = ring.views["mc_returns"]
+        self.mc_returns[:] = np.nan
+
+    @property
+    def num_added(self) -> int:
+        """Transitions stored in all, those that are overwritten included."""
+        return self._ring.num_added
+
+    @property
+    def task_counts(self) -> dict[int, int]:
+        """Stored transitions by task; empty without ``balanced``."""
+        return self._tasks.counts
+
+    def size(self) -> int:
+        """Return the number of transitions that are stored now."""
+        return len(self._ring)
+
+    def reset(self) -> None:
+        """Forget all transitions."""
+        super().reset()
+        self._allocate()
+        self.num_dropped = 0
+        self._episodes = [[] for _ in range(self.n_envs)]
+
+    def add(  # type: ignore[override]
+        self,
+        obs: Mapping[str, np.ndarray],
+        next_obs: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        done: np.ndarray,
+        infos: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Push one transition per environment.
+
+        Args:
+            obs: Key -> (n_envs, ...) observation before the chunk.
+            next_obs: Key -> (n_envs, ...) observation after it (the terminal one if it ended).
+            action: (n_envs, C, 7) or (n_envs, C * 7) executed chunks.
+            reward: (n_envs,) rewards.
+            done: (n_envs,) episode ended, for whatever reason.
+            infos: One per environment: ``discount`` or ``executed_steps``, ``TimeLimit.truncated``,
+                ``worker_restarted``.
+        """
+        stage = self._ring.stage
+        for key in self.obs_shape:
+            stage[f"obs/{key}"][...] = np.reshape(obs[key], stage[f"obs/{key}"].shape)
+            stage[f"next/{key}"][...] = np.reshape(next_obs[key], stage[f"next/{key}"].shape)
+        stage["actions"][...] = np.reshape(action, stage["actions"].shape)
+        stage["rewards"][:] = reward
+        stage["discounts"][:] = [self._discount(info) for info in infos]
+        limit = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        stage["dones"][:] = np.logical_and(done, ~limit)
+        stage["mc_returns"][:] = 0.0
+        finite = self._ring.staged_finite(self.n_envs)
+        stage["mc_returns"][:] = np.nan
+        restarted = np.array([bool(info.get("worker_restarted", False)) for info in infos])
+        kept = np.flatnonzero(finite & ~restarted)
+        number = self.num_added
+        if len(kept):
+            self._push(kept)
+        self.num_dropped += self.n_envs - len(kept)
+        for env in np.flatnonzero(~finite | restarted).tolist():
+            self._episodes[env] = []  # the chain of this episode's returns is broken here
+        for env in kept.tolist():
+            self._episodes[env].append(number)
+            number += 1
+        for env in np.flatnonzero(done).tolist():
+            self._finish_episode(env)
+
+    def _push(self, rows: np.ndarray) -> None:
+        slots = self._ring.push(rows)
+        if self.balanced:
+            tasks = self._ring.stage["obs/task_id"].reshape(self.n_envs)[rows]
+            for slot, task in zip(slots.tolist(), tasks.tolist(), strict=True):
+                self._tasks.put(slot, task)
+        self.pos = self.num_added % self.buffer_size
+        self.full = self.num_added >= self.buffer_size
+
+    def _discount(self, info: Mapping[str, Any]) -> float:
+        if "discount" in info:
+            return float(info["discount"])
+        return float(self.gamma ** int(info.get("executed_steps", 1)))
+
+    def _finish_episode(self, env: int) -> None:
+        """Write the Monte-Carlo returns of the episode that has just ended."""
+        value = 0.0
+        oldest = self.num_added - self.buffer_size
+        for number in reversed(self._episodes[env]):
+            if number < oldest:
+                break  # overwritten by the ring
+            slot = number % self.buffer_size
+            value = float(self.rewards[slot]) + float(self.discounts[slot]) * value
+            self.mc_returns[slot] = value
+        self._episodes[env] = []
+
+    def sample(  # type: ignore[override]
+        self, batch_size: int, env: VecNormalize | None = None
+    ) -> ChunkReplaySamples:
+        """Return ``batch_size`` transitions drawn with replacement.
+
+        Raises:
+            ConfigError: If the buffer is empty, or VecNormalize is used (the policy normalises).
+        """
+        if env is not None:
+            raise ConfigError("Do not wrap the env in VecNormalize: the policy normalises itself.")
+        if self.size() == 0:
+            raise ConfigError("The replay buffer is empty: collect transitions before sampling.")
+        if self.balanced and len(self.task_counts) > 1:
+            return self.rows(self._tasks.sample(batch_size, self.rng))
+        return self.rows(self.rng.integers(self.size(), size=batch_size))
+
+    def rows(self, index: np.ndarray) -> ChunkReplaySamples:
+        """Return the transitions in the given slots.
+
+        Args:
+            index: (B,) integer slots, each below ``size()``.
+        """
+        batch = self._ring.gather(index, self.device)
+        return ChunkReplaySamples(
+            {key: batch[f"obs/{key}"] for key in self.obs_shape},
+            batch["actions"],
+            {key: batch[f"next/{key}"] for key in self.obs_shape},
+            batch["dones"],
+            batch["rewards"],
+            batch["discounts"],
+            batch["mc_returns"],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = ("observations", "next_observations", "actions", "rewards", "dones", "discounts")
+        state = {k: v for k, v in vars(self).items() if k not in (*views, "mc_returns")}
+        return {**state, "_ring": self._ring.state(), "_tasks": self._tasks.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ring, tasks = state.pop("_ring"), state.pop("_tasks")
+        vars(self).update(state)
+        self._allocate()
+        self._ring.restore(ring)
+        self._tasks.restore(tasks)

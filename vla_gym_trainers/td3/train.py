@@ -1,0 +1,340 @@
+"""``vla-gym-train td3``: TD3+BC on LIBERO tasks from a frozen VLA, in one run directory."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.vec_env import VecEnv
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.evaluation.evaluate import evaluate, load_policy, make_env, summarize
+from vla_gym_trainers.runs.checkpoint import load_checkpoint
+from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
+from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
+from vla_gym_trainers.runs.metrics import RunLogger
+from vla_gym_trainers.runs.result_card import environment_facts, make_card, write_json
+from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.runs.settings import check_resumable, read_settings
+from vla_gym_trainers.runs.stopping import stoppable
+from vla_gym_trainers.td3.algorithm import TD3BC
+from vla_gym_trainers.td3.callback import RunCallback, StopRun
+from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.per_task import task_folders, train_per_task
+from vla_gym_trainers.td3.run_config import RESUMABLE, RunConfig
+from vla_gym_trainers.td3.stride_vec_env import make_stride_vec_env
+
+__all__ = [
+    "TD3Config",
+    "TD3Run",
+    "build_model",
+    "make_vec",
+    "resume_td3",
+    "train_td3",
+]
+
+#: Environments of the evaluations during training.
+EVAL_ENVS = 8
+
+
+@dataclass(frozen=True)
+class TD3Run:
+    """What a training run leaves.
+
+    Attributes:
+        run_dir: See :class:`vla_gym_trainers.runs.run_dir.RunDir`.
+        card: The result card.
+    """
+
+    run_dir: Path
+    card: dict[str, Any]
+
+
+def train_td3(config: TD3Config) -> TD3Run:
+    """Train, evaluate the VLA and the policy on the same official states, write the card.
+
+    Args:
+        config: All settings.
+
+    Returns:
+        The run directory and the card.
+
+    Raises:
+        ConfigError: If the run directory holds another run's checkpoints.
+    """
+    run = RunDir(config.run_dir or default_run_dir(config))
+    if config.per_task:
+        if task_folders(run.path):
+            raise ConfigError(f"{run.path} holds a run already: resume it, or take another.")
+        return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))
+    if run.checkpoints():
+        raise ConfigError(
+            f"{run.path} holds a run already: go on with 'vla-gym-train td3 --resume {run.path}', "
+            "or give another --run-dir."
+        )
+    return _train(config, run)
+
+
+def resume_td3(run_dir: Path, config: TD3Config | None = None) -> TD3Run:
+    """Go on with a run that was killed or stopped, from its newest checkpoint.
+
+    Without ``pipelined`` changing timing, and with it too, the run goes on bit for bit as it would
+    have gone on; what it had logged after the checkpoint is logged again. A run without a
+    checkpoint begins anew, which with the same seed is the same.
+
+    Args:
+        run_dir: The run's folder.
+        config: Its settings, of which those of ``run_config.RESUMABLE`` may differ; None for the
+            same.
+
+    Raises:
+        ConfigError: If there is no run, or a setting differs that must not.
+    """
+    run = RunDir(run_dir)
+    saved = read_settings(run.config, TD3Config)
+    if config is not None:
+        check_resumable(saved, config, RESUMABLE)
+    config = config or saved
+    if config.per_task:
+        return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))
+    newest = run.checkpoints()[-1:]
+    return _train(config, run, newest[0] if newest else None)
+
+
+def _train_or_resume(config: TD3Config, run_dir: Path) -> dict[str, Any]:
+    if (run_dir / "config.json").is_file():
+        return resume_td3(run_dir, config).card
+    return train_td3(config).card
+
+
+def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD3Run:
+    torch.set_num_threads(config.torch_threads)
+    with run.lock(), stoppable(run, "td3") as request, ExitStack() as stack:
+        write_json(run.config, config)
+        env = stack.enter_context(closing(make_vec(config)))
+        state: Mapping[str, Any] | None = None
+        if checkpoint is None:
+            model = build_model(config, env)
+        else:
+            model, state = load_checkpoint(checkpoint, env, TD3BC, config.device)
+        best = open_best(config, run, stack, config.asynchronous)
+        callback = RunCallback(config, run, best, request)
+        if state is not None:
+            callback.restore(state)
+        logger_state = None if state is None else state["logger"]
+        logger = RunLogger(run.metrics, run.tensorboard, logger_state)
+        with closing(logger):
+            model.set_logger(logger)
+            with request.deferred():
+                learn(model, config, callback)
+        return conclude(config, run, model, callback.summary(model), stack)
+
+
+def open_best(
+    config: RunConfig, run: RunDir, stack: ExitStack, background: bool = False
+) -> BestModel | None:
+    """Return what evaluates during training, with environments of its own; None without."""
+    if not config.eval_every:
+        return None
+    env = stack.enter_context(closing(make_vec(config, evaluation=True)))
+    episodes = _episodes_per_env(config, env, config.eval_layouts)
+    seed = EVAL_SEED + config.seed
+    best = BestModel(env, run, config.eval_every, episodes, seed, background)
+    stack.enter_context(closing(best))
+    return best
+
+
+def conclude(
+    config: RunConfig, run: RunDir, model: TD3BC, training: dict[str, Any], stack: ExitStack
+) -> TD3Run:
+    """Save the policy, guard it, evaluate it beside the VLA, film it and write the card.
+
+    Args:
+        config: Settings.
+        run: The run's folder.
+        model: Holds the policy as it is at the end.
+        training: Goes into the card.
+        stack: Closes what is opened here.
+    """
+    results: dict[str, Any] = {"training": training}
+    _save(model, run.last)
+    final = load_policy(run.best) if run.best.is_file() else model
+    if config.guard_layouts:
+        env = stack.enter_context(closing(make_vec(config, evaluation=True)))
+        episodes = _episodes_per_env(config, env, config.guard_layouts)
+        guard = guard_policy(final, env, episodes, GUARD_SEED + config.seed)
+        results["guard"] = guard.report()
+    _save(final, run.policy)
+    single = stack.enter_context(closing(make_single(config)))
+    if config.eval_states:
+        results.update(final_evaluation(config, load_policy(run.policy), single))
+    else:
+        single.reset()
+    facts = environment_facts(single)
+    if config.videos:
+        film(config, run)
+    card = make_card(
+        config.algorithm,
+        config=config,
+        seeds={"run": config.seed},
+        environment=facts,
+        results=results,
+    )
+    write_json(run.card, card)
+    return TD3Run(run.path, card)
+
+
+def _save(model: TD3BC, path: Path) -> None:
+    with replacing(path) as file:
+        model.save(file)  # type: ignore[arg-type]
+
+
+def _episodes_per_env(config: RunConfig, env: VecEnv, layouts: int) -> int:
+    """Return how many episodes of each environment make ``layouts`` a task, or a few more."""
+    return -(-layouts * len(set(config.task_ids)) // env.num_envs)
+
+
+def learn(model: TD3BC, config: TD3Config, callback: RunCallback) -> None:
+    """Collect and learn up to ``total_chunks``, or to the time limit."""
+    left = config.total_chunks - model.num_timesteps
+    try:
+        if left > 0:
+            model.learn(left, callback=callback, log_interval=10, reset_num_timesteps=False)
+    except StopRun:
+        pass
+    finally:
+        callback.close()
+    callback.model = model
+    callback.finish()
+    if not any(path.name.endswith(f"{model.num_timesteps:09d}") for path in _kept(callback)):
+        callback.save()  # so that a longer limit can go on from here
+
+
+def _kept(callback: RunCallback) -> list[Path]:
+    return callback.run.checkpoints()
+
+
+def default_run_dir(config: RunConfig) -> Path:
+    """Return ``runs/<algorithm>-<suite>-<tasks>-<time>`` under the working directory."""
+    tasks = "_".join(str(task_id) for task_id in config.task_ids)
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.algorithm}-{config.suite}-{tasks}-{stamp}"
+
+
+def make_vec(config: RunConfig, evaluation: bool = False) -> VecEnv:
+    """Make the environments of the training, or those of its evaluations on sampled layouts."""
+    num_envs = EVAL_ENVS if evaluation else config.num_envs
+    workers = config.workers
+    if workers is None and num_envs == 1:
+        workers = 0
+    env_id = f"LiberoVLA-{config.suite.removeprefix('libero_')}-v0"
+    settings: dict[str, Any] = {
+        "workers": workers,
+        "task_ids": list(config.task_ids),
+        "task_sampling": "round_robin" if evaluation else "uniform",
+        "gamma": config.gamma,
+        **_env(config),
+    }
+    if isinstance(config, TD3Config) and config.stride and not evaluation:
+        return make_stride_vec_env(env_id, num_envs, config.stride, **settings)
+    return make_sb3_vec_env(env_id, num_envs, **settings)
+
+
+def make_single(config: RunConfig) -> Any:
+    """Make the environment of the final evaluation."""
+    return make_env(config.suite, task_ids=config.task_ids, gamma=config.gamma, **_env(config))
+
+
+def _env(config: RunConfig) -> dict[str, Any]:
+    return {
+        "vla": config.vla,
+        "rl_token": config.rl_token,
+        "device": config.rollout_device or config.device,
+        "chunk_len": config.chunk_len,
+        "assets": config.assets,
+        "physics": config.physics,
+    }
+
+
+def build_model(config: TD3Config, env: Any) -> TD3BC:
+    """Return the untrained algorithm for an environment (also a toy with the same spaces)."""
+    shared = (
+        "learning_rate",
+        "buffer_size",
+        "learning_starts",
+        "batch_size",
+        "tau",
+        "gamma",
+        "train_freq",
+        "utd_ratio",
+        "policy_delay",
+        "target_policy_noise",
+        "target_noise_clip",
+        "bc_weight",
+        "mc_weight",
+        "critic_warmup_steps",
+        "reference_dropout",
+        "pessimism",
+        "noise_white",
+        "noise_chunk",
+        "noise_correlation",
+        "balanced_replay",
+        "pipelined",
+        "asynchronous",
+        "max_ahead",
+        "rollout_device",
+        "device",
+        "seed",
+    )
+    of_policy = ("net_arch", "n_critics", "residual_scale", "residual_basis", "precision")
+    policy_kwargs = {
+        name: getattr(config, name) for name in (*of_policy, "use_rl_token", "use_reference")
+    }
+    if config.task_heads:
+        policy_kwargs["task_heads"] = tuple(sorted(set(config.task_ids)))
+    settings = {name: getattr(config, name) for name in shared}
+    return TD3BC("RLTokenPolicy", env, policy_kwargs=policy_kwargs, **settings)
+
+
+def final_evaluation(config: RunConfig, model: TD3BC, env: Any) -> dict[str, Any]:
+    """Evaluate VLA and policy on the same official states of every trained task."""
+    baseline, trained = [], []
+    for task_id in config.task_ids:
+        states = range(config.eval_states)
+        common: dict[str, Any] = {"env": env, "progress": config.progress}
+        baseline.append(evaluate(None, config.suite, task_id, states, **common))
+        trained.append(evaluate(model, config.suite, task_id, states, **common))
+    return summarize(baseline, trained)
+
+
+def film(config: RunConfig, run: RunDir) -> None:
+    """Film the VLA and the policy on the first official states of every task."""
+    from vla_gym.play.command import record_policy
+
+    model = load_policy(run.policy)
+    run.videos.mkdir(exist_ok=True)
+    place = _env(config)
+    rl_token, place["chunk_len"] = place.pop("rl_token"), int(model.action_space.shape[0])
+
+    def act(obs: dict[str, Any]) -> Any:
+        return model.predict(obs, deterministic=True)[0]
+
+    for task_id in config.task_ids:
+        for state in range(config.videos):
+            for name, policy, label in (("vla", None, "VLA"), ("policy", act, config.algorithm)):
+                record_policy(
+                    run.videos / f"task{task_id:02d}_state{state:02d}_{name}.mp4",
+                    config.suite,
+                    task_id,
+                    policy=policy,
+                    label=label,
+                    init_state_id=state,
+                    rl_token=None if policy is None else rl_token,
+                    **place,
+                )
