@@ -18,14 +18,12 @@ from gymnasium.vector import AutoresetMode
 
 from vla_gym.errors import ConfigError, WorkerError, WorkerRestartWarning
 from vla_gym.vector import protocol
-from vla_gym.vector.local_pool import LocalPool
-from vla_gym.vector.memory import SharedArrays
 from vla_gym.vector.plan import EnvPlan
-from vla_gym.vector.pool import Pool
+from vla_gym.vector.pool import LocalPool, Pool
 from vla_gym.vector.process_pool import ProcessPool, describe_exit
 from vla_gym.vector.process_server import ProcessServer
-from vla_gym.vector.rows import table_layout
 from vla_gym.vector.runner import Runner, outside
+from vla_gym.vector.shared_memory import SharedArrays, table_layout
 from vla_gym.vector.worker import EnvSpaces, WorkerSpec, build_slots
 
 _EXIT_S = 10.0  # for a process to end

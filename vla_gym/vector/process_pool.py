@@ -19,9 +19,9 @@ import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector import protocol
-from vla_gym.vector.memory import SharedArrays
 from vla_gym.vector.pool import Event, Failure
 from vla_gym.vector.process_server import ProcessServer, ServerDied
+from vla_gym.vector.shared_memory import SharedArrays
 from vla_gym.vector.worker import WorkerSpec
 
 _CLOSE_S = 5.0  # for a worker to close its environments

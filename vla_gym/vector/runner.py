@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vla_gym.errors import WorkerError, WorkerRestartWarning
 from vla_gym.vector.pool import Event, Failure, Pool
 from vla_gym.vector.protocol import Extras
-from vla_gym.vector.rows import INFO_BITS, RESET, STEP, TEXT_INFO
+from vla_gym.vector.shared_memory import INFO_BITS, RESET, STEP, TEXT_INFO
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
 _REMEMBERED = (
@@ -30,7 +30,7 @@ class Runner:
     """Drives a pool of workers over the rows of the shared table.
 
     Attributes:
-        table: The shared arrays, see ``rows.table_layout``.
+        table: The shared arrays, see ``shared_memory.table_layout``.
         half: (N,) which half of the double buffer holds the current observation.
         busy: (N,) a command is under way.
         ended: (N,) a reset is due.

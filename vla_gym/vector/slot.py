@@ -10,8 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.vector.memory import leaves, write_value
-from vla_gym.vector.rows import INFO_BITS, RESET, TEXT_INFO, fits_row
+from vla_gym.vector.shared_memory import INFO_BITS, RESET, TEXT_INFO, fits_row, leaves, write_value
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Slot:
         Args:
             env: The environment, not reset yet.
             index: Its row.
-            table: The shared arrays, see ``rows.table_layout``.
+            table: The shared arrays, see ``shared_memory.table_layout``.
             same_step: Whether an ended episode is followed by a reset in the same step.
         """
         self.env, self.index, self._same_step = env, index, same_step

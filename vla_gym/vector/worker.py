@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.vector import protocol
-from vla_gym.vector.memory import Layout, SharedArrays
+from vla_gym.vector.shared_memory import Layout, SharedArrays
 from vla_gym.vector.slot import Slot
 
 

@@ -1,4 +1,7 @@
-"""Named NumPy arrays in one block of shared memory that no name in a file system points to."""
+"""The shared table of a vector environment: named arrays with one row per environment.
+
+All arrays lie in one block of shared memory that no name in a file system points to.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,34 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
+from vla_gym.variation import VARIATION_WIDTH
 
 #: Shape and dtype of one array.
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 
 _ALIGNMENT = 64  # a cache line, so that two arrays never share one
+
+# What an environment is asked to do.
+STEP, RESET = 1, 2
+
+#: Infos that travel as numbers; any other info is pickled. Types as in ``LiberoEnv``.
+INFO_TYPES: dict[str, type] = {
+    "success": bool,
+    "is_success": bool,
+    "executed_steps": int,
+    "elapsed_steps": int,
+    "task_id": int,
+    "init_state_id": int,
+    "discount": float,
+    "variation": np.ndarray,
+}
+#: Shapes of those that are float64 arrays.
+INFO_SHAPES = {"variation": (VARIATION_WIDTH,)}
+#: Sent only when it changes; the last bit of the masks says that it is there.
+TEXT_INFO = "instruction"
+INFO_KEYS = (*INFO_TYPES, TEXT_INFO)
+INFO_BITS = {key: 1 << bit for bit, key in enumerate(INFO_KEYS)}
+_DTYPES = {bool: "?", int: "<i8", float: "<f8", np.ndarray: "<f8"}
 
 
 class SharedArrays:
@@ -74,6 +100,74 @@ class SharedArrays:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def fits_row(key: str, value: Any) -> bool:
+    """Tell whether an info has the type, and an array the shape, of its column."""
+    if key not in INFO_SHAPES:
+        return type(value) is INFO_TYPES.get(key)
+    fits = isinstance(value, np.ndarray) and value.shape == INFO_SHAPES[key]
+    return bool(fits and value.dtype == np.float64)
+
+
+def table_layout(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    num_envs: int,
+    num_workers: int,
+    *,
+    final_rows: bool,
+) -> Layout:
+    """Return names, shapes and dtypes of the table.
+
+    ``obs/...`` is double buffered, (2, N, ...): a worker writes the half that the trainer does not
+    read, so an observation is whole even if its worker dies while it writes the next one.
+
+    Args:
+        observation_space: Of one environment.
+        action_space: Of one environment; a Box, Discrete, MultiBinary or MultiDiscrete.
+        num_envs: N.
+        num_workers: W.
+        final_rows: Whether final observations and infos are kept, as autoreset SAME_STEP needs.
+
+    Raises:
+        ConfigError: If a space does not fit into arrays.
+    """
+    layout: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def column(name: str, dtype: str, *shape: int) -> None:
+        layout[name] = ((num_envs, *shape), dtype)
+
+    for name, space in leaves(observation_space).items():
+        shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype).str
+        layout[name] = ((2, num_envs, *shape), dtype)
+        if final_rows:
+            column(f"final_{name}", dtype, *shape)
+    for name, space in leaves(action_space, "action").items():
+        column(name, np.dtype(space.dtype).str, *(space.shape or ()))
+    # Written by the trainer: what to do, into which half, and which episode is next.
+    column("op", "|i1")
+    column("half", "|i1")
+    column("seed", "<i8")
+    column("episode", "<i8")
+    column("reseed", "?")
+    column("plays_as", "<i8")
+    # Written by the workers.
+    column("reward", "<f8")
+    column("terminated", "?")
+    column("truncated", "?")
+    column("did_reset", "?")
+    for prefix in ("info", "final_info") if final_rows else ("info",):
+        column(f"{prefix}_set", "<u8")
+        for key, kind in INFO_TYPES.items():
+            column(f"{prefix}/{key}", _DTYPES[kind], *INFO_SHAPES.get(key, ()))
+    column("episode_ended", "?")
+    column("episode_return", "<f8")
+    column("episode_length", "<i8")
+    column("episode_success", "?")
+    layout["progress"] = ((num_workers,), "<i8")
+    layout["busy_s"] = ((num_workers,), "<f8")
+    return layout
 
 
 def leaves(space: spaces.Space[Any], name: str = "obs") -> dict[str, spaces.Space[Any]]:
