@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from resume_target import TINY, make_toy_env, make_toy_vec
 from safetensors import SafetensorError
-from tests.resume_target import TINY, make_toy_env, make_toy_vec
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.cli import main as cli

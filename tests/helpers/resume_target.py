@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.vector import LiberoVectorEnv

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv, sb3_vec_env

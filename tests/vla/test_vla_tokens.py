@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_vla_mini import random_inputs, small_config
+from mini_vla import random_inputs, small_config
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks

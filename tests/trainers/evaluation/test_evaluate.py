@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.resume_target import make_toy_vec
-from tests.toy_env import ToyReach
+from resume_target import make_toy_vec
+from toy_env import ToyReach
 
 import vla_gym_trainers
 from vla_gym.errors import ConfigError, WeightsError

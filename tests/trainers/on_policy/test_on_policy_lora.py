@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from mini_vla import random_inputs, small_config
 from safetensors import safe_open
-from test_vla_mini import random_inputs, small_config
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_vla_mini import random_inputs, small_config
+from mini_vla import random_inputs, small_config
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TrainableTokenVLA

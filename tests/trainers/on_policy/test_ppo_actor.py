@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from resume_target import make_toy_env, make_toy_vec
 from stable_baselines3.common.vec_env import DummyVecEnv
-from tests.resume_target import make_toy_env, make_toy_vec
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError

@@ -216,7 +216,7 @@ def test_wrong_shapes_and_configs_are_refused():
 
 
 def test_pretraining_command_end_to_end(tmp_path):
-    from test_vla_mini import small_config, write_demos
+    from mini_vla import small_config, write_demos
 
     from vla_gym.vla.mini import MiniVLA
     from vla_gym_trainers.rl_token.train import train_rl_token

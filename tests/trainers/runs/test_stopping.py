@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.resume_target import TINY, make_toy_env, make_toy_vec
+from resume_target import TINY, make_toy_env, make_toy_vec
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym_trainers.cli import main

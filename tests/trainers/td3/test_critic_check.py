@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers import TD3BC

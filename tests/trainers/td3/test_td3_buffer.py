@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.vec_env import DummyVecEnv
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.td3.buffers import ChunkReplayBuffer

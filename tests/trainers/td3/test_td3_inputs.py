@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.td3.train import TD3Config, build_model

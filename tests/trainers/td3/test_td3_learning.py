@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import DummyVecEnv
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers import TD3BC

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.resume_target import TINY, make_toy_env, make_toy_vec
-from tests.toy_env import ToyReach
-from tests.toy_tasks import make_tasks
+from resume_target import TINY, make_toy_env, make_toy_vec
+from toy_env import ToyReach
+from toy_tasks import make_tasks
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import resume_target
 import torch
-from tests.resume_target import TINY, make_toy_env, make_toy_vec
+from resume_target import TINY, make_toy_env, make_toy_vec
 
 import vla_gym_trainers.td3.train as train_td3_module
-from tests import resume_target
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.metrics import TIME_KEYS, JsonlWriter, read_metrics
@@ -32,7 +32,7 @@ PATIENCE = 280
 Uninterrupted = Callable[[bool], tuple[dict[str, Any], float]]
 _CONTEXT = multiprocessing.get_context("forkserver")
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
-_CONTEXT.set_forkserver_preload(["tests.resume_target"])
+_CONTEXT.set_forkserver_preload(["resume_target"])
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from tests.toy_env import ToyReach
+from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
