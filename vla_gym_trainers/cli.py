@@ -9,8 +9,8 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 
-from vla_gym.disk_full import disk_full_advice, is_disk_full
-from vla_gym.errors import ConfigError, VlaGymError
+from vla_gym.cli.main import run_command
+from vla_gym.errors import ConfigError
 
 USAGE = """usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml] [options]
 
@@ -155,20 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
         return 2
-    try:
-        COMMANDS[command](rest)
-    except VlaGymError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt as error:
-        sys.stderr.write(f"\n{error or 'Stopped.'}\n")
-        return 130
-    except Exception as error:
-        if not is_disk_full(error):
-            raise
-        sys.stderr.write(f"error: {disk_full_advice(error)}\n")
-        return 2
-    return 0
+    return run_command(COMMANDS[command], rest)
 
 
 if __name__ == "__main__":

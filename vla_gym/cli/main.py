@@ -33,7 +33,7 @@ Options of a command, with their defaults: vla-gym COMMAND --help
 
 Config = TypeVar("Config")
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 130
 # Columns of a table that is written to a file or another program.
 _PIPED_WIDTH = 160
 
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0 done, 1 the doctor found a problem, 2 wrong usage or a mistake that the
-        message explains.
+        message explains, 130 stopped.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -246,16 +246,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
         return EXIT_USAGE
+    return run_command(COMMANDS[command], rest)
+
+
+def run_command(command: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
+    """Run a command; what the user can mend is one line on stderr in place of a traceback.
+
+    Args:
+        command: Takes its arguments; returns an exit status, None for 0.
+        arguments: Of the command.
+
+    Returns:
+        The command's own status; 2 for an error of this package or a full disk, 130 after Ctrl-C
+        or SIGTERM.
+    """
     try:
-        return COMMANDS[command](rest)
+        return command(arguments) or EXIT_OK
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"\n{error or 'Stopped.'}\n")
+        return EXIT_STOPPED
     except VlaGymError as error:
         sys.stderr.write(f"error: {error}\n")
-        return EXIT_USAGE
     except Exception as error:
         if not is_disk_full(error):
             raise
         sys.stderr.write(f"error: {disk_full_advice(error)}\n")
-        return EXIT_USAGE
+    return EXIT_USAGE
 
 
 if __name__ == "__main__":
