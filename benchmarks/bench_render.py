@@ -35,7 +35,7 @@ from vla_gym.sim import LiberoSim
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.renderer import CAMERAS
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from upstream import Upstream
 
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
-from vla_gym.task_model import TaskModel, load_task_model
+from vla_gym.suites.libero import TaskModel, load_task_model
 
 CLOCKS = {"wall": "perf_counter", "cpu": "process_time"}
 CHUNK = 8

@@ -18,7 +18,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from vla_gym.suites import SUITES, suite_tasks
-from vla_gym.task_model import upstream_env
+from vla_gym.suites.libero import upstream_env
 
 OUT = Path(__file__).resolve().parents[1] / "vla_gym" / "assets" / "libero_manifest.json"
 

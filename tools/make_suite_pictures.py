@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import SUITES, Task, get_task, suite_tasks
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 SIZE, COLUMNS, LABEL = 256, 4, 16
 # One task of each suite and of each set of fixtures.

@@ -22,7 +22,7 @@ from vla_gym.assets.manifest import best_root, libero_files, optional_files
 from vla_gym.cli import main as cli
 from vla_gym.errors import AssetError, AssetWarning
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = "stable_scanned_objects/plate/visual/model_vis.msh"

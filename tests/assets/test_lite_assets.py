@@ -22,7 +22,7 @@ from vla_gym.errors import AssetError, CompileError
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.model_io import load_model
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVABLES = ("akita_black_bowl_1", "cream_cheese_1", "wine_bottle_1", "plate_1")

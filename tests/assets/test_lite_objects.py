@@ -21,7 +21,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.lite import objects
 from vla_gym.assets.lite.generate import GENERATORS
 from vla_gym.assets.lite.mjcf import to_text
-from vla_gym.suites import libero_data_root
+from vla_gym.suites.libero.tasks import libero_data_root
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = (
@@ -37,7 +37,7 @@ NEW = sorted(Path(path).stem for path in objects.GENERATORS)
 LOAD = """
 import json, sys, tempfile
 from pathlib import Path
-from vla_gym.task_model.upstream_env import prepare
+from vla_gym.suites.libero.upstream_env import prepare
 out = sys.stdout
 sys.stdout = sys.stderr
 with tempfile.TemporaryDirectory() as scratch:

@@ -12,7 +12,7 @@ import pytest
 
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import SUITES, Task, get_task, suite_tasks
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 ALL = tuple(task for suite in SUITES for task in suite_tasks(suite))
 # Kitchen with a microwave, living room, study, floor.

@@ -16,7 +16,7 @@ from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
 from vla_gym.errors import AssetError, ConfigError
 from vla_gym.sim import renderer as renderer_module
 from vla_gym.suites import get_task
-from vla_gym.task_model import TaskModel
+from vla_gym.suites.libero import TaskModel
 
 SIZE = 32
 CAMERAS = ("agentview", "robot0_eye_in_hand")

@@ -26,7 +26,7 @@ from vla_gym.demos.worker import play_attempt
 from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
 from vla_gym.experts.recording import ActionNoise
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import load_demos
 

@@ -24,7 +24,7 @@ from vla_gym.experts.grasps import rim_grasp, top_grasp
 from vla_gym.experts.phase_machine import CLOSED, MAX_RETRIES, OPEN, hold
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import Task, get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 
 class ToyArm:

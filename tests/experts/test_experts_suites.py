@@ -17,7 +17,7 @@ from vla_gym.experts.pick_and_place import repeated_until_success
 from vla_gym.experts.recording import episode_rng, record_episode
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 ALL_TASKS = [(suite, i) for suite in ("spatial", "object") for i in range(10)]
 

@@ -85,7 +85,7 @@ def _draws(env: Any, count: int) -> dict[str, np.ndarray]:
 
 
 def _resets(env: Any, count: int) -> dict[str, np.ndarray]:
-    from vla_gym.task_model import upstream_env
+    from vla_gym.suites.libero import upstream_env
 
     domain = env.env
     # The same draws without rebuilding the model each time; but fixtures must stand where a model
@@ -111,7 +111,7 @@ def _resets(env: Any, count: int) -> dict[str, np.ndarray]:
 
 def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> None:
     from vla_gym.suites import get_task
-    from vla_gym.task_model import upstream_env
+    from vla_gym.suites.libero import upstream_env
 
     upstream_env.prepare(assets, Path.cwd())
     with np.load(ask) as data:

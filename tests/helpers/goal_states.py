@@ -8,8 +8,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from vla_gym.task_model import TaskModel
-from vla_gym.task_model.goals import IN_SITE, JOINT, ON_OBJECT, Predicate
+from vla_gym.suites.libero import TaskModel
+from vla_gym.suites.libero.goals import IN_SITE, JOINT, ON_OBJECT, Predicate
 
 
 @dataclass

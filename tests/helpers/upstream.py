@@ -106,7 +106,7 @@ class _Child:
     """Upstream's environment and what tests do with it."""
 
     def __init__(self, assets_root: Path) -> None:
-        from vla_gym.task_model import upstream_env
+        from vla_gym.suites.libero import upstream_env
 
         upstream_env.prepare(assets_root, Path.cwd())
         self._make = upstream_env.make_env

@@ -6,7 +6,7 @@ from render_pairs import PainterPair, fixed_camera, random_camera
 
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 CENTRE = np.array([0.0, 0.0, 1.0])

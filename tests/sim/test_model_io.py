@@ -12,7 +12,7 @@ import mujoco
 import pytest
 
 from vla_gym.sim import model_io
-from vla_gym.task_model import TaskModel
+from vla_gym.suites.libero import TaskModel
 
 
 @pytest.fixture

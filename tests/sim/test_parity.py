@@ -17,7 +17,7 @@ from vla_gym.experts import make_expert
 from vla_gym.sim import LiberoSim, SceneRenderer, Snapshot
 from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import get_task
-from vla_gym.task_model import Layout, TaskModel, load_task_model
+from vla_gym.suites.libero import Layout, TaskModel, load_task_model
 
 pytestmark = pytest.mark.libero_assets
 

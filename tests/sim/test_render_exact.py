@@ -18,7 +18,7 @@ from vla_gym.sim.model_io import SharedModel, load_shared
 from vla_gym.sim.painters import LeanPainter, PlainPainter, make_painter, preload
 from vla_gym.sim.renderer import CAMERAS, _new_gl_context
 from vla_gym.suites import get_task
-from vla_gym.task_model import TaskModel, load_task_model
+from vla_gym.suites.libero import TaskModel, load_task_model
 
 SIZE = 96
 TABLE = np.array([-0.1, 0.0, 1.0])

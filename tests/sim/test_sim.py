@@ -17,7 +17,7 @@ from vla_gym.sim import LiberoSim, Snapshot
 from vla_gym.sim.goal_tests import compile_tests, is_candidate
 from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import get_task
-from vla_gym.task_model import TaskModel, geometric_candidate, load_task_model
+from vla_gym.suites.libero import TaskModel, geometric_candidate, load_task_model
 
 TASK = 8  # put the bowl on the plate
 
@@ -311,7 +311,7 @@ def test_a_second_process_does_not_compile_again(model: TaskModel, tmp_path: Pat
 import numpy as np
 from vla_gym.sim import LiberoSim, osc_fast
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 model = load_task_model(get_task("goal", 8), assets="lite")
 sim = LiberoSim(model)
 sim.reset(model.official_layout(0), settle=False)

@@ -15,7 +15,7 @@ import pytest
 from vla_gym.errors import ConfigError, RenderError
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
-from vla_gym.task_model import TaskModel, load_task_model
+from vla_gym.suites.libero import TaskModel, load_task_model
 
 SIZE = 96
 
@@ -198,7 +198,7 @@ import numpy as np
 from vla_gym.errors import RenderError
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 model = load_task_model(get_task("goal", 7), assets="lite")
 sim = LiberoSim(model)
 try:

@@ -13,8 +13,8 @@ import pytest
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import CompileError
 from vla_gym.suites import suite_tasks
-from vla_gym.task_model import evaluate_goal, geometric_candidate, load_task_model
-from vla_gym.task_model.goals import Predicate, compile_goal
+from vla_gym.suites.libero import evaluate_goal, geometric_candidate, load_task_model
+from vla_gym.suites.libero.goals import Predicate, compile_goal
 
 UP = np.eye(3).reshape(9)
 OBJECTS = {

@@ -12,8 +12,8 @@ from distributions import same_distribution
 from vla_gym.errors import CompileError, UnknownTaskError
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym.task_model import TaskModel, load_task_model
-from vla_gym.task_model.layouts import Placement, sample_poses
+from vla_gym.suites.libero import TaskModel, load_task_model
+from vla_gym.suites.libero.layouts import Placement, sample_poses
 
 NO_JOINTS = np.empty(0)
 MOVABLE = ("akita_black_bowl_1", "cream_cheese_1", "wine_bottle_1", "plate_1")
@@ -147,7 +147,7 @@ def test_an_objects_own_turn_comes_first() -> None:
 
 
 def test_impossible_layouts_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vla_gym.task_model.layouts.MAX_TRIES", 10)
+    monkeypatch.setattr("vla_gym.suites.libero.layouts.MAX_TRIES", 10)
     crowded = [placement(name, radius=0.2) for name in "ab"]
     with pytest.raises(CompileError, match="No valid layout of a, b"):
         sample_poses(crowded, np.random.default_rng(0), NO_JOINTS)

@@ -16,16 +16,10 @@ import pytest
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.cli import main as cli
 from vla_gym.errors import UnknownTaskError
-from vla_gym.suites import (
-    MAX_CONTROL_STEPS,
-    SUITES,
-    TASK_NAMES,
-    Task,
-    get_task,
-    libero_data_root,
-    suite_tasks,
-)
-from vla_gym.suites.bddl import read_problem
+from vla_gym.suites import SUITES, Task, get_task, suite_tasks
+from vla_gym.suites.libero.bddl import read_problem
+from vla_gym.suites.libero.names import TASK_NAMES
+from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
@@ -119,7 +113,7 @@ def test_every_suite_is_registered() -> None:
 def test_the_listing_is_complete_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from vla_gym import cli\n"
+        "from vla_gym.cli import main as cli\n"
         "status = cli.main(['tasks', '--json'])\n"
         "heavy = {'libero', 'robosuite', 'mujoco', 'torch'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else status)\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,15 +16,17 @@ import pytest
 
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import AssetError, CompileError, UnknownTaskError
+from vla_gym.suites import disk_cache as cache
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym.task_model import cache, load_task_model
-from vla_gym.task_model.cache import FILES, MANIFEST, SceneRequest
+from vla_gym.suites.disk_cache import FILES, MANIFEST
+from vla_gym.suites.libero import load_task_model, requests
+from vla_gym.suites.libero.requests import LiberoSceneRequest as SceneRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def request(scene: str = "goal") -> SceneRequest:
-    return SceneRequest(scene, suite_tasks("goal"), "lite", "digest", Path("assets"))
+    return SceneRequest(scene, "lite", "digest", Path("assets"), suite_tasks("goal"))
 
 
 @pytest.fixture
@@ -144,7 +147,7 @@ def test_loading_imports_neither_libero_nor_robosuite_nor_mujoco() -> None:
     code = (
         "import sys\n"
         "from vla_gym.suites import get_task\n"
-        "from vla_gym.task_model import load_task_model\n"
+        "from vla_gym.suites.libero import load_task_model\n"
         "load_task_model(get_task('goal', 0)).official_layout(3)\n"
         "print(sorted({'libero', 'robosuite', 'mujoco', 'torch'} & set(sys.modules)))\n"
     )
@@ -163,7 +166,7 @@ def test_cache_is_used_and_keyed(tmp_path: Path, compiles: list[str]) -> None:
     assert cache.load_scene(request(), tmp_path) == folder
     assert compiles == ["goal"]
     assert sorted(p.name for p in folder.iterdir()) == sorted((*FILES, MANIFEST))
-    other_pack = SceneRequest("goal", suite_tasks("goal"), "lite", "another digest", Path("assets"))
+    other_pack = SceneRequest("goal", "lite", "another digest", Path("assets"), suite_tasks("goal"))
     assert cache.load_scene(other_pack, tmp_path) != folder
     assert len(compiles) == 2
     leftovers = [p.name for p in (tmp_path / "scenes").iterdir() if p.name.startswith(".")]
@@ -175,11 +178,11 @@ def test_versions_and_sources_are_part_of_the_key(monkeypatch: pytest.MonkeyPatc
     assert request().key() == key
     for function, value in [
         ("package_versions", {"mujoco": "mujoco 9"}),
-        ("_sources_digest", "changed"),
+        ("_digest", "changed"),
         ("_tasks_digest", "changed"),
     ]:
         with monkeypatch.context() as patch:
-            patch.setattr(cache, function, lambda *_, value=value: value)
+            patch.setattr(requests, function, lambda *_, value=value: value)
             assert request().key() != key, function
 
 
@@ -241,8 +244,8 @@ def test_two_processes_compile_once(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from vla_gym.suites import suite_tasks
-from vla_gym.task_model import cache
+from vla_gym.suites import disk_cache as cache, suite_tasks
+from vla_gym.suites.libero.requests import LiberoSceneRequest
 
 def slow(request, scratch, out, timeout_s):
     with open({str(tmp_path / "log")!r}, "a") as log:
@@ -252,7 +255,7 @@ def slow(request, scratch, out, timeout_s):
         (out / name).write_bytes(name.encode())
 
 cache._run_compiler = slow
-request = cache.SceneRequest("goal", suite_tasks("goal"), "lite", "digest", Path("assets"))
+request = LiberoSceneRequest("goal", "lite", "digest", Path("assets"), suite_tasks("goal"))
 assert cache.verify(cache.load_scene(request, Path({str(tmp_path)!r})), request.key())
 """
     processes = [
@@ -273,7 +276,7 @@ def test_a_lock_that_is_never_freed_is_reported(tmp_path: Path, compiles: list[s
 
 def test_the_compile_process_has_a_deadline(tmp_path: Path) -> None:
     pack = resolve_asset_pack("lite")
-    slow = SceneRequest("goal", suite_tasks("goal"), pack.name, pack.digest, pack.root)
+    slow = SceneRequest("goal", pack.name, pack.digest, pack.root, suite_tasks("goal"))
     begin = time.monotonic()
     with pytest.raises(CompileError, match="took more than 0.3 s"):
         cache.load_scene(slow, tmp_path, timeout_s=0.3)
@@ -287,7 +290,7 @@ def test_a_failing_compiler_shows_its_output(tmp_path: Path) -> None:
     shutil.copytree(pack.root, broken)
     bowl = broken / "stable_scanned_objects" / "akita_black_bowl" / "akita_black_bowl.xml"
     bowl.write_text("<mujoco><worldbody>")
-    asked = SceneRequest("goal", suite_tasks("goal"), "lite", "broken", broken)
+    asked = SceneRequest("goal", "lite", "broken", broken, suite_tasks("goal"))
     with pytest.raises(CompileError, match="ParseError") as caught:
         cache.load_scene(asked, tmp_path / "cache")
     message = str(caught.value)
@@ -302,12 +305,17 @@ def test_missing_system_libraries_are_named() -> None:
 
 
 def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
-    tasks = [["goal", task_id] for task_id in range(10)]
+    tasks = [dataclasses.asdict(task) for task in suite_tasks("goal")]
     asked: dict[str, object] = {"tasks": tasks, "pack": "lite", "out": str(tmp_path)}
     asked["assets"] = str(resolve_asset_pack("lite").root)
     (tmp_path / "request.json").write_text(json.dumps(asked))
     child = subprocess.Popen(
-        [sys.executable, "-m", "vla_gym.task_model.compile_scene", str(tmp_path / "request.json")],
+        [
+            sys.executable,
+            "-m",
+            "vla_gym.suites.libero.compile_scene",
+            str(tmp_path / "request.json"),
+        ],
         env=cache._compiler_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -320,7 +328,7 @@ def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_tasks_of_different_scenes_are_refused(tmp_path: Path) -> None:
-    from vla_gym.task_model import compile_scene
+    from vla_gym.suites.libero import compile_scene
 
     problems = [dict.fromkeys(compile_scene._SCENE_FIELDS, 1)]
     problems.append({**problems[0], "regions": 2})
@@ -397,7 +405,7 @@ def test_a_scene_in_use_is_never_removed(tmp_path: Path, compiles: list[str]) ->
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from vla_gym.task_model.pruning import mark_used\n"
+        "from vla_gym.suites.pruning import mark_used\n"
         f"mark_used(Path({str(used)!r}))\n"
         "print('ready', flush=True)\n"
         "sys.stdin.read()\n"

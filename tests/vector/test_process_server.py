@@ -24,8 +24,8 @@ import pytest
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import AssetError, UnknownTaskError, VlaGymError, WorkerError
 from vla_gym.suites import get_task
-from vla_gym.task_model.cache import SceneRequest
-from vla_gym.task_model.model import scene_of
+from vla_gym.suites.libero.requests import LiberoSceneRequest
+from vla_gym.suites.libero.tasks import scene_of
 from vla_gym.vector import process_server
 from vla_gym.vector.process_server import ProcessServer, ServerDied, ServerTimeout
 from vla_gym.vector.server import _pickled
@@ -612,7 +612,7 @@ def test_a_worker_plays_exactly_what_the_trainer_would(loaded):
     import numpy as np
 
     from vla_gym.sim import LiberoSim
-    from vla_gym.task_model import load_task_model
+    from vla_gym.suites.libero import load_task_model
 
     model = load_task_model(get_task("goal", 8), "lite")
     sim = LiberoSim(model)
@@ -665,7 +665,7 @@ def endless_preload(tmp_path, monkeypatch) -> Iterator[Callable[[], list[int]]]:
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path))
     pack = resolve_asset_pack("lite")
     scene, tasks = scene_of(get_task("goal", 8))
-    key = SceneRequest(scene, tasks, pack.name, pack.digest, pack.root).key()
+    key = LiberoSceneRequest(scene, pack.name, pack.digest, pack.root, tasks).key()
     lock = tmp_path / "scenes" / f"{key}.lock"
     lock.parent.mkdir()
     with lock.open("w") as file:

@@ -19,7 +19,7 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.experts.recording import Episode
 from vla_gym.suites import Task
-from vla_gym.task_model import TaskModel
+from vla_gym.suites.libero import TaskModel
 
 #: LIBERO's names of our cameras, in the order of ``Episode.images``.
 IMAGE_KEYS = ("agentview_rgb", "eye_in_hand_rgb")

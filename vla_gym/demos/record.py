@@ -30,7 +30,7 @@ from vla_gym.demos.worker import (
     record_attempt,
 )
 from vla_gym.errors import ConfigError, DemoError
-from vla_gym.task_model import TaskModel, load_task_model
+from vla_gym.suites.libero import TaskModel, load_task_model
 
 logger = logging.getLogger(__name__)
 

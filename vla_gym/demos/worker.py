@@ -15,7 +15,7 @@ from vla_gym.demos.files import write_part
 from vla_gym.experts.recording import Episode, episode_rng, record_episode
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import get_task
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 from vla_gym.variation import DomainVariation
 from vla_gym.variation.drawn import part
 

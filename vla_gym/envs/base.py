@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vla_gym.sim import LiberoSim, SceneRenderer
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 ACTION_DIM = 7
 MAX_IMAGE_SIZE = 4096

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from vla_gym.sim import LiberoSim, SceneRenderer
     from vla_gym.suites import Task
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
     Images = np.ndarray | Sequence[np.ndarray]
 
@@ -50,7 +50,7 @@ def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> TaskM
         AssetError: If the asset pack is missing or not one.
         CompileError: If the scene cannot be compiled.
     """
-    from vla_gym.task_model import load_task_model
+    from vla_gym.suites.libero import load_task_model
 
     named = assets in ("lite", "libero")
     where = str(assets) if named else str(Path(assets).expanduser().absolute())

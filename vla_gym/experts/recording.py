@@ -11,7 +11,7 @@ import numpy as np
 from vla_gym.experts.registry import make_expert
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.access import EEF_BODY
-from vla_gym.task_model import TaskModel
+from vla_gym.suites.libero import TaskModel
 
 # Frames recorded after the goal is reached: the policy also sees how a finished task looks.
 SUCCESS_TAIL = 4

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import mujoco
 import numpy as np
 
-from vla_gym.task_model.goals import COMPARISONS
+from vla_gym.suites.libero.goals import COMPARISONS
 
 if TYPE_CHECKING:
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 # Upstream reads the hand's orientation from the wrist flange, its position from the grip site.
 EEF_BODY = "robot0_right_hand"
 
 
 class MjDataView:
-    """What goal predicates see of an MjData (see ``task_model.goals.SimView``)."""
+    """What goal predicates see of an MjData (see ``suites.libero.goals.SimView``)."""
 
     def __init__(self, data: mujoco.MjData) -> None:
         """Wrap ``data`` without copying."""

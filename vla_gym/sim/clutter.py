@@ -18,7 +18,7 @@ from vla_gym.variation.drawn import CLUTTER_KINDS, MAX_DISTRACTORS
 
 if TYPE_CHECKING:
     from vla_gym.sim.model_io import SharedModel
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 # Metres between clutter and what it keeps clear of: a finger fits in between, with room to spare.
 CLEARANCE = 0.03

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from vla_gym.errors import InvalidActionError
-from vla_gym.task_model.spec import RobotSpec
+from vla_gym.suites.libero.spec import RobotSpec
 
 ACTION_DIM = 7
 ARM_DIM = 6

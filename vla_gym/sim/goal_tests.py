@@ -2,7 +2,7 @@
 
 The chunk kernel must notice success after every control step without returning to Python. It
 evaluates these necessary conditions; when all hold, Python decides with the exact predicates
-(:func:`vla_gym.task_model.goals.evaluate_goal`), contacts included.
+(:func:`vla_gym.suites.libero.goals.evaluate_goal`), contacts included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_gym.sim.compiled import compiled
-from vla_gym.task_model.goals import (
+from vla_gym.suites.libero.goals import (
     IN_SITE,
     IN_SITE_BELOW,
     JOINT,

@@ -19,12 +19,12 @@ from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
 from vla_gym.sim.snapshot import Snapshot
-from vla_gym.task_model.goals import evaluate_goal
-from vla_gym.task_model.spec import Layout
+from vla_gym.suites.libero.goals import evaluate_goal
+from vla_gym.suites.libero.spec import Layout
 from vla_gym.variation.drawn import check_vector
 
 if TYPE_CHECKING:
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 Physics = Literal["fast", "exact"]
 

@@ -26,7 +26,7 @@ from vla_gym.variation.drawn import (
 if TYPE_CHECKING:
     from vla_gym.sim.clutter import ClutterSize
     from vla_gym.sim.model_io import SharedModel
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 AGENT_CAMERA, WRIST_CAMERA = "agentview", "robot0_eye_in_hand"
 _HIDDEN_GROUP = 0  # of geoms that no renderer draws, as for collisions

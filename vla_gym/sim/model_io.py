@@ -15,7 +15,7 @@ import mujoco
 from vla_gym.errors import CompileError
 
 if TYPE_CHECKING:
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 
 logger = logging.getLogger("vla_gym.mujoco")

@@ -20,7 +20,7 @@ from vla_gym.sim.controller_data import (
     scale_arm_action,
 )
 from vla_gym.sim.osc_fast import null_torques, operational_inertia, orientation_error
-from vla_gym.task_model.spec import RobotSpec
+from vla_gym.suites.libero.spec import RobotSpec
 
 
 class ExactController:

@@ -25,7 +25,7 @@ from vla_gym.sim.controller_data import (
 )
 from vla_gym.sim.goal_tests import is_candidate
 from vla_gym.sim.mj_native import mj_fullM, mj_jacSite, mj_step1, mj_step2
-from vla_gym.task_model.spec import RobotSpec
+from vla_gym.suites.libero.spec import RobotSpec
 
 Arrays = tuple[np.ndarray, ...]
 

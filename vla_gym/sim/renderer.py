@@ -20,7 +20,7 @@ from vla_gym.sim.painters import Painter, make_painter
 
 if TYPE_CHECKING:
     from vla_gym.sim.libero_sim import LiberoSim
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 PROFILES = ("libero", "fast")
 CAMERAS = ("agentview", "robot0_eye_in_hand")

@@ -14,7 +14,7 @@ from vla_gym.envs.scene_cache import load_task
 from vla_gym.suites import get_task
 
 if TYPE_CHECKING:
-    from vla_gym.task_model import TaskModel
+    from vla_gym.suites.libero import TaskModel
 
 # What every worker imports: done once here, it is shared, too.
 _WORKER_MODULES = ("vla_gym.envs.libero", "vla_gym.vector.worker")

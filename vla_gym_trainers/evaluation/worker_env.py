@@ -13,7 +13,7 @@ from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.observation import Observer
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.suites import suite_tasks
-from vla_gym.task_model import Predicate, evaluate_goal
+from vla_gym.suites.libero import Predicate, evaluate_goal
 
 if TYPE_CHECKING:
     from vla_gym.experts import Expert

@@ -19,7 +19,7 @@ from vla_gym.experts import EXPERT_TASKS
 from vla_gym.experts.recording import ActionNoise, record_episode
 from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import Task, get_task, suite_tasks
-from vla_gym.task_model import load_task_model
+from vla_gym.suites.libero import load_task_model
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.preprocess import CAMERAS
 

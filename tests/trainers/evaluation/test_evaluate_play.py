@@ -19,7 +19,7 @@ from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert
 from vla_gym.experts.registry import _BUILDERS
 from vla_gym.suites import get_task
-from vla_gym.task_model import evaluate_goal
+from vla_gym.suites.libero import evaluate_goal
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym_trainers.evaluation import player

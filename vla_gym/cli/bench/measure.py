@@ -256,7 +256,7 @@ class Measurement:
         if contender.system != "libero":
             return None
         from vla_gym.suites import get_task
-        from vla_gym.task_model import load_task_model
+        from vla_gym.suites.libero import load_task_model
 
         spec = contender.env
         tasks = [get_task(spec.suite, spec.task_of(i)) for i in range(contender.num_envs)]

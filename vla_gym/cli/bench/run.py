@@ -149,7 +149,7 @@ def _find_packs(config: BenchConfig, notes: list[str]) -> tuple[dict[str, str], 
 def _compile(plan: list[Scenario]) -> None:
     """Compile scenes that the cache lacks: once a machine, and not what starting up costs."""
     from vla_gym.suites import get_task
-    from vla_gym.task_model import load_task_model
+    from vla_gym.suites.libero import load_task_model
 
     specs = {c.env for scenario in plan for c in scenario.contenders}
     wanted = sorted(

@@ -27,7 +27,7 @@ class LiberoDriver(Driver):
     def __init__(self, contender: Contender) -> None:
         super().__init__(contender)
         from vla_gym.assets import resolve_asset_pack
-        from vla_gym.task_model import upstream_env
+        from vla_gym.suites.libero import upstream_env
 
         upstream_env.prepare(resolve_asset_pack(contender.env.assets).root, Path.cwd())
         envs: Any = importlib.import_module("libero.libero.envs")

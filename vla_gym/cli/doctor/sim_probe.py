@@ -23,7 +23,7 @@ def settle(pack: str) -> dict[str, Any]:
 
     from vla_gym.sim import LiberoSim
     from vla_gym.suites import get_task
-    from vla_gym.task_model import load_task_model
+    from vla_gym.suites.libero import load_task_model
 
     model = load_task_model(get_task(*SETTLE_TASK), pack)
     sim = LiberoSim(model)

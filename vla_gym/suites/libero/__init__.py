@@ -1,8 +1,8 @@
 """Compiled LIBERO tasks: models, goals and start layouts, cached on disk."""
 
-from vla_gym.task_model.goals import Predicate, evaluate_goal, geometric_candidate
-from vla_gym.task_model.model import SiteIndicator, TaskModel, load_task_model
-from vla_gym.task_model.spec import Layout, ObjectSpec, RobotSpec
+from vla_gym.suites.libero.goals import Predicate, evaluate_goal, geometric_candidate
+from vla_gym.suites.libero.model import SiteIndicator, TaskModel, load_task_model
+from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
 
 __all__ = [
     "Layout",

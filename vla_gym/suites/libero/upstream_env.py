@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import AssetError, CompileError
-from vla_gym.suites import libero_data_root
+from vla_gym.suites.libero.tasks import libero_data_root
 
 # Textures that upstream's arenas ask for by style. Where a pack lacks one, the texture that the
 # scene file itself names stands in: only the look of floor and walls changes.

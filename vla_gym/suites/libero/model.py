@@ -9,7 +9,6 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,16 @@ import numpy as np
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.errors import UnknownTaskError
-from vla_gym.suites import SUITES, Task, suite_tasks
-from vla_gym.task_model.cache import (
+from vla_gym.suites.disk_cache import load_scene
+from vla_gym.suites.libero.goals import JointRule, Predicate, compile_goal
+from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
+from vla_gym.suites.libero.requests import (
     ClutterRequest,
-    SceneRequest,
-    load_scene,
+    LiberoSceneRequest,
     package_versions,
 )
-from vla_gym.task_model.goals import JointRule, Predicate, compile_goal
-from vla_gym.task_model.layouts import Placement, Pose, sample_poses
-from vla_gym.task_model.spec import Layout, ObjectSpec, RobotSpec
+from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
+from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
 
 _ROBOT_INT_FIELDS = (
@@ -94,7 +93,7 @@ class TaskModel:
         clutter: Bodies of the scene's clutter by category; empty without.
     """
 
-    task: Task
+    task: LiberoTask
     assets: AssetPack
     scene_key: str
     mjb_path: Path
@@ -189,7 +188,7 @@ class TaskModel:
 
 
 def load_task_model(
-    task: Task,
+    task: LiberoTask,
     assets: str | Path = "lite",
     cache_dir: str | Path | None = None,
     *,
@@ -210,7 +209,7 @@ def load_task_model(
     """
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
-    request = SceneRequest(scene, tasks, pack.name, pack.digest, pack.root)
+    request = LiberoSceneRequest(scene, pack.name, pack.digest, pack.root, tasks)
     where = Path(cache_dir) if cache_dir else default_cache_dir()
     folder = load_scene(request, where)
     if clutter:
@@ -255,28 +254,10 @@ def load_task_model(
     )
 
 
-def clutter_of(tasks: Sequence[Task]) -> tuple[str, ...]:
+def clutter_of(tasks: Sequence[LiberoTask]) -> tuple[str, ...]:
     """Return which clutter a scene has: kinds that none of its tasks uses."""
     used = {category for task in tasks for _, category in task.problem.objects}
     return tuple(kind for kind in CLUTTER_KINDS if kind not in used)[:NUM_CLUTTER]
-
-
-def scene_of(task: Task) -> tuple[str, tuple[Task, ...]]:
-    """Return the scene that a task plays in, and all tasks that share it.
-
-    There are 32: libero_10 plays in nine of libero_90's twenty.
-    """
-    name = task.scene_name
-    return name, _scene_tasks()[name]
-
-
-@cache
-def _scene_tasks() -> dict[str, tuple[Task, ...]]:
-    scenes: dict[str, tuple[Task, ...]] = {}
-    for suite in SUITES:
-        for task in suite_tasks(suite):
-            scenes[task.scene_name] = (*scenes.get(task.scene_name, ()), task)
-    return scenes
 
 
 def _robot_spec(table: Mapping[str, Any]) -> RobotSpec:

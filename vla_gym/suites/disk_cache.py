@@ -5,7 +5,7 @@ manifest.json, which holds what the scene was made from (its digest is the key) 
 the other files. Nothing in it is used before it was verified (a damaged .mjb can abort the process
 that loads it); what does not verify is built anew. Folders appear by an atomic rename, under a
 lock that other processes respect. Scenes of old versions go when a new one is built, see
-:mod:`vla_gym.task_model.pruning`.
+:mod:`vla_gym.suites.pruning`.
 """
 
 from __future__ import annotations
@@ -23,114 +23,71 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib import metadata
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import CompileError
-from vla_gym.suites import Task
-from vla_gym.task_model import pruning
-from vla_gym.task_model.pruning import MANIFEST
+from vla_gym.suites import pruning
+from vla_gym.suites.pruning import MANIFEST
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 2
 COMPILE_TIMEOUT_S = 300.0
 FILES = ("scene.mjb", "scene.json", "init_states.npz")
-_LIBERO_DISTRIBUTIONS = ("rlinf-libero", "libero", "hf-libero")
-_COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upstream_env.py")
-_CLUTTER_SOURCES = ("compile_clutter.py",)  # besides these
 
 
 @dataclass(frozen=True)
-class SceneRequest:
-    """What to compile.
+class SceneRequest(ABC):
+    """What to compile; a suite adds how.
 
     Attributes:
         scene: Scene name, e.g. ``"goal"``.
-        tasks: All tasks of the scene.
         pack: Name of the asset pack.
         pack_digest: Digest of its content.
         asset_root: Its folder.
     """
 
     scene: str
-    tasks: tuple[Task, ...]
     pack: str
     pack_digest: str
     asset_root: Path
+
+    @abstractmethod
+    def inputs(self) -> dict[str, Any]:
+        """Return what the compiled scene depends on besides the asset pack and the machine.
+
+        ``compiler`` (digest of the compiler's sources), ``versions`` (of packages) and ``tasks``
+        (digest of the tasks' files) must be among it; all is JSON-ready.
+        """
+
+    @property
+    @abstractmethod
+    def program(self) -> str:
+        """The module that compiles it, run as ``python -m PROGRAM REQUEST.json``."""
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """Return what the program needs to know, JSON-ready; the cache adds the folder ``out``."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything that the compiled scene depends on."""
         return {
             "schema": SCHEMA,
-            "compiler": _sources_digest(),
-            "versions": package_versions(),
             "machine": [platform.system(), platform.machine(), sys.byteorder],
             "pack": self.pack,
             "pack_digest": self.pack_digest,
             "scene": self.scene,
-            "tasks": _tasks_digest(self.tasks),
+            **self.inputs(),
         }
 
     def key(self) -> str:
         """Return the cache key, readable prefix included."""
         return _key(self.identity())
-
-    @property
-    def program(self) -> str:
-        """The module that compiles it, run in a process of its own."""
-        return "vla_gym.task_model.compile_scene"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the program needs to know, JSON-ready."""
-        return {
-            "tasks": [[task.suite, task.task_id] for task in self.tasks],
-            "pack": self.pack,
-            "assets": str(self.asset_root.resolve()),
-        }
-
-
-@dataclass(frozen=True)
-class ClutterRequest(SceneRequest):
-    """A scene with clutter, see :mod:`vla_gym.task_model.compile_clutter`.
-
-    Attributes:
-        plain: Folder of the compiled scene without.
-        categories: What to add, one of each.
-    """
-
-    plain: Path
-    categories: tuple[str, ...]
-
-    def identity(self) -> dict[str, Any]:
-        """Return everything that the compiled scene depends on."""
-        clutter = {"compiler": _digest(_CLUTTER_SOURCES), "categories": list(self.categories)}
-        return super().identity() | {"clutter": clutter}
-
-    @property
-    def program(self) -> str:
-        """The module that compiles it, run in a process of its own."""
-        return "vla_gym.task_model.compile_clutter"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the program needs to know, JSON-ready."""
-        more = {"plain": str(self.plain.resolve()), "clutter": list(self.categories)}
-        return super().arguments() | more
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """Return the installed versions that a compiled scene depends on, without importing them.
-
-    Raises:
-        CompileError: If one of the packages is not installed.
-    """
-    versions = {"mujoco": _version("mujoco"), "robosuite": _version("robosuite")}
-    return versions | {"libero": _version(*_LIBERO_DISTRIBUTIONS)}
 
 
 def load_scene(
@@ -312,35 +269,3 @@ def _lock(path: Path, timeout_s: float) -> Iterator[None]:
                     ) from None
                 time.sleep(0.05)
         yield
-
-
-def _sources_digest() -> str:
-    return _digest(_COMPILER_SOURCES)
-
-
-@cache
-def _digest(sources: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for name in sources:
-        digest.update(Path(__file__).with_name(name).read_bytes())
-    return digest.hexdigest()
-
-
-@cache
-def _tasks_digest(tasks: Sequence[Task]) -> str:
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(f"{task.suite}/{task.task_id}/{task.name}\n".encode())
-        digest.update(task.bddl_file.read_bytes())
-        digest.update(task.init_states_file.read_bytes())
-    return digest.hexdigest()
-
-
-def _version(*distributions: str) -> str:
-    for name in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{name} {metadata.version(name)}"
-    raise CompileError(
-        f"None of the packages {', '.join(distributions)} is installed. "
-        "Install the project's dependencies: pip install vla-gym"
-    )

@@ -1,7 +1,7 @@
 """Compiles one scene through LIBERO's own problem classes: a program, not a module to import.
 
-Usage: ``python -m vla_gym.task_model.compile_scene REQUEST.json``. The request names the tasks
-(pairs of suite and id), the asset folder and the folder that receives scene.mjb, scene.json and
+Usage: ``python -m vla_gym.suites.libero.compile_scene REQUEST.json``. The request names the tasks
+(fields of ``LiberoTask``), the asset folder and the folder that receives scene.mjb, scene.json and
 init_states.npz. It ends early when its standard input ends. It is a process of its own because
 libero and robosuite print, ask questions, set global state and pull in heavy packages.
 """
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import CompileError
-from vla_gym.suites import NUM_INIT_STATES, Task, get_task
-from vla_gym.task_model import extract, initial_state, upstream_env
-from vla_gym.task_model.goals import compile_goal
-from vla_gym.task_model.layouts import Placement
+from vla_gym.suites.libero import extract, initial_state, upstream_env
+from vla_gym.suites.libero.goals import compile_goal
+from vla_gym.suites.libero.layouts import Placement
+from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask
 
 # What tasks must share to share a model: everything but the goal, the words and the start.
 _SCENE_FIELDS = ("problem_name", "fixtures", "regions", "objects", "scene_properties")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("request", type=Path, help="JSON file with the request")
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
-    tasks = [get_task(suite, task_id) for suite, task_id in request["tasks"]]
+    tasks = [LiberoTask(**fields) for fields in request["tasks"]]
     with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
         compile_scene(tasks, request["pack"], Path(request["assets"]), Path(workdir))
         for name in ("scene.mjb", "scene.json", "init_states.npz"):
@@ -53,7 +53,7 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def compile_scene(tasks: Sequence[Task], pack: str, asset_root: Path, workdir: Path) -> None:
+def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, workdir: Path) -> None:
     """Write scene.mjb, scene.json and init_states.npz of one scene into ``workdir``.
 
     Args:
@@ -116,14 +116,14 @@ def _low_poly_model(env: Any) -> Any:
     return model
 
 
-def _parse_problems(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def _parse_problems(tasks: Sequence[LiberoTask]) -> list[dict[str, Any]]:
     bddl_utils: Any = importlib.import_module("libero.libero.envs.bddl_utils")
     problems = [bddl_utils.robosuite_parse_problem(str(task.bddl_file)) for task in tasks]
     check_one_scene(tasks, problems)
     return problems
 
 
-def check_one_scene(tasks: Sequence[Task], problems: Sequence[Mapping[str, Any]]) -> None:
+def check_one_scene(tasks: Sequence[LiberoTask], problems: Sequence[Mapping[str, Any]]) -> None:
     """Make sure that tasks may share a model.
 
     Raises:
@@ -139,7 +139,7 @@ def check_one_scene(tasks: Sequence[Task], problems: Sequence[Mapping[str, Any]]
                 )
 
 
-def _check_fixtures(tasks: Sequence[Task], starts: Sequence[Mapping[str, Any]]) -> None:
+def _check_fixtures(tasks: Sequence[LiberoTask], starts: Sequence[Mapping[str, Any]]) -> None:
     """Make sure that all tasks place the same fixtures: a simulation moves those of its scene."""
     for task, start in zip(tasks, starts, strict=True):
         placed = [
@@ -152,7 +152,7 @@ def _check_fixtures(tasks: Sequence[Task], starts: Sequence[Mapping[str, Any]]) 
             )
 
 
-def _init_states(tasks: Sequence[Task], length: int) -> dict[str, np.ndarray]:
+def _init_states(tasks: Sequence[LiberoTask], length: int) -> dict[str, np.ndarray]:
     """Read the official states, pickled by torch: the one place where a pickle is opened."""
     torch: Any = importlib.import_module("torch")
     states = {}

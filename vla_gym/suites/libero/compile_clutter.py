@@ -1,7 +1,7 @@
 """Compiles a scene once more with clutter in it: a program, not a module to import.
 
-Usage: ``python -m vla_gym.task_model.compile_clutter REQUEST.json``. The request names a compiled
-scene, one of its tasks, the asset folder, the categories to add and the folder that receives the
+Usage: ``python -m vla_gym.suites.libero.compile_clutter REQUEST.json``. The request names a
+compiled scene, its tasks, the asset folder, the categories to add and the folder that receives the
 new scene. Clutter bodies have no joints and come last, so that all states, addresses, names and
 tables of the plain scene hold for this one, too; it is stored with the same files.
 """
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import CompileError
-from vla_gym.suites import get_task
-from vla_gym.task_model import upstream_env
-from vla_gym.task_model.compile_scene import _exit_with_parent
+from vla_gym.suites.libero import upstream_env
+from vla_gym.suites.libero.compile_scene import _exit_with_parent
+from vla_gym.suites.libero.tasks import LiberoTask
 
 # Clutter that no episode shows is kept here, in metres: below the floor, out of all reach.
 PARKED_Z = -20.0
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=out, prefix="work-") as workdir:
         bodies = compile_clutter(
             plain,
-            tuple(request["tasks"][0]),
+            LiberoTask(**request["tasks"][0]),
             request["pack"],
             Path(request["assets"]),
             request["clutter"],
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compile_clutter(
     plain: Path,
-    task: tuple[str, int],
+    task: LiberoTask,
     pack: str,
     asset_root: Path,
     categories: Sequence[str],
@@ -77,7 +77,7 @@ def compile_clutter(
 
     Args:
         plain: Folder of the compiled scene without.
-        task: Suite and id of a task of the scene.
+        task: A task of the scene.
         pack: ``"libero"`` or ``"lite"``; the latter also gets the low-poly robot.
         asset_root: Folder with LIBERO's layout.
         categories: What to add, one of each.
@@ -92,7 +92,7 @@ def compile_clutter(
     upstream_env.prepare(asset_root, workdir / "libero")
     import mujoco  # noqa: PLC0415 - after prepare(): libero picks the GL backend first
 
-    env = upstream_env.make_env(get_task(*task).bddl_file).env
+    env = upstream_env.make_env(task.bddl_file).env
     upstream_env.reset_env(env)
     objects: Any = importlib.import_module("libero.libero.envs.objects")
     bodies = {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import CompileError
-from vla_gym.task_model.extract import joint_addresses, reset_qpos
+from vla_gym.suites.libero.extract import joint_addresses, reset_qpos
 
 _ORIENTATIONS = ("axisangle", "xyaxes", "zaxis", "euler")
 

@@ -1,0 +1,137 @@
+"""LIBERO's 130 tasks: names, instructions, BDDL files, official states and step limits.
+
+Reading this module imports neither libero nor robosuite: the files that the ``libero`` package
+installs are found by path alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from vla_gym.errors import UnknownTaskError
+from vla_gym.suites.libero.bddl import Problem, read_problem
+from vla_gym.suites.libero.names import TASK_NAMES
+
+# Step limits in control steps (20 Hz), as the field evaluates: a little above the longest
+# demonstration of each suite.
+MAX_CONTROL_STEPS = {"goal": 300, "spatial": 220, "object": 280, "10": 520, "90": 400}
+NUM_INIT_STATES = 50
+
+_SCENE_PREFIX = re.compile(r"([A-Z_]+_SCENE\d+)_")
+
+
+@dataclass(frozen=True)
+class LiberoTask:
+    """One LIBERO task.
+
+    Attributes:
+        suite: Suite name without the ``libero_`` prefix, e.g. ``"goal"``.
+        task_id: Index in the suite, in the order of LIBERO's benchmark.
+        name: File stem of the BDDL file.
+        instruction: What the policy is told (LIBERO derives it from the file name).
+        max_control_steps: Step limit in control steps of 50 ms.
+        folder: Folder of its files below ``bddl_files`` and ``init_files``, e.g.
+            ``"libero_goal"``.
+        scene_name: Name of the scene that the task plays in. Tasks of one scene differ in goal,
+            words and initial placement only, so they share a compiled model. LIBERO-100 names
+            its scenes; libero_10 and libero_90 have some in common.
+    """
+
+    suite: str
+    task_id: int
+    name: str
+    instruction: str
+    max_control_steps: int
+    folder: str
+    scene_name: str
+
+    @property
+    def bddl_file(self) -> Path:
+        """Path of the task's BDDL file inside the installed libero package."""
+        return libero_data_root() / "bddl_files" / self.folder / f"{self.name}.bddl"
+
+    @property
+    def init_states_file(self) -> Path:
+        """Path of the pickled official initial states; read only by the compile process."""
+        return libero_data_root() / "init_files" / self.folder / f"{self.name}.pruned_init"
+
+    @property
+    def problem(self) -> Problem:
+        """What the task's BDDL file says; read once a process.
+
+        Raises:
+            UnknownTaskError: If the file is missing or damaged.
+        """
+        return read_problem(self.bddl_file)
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Instance names of the movable objects, e.g. ``"akita_black_bowl_1"``."""
+        return tuple(name for name, _ in self.problem.objects)
+
+    @property
+    def goal(self) -> str:
+        """The goal in BDDL's words, e.g. ``"on akita_black_bowl_1 plate_1"``; "and" joins more."""
+        return " and ".join(" ".join(predicate) for predicate in self.problem.goal)
+
+    @property
+    def key(self) -> str:
+        """Short unique name, e.g. ``"goal_8"``."""
+        return f"{self.suite}_{self.task_id}"
+
+
+@cache
+def libero_data_root() -> Path:
+    """Return the folder that holds LIBERO's BDDL and init files, without importing libero.
+
+    Raises:
+        UnknownTaskError: If no libero package is installed.
+    """
+    spec = importlib.util.find_spec("libero")
+    for location in spec.submodule_search_locations or () if spec else ():
+        root = Path(location) / "libero"
+        if (root / "bddl_files").is_dir():
+            return root
+    raise UnknownTaskError(
+        "LIBERO's task files were not found: expected an installed package that provides "
+        "'libero/libero/bddl_files'. Install it with: pip install rlinf-libero==0.1.3"
+    )
+
+
+@cache
+def libero_tasks(suite: str) -> tuple[LiberoTask, ...]:
+    """Return all tasks of one of LIBERO's suites in the order of their ids."""
+    return tuple(_task(suite, task_id, name) for task_id, name in enumerate(TASK_NAMES[suite]))
+
+
+def _task(suite: str, task_id: int, name: str) -> LiberoTask:
+    # As upstream derives it: libero_10 and libero_90 name the scene first.
+    instruction = _SCENE_PREFIX.sub("", name).replace("_", " ")
+    if scene := _SCENE_PREFIX.match(name):
+        scene_name = scene[1].lower()
+    else:
+        # Each task of libero_object has other objects; goal and spatial are one scene each.
+        scene_name = f"object_{task_id}" if suite == "object" else suite
+    limit = MAX_CONTROL_STEPS[suite]
+    return LiberoTask(suite, task_id, name, instruction, limit, f"libero_{suite}", scene_name)
+
+
+def scene_of(task: LiberoTask) -> tuple[str, tuple[LiberoTask, ...]]:
+    """Return the scene that a task plays in, and all tasks that share it.
+
+    There are 32: libero_10 plays in nine of libero_90's twenty.
+    """
+    return task.scene_name, _scene_tasks()[task.scene_name]
+
+
+@cache
+def _scene_tasks() -> dict[str, tuple[LiberoTask, ...]]:
+    scenes: dict[str, tuple[LiberoTask, ...]] = {}
+    for suite in TASK_NAMES:
+        for task in libero_tasks(suite):
+            scenes[task.scene_name] = (*scenes.get(task.scene_name, ()), task)
+    return scenes
