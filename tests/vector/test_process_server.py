@@ -395,7 +395,7 @@ def test_the_garbage_collector_may_ask_in_the_middle_of_a_request(server):
 
 def start_trainer(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Run a script that has no ``__main__`` guard, with the tests' folder in its sys.path."""
-    preamble = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+    preamble = f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'helpers')!r})\n"
     return subprocess.Popen(
         [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments],
         stdout=subprocess.PIPE,
@@ -553,7 +553,7 @@ def test_bare_checkout_and_a_working_directory_full_of_traps(tmp_path):
         textwrap.dedent(f"""
         import os, sys
         sys.path.insert(0, {str(checkout)!r})
-        sys.path.append({str(ROOT / "tests")!r})
+        sys.path.append({str(ROOT / "tests" / "helpers")!r})
         from vla_gym.vector.process_server import ProcessServer
         server = ProcessServer.acquire()
         pid = server.spawn(b"x", [1], {{}}, timeout=60, target="worker_targets:report")

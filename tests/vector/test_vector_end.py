@@ -163,8 +163,9 @@ class Trainer:
         self.folder, self.marker = folder, new_marker()
         self.blocks = set(os.listdir("/dev/shm"))
         (folder / "train.py").write_text(HEADER + script)
-        tests = Path(__file__).parents[1]
-        paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+        helpers = Path(__file__).parents[1] / "helpers"
+        root = Path(__file__).parents[2]
+        paths = [str(helpers), str(root), os.environ.get("PYTHONPATH", "")]
         environ = {**os.environ, MARKER: self.marker, "PYTHONPATH": os.pathsep.join(paths)}
         with open(folder / "output", "wb") as output:
             self.process = subprocess.Popen(
