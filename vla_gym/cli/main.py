@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
-from io import StringIO
-from typing import Any, TypeVar
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
+from vla_gym.cli.options import parse_options
 from vla_gym.disk_full import disk_full_advice, is_disk_full
-from vla_gym.errors import ConfigError, VlaGymError
+from vla_gym.errors import VlaGymError
 
 USAGE = """usage: vla-gym COMMAND [options]
 
@@ -31,8 +31,8 @@ commands:
 Options of a command, with their defaults: vla-gym COMMAND --help
 """
 
-Config = TypeVar("Config")
-
+#: Entry points of this group are commands too, see :func:`find_commands`.
+GROUP = "vla_gym.commands"
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 130
 # Columns of a table that is written to a file or another program.
 _PIPED_WIDTH = 160
@@ -64,7 +64,7 @@ class TasksConfig:
 
 
 def _doctor(arguments: Sequence[str]) -> int:
-    config = _parse(DoctorConfig, arguments, "doctor")
+    config = parse_options(DoctorConfig, arguments, "doctor")
     from vla_gym.cli.doctor import as_json, print_report, run_checks
 
     checks = run_checks(quick=config.quick)
@@ -79,11 +79,11 @@ def _doctor(arguments: Sequence[str]) -> int:
 def _assets(arguments: Sequence[str]) -> int:
     from vla_gym.assets.command import AssetsConfig, run
 
-    return run(_parse(AssetsConfig, arguments, "assets"))
+    return run(parse_options(AssetsConfig, arguments, "assets"))
 
 
 def _tasks(arguments: Sequence[str]) -> int:
-    config = _parse(TasksConfig, arguments, "tasks")
+    config = parse_options(TasksConfig, arguments, "tasks")
     from vla_gym.experts import EXPERT_TASKS
     from vla_gym.suites import SUITES, suite_tasks
 
@@ -127,47 +127,13 @@ def _tasks(arguments: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _play(arguments: Sequence[str]) -> int:
-    from vla_gym.play.command import main
-    from vla_gym.play.config import PlayConfig
-
-    return main(_parse(PlayConfig, arguments, "play"))
-
-
 def _demos(arguments: Sequence[str]) -> int:
     from vla_gym.demos.config import DemosConfig
     from vla_gym.demos.record import record_demos
 
-    for path in record_demos(_parse(DemosConfig, arguments, "demos")):
+    for path in record_demos(parse_options(DemosConfig, arguments, "demos")):
         sys.stdout.write(f"{path}\n")
     return EXIT_OK
-
-
-def _eval(arguments: Sequence[str]) -> int:
-    from vla_gym_trainers.evaluation.config import EvalConfig
-
-    config = _parse(EvalConfig, arguments, "eval")
-    if config.policy not in ("vla", "expert", "random"):
-        _import_sb3()
-    from vla_gym_trainers.evaluation.command import main
-
-    return main(config)
-
-
-def _eval_merge(arguments: Sequence[str]) -> int:
-    from vla_gym_trainers.evaluation.config import MergeConfig
-    from vla_gym_trainers.evaluation.merging import main_merge
-
-    return main_merge(_parse(MergeConfig, arguments, "eval-merge"))
-
-
-def _report(arguments: Sequence[str]) -> int:
-    from vla_gym_trainers.report.config import ReportConfig
-
-    config = _parse(ReportConfig, arguments, "report")
-    from vla_gym_trainers.report.command import main
-
-    return main(config)
 
 
 def _bench(arguments: Sequence[str]) -> int:
@@ -175,52 +141,37 @@ def _bench(arguments: Sequence[str]) -> int:
         from vla_gym.cli.bench.vla import VLABenchConfig
         from vla_gym.cli.bench.vla import main as main_vla
 
-        return main_vla(_parse(VLABenchConfig, arguments, "bench"))
+        return main_vla(parse_options(VLABenchConfig, arguments, "bench"))
     from vla_gym.cli.bench import BenchConfig
 
-    config = _parse(BenchConfig, arguments, "bench")
+    config = parse_options(BenchConfig, arguments, "bench")
     from vla_gym.cli.bench.run import main
 
     return main(config)
-
-
-def _import_sb3() -> None:
-    """Import stable-baselines3 without the banner of the old ``gym`` that it picks up.
-
-    Raises:
-        ConfigError: If the trainers' extra is not installed.
-    """
-    try:
-        with redirect_stderr(StringIO()):
-            import stable_baselines3  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"
-        ) from error
-
-
-def _parse(config_class: type[Config], arguments: Sequence[str], command: str) -> Config:
-    import tyro
-
-    return tyro.cli(
-        config_class,
-        args=list(arguments),
-        prog=f"vla-gym {command}",
-        description=inspect.cleandoc(config_class.__doc__ or ""),
-    )
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "doctor": _doctor,
     "assets": _assets,
     "tasks": _tasks,
-    "play": _play,
     "demos": _demos,
-    "eval": _eval,
-    "eval-merge": _eval_merge,
-    "report": _report,
     "bench": _bench,
 }
+
+
+def find_commands() -> dict[str, Callable[[Sequence[str]], int]]:
+    """Return the commands by name: those of this package, and the entry points of other packages.
+
+    An entry point of the group ``vla_gym.commands`` names a function from the arguments to the
+    exit status; it is imported when the command runs.
+    """
+    others = {point.name: partial(_run_entry_point, point) for point in entry_points(group=GROUP)}
+    return {**others, **COMMANDS}
+
+
+def _run_entry_point(point: EntryPoint, arguments: Sequence[str]) -> int:
+    function: Callable[[Sequence[str]], int] = point.load()
+    return function(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -243,10 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"vla-gym {__version__}\n")
         return EXIT_OK
-    if command not in COMMANDS:
-        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
+    commands = find_commands()
+    if command not in commands:
+        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(commands)}.\n\n{USAGE}")
         return EXIT_USAGE
-    return run_command(COMMANDS[command], rest)
+    return run_command(commands[command], rest)
 
 
 def run_command(command: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:

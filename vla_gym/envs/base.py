@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
@@ -21,6 +21,7 @@ from vla_gym.variation import DomainVariation
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vla_gym.envs.libero import LiberoEnv
     from vla_gym.sim import LiberoSim, SceneRenderer
     from vla_gym.suites.libero import TaskModel
 
@@ -135,6 +136,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self._models: dict[tuple[int, bool], TaskModel] = {}
         self._sim: LiberoSim | None = None
+        self.on_control_step: list[Callable[[LiberoEnv, dict[str, Any]], None]] = []
+        self.replace_action: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def sim(self) -> LiberoSim:
@@ -195,6 +198,13 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         if self._sim is None or not (self.cameras or self.render_mode == "rgb_array"):
             return None
         return self._scenes.renderer(self._sim.task_model)
+
+    def render_facts(self) -> dict[str, str | None]:
+        """Return GL renderer and visual profile; each None without cameras."""
+        renderer = self.renderer
+        if renderer is None:
+            return {"gl_renderer": None, "visual_profile": None}
+        return {"gl_renderer": renderer.renderer_info(), "visual_profile": renderer.profile}
 
     def close(self) -> None:
         """Free the simulations, and the renderers that nobody else uses; twice is fine."""

@@ -49,6 +49,11 @@ class LiberoEnv(LiberoEnvBase):
     Attributes:
         schedule: Which task and layout each episode has.
         tasks: The tasks of the schedule, in its order.
+        on_control_step: Functions of the environment and its info that are called at each reset
+            and after each control step, also of those inside a chunk. Empty by default; the
+            episodes are the same with and without.
+        replace_action: None, or a function from a row of an action (7,) to the row that is
+            executed in its place, called directly before that control step.
     """
 
     # What the next reset plays: episode number _episode of seed _seed, by the schedule _plays (of
@@ -101,7 +106,10 @@ class LiberoEnv(LiberoEnvBase):
         self._episode += 1
         self._needs_reset = False
         self._show(success=False)
-        return observation, self._info(success=False, executed=0)
+        info = self._info(success=False, executed=0)
+        for function in self.on_control_step:
+            function(self, info)
+        return observation, info
 
     def _vary(self, sim: LiberoSim, key_seed: int) -> None:
         """Give a simulation the look of the next episode, from a random stream of its own."""
@@ -210,8 +218,12 @@ class LiberoEnv(LiberoEnvBase):
                 f"Expected an action of shape {self.action_space.shape}, got {rows.shape}."
             )
         budget = self._limit - self._elapsed
-        executed, success = self.sim.run_chunk(rows.reshape(-1, ACTION_DIM), max_steps=budget)
-        self._elapsed += executed
+        rows = rows.reshape(-1, ACTION_DIM)
+        if self.on_control_step or self.replace_action:
+            executed, success = self._run_rows(rows[:budget])
+        else:
+            executed, success = self.sim.run_chunk(rows, max_steps=budget)
+            self._elapsed += executed
         truncated = not success and self._elapsed >= self._limit
         self._needs_reset = success or truncated
         reward = 0.0
@@ -220,6 +232,18 @@ class LiberoEnv(LiberoEnvBase):
         observation = self._observer.observe(self.sim)
         self._show(success)
         return observation, reward, success, truncated, self._info(success, executed)
+
+    def _run_rows(self, rows: np.ndarray) -> tuple[int, bool]:
+        """Do what ``run_chunk`` does row by row, with the functions of every control step."""
+        for executed, row in enumerate(rows, 1):
+            chosen = row if self.replace_action is None else self.replace_action(row)
+            _, success = self.sim.run_chunk(np.asarray(chosen, np.float64)[None])
+            self._elapsed += 1
+            for function in self.on_control_step:
+                function(self, self._info(success, executed))
+            if success:
+                break
+        return executed, success
 
     @property
     def _limit(self) -> int:

@@ -1,0 +1,67 @@
+"""Commands of ``vla-gym`` that need the trainers: found as entry points ``vla_gym.commands``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+
+from vla_gym.cli.options import parse_options
+from vla_gym.errors import ConfigError
+
+
+def play(arguments: Sequence[str]) -> int:
+    """``vla-gym play``."""
+    from vla_gym.play.config import PlayConfig
+
+    config = parse_options(PlayConfig, arguments, "play")
+    if config.who == "policy":
+        _import_sb3()
+    from vla_gym.play.command import main
+
+    return main(config)
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """``vla-gym eval``."""
+    from vla_gym_trainers.evaluation.config import POLICIES, EvalConfig
+
+    config = parse_options(EvalConfig, arguments, "eval")
+    if config.policy not in POLICIES:
+        _import_sb3()
+    from vla_gym_trainers.evaluation.command import main
+
+    return main(config)
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """``vla-gym eval-merge``."""
+    from vla_gym_trainers.evaluation.config import MergeConfig
+    from vla_gym_trainers.evaluation.merging import main_merge
+
+    return main_merge(parse_options(MergeConfig, arguments, "eval-merge"))
+
+
+def report(arguments: Sequence[str]) -> int:
+    """``vla-gym report``."""
+    from vla_gym_trainers.report.config import ReportConfig
+
+    config = parse_options(ReportConfig, arguments, "report")
+    from vla_gym_trainers.report.command import main
+
+    return main(config)
+
+
+def _import_sb3() -> None:
+    """Import stable-baselines3 without the banner of the old ``gym`` that it picks up.
+
+    Raises:
+        ConfigError: If the trainers' extra is not installed.
+    """
+    try:
+        with redirect_stderr(StringIO()):
+            import stable_baselines3  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"
+        ) from error
