@@ -33,7 +33,7 @@ from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.cards import read_card
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.report.curves import SUCCESS_KEYS, TRAINING, seconds_of
-from vla_gym_trainers.report.sources import read_rows
+from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.td3.config import TD3Config
 
 ROOT = Path(__file__).parent.parent

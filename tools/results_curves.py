@@ -15,25 +15,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from vla_gym.suites import get_task
-from vla_gym_trainers.report.charts import Line, colour_class, line_chart
-from vla_gym_trainers.report.markup import Markup, tag
+from vla_gym_trainers.report.plots import STYLE, Line, colour_of, draw_lines, style_of, svg_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
-WIDTH, HEIGHT, ROW = 420, 250, 18
-# The light colours of the report's page; pictures in documents do not follow a dark page.
-STYLE = """
-svg { --c: #52514e; background: #ffffff }
-text { fill: #52514e; font: 11px system-ui, -apple-system, "Segoe UI", sans-serif }
-.grid { stroke: #e1e0d9 } .axis { stroke: #c3c2b7 }
-.s0 { --c: #2a78d6 } .s1 { --c: #eb6834 } .s2 { --c: #1baf7a } .s3 { --c: #eda100 }
-.s4 { --c: #e87ba4 } .s5 { --c: #008300 } .s6 { --c: #4a3aa7 } .s7 { --c: #e34948 }
-.line { fill: none; stroke: var(--c); stroke-width: 1.5; stroke-linejoin: round }
-.dashed .line { stroke-dasharray: 5 4 } rect { fill: var(--c) } circle { display: none }
-"""
 
 
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
@@ -73,45 +64,28 @@ def _cards(group: str) -> list[tuple[Path, dict[str, Any]]]:
     return [(folder, json.loads((folder / "train.json").read_text())) for folder in folders]
 
 
-def draw(group: str) -> str | None:
+def draw(group: str) -> bytes | None:
     """Return the group's SVG, or None if it has no curves."""
-    lines: dict[str, list[Line]] = {"control steps": [], "minutes": []}
     runs = runs_of(group)
     kinds = list(dict.fromkeys(kind for _, kind in runs))
-    for folder, kind in runs:
-        points = json.loads((folder / "curve.json").read_text())
-        steps, minutes, success = np.array(points, np.float64).T
-        for key, x in (("control steps", steps), ("minutes", minutes)):
-            lines[key].append(Line(folder.name, kinds.index(kind), x, success))
     if not kinds:
         return None
-    charts = [
-        _placed(line_chart(f"training success by {key}", both, key, percent=True), i * WIDTH)
-        for i, (key, both) in enumerate(lines.items())
-    ]
-    legend = []
-    for i, kind in enumerate(kinds):
-        x, y = 46, HEIGHT + 14 + i * ROW
-        legend.append(tag("rect", x=x, y=y - 9, width=10, height=10, class_=colour_class(i)))
-        dashes = " (dashed)" if "dashed" in colour_class(i) else ""
-        legend.append(tag("text", f"{kind}{dashes}", x=x + 16, y=y))
-    height = HEIGHT + 12 + len(kinds) * ROW
-    svg = tag(
-        "svg",
-        tag("style", Markup(STYLE)),
-        *charts,
-        *legend,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {2 * WIDTH} {height}",
-    )
-    return svg + "\n"
-
-
-def _placed(figure: Markup, x: int) -> Markup:
-    """Return a chart's svg element at a place of the picture."""
-    found = re.search(r"<svg(.*)</svg>", figure, re.DOTALL)
-    assert found is not None
-    return Markup(f'<svg x="{x}" width="{WIDTH}" height="{HEIGHT}"{found[1]}</svg>')
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 2.9 + 0.17 * len(kinds)), layout="constrained")
+        for column, name in enumerate(("control steps", "minutes")):
+            lines = []
+            for folder, kind in runs:
+                points = json.loads((folder / "curve.json").read_text())
+                *x, success = np.array(points, np.float64).T
+                lines.append(Line(kinds.index(kind), x[column], success, has_dots=False))
+            title = f"training success by {name}"
+            axes = figure.add_subplot(1, 2, column + 1, title=title, xlabel=name)
+            draw_lines(axes, lines, percent=True)
+        keys = [
+            Line2D([], [], color=colour_of(i), linestyle=style_of(i)) for i in range(len(kinds))
+        ]
+        figure.legend(keys, kinds, loc="outside lower left", frameon=False)
+        return svg_of(figure)
 
 
 def write_all(groups: tuple[str, ...]) -> None:
@@ -119,7 +93,7 @@ def write_all(groups: tuple[str, ...]) -> None:
     for group in groups:
         picture = draw(group)
         if picture is not None:
-            (DOCS / f"results_{group}.svg").write_text(picture, encoding="utf-8")
+            (DOCS / f"results_{group}.svg").write_bytes(picture)
 
 
 if __name__ == "__main__":

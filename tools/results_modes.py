@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym_trainers.report.curves import seconds_of
-from vla_gym_trainers.report.sources import read_rows
+from vla_gym_trainers.report.data import read_rows
 
 THRESHOLD, EPISODES = 0.8, 100
 PARTS = ("rollout", "forward", "learn", "wait")

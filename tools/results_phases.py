@@ -13,7 +13,7 @@ from typing import Any
 from page_blocks import rate
 
 from vla_gym_trainers.on_policy.phases import Schedule
-from vla_gym_trainers.report.sources import read_rows
+from vla_gym_trainers.report.data import read_rows
 
 HEAD = ("run", "control steps", "phase", "epsilon", "student", "teacher", "of the teacher's")
 

@@ -44,12 +44,9 @@ def merge(arguments: Sequence[str]) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """``vla-gym report``."""
-    from vla_gym_trainers.report.config import ReportConfig
+    from vla_gym_trainers.report.command import ReportConfig, main
 
-    config = parse_options(ReportConfig, arguments, "report")
-    from vla_gym_trainers.report.command import main
-
-    return main(config)
+    return main(parse_options(ReportConfig, arguments, "report"))
 
 
 def _import_sb3() -> None:

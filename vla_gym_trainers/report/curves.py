@@ -9,8 +9,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.statistics import wilson_interval
-from vla_gym_trainers.report.groups import Group
-from vla_gym_trainers.report.sources import Row, Run
+from vla_gym_trainers.report.data import Group, Row, Run
 
 GREEDY, TRAINING = "greedy", "training"
 #: Kind of curve -> keys that hold it, in the order of preference.
@@ -66,38 +65,24 @@ class Band:
 def seconds_of(rows: Sequence[Row]) -> np.ndarray | None:
     """Return the seconds of training at each row, pauses before a run was resumed left out.
 
-    ``time/seconds`` counts them; else they follow from ``time/time_elapsed``, which begins anew in
-    each process; else (None of the two) they are the time since the first row, pauses included.
+    Rows without a clock (``time/seconds``, or ``time/time_elapsed``, which begins anew in each
+    process) are placed between the others by their wall time. If no row has one, the seconds are
+    those since the first row, pauses included.
     """
     if not rows:
         return None
     wall = np.array([row["wall_s"] for row in rows], np.float64)
-    clock = [row.get("time/seconds") for row in rows]
-    known = [i for i, value in enumerate(clock) if value is not None]
-    if known:
-        # Rows of evaluations lie between, before and after those with a clock.
-        at = wall[known]
-        seconds = np.interp(wall, at, [float(clock[i] or 0.0) for i in known])
-        seconds += np.minimum(wall - at[0], 0.0) + np.maximum(wall - at[-1], 0.0)
-        return np.asarray(np.maximum(seconds, 0.0))
-    starts = _process_starts(rows, wall)
-    if starts is None:
+    if not has_clock(rows):
         return wall - wall[0]
-    seconds = np.zeros(len(rows))
-    for i in range(len(rows)):
-        is_new = i == 0 or starts[i] > max(starts[i - 1] + 2.0, wall[i - 1])
-        before = 0.0 if i == 0 else seconds[i - 1]
-        seconds[i] = before + max(0.0, wall[i] - (starts[i] if is_new else wall[i - 1]))
-    return seconds
-
-
-def clock_of(run: Run) -> np.ndarray | None:
-    """Return :func:`seconds_of` a run's rows; without a clock, ending where its card says."""
-    seconds = seconds_of(run.rows)
-    minutes = run.results.get("training", {}).get("minutes")
-    if seconds is None or minutes is None or has_clock(run.rows):
-        return seconds
-    return seconds + max(0.0, 60.0 * float(minutes) - float(seconds[-1]))
+    known = [i for i, row in enumerate(rows) if has_clock([row])]
+    clock = np.array(
+        [rows[i].get("time/seconds", rows[i].get("time/time_elapsed")) for i in known], np.float64
+    )
+    clock[1:] += np.cumsum(np.where(np.diff(clock) < 0.0, clock[:-1], 0.0))
+    at = wall[known]
+    seconds = np.interp(wall, at, clock)
+    seconds += np.minimum(wall - at[0], 0.0) + np.maximum(wall - at[-1], 0.0)
+    return np.asarray(np.maximum(seconds, 0.0))
 
 
 def has_clock(rows: Sequence[Row]) -> bool:
@@ -105,20 +90,9 @@ def has_clock(rows: Sequence[Row]) -> bool:
     return any("time/seconds" in row or "time/time_elapsed" in row for row in rows)
 
 
-def _process_starts(rows: Sequence[Row], wall: np.ndarray) -> np.ndarray | None:
-    """Return for each row the Unix time at which its process began to learn."""
-    elapsed = [row.get("time/time_elapsed") for row in rows]
-    known = [i for i, value in enumerate(elapsed) if value is not None]
-    if not known:
-        return None
-    begun = np.array([wall[i] - float(elapsed[i] or 0.0) for i in known])
-    # A row belongs to the process of the next row that says when its own began.
-    return begun[np.minimum(np.searchsorted(known, np.arange(len(rows))), len(known) - 1)]
-
-
 def metric(run: Run, key: str) -> Curve | None:
     """Return a logged number of a run; None if it was never logged."""
-    seconds = clock_of(run)
+    seconds = seconds_of(run.rows)
     found = [i for i, row in enumerate(run.rows) if isinstance(row.get(key), int | float)]
     if not found or seconds is None:
         return None
@@ -127,15 +101,7 @@ def metric(run: Run, key: str) -> Curve | None:
 
 
 def success(run: Run, kind: str) -> Curve | None:
-    """Return a success curve.
-
-    Args:
-        run: One with a policy for each task gives the mean over its tasks, as if they had been
-            trained side by side: steps and seconds of all of them together.
-        kind: ``GREEDY`` for evaluations while training, ``TRAINING`` for training episodes.
-    """
-    if run.parts:
-        return _mean_over_tasks([success(part, kind) for part in run.parts])
+    """Return a success curve: ``GREEDY`` evaluations while training, or ``TRAINING`` episodes."""
     for key in SUCCESS_KEYS[kind]:
         if curve := metric(run, key):
             if not ((curve.values >= 0.0) & (curve.values <= 1.0)).all():
@@ -182,28 +148,13 @@ def _from_card(run: Run, kind: str) -> Curve | None:
     return Curve(steps, None, values, episodes)
 
 
-def _mean_over_tasks(curves: Sequence[Curve | None]) -> Curve | None:
-    there = [curve for curve in curves if curve is not None]
-    if not there or len(there) < len(curves):
-        return None
-    grid = np.unique(np.concatenate([curve.steps for curve in there]))
-    # A task that ended early keeps its last value.
-    values = np.mean([np.interp(grid, c.steps, c.values) for c in there], axis=0)
-    clocks = [(c.steps, c.seconds) for c in there if c.seconds is not None]
-    seconds = None
-    if len(clocks) == len(there):
-        seconds = np.sum([np.interp(grid, steps, clock) for steps, clock in clocks], axis=0)
-    return Curve(grid * len(there), seconds, values)
-
-
-def reference(group: Group) -> tuple[str, float] | None:
-    """Return what the curves of evaluations start from: name and success of the frozen VLA."""
+def reference(group: Group) -> float | None:
+    """Return what the curves of evaluations start from: success of the frozen VLA."""
     for key in REFERENCE_KEYS:
         curves = [metric(run, key) for run in group.runs]
         values = [curve.values[-1] for curve in curves if curve is not None]
         if values:
-            name = "VLA" if key == REFERENCE_KEYS[0] else "teacher (frozen VLA)"
-            return name, float(np.mean(values))
+            return float(np.mean(values))
     return None
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym_trainers.evaluation.cards import EvalCard, check_comparable
 from vla_gym_trainers.evaluation.summary import compare
 from vla_gym_trainers.evaluation.tables import policy_name
-from vla_gym_trainers.report.groups import Group
-from vla_gym_trainers.report.sources import Run
+from vla_gym_trainers.report.data import Group, Run
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,14 @@ def collect(
         others = [other for _, other in cards if other is not card]
         found.append(of_card(name, card, others, len(groups) + i))
     return found, missing
+
+
+def plain_evaluations(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Return the numbers of evaluations as they go into the page's data."""
+    return [
+        {**asdict(e), "mean_over_tasks": e.mean, "baseline_mean_over_tasks": e.baseline_mean}
+        for e in evaluations
+    ]
 
 
 def of_run(run: Run, colour: int) -> Evaluation | None:

@@ -14,7 +14,7 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.play.video import compose_grid
 from vla_gym_trainers.evaluation.cards import EvalCard, films_folder, read_card
-from vla_gym_trainers.report.sources import Run
+from vla_gym_trainers.report.data import Run
 
 # Frames of a strip that is cut out of a video, and the height of one in pixels.
 _FRAMES, _HEIGHT = 6, 160
@@ -51,8 +51,6 @@ def strips_of_run(run: Run, limit: int) -> list[Strip]:
     if (policy / "card.json").is_file():
         before = start if (start / "card.json").is_file() else None
         strips += _of_folders(run.name, before, policy)
-    for part in run.parts:
-        strips += strips_of_run(part, limit)
     return strips[:limit]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from base64 import b64decode
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,12 +20,11 @@ from vla_gym.errors import ConfigError
 from vla_gym.play.video import write_video
 from vla_gym_trainers.evaluation.eval_result import summarize
 from vla_gym_trainers.evaluation.statistics import wilson_interval
-from vla_gym_trainers.report.charts import compact, nice_ticks
-from vla_gym_trainers.report.config import ReportConfig
 from vla_gym_trainers.report.curves import metric, seconds_of
-from vla_gym_trainers.report.details import time_shares
+from vla_gym_trainers.report.data import read_rows, read_sources, short_names
+from vla_gym_trainers.report.learning import time_shares
 from vla_gym_trainers.report.page import make_page
-from vla_gym_trainers.report.sources import read_rows, read_sources, short_names
+from vla_gym_trainers.report.section import compact
 from vla_gym_trainers.runs.result_card import write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 
@@ -62,9 +62,20 @@ class Page(HTMLParser):
 
 
 def page_of(*paths: Path, **options: Any) -> Page:
-    config = ReportConfig(paths, **options)
-    config.check()
-    return Page(make_page(config))
+    return Page(make_page(paths, **options))
+
+
+def films_of(page: Page) -> list[dict[str, str | None]]:
+    images = [attributes for name, attributes in page.elements if name == "img"]
+    return [image for image in images if (image["src"] or "").startswith("data:image/jpeg;base64,")]
+
+
+def plots_of(page: Page) -> str:
+    """Return the SVG of all plots."""
+    begin = "data:image/svg+xml;base64,"
+    sources = [attributes["src"] or "" for name, attributes in page.elements if name == "img"]
+    plots = [b64decode(src.removeprefix(begin)) for src in sources if src.startswith(begin)]
+    return b"".join(plots).decode()
 
 
 def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
@@ -139,10 +150,8 @@ def test_per_task_bars_with_intervals_and_exact_p(tmp_path, monkeypatch):
     assert (total["wins"], total["losses"]) == (6, 1)
     assert total["p_value"] == pytest.approx(2 * (1 + 7) / 2**7)
     assert evaluation["mean_over_tasks"] == 0.75 and evaluation["baseline_mean_over_tasks"] == 0.5
-    low, high = wilson_interval(4, 10)
-    assert f"VLA: 4/10, 40.0 % ({100 * low:.2f}% .. {100 * high:.2f}%)" in page.text
-    widths = [attrs.get("width") for name, attrs in page.elements if name == "rect"]
-    assert widths[:4] == ["40.00%", "100.00%", "60.00%", "50.00%"]
+    assert "goal 9 put the wine bottle on the rack 4/10 10/10 6 0 0.031" in page.text
+    assert "goal 9" in plots_of(page)
 
 
 def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatch):
@@ -151,8 +160,8 @@ def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatc
     (source,), _ = read_sources([run.path])
     # 2 x (24 forward, 36 the rest of collecting, 20 learning) of 200 seconds
     assert [seconds for _, seconds in time_shares(source)] == pytest.approx([48, 72, 40, 40])
-    assert "VLA, forward 24 %" in page.text and "learning 20 %" in page.text
-    assert "30 chunks 75.0 %" in page.text and "10 chunks 25.0 %" in page.text
+    assert "VLA, forward 0.8 24 %" in page.text and "learning 0.7 20 %" in page.text
+    assert "0 30 chunks 75.0 %" in page.text and "1 10 chunks 25.0 %" in page.text
     greedy = page.data["groups"][0]["success"]["greedy"]
     assert greedy["steps"] == greedy["steps"] | {"unit": "control steps", "x": [0], "mean": [0.5]}
     assert greedy["seconds"]["x"] == [20]  # 80 seconds before the first clock, which says 100
@@ -183,16 +192,7 @@ def test_pauses_before_a_resume_do_not_count(tmp_path, monkeypatch):
     run = RunDir(tmp_path)
     write_logs(run, logs, monkeypatch)
     seconds = seconds_of(read_rows(run.metrics))
-    assert seconds == pytest.approx([10, 20, 22, 25, 35, 38])
-
-
-def test_without_a_clock_the_card_says_when_training_ended(tmp_path, monkeypatch):
-    run = td3_run(tmp_path / "a", [0.5], monkeypatch)  # five minutes
-    logs = [(1, 7.0, {"eval/success": 0.5}), (2, 107.0, {"eval/success": 0.5})]
-    write_logs(run, logs, monkeypatch)
-    page = page_of(run.path)
-    assert page.data["groups"][0]["success"]["greedy"]["seconds"]["x"] == [200, 300]
-    assert "a run that logged no clock" in page.text
+    assert seconds == pytest.approx([10, 20, 25, 25, 35, 38], abs=0.01)
 
 
 def test_a_card_alone_gives_bars_and_the_curve_that_it_holds(tmp_path, monkeypatch):
@@ -220,20 +220,6 @@ def test_a_running_run_says_what_is_missing(tmp_path, monkeypatch):
     assert "No films: a" in text and "No staleness logged: a." in text
     assert "Where the time goes was not logged by a." in text
     assert "Logged only once: train/critic_loss = 1." in text
-
-
-def test_policies_of_tasks_give_the_mean_curve(tmp_path, monkeypatch):
-    whole = tmp_path / "suite"
-    settings: dict[str, Any] = {"task_ids": (8, 9), "per_task": True}
-    run = td3_run(whole, [0.5], monkeypatch, results=against_vla(), **settings)
-    run.metrics.unlink()  # train_per_task writes none
-    td3_run(whole / "task_08", [0.2, 0.4], monkeypatch, task_ids=(8,))
-    td3_run(whole / "task_09", [0.6, 1.0], monkeypatch, task_ids=(9,))
-    page = page_of(whole)
-    curve = page.data["groups"][0]["success"]["greedy"]
-    assert curve["steps"]["mean"] == pytest.approx([0.4, 0.7])
-    assert curve["steps"]["x"] == [2000, 4000] and curve["seconds"]["x"] == [200, 400]
-    assert "train/critic_loss" in page.text
 
 
 def test_eval_cards_are_compared_with_the_vlas(tmp_path):
@@ -268,11 +254,9 @@ def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):
             run.videos / f"task09_state00_{name}.mp4", [np.zeros((64, 96, 3), np.uint8)] * 9
         )
     page = page_of(mine, run.path)
-    images = [attrs for name, attrs in page.elements if name == "img"]
-    assert [image["alt"] for image in images] == ["VLA", "policy", "before", "after"]
-    assert all((image["src"] or "").startswith("data:image/jpeg;base64,") for image in images)
+    assert [film["alt"] for film in films_of(page)] == ["VLA", "policy", "before", "after"]
     assert "mine: goal 9" in page.text and "run: task09_state00" in page.text
-    assert not [name for name, _ in page_of(mine, run.path, films=0).elements if name == "img"]
+    assert not films_of(page_of(mine, run.path, films=0))
     (run.videos / "task09_state00_vla.mp4").write_bytes(b"no video")
     with pytest.raises(ConfigError, match="cannot be read as a video"):
         page_of(run.path)
@@ -280,22 +264,21 @@ def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):
 
 def test_what_runs_call_themselves_is_escaped(tmp_path, monkeypatch):
     evil = '<script>alert("x")</script>&<img src=x onerror=y>'
-    run = td3_run(tmp_path / "<b>bold & co", [0.5], monkeypatch, assets=evil)
+    run = td3_run(tmp_path / "<b>bold & $co$", [0.5], monkeypatch, assets=evil)
     page = page_of(run.path, title="</title><script>1</script>")
     names = [name for name, _ in page.elements]
-    assert names.count("script") == 1 and "b" not in names and "img" not in names
-    assert evil in page.text and "<b>bold & co" in page.text
-    assert page.data["groups"][0]["runs"] == ["<b>bold & co"]
+    assert names.count("script") == 1 and "b" not in names and not films_of(page)
+    assert evil in page.text and "<b>bold & $co$" in page.text
+    assert page.data["groups"][0]["runs"] == ["<b>bold & $co$"]
 
 
 def test_the_page_needs_no_network_and_runs_nothing(tmp_path, monkeypatch):
-    text = make_page(ReportConfig((grpo_run(tmp_path / "g", monkeypatch).path,)))
+    text = make_page([grpo_run(tmp_path / "g", monkeypatch).path])
     page = Page(text)
     for name, attributes in page.elements:
         assert name not in ("link", "iframe", "object", "a", "base")
-        assert (
-            not {"src", "href", "onload", "onclick", "style"} & attributes.keys() or name == "img"
-        )
+        assert not {"src", "href", "onload", "onclick"} & attributes.keys() or name == "img"
+        assert name != "img" or (attributes["src"] or "").startswith("data:image/")
         if name == "script":
             assert attributes["type"] == "application/json"
     assert "url(" not in text and "@import" not in text and "http:" not in text
@@ -405,10 +388,5 @@ def test_a_missing_number_is_left_out_of_a_curve(tmp_path, monkeypatch):
     assert source.rows[0]["wall_s"] == BEGAN
 
 
-def test_ticks_are_round_and_enclose_the_range():
-    assert nice_ticks(0, 20_000) == [0, 5000, 10_000, 15_000, 20_000]
-    assert nice_ticks(0.013, 0.094) == [0.0, 0.02, 0.04, 0.06, 0.08, 0.1]
-    assert nice_ticks(-3, 7, 4)[0] <= -3 and nice_ticks(-3, 7, 4)[-1] >= 7
-    assert nice_ticks(5, 5)[0] < 5 < nice_ticks(5, 5)[-1]
-    assert nice_ticks(0, 0)[0] < 0 < nice_ticks(0, 0)[-1]
+def test_numbers_are_short():
     assert [compact(v) for v in (0, 0.0123, 12_500, 3e6)] == ["0", "0.0123", "12.5k", "3M"]

@@ -233,7 +233,7 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     assert curves.kind_of("suite", "goal-stride2-s0", stride) == "td3, goal, stride 2"
     earlier = {"kind": "grpo", "config": {"suite": "goal", "task_ids": None, "baseline": "length"}}
     assert curves.kind_of("on_policy", "x", earlier) == "grpo, goal, baseline by length"
-    picture = curves.draw("on_policy")
+    picture = curves.draw("on_policy").decode()
     assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
     assert curves.draw("single") is None
 

@@ -1,4 +1,4 @@
-"""What a report is made of: run directories and result cards, read and checked."""
+"""What a report is made of: run directories and result cards, read, checked and grouped by seed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,19 @@ TRAINERS = {
 CHUNK_TRAINERS = ("td3", "ppo-actor")
 WANTED = "a run directory of vla-gym-train " + " | ".join(TRAINERS) + ", or a card of vla-gym eval"
 
+#: Settings that do not make another configuration: the seed, and what results do not depend on.
+IGNORED = (
+    "seed",
+    "run_dir",
+    "progress",
+    "workers",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "videos",
+)
+# Settings in a group's label; with more of them the runs' names say it better.
+_MOST_IN_LABEL = 2
+
 Row = dict[str, Any]
 
 
@@ -36,7 +49,6 @@ class Run:
         config: All settings.
         rows: Logs, oldest first; empty without ``metrics.jsonl``.
         card: Its result card, None while there is none.
-        parts: The runs of its tasks, if each task has a policy of its own.
     """
 
     path: Path
@@ -45,7 +57,6 @@ class Run:
     config: dict[str, Any]
     rows: tuple[Row, ...]
     card: dict[str, Any] | None
-    parts: tuple[Run, ...] = ()
 
     @property
     def counts_chunks(self) -> bool:
@@ -66,9 +77,24 @@ class Run:
         return {} if self.card is None else self.card["results"]
 
     @property
-    def seed(self) -> Any:
-        """Seed of the run."""
-        return self.config.get("seed")
+    def unit(self) -> str:
+        """What a step of its logs is."""
+        return "chunks" if self.counts_chunks else "control steps"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        index: Place among the groups, which sets the colour.
+        label: What legends call it.
+        runs: At least one.
+    """
+
+    index: int
+    label: str
+    runs: tuple[Run, ...]
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[list[Run], list[tuple[str, EvalCard]]]:
@@ -133,13 +159,9 @@ def _read_run(path: Path, name: str) -> Run:
     config = _read_json(config_file)
     card = _read_json(card_file) if card_file.is_file() else None
     kind = _kind_of(config, config_file) if card is None else _checked_kind(card, card_file)
-    parts: tuple[Run, ...] = ()
-    if config.get("per_task"):
-        folders = sorted(p for p in path.glob("task_*") if (p / "config.json").is_file())
-        parts = tuple(_read_run(folder, f"{name}/{folder.name}") for folder in folders)
     metrics = path / "metrics.jsonl"
     rows = read_rows(metrics) if metrics.is_file() else ()
-    return Run(path, name, kind, config, rows, card, parts)
+    return Run(path, name, kind, config, rows, card)
 
 
 def _run_of_card(file: Path, name: str, card: dict[str, Any]) -> Run:
@@ -196,3 +218,59 @@ def read_rows(file: Path) -> tuple[Row, ...]:
             raise ConfigError(f"{file}, line {number}, is no log of a training: {error}") from error
         rows.append(row)
     return tuple(rows)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Group runs that differ in nothing but the seed, in the order in which they were named."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_key(run), []).append(run)
+    groups = [tuple(members) for members in found.values()]
+    labels = [_label(members, [other[0] for other in groups]) for members in groups]
+    return [
+        Group(i, label, members)
+        for i, (label, members) in enumerate(zip(labels, groups, strict=True))
+    ]
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the settings in which runs differ, with the value of each run (None: it has none).
+
+    That one trainer has a setting and another one has not is no difference: no choice was made.
+    """
+    configs = [run.config for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config if key not in IGNORED[1:])
+    found = {}
+    for key in keys:
+        chosen = {text_of(config[key]) for config in configs if key in config}
+        if len(chosen) > 1:
+            found[key] = [config.get(key) for config in configs]
+    return found
+
+
+def _key(run: Run) -> str:
+    config = {key: value for key, value in run.config.items() if key not in IGNORED}
+    return json.dumps([run.kind, config], sort_keys=True)
+
+
+def _label(members: Sequence[Run], firsts: Sequence[Run]) -> str:
+    """Return the trainer and the one or two settings that matter, or else the names of the runs."""
+    first = members[0]
+    peers = [run for run in firsts if run.kind == first.kind]
+    tasks = first.config.get("task_ids")
+    text = f"{first.kind} {first.config.get('suite', '')}".strip()
+    if len(peers) == 1:
+        if tasks is not None and len(tasks) == 1:
+            text += f" {tasks[0]}"
+        return text
+    names = [key for key in differences(peers) if key not in IGNORED]
+    if len(names) > _MOST_IN_LABEL:
+        return f"{first.kind}: {', '.join(run.name for run in members)}"
+    return ", ".join([first.kind, *(f"{k}={text_of(first.config.get(k))}" for k in names)])
+
+
+def text_of(value: Any) -> str:
+    """Return a setting as text: "-" for none."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
