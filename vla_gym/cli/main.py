@@ -166,7 +166,7 @@ def find_commands() -> dict[str, Callable[[Sequence[str]], int]]:
     exit status; it is imported when the command runs.
     """
     others = {point.name: partial(_run_entry_point, point) for point in entry_points(group=GROUP)}
-    return {**others, **COMMANDS}
+    return {**COMMANDS, **others, **COMMANDS}  # ours first, and none of them replaced
 
 
 def _run_entry_point(point: EntryPoint, arguments: Sequence[str]) -> int:

@@ -93,8 +93,8 @@ def _runs_table(groups: Sequence[Group], cards: Cards) -> Table:
             if run.rows:
                 last = max(row["step"] for row in run.rows)
                 state += f", {compact(last)} {run.unit} logged"
-            name, tasks_of = Cell(run.name, group.index), f"{run.config.get('suite', '?')}: {what}"
-            rows.append((name, run.kind, tasks_of, text_of(run.config.get("seed")), state))
+            cell, tasks_of = Cell(run.name, group.index), f"{run.config.get('suite', '?')}: {what}"
+            rows.append((cell, run.kind, tasks_of, text_of(run.config.get("seed")), state))
     for name, card in cards:
         protocol = card.protocol
         tasks = "; ".join(f"{suite}: {_ranges(ids)}" for suite, ids in protocol["tasks"].items())
