@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from vla_gym.wrappers.vla_features import VIEWS, VLAFeatures
+from vla_gym.wrappers.vla_features import VLAFeatures
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -69,7 +69,7 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
 
     def _convert(self, obs: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
         tokens, actions = self._features(
-            {view: obs[view][None] for view in VIEWS},
+            {view: obs[view][None] for view in self._features.views},
             [info["instruction"]],
             obs["proprio"][None],
         )

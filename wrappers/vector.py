@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
-from vla_gym.wrappers.vla_features import VIEWS, VLAFeatures
+from vla_gym.wrappers.vla_features import VLAFeatures
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -200,7 +200,7 @@ class FrozenVLAObservation(
             )
         if instructions:
             tokens, actions = self._features(
-                {view: _rows(obs, infos, view, fresh, finals) for view in VIEWS},
+                {view: _rows(obs, infos, view, fresh, finals) for view in self._features.views},
                 instructions,
                 _rows(obs, infos, "proprio", fresh, finals),
             )

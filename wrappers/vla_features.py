@@ -11,13 +11,11 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
-
-#: The cameras that every VLA sees.
-VIEWS = ("agentview", "wrist")
 
 
 class VLAFeatures:
@@ -25,6 +23,7 @@ class VLAFeatures:
 
     Attributes:
         vla: The model.
+        views: Cameras that it sees.
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
         kept: Keys of the observation that are passed on as they are.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
@@ -46,8 +45,8 @@ class VLAFeatures:
             vla: Name or directory of a VLA, or the model itself.
             rl_token: ``"auto"`` for the encoder that ships with the VLA (the mean hidden state if
                 none does), a name or a directory, the encoder itself, or None for the mean.
-            observation_space: Of one environment, with both views.
-            action_space: Of one environment, (C, 7).
+            observation_space: Of one environment, with all views.
+            action_space: Of one environment, (C, action size).
             keep_images: Whether the views stay in the observation.
             chunk_len: Rows of ``vla_action``, if more than an action has; at most the horizon.
 
@@ -58,6 +57,7 @@ class VLAFeatures:
         from vla_gym.vla import load
 
         self.vla = load(vla) if isinstance(vla, str) else vla
+        self.views: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
         self.rl_token = choose_rl_token(rl_token, self.vla)
         self.seconds = 0.0
         self._check_fit(observation_space, action_space)
@@ -68,7 +68,7 @@ class VLAFeatures:
                 f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
                 f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
             )
-        self.kept = ("proprio", "task_id", *(VIEWS if keep_images else ()))
+        self.kept = ("proprio", "task_id", *(self.views if keep_images else ()))
         dim = self.vla.hidden_size if self.rl_token is None else self.rl_token.dim
         self.space = spaces.Dict(
             {
@@ -81,17 +81,27 @@ class VLAFeatures:
         )
 
     def _check_fit(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        if not isinstance(observation_space, spaces.Dict) or not set(VIEWS) <= set(
-            observation_space.keys()
+        vla, shape = self.vla, action_space.shape
+        action_size = getattr(vla, "action_size", ACTION_SIZE)
+        proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
+        found = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {}
+        proprio = found["proprio"].shape if "proprio" in found else None
+        if (
+            not set(self.views) <= set(found)
+            or proprio != (proprio_size,)
+            or not shape
+            or (shape[-1] != action_size)
         ):
             raise ConfigError(
-                f"Expected observations with 'agentview' and 'wrist', got {observation_space}: "
-                "make the environment with cameras=('agentview', 'wrist')."
+                f"The VLA {vla.name!r} was trained with cameras {', '.join(self.views)}, "
+                f"{proprio_size} numbers of proprioception and actions of {action_size} numbers; "
+                f"this environment has observations {', '.join(found)}, proprioception {proprio} "
+                f"and actions {shape}. Make the environment with cameras={self.views}, or use a "
+                "VLA for this suite."
             )
-        shape = action_space.shape
-        if shape is None or len(shape) != 2 or shape[0] > self.vla.horizon:
+        if len(shape) != 2 or shape[0] > vla.horizon:
             raise ConfigError(
-                f"Expected actions of shape (C, 7) with C <= {self.vla.horizon} (the VLA's "
+                f"Expected actions of shape (C, {action_size}) with C <= {vla.horizon} (the VLA's "
                 f"horizon), got {shape}: set chunk_len, or wrap with ActionChunk."
             )
         if self.rl_token is not None and self.rl_token.hidden_size != self.vla.hidden_size:

@@ -16,10 +16,10 @@ import pytest
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.cli import main as cli
 from vla_gym.errors import UnknownTaskError
-from vla_gym.suites import SUITES, Task, get_task, suite_tasks
+from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.suites.libero.bddl import read_problem
 from vla_gym.suites.libero.names import TASK_NAMES
-from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
+from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, LiberoTask, libero_data_root
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
@@ -142,4 +142,4 @@ def test_the_table_shows_whole_names(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_tasks_are_hashable_values() -> None:
-    assert len({*TASKS, *[Task(**vars(task)) for task in TASKS]}) == 130
+    assert len({*TASKS, *[LiberoTask(**vars(task)) for task in TASKS]}) == 130

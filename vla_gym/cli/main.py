@@ -85,16 +85,16 @@ def _assets(arguments: Sequence[str]) -> int:
 def _tasks(arguments: Sequence[str]) -> int:
     config = parse_options(TasksConfig, arguments, "tasks")
     from vla_gym.experts import EXPERT_TASKS
-    from vla_gym.suites import SUITES, suite_tasks
+    from vla_gym.suites import suite_names, suite_tasks
 
-    suites = SUITES if config.suite is None else (config.suite,)
+    suites = suite_names() if config.suite is None else (config.suite,)
     rows: list[dict[str, Any]] = [
         {
             "suite": task.suite,
             "task_id": task.task_id,
             "instruction": task.instruction,
             "objects": list(task.objects),
-            "fixtures": [name for name, _ in task.problem.fixtures],
+            "fixtures": list(task.fixtures),
             "goal": task.goal,
             "max_control_steps": task.max_control_steps,
             "expert": task.task_id in EXPERT_TASKS.get(task.suite, ()),

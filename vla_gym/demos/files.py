@@ -20,6 +20,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.experts.recording import Episode
 from vla_gym.suites import Task
 from vla_gym.suites.libero import TaskModel
+from vla_gym.suites.libero.tasks import LiberoTask
 
 #: LIBERO's names of our cameras, in the order of ``Episode.images``.
 IMAGE_KEYS = ("agentview_rgb", "eye_in_hand_rgb")
@@ -112,7 +113,7 @@ def join_parts(
         data.attrs["vla_gym"] = json.dumps(meta)
 
 
-def _task_attributes(task: Task, image_size: int) -> dict[str, str]:
+def _task_attributes(task: LiberoTask, image_size: int) -> dict[str, str]:
     """Return what LIBERO's files say about the task, all of it text."""
     problem = task.problem.kind
     bddl = f"bddl_files/libero_{task.suite}/{task.name}.bddl"

@@ -1,4 +1,4 @@
-"""What a LIBERO environment is made of: arguments, spaces, simulation and images; no episodes."""
+"""What an environment is made of: arguments, spaces, simulation and images; no episodes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.envs.checks import as_integer, check_choice, parse_init_states, parse_tasks
-from vla_gym.envs.observation import CAMERAS, Observer
+from vla_gym.envs.observation import Observer
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError
 from vla_gym.play.window import HumanView, has_display
-from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
+from vla_gym.suites import get_suite
+from vla_gym.suites.protocol import CompiledTask, Simulation
 from vla_gym.variation import DomainVariation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vla_gym.envs.libero import LiberoEnv
-    from vla_gym.sim import LiberoSim, SceneRenderer
-    from vla_gym.suites.libero import TaskModel
+    from vla_gym.sim import SceneRenderer
 
-ACTION_DIM = 7
 MAX_IMAGE_SIZE = 4096
 
 
@@ -40,13 +39,13 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
 
     def __init__(
         self,
-        suite: str,
+        suite: str | Sequence[str],
         *,
-        task_ids: int | Sequence[int] | None = None,
+        task_ids: int | str | Sequence[int | str] | None = None,
         assets: str | Path = "lite",
         physics: Literal["fast", "exact"] = "fast",
         chunk_len: int | None = None,
-        cameras: Sequence[str] = ("agentview", "wrist"),
+        cameras: Sequence[str] | None = None,
         image_size: int = 256,
         visual_profile: Literal["libero", "fast"] | None = None,
         init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
@@ -65,17 +64,19 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         Building late keeps the OpenGL context in the process that uses it.
 
         Args:
-            suite: Suite name, e.g. ``"goal"``.
-            task_ids: One task, several, or all of the suite (None). A task that is listed twice
-                is played twice as often.
-            assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+            suite: Suite name, e.g. ``"goal"``; or several, ``["goal", "spatial"]``: their tasks
+                are numbered one suite after the other.
+            task_ids: One task, several, or all of the suite (None), each a number or
+                ``"<suite>/<number>"``. A task that is listed twice is played twice as often.
+            assets: The suite's asset pack; LIBERO's are ``"lite"``, ``"libero"`` or a path.
             physics: ``"fast"``, or ``"exact"``: upstream's arithmetic bit for bit, slower.
             chunk_len: None for single control steps, else rows per action.
-            cameras: Which of ``agentview`` and ``wrist`` to observe; empty for none.
+            cameras: Which of the suite's cameras to observe (LIBERO's are ``agentview`` and
+                ``wrist``): None for all of them, empty for none.
             image_size: Height and width of the images in pixels.
             visual_profile: ``"libero"`` (upstream's pixels) or ``"fast"`` (no anti-aliasing, no
                 reflection, no shadow). Default: ``"libero"`` on the real pack, else ``"fast"``.
-            init_states: ``"sampled"`` layouts, the 50 ``"official"`` ones in turn, or in turn those
+            init_states: ``"sampled"`` layouts, the ``"official"`` ones in turn, or in turn those
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
             max_control_steps: Step limit; default is the suite's.
@@ -91,19 +92,21 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             scene_reset_interval: Episodes that a variation lasts.
 
         Raises:
-            UnknownTaskError: If the suite or a task id does not exist.
-            ConfigError: If another argument is out of range.
+            UnknownTaskError: If the suite or a task does not exist.
+            ConfigError: If suites do not agree in spaces, or another argument is out of range.
             RenderError: If ``render_mode`` is ``"human"`` and there is no display.
         """
-        self.suite = suite.removeprefix("libero_")
-        self.tasks = parse_tasks(suite, task_ids)
-        ids = [task.task_id for task in self.tasks]
+        self._suite = get_suite(suite)
+        self.suite = self._suite.name
+        ids = parse_tasks(self._suite, task_ids)
+        self.tasks = tuple(self._suite.tasks[i] for i in ids)
         self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
         check_choice(physics, "physics", ("fast", "exact"))
         check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
         check_choice(render_mode, "render_mode", (None, "rgb_array", "human"))
-        for camera in cameras:
-            check_choice(camera, "cameras", tuple(CAMERAS))
+        self.cameras = tuple(self._suite.cameras if cameras is None else cameras)
+        for camera in self.cameras:
+            check_choice(camera, "cameras", tuple(self._suite.cameras))
         as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
         for name, value in (("chunk_len", chunk_len), ("max_control_steps", max_control_steps)):
             if value is not None:
@@ -111,10 +114,11 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
         self.assets, self.physics, self.chunk_len = assets, physics, chunk_len
-        self.cameras, self.image_size = tuple(cameras), int(image_size)
-        self.visual_profile, self.init_states = visual_profile, parse_init_states(init_states)
+        self.image_size, self.visual_profile = int(image_size), visual_profile
+        num_init_states = self._suite.num_init_states
+        self.init_states = parse_init_states(init_states, num_init_states)
         # Which official states are played in turn; none: layouts are sampled.
-        self._turn: Sequence[int] = range(NUM_INIT_STATES)
+        self._turn: Sequence[int] = range(num_init_states)
         if self.init_states != "official":
             self._turn = () if self.init_states == "sampled" else self.init_states
         self.gamma, self.max_control_steps = gamma, max_control_steps
@@ -128,20 +132,20 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             visual_profile=visual_profile,
             max_scenes=as_integer(scene_cache_size, "scene_cache_size", 1),
         )
-        self._observer = Observer(
-            self.cameras, self.image_size, len(suite_tasks(suite)), self._scenes
-        )
+        self._observer = Observer(self._suite, self.cameras, self.image_size, self._scenes)
         self.observation_space = self._observer.space
-        shape = (ACTION_DIM,) if chunk_len is None else (int(chunk_len), ACTION_DIM)
-        self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
-        self._models: dict[tuple[int, bool], TaskModel] = {}
-        self._sim: LiberoSim | None = None
+        action = self._suite.action
+        shape = (action.size,) if chunk_len is None else (int(chunk_len), action.size)
+        self.action_space = spaces.Box(action.low, action.high, shape, np.float32)
+        self.metadata = {**self.metadata, "render_fps": self._suite.control_hz}
+        self._models: dict[tuple[int, bool], CompiledTask] = {}
+        self._sim: Simulation | None = None
         self.on_control_step: list[Callable[[LiberoEnv, dict[str, Any]], None]] = []
         self.replace_action: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
-    def sim(self) -> LiberoSim:
-        """The simulation, with its privileged state.
+    def sim(self) -> Any:
+        """The suite's simulation with its privileged state; LIBERO's is a ``LiberoSim``.
 
         Raises:
             gymnasium.error.ResetNeeded: Before the first reset.
@@ -151,8 +155,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         return self._sim
 
     @property
-    def task_model(self) -> TaskModel:
-        """The compiled task of the current episode."""
+    def task_model(self) -> Any:
+        """The compiled task of the current episode; LIBERO's is a ``libero.TaskModel``."""
         return self.sim.task_model
 
     @property
@@ -160,10 +164,10 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         """Whether scenes with clutter are played."""
         return self.variation is not None and self.variation.distractors > 0
 
-    def _model(self, task_id: int, *, clutter: bool) -> TaskModel:
+    def _model(self, task_id: int, *, clutter: bool) -> CompiledTask:
         key = (task_id, clutter)
         if key not in self._models:
-            task = get_task(self.suite, task_id)
+            task = self._suite.tasks[task_id]
             self._models[key] = load_task(task, self.assets, clutter=clutter)
         return self._models[key]
 
@@ -186,7 +190,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self._observer.image_out = arrays
 
     def render(self) -> np.ndarray | None:
-        """Return the upright agentview image, (image_size, image_size, 3) uint8, or None.
+        """Return an upright image of the main camera, (image_size, image_size, 3) uint8, or None.
 
         With ``render_mode="human"`` the window has been brought up to date already.
         """

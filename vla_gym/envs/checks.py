@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES, get_task, suite_tasks
-
-if TYPE_CHECKING:
-    from vla_gym.suites import Task
+from vla_gym.suites import Suite, task_number
 
 
 def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:
@@ -51,31 +48,33 @@ def as_integer(value: Any, name: str, low: int | None = None, high: int | None =
     return number
 
 
-def parse_tasks(suite: str, task_ids: int | Sequence[int] | None) -> tuple[Task, ...]:
-    """Return the tasks that the argument ``task_ids`` names.
+def parse_tasks(suite: Suite, task_ids: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
+    """Return the indices in the suite of the tasks that the argument ``task_ids`` names.
 
     Args:
-        suite: Suite name.
-        task_ids: One task, several, or all of the suite (None).
+        suite: The suite.
+        task_ids: One task, several, or all of the suite (None); see ``task_number``.
 
     Raises:
-        UnknownTaskError: If the suite or a task id does not exist.
+        UnknownTaskError: If a task does not exist.
     """
     if task_ids is None:
-        return suite_tasks(suite)
+        return tuple(range(len(suite.tasks)))
     if isinstance(task_ids, np.ndarray):
         task_ids = task_ids.tolist()
-    ids = list(task_ids) if isinstance(task_ids, Sequence) else [task_ids]
-    return tuple(get_task(suite, task_id) for task_id in ids)
+    one = isinstance(task_ids, str) or not isinstance(task_ids, Sequence)
+    ids: Sequence[Any] = [task_ids] if one else task_ids  # type: ignore[assignment]
+    return tuple(task_number(suite, task_id) for task_id in ids)
 
 
 def parse_init_states(
-    init_states: str | Sequence[int],
+    init_states: str | Sequence[int], count: int
 ) -> Literal["sampled", "official"] | tuple[int, ...]:
     """Return the argument ``init_states``, a sequence of states as a tuple of integers.
 
     Args:
         init_states: ``"sampled"``, ``"official"``, or indices of official states.
+        count: How many official states there are.
 
     Raises:
         ConfigError: If it is something else, empty, or there is no such state.
@@ -89,22 +88,26 @@ def parse_init_states(
     if isinstance(init_states, str) or not isinstance(init_states, Sequence):
         raise ConfigError(
             "init_states must be 'sampled', 'official' or a sequence of official states, "
-            f"0..{NUM_INIT_STATES - 1}; got {init_states!r}."
+            f"0..{count - 1}; got {init_states!r}."
         )
     if not init_states:
         raise ConfigError("init_states must name at least one official state, got none.")
-    return tuple(as_integer(i, "init_states", 0, NUM_INIT_STATES - 1) for i in init_states)
+    return tuple(as_integer(i, "init_states", 0, count - 1) for i in init_states)
 
 
-def parse_reset_options(options: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
-    """Return the task and the official state that reset options ask for.
+def parse_reset_options(
+    suite: Suite, options: Mapping[str, Any] | None
+) -> tuple[int | None, int | None]:
+    """Return the task's index and the official state that reset options ask for.
 
     Args:
+        suite: The suite.
         options: ``task_id`` and ``init_state_id``, each an integer, or None or absent: as
             scheduled.
 
     Raises:
         ConfigError: If an option is unknown or not an integer, or there is no such state.
+        UnknownTaskError: If there is no such task.
     """
     options = options or {}
     unknown = options.keys() - {"task_id", "init_state_id"}
@@ -114,7 +117,7 @@ def parse_reset_options(options: Mapping[str, Any] | None) -> tuple[int | None, 
         )
     task_id, init_state_id = options.get("task_id"), options.get("init_state_id")
     if task_id is not None:
-        task_id = as_integer(task_id, "task_id")
+        task_id = task_number(suite, as_integer(task_id, "task_id"))
     if init_state_id is not None:
-        init_state_id = as_integer(init_state_id, "init_state_id", 0, NUM_INIT_STATES - 1)
+        init_state_id = as_integer(init_state_id, "init_state_id", 0, suite.num_init_states - 1)
     return task_id, init_state_id

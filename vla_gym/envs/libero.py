@@ -1,44 +1,46 @@
-"""The single LIBERO environment: Gymnasium's contract over :class:`vla_gym.sim.LiberoSim`."""
+"""The single environment: Gymnasium's contract over a suite's simulation."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from vla_gym.envs.base import ACTION_DIM, LiberoEnvBase
+from vla_gym.envs.base import LiberoEnvBase
 from vla_gym.envs.checks import parse_reset_options
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.play.video import Status
+from vla_gym.suites import task_number
+from vla_gym.suites.protocol import Simulation, Task
 from vla_gym.variation.drawn import part
-
-if TYPE_CHECKING:
-    from vla_gym.sim import LiberoSim
 
 
 class LiberoEnv(LiberoEnvBase):
-    """LIBERO tasks of one suite.
+    """Tasks of a suite, or of several that agree in spaces.
 
     Observation, a Dict of:
-        ``agentview``, ``wrist``: (image_size, image_size, 3) uint8, upright;
-        ``proprio``: (8,) float32: end-effector position (m), axis-angle (rad), finger joints (m);
-        ``task_id``: index of the task in its suite.
+        one entry a camera, e.g. ``agentview``, ``wrist``: (image_size, image_size, 3) uint8,
+        upright;
+        ``proprio``: float32, the suite's ``proprio.size`` numbers; of LIBERO (8,): end-effector
+        position (m), axis-angle (rad), finger joints (m);
+        ``task_id``: index of the task in the suite (of several suites: in all their tasks).
 
-    Action: (7,) float32 in [-1, 1], or (chunk_len, 7): translation (1.0 = 5 cm), rotation
-    (1.0 = 0.5 rad), gripper (-1 opens, +1 closes). One row is one control step of 50 ms.
+    Action: float32 (A,), or (chunk_len, A), with the suite's ``action.size`` A; of LIBERO (7,) in
+    [-1, 1]: translation (1.0 = 5 cm), rotation (1.0 = 0.5 rad), gripper (-1 opens, +1 closes). One
+    row is one control step (of LIBERO 50 ms).
 
     Reward: 1.0 on success, else 0; inside a chunk it is discounted by ``gamma`` if that is given.
     ``terminated`` means success, ``truncated`` the step limit; they are never true together. A
     chunk stops at the first of success, limit and its end.
 
     info: ``success``, ``is_success``, ``executed_steps`` (of this call), ``elapsed_steps`` (of the
-    episode), ``instruction``, ``task_id``, ``init_state_id`` (-1 for a sampled layout) and, when
-    ``gamma`` is given, ``discount`` = gamma ** executed_steps. When scenes vary, ``variation``:
-    float64 (VARIATION_WIDTH,), to be read with :meth:`DomainVariation.describe
-    <vla_gym.variation.DomainVariation.describe>`.
+    episode), ``instruction``, ``task_id``, ``init_state_id`` (-1 for a sampled layout), with
+    several suites the task's ``suite`` and, when ``gamma`` is given, ``discount`` = gamma **
+    executed_steps. When scenes vary, ``variation``: float64 (VARIATION_WIDTH,), to be read with
+    :meth:`DomainVariation.describe <vla_gym.variation.DomainVariation.describe>`.
 
     Which episode comes next depends on (seed, episode number) alone, see
     :class:`~vla_gym.envs.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
@@ -62,6 +64,7 @@ class LiberoEnv(LiberoEnvBase):
     _seed: int | None = None
     _episode = 0
     # The present episode.
+    _task_id = -1
     _elapsed = 0
     _init_state_id = -1
     _needs_reset = True
@@ -73,14 +76,14 @@ class LiberoEnv(LiberoEnvBase):
 
         Args:
             seed: Fixes this and all following episodes, and starts their count again.
-            options: ``task_id`` and ``init_state_id`` (0..49) for this episode only.
+            options: ``task_id`` and ``init_state_id`` for this episode only.
 
         Raises:
             ConfigError: If an option is unknown or out of range, or the seed is smaller than
                 ``schedule.min_seed``.
             UnknownTaskError: If there is no such task.
         """
-        task_id, init_state_id = parse_reset_options(options)
+        task_id, init_state_id = parse_reset_options(self._suite, options)
         super().reset(seed=seed)
         if seed is not None:
             self.seek(seed, 0)
@@ -101,8 +104,9 @@ class LiberoEnv(LiberoEnvBase):
         self._sim = self._scenes.simulation(model)
         self._vary(self._sim, key_seed)
         self._sim.reset(layout)
-        self._init_state_id, self._elapsed = layout.init_state_id, 0
-        observation = self._observer.observe(self._sim)
+        self._task_id, self._elapsed = task_id, 0
+        self._init_state_id = layout.init_state_id
+        observation = self._observer.observe(self._sim, task_id)
         self._episode += 1
         self._needs_reset = False
         self._show(success=False)
@@ -111,7 +115,7 @@ class LiberoEnv(LiberoEnvBase):
             function(self, info)
         return observation, info
 
-    def _vary(self, sim: LiberoSim, key_seed: int) -> None:
+    def _vary(self, sim: Simulation, key_seed: int) -> None:
         """Give a simulation the look of the next episode, from a random stream of its own."""
         if self.variation is None:
             sim.set_variation(None)
@@ -160,8 +164,8 @@ class LiberoEnv(LiberoEnvBase):
         snapshot = self.sim.get_state()
         assert self._seed is not None
         return EnvState(
-            suite=self.suite,
-            task_id=self.task_model.task.task_id,
+            suite=self._task.suite,
+            task_id=self._task.task_id,
             physics=self.physics,
             snapshot=snapshot,
             elapsed_steps=self._elapsed,
@@ -192,14 +196,16 @@ class LiberoEnv(LiberoEnvBase):
         if not isinstance(state, EnvState):
             raise ConfigError(f"Expected an EnvState of get_state(), got {type(state).__name__}.")
         state.check(self.suite, self.physics)
-        model = self._model(state.task_id, clutter=state.clutter)
+        task_id = task_number(self._suite, f"{state.suite}/{state.task_id}")
+        model = self._model(task_id, clutter=state.clutter)
         state.check_scene(model.scene_key)
         self.seek(state.seed, state.next_episode, state.env_index)
         self._needs_reset = True  # until the episode stands
         self._sim = self._scenes.simulation(model)
         self._sim.set_state(state.snapshot)
-        self._init_state_id, self._elapsed = state.init_state_id, state.elapsed_steps
-        observation = self._observer.observe(self._sim)
+        self._task_id, self._elapsed = task_id, state.elapsed_steps
+        self._init_state_id = state.init_state_id
+        observation = self._observer.observe(self._sim, task_id)
         self._needs_reset = state.needs_reset
         return observation
 
@@ -218,7 +224,7 @@ class LiberoEnv(LiberoEnvBase):
                 f"Expected an action of shape {self.action_space.shape}, got {rows.shape}."
             )
         budget = self._limit - self._elapsed
-        rows = rows.reshape(-1, ACTION_DIM)
+        rows = rows.reshape(-1, rows.shape[-1])
         if self.on_control_step or self.replace_action:
             executed, success = self._run_rows(rows[:budget])
         else:
@@ -229,7 +235,7 @@ class LiberoEnv(LiberoEnvBase):
         reward = 0.0
         if success:
             reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
-        observation = self._observer.observe(self.sim)
+        observation = self._observer.observe(self.sim, self._task_id)
         self._show(success)
         return observation, reward, success, truncated, self._info(success, executed)
 
@@ -246,27 +252,32 @@ class LiberoEnv(LiberoEnvBase):
         return executed, success
 
     @property
+    def _task(self) -> Task:
+        return self._suite.tasks[self._task_id]
+
+    @property
     def _limit(self) -> int:
-        return self.max_control_steps or self.task_model.task.max_control_steps
+        return self.max_control_steps or self._task.max_control_steps
 
     def _show(self, success: bool) -> None:
         """Bring the window of ``render_mode="human"`` up to date."""
         if self._view is not None:
-            episode = f"{self.suite} {self.task_model.task.task_id}"
+            episode = f"{self._task.suite} {self._task.task_id}"
             over = self._needs_reset
             self._view.show(self.sim, Status(episode, self._elapsed, self._limit, success, over))
 
     def _info(self, success: bool, executed: int) -> dict[str, Any]:
-        task = self.task_model.task
         info: dict[str, Any] = {
             "success": success,
             "is_success": success,
             "executed_steps": executed,
             "elapsed_steps": self._elapsed,
-            "instruction": task.instruction,
-            "task_id": task.task_id,
+            "instruction": self._task.instruction,
+            "task_id": self._task_id,
             "init_state_id": self._init_state_id,
         }
+        if self._task.suite != self.suite:
+            info["suite"] = self._task.suite
         if self.gamma is not None:
             info["discount"] = float(self.gamma**executed)
         variation = self.sim.variation

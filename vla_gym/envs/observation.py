@@ -1,4 +1,4 @@
-"""What a LIBERO environment shows: its observation space, images and proprioception."""
+"""What an environment shows: its observation space, images and proprioception."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from vla_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from vla_gym.envs.scene_cache import SceneCache
-    from vla_gym.sim import LiberoSim
-
-#: Our camera keys and the names of LIBERO's cameras.
-CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-PROPRIO_DIM = 8
+    from vla_gym.suites.protocol import Simulation, Suite
 
 
 class Observer:
@@ -27,29 +23,34 @@ class Observer:
     """
 
     def __init__(
-        self, cameras: Sequence[str], image_size: int, num_tasks: int, scenes: SceneCache
+        self, suite: Suite, cameras: Sequence[str], image_size: int, scenes: SceneCache
     ) -> None:
         """Build the space.
 
         Args:
-            cameras: Keys of :data:`CAMERAS`.
+            suite: The suite.
+            cameras: Which of its cameras are observed.
             image_size: Height and width in pixels.
-            num_tasks: Tasks of the suite.
             scenes: Where renderers come from.
         """
         self._cameras, self._scenes = tuple(cameras), scenes
-        self._names = tuple(CAMERAS[camera] for camera in cameras)
+        self._names = tuple(suite.cameras[camera] for camera in cameras)
+        self._main = next(iter(suite.cameras.values()))
         self._shape = (image_size, image_size, 3)
         self._image_out: dict[str, np.ndarray] | None = None
         fields: dict[str, spaces.Space[Any]] = {
             camera: spaces.Box(0, 255, self._shape, np.uint8) for camera in self._cameras
         }
-        fields["proprio"] = spaces.Box(-np.inf, np.inf, (PROPRIO_DIM,), np.float32)
-        fields["task_id"] = spaces.Discrete(num_tasks)
+        fields["proprio"] = spaces.Box(-np.inf, np.inf, (suite.proprio.size,), np.float32)
+        fields["task_id"] = spaces.Discrete(len(suite.tasks))
         self.space = spaces.Dict(fields)
 
-    def observe(self, sim: LiberoSim) -> dict[str, Any]:
+    def observe(self, sim: Simulation, task_id: int) -> dict[str, Any]:
         """Return the observation; its arrays are fresh, but for those of :attr:`image_out`.
+
+        Args:
+            sim: The simulation.
+            task_id: Index in the suite of the task that it plays.
 
         Raises:
             RenderError: No usable OpenGL context.
@@ -64,13 +65,13 @@ class Observer:
             self._scenes.render(sim, images, self._names)
             observation = dict(zip(self._cameras, images, strict=True))
         observation["proprio"] = sim.proprio()
-        observation["task_id"] = np.int64(sim.task_model.task.task_id)
+        observation["task_id"] = np.int64(task_id)
         return observation
 
-    def frame(self, sim: LiberoSim) -> np.ndarray:
-        """Return the upright agentview image, (image_size, image_size, 3) uint8."""
+    def frame(self, sim: Simulation) -> np.ndarray:
+        """Return an upright image of the main camera, (image_size, image_size, 3) uint8."""
         image = np.empty(self._shape, np.uint8)
-        self._scenes.render(sim, [image], (CAMERAS["agentview"],))
+        self._scenes.render(sim, [image], (self._main,))
         return image
 
     @property

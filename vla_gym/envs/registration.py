@@ -1,12 +1,17 @@
-"""Registers ``Libero-<suite>-v0`` and ``LiberoVLA-<suite>-v0`` with Gymnasium."""
+"""Registers the environments with Gymnasium.
+
+``Libero-<suite>-v0`` and ``LiberoVLA-<suite>-v0`` for every suite, those of installed plug-ins
+included; ``Libero-v0`` and ``LiberoVLA-v0`` take ``suite=...``, one name or several.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vla_gym.suites import SUITES
+from vla_gym.suites import suite_names
 
 if TYPE_CHECKING:
     from vla_gym.envs.libero import LiberoEnv
@@ -22,29 +27,26 @@ def register_envs() -> None:
     ``max_episode_steps`` is left out on purpose: Gymnasium's TimeLimit would count chunks, while
     LIBERO's limit counts control steps and is kept by the environment itself.
     """
-    for suite in SUITES:
-        for env_id, entry_point, vector_entry_point in (
-            (
-                f"Libero-{suite}-v0",
-                "vla_gym.envs.registration:make_libero",
-                "vla_gym.vector:LiberoVectorEnv",
-            ),
-            (
-                f"LiberoVLA-{suite}-v0",
-                "vla_gym.envs.registration:make_libero_vla",
-                "vla_gym.envs.registration:make_libero_vla_vec",
-            ),
-        ):
+    kinds = {
+        "Libero": ("vla_gym.envs.registration:make_libero", "vla_gym.vector:LiberoVectorEnv"),
+        "LiberoVLA": (
+            "vla_gym.envs.registration:make_libero_vla",
+            "vla_gym.envs.registration:make_libero_vla_vec",
+        ),
+    }
+    for suite in (None, *suite_names()):
+        for kind, (entry_point, vector_entry_point) in kinds.items():
+            env_id = f"{kind}-{suite}-v0" if suite else f"{kind}-v0"
             if env_id not in gym.registry:
                 gym.register(
                     env_id,
                     entry_point=entry_point,
                     vector_entry_point=vector_entry_point,
-                    kwargs={"suite": suite},
+                    kwargs={"suite": suite} if suite else {},
                 )
 
 
-def make_libero(suite: str, **kwargs: Any) -> LiberoEnv:
+def make_libero(suite: str | Sequence[str], **kwargs: Any) -> LiberoEnv:
     """Build :class:`vla_gym.envs.libero.LiberoEnv`.
 
     A function, because from the class ``gymnasium.make`` would read its render modes, and where
@@ -56,7 +58,7 @@ def make_libero(suite: str, **kwargs: Any) -> LiberoEnv:
 
 
 def make_libero_vla(
-    suite: str,
+    suite: str | Sequence[str],
     *,
     vla: str | FrozenVLA = "mini",
     rl_token: str | RLTokenEncoder | None = "auto",
@@ -68,7 +70,7 @@ def make_libero_vla(
     """Build a LIBERO environment whose observation comes from a frozen VLA.
 
     Args:
-        suite: Suite name, e.g. ``"goal"``.
+        suite: Suite name, e.g. ``"goal"``, or several.
         vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
         rl_token: See :class:`vla_gym.wrappers.FrozenVLAObservation`.
         chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
@@ -90,7 +92,7 @@ def make_libero_vla(
 
 
 def make_libero_vla_vec(
-    suite: str,
+    suite: str | Sequence[str],
     num_envs: int = 1,
     *,
     vla: str | FrozenVLA = "mini",
@@ -104,7 +106,7 @@ def make_libero_vla_vec(
     """Build many LIBERO environments that share one frozen VLA, which stays in this process.
 
     Args:
-        suite: Suite name, e.g. ``"goal"``.
+        suite: Suite name, e.g. ``"goal"``, or several.
         num_envs: Number of environments.
         vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
         rl_token: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.

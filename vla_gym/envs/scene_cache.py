@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Literal
 
 from vla_gym.assets import cache_dir
 from vla_gym.assets.pack import LIBERO_VARIABLE
+from vla_gym.suites import get_suite
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from vla_gym.sim import LiberoSim, SceneRenderer
-    from vla_gym.suites import Task
-    from vla_gym.suites.libero import TaskModel
+    from vla_gym.sim import SceneRenderer
+    from vla_gym.suites.protocol import CompiledTask, Simulation, Task
 
     Images = np.ndarray | Sequence[np.ndarray]
 
@@ -35,29 +35,28 @@ logger = logging.getLogger(__name__)
 # Scene, its file (the renderer draws that very model), image size in pixels, profile.
 _RendererKey = tuple[str, Path, int, str]
 
-_models: dict[tuple[Task, str, str | None, Path, bool], TaskModel] = {}
+_models: dict[tuple[Task, str, str | None, Path, bool], CompiledTask] = {}
 
 
-def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> TaskModel:
+def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> CompiledTask:
     """Return a compiled task; the first load of a process verifies it, later ones share it.
 
     Args:
         task: Which task.
-        assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
-        clutter: With clutter in its scene, see ``load_task_model``.
+        assets: ``"lite"``, ``"libero"``, or a path.
+        clutter: With clutter in its scene, see ``Suite.load_task_model``.
 
     Raises:
         AssetError: If the asset pack is missing or not one.
         CompileError: If the scene cannot be compiled.
     """
-    from vla_gym.suites.libero import load_task_model
-
     named = assets in ("lite", "libero")
     where = str(assets) if named else str(Path(assets).expanduser().absolute())
     key = (task, where, os.environ.get(LIBERO_VARIABLE), cache_dir(), clutter)
     model = _models.get(key)
     if model is None or not model.mjb_path.exists():  # the cache may be deleted at any time
-        model = _models[key] = load_task_model(task, assets, clutter=clutter)
+        suite = get_suite(task.suite)
+        model = _models[key] = suite.load_task_model(task, assets, clutter=clutter)
     return model
 
 
@@ -79,7 +78,7 @@ class _RendererPool:
         self._lock = threading.Lock()
 
     def find(
-        self, model: TaskModel, size: int, profile: str, user: object, bound: int
+        self, model: CompiledTask, size: int, profile: str, user: object, bound: int
     ) -> SceneRenderer:
         """Return the shared renderer of a scene; the pool's thread only.
 
@@ -105,7 +104,7 @@ class _RendererPool:
             return self._renderers[key]
 
     def render(
-        self, renderer: SceneRenderer, sim: LiberoSim, out: Images, cameras: Sequence[str]
+        self, renderer: SceneRenderer, sim: Simulation, out: Images, cameras: Sequence[str]
     ) -> None:
         """Render while no renderer of this thread is closed; see ``SceneRenderer.render``."""
         with self._held():
@@ -208,7 +207,7 @@ class SceneCache:
         """Prepare; nothing is built yet.
 
         Args:
-            physics: See :class:`vla_gym.sim.LiberoSim`.
+            physics: See ``Suite.make_simulation``.
             image_size: Height and width of images in pixels.
             visual_profile: See :class:`vla_gym.sim.SceneRenderer`; None: ``"libero"`` on the real
                 pack, else ``"fast"``.
@@ -216,23 +215,23 @@ class SceneCache:
         """
         self._physics, self._image_size = physics, image_size
         self._visual_profile, self._max_scenes = visual_profile, max_scenes
-        self._sims: OrderedDict[tuple[str, Path], LiberoSim] = OrderedDict()
+        self._sims: OrderedDict[tuple[str, Path], Simulation] = OrderedDict()
         self._user, self._pools = object(), list[_RendererPool]()
         # At exit the renderers close themselves, while OpenGL is there still.
         weakref.finalize(self, _release, self._pools, self._user).atexit = False
 
-    def simulation(self, model: TaskModel) -> LiberoSim:
+    def simulation(self, model: CompiledTask) -> Simulation:
         """Return the simulation of the task's scene, set to the task; its state is undefined.
 
         Raises:
             CompileError: If MuJoCo cannot read the compiled scene.
         """
-        from vla_gym.sim import LiberoSim
-
         key = (model.scene_key, model.mjb_path)
         sim = self._sims.get(key)
         if sim is None:
-            sim = self._sims[key] = LiberoSim(model, physics=self._physics)
+            sim = self._sims[key] = get_suite(model.task.suite).make_simulation(
+                model, self._physics
+            )
             if len(self._sims) > self._max_scenes:
                 self._sims.popitem(last=False)
         else:
@@ -240,11 +239,11 @@ class SceneCache:
             sim.set_task(model)
         return sim
 
-    def renderer(self, model: TaskModel) -> SceneRenderer:
+    def renderer(self, model: CompiledTask) -> SceneRenderer:
         """Return the renderer of the task's scene that this thread's environments share."""
         return self._find(model)[1]
 
-    def render(self, sim: LiberoSim, out: Images, cameras: Sequence[str]) -> None:
+    def render(self, sim: Simulation, out: Images, cameras: Sequence[str]) -> None:
         """Render a simulation; see ``SceneRenderer.render``.
 
         Raises:
@@ -253,7 +252,7 @@ class SceneCache:
         pool, renderer = self._find(sim.task_model)
         pool.render(renderer, sim, out, cameras)
 
-    def _find(self, model: TaskModel) -> tuple[_RendererPool, SceneRenderer]:
+    def _find(self, model: CompiledTask) -> tuple[_RendererPool, SceneRenderer]:
         pool = _pool()
         if pool not in self._pools:
             self._pools.append(pool)

@@ -23,7 +23,7 @@ class EnvState:
 
     Attributes:
         suite: Suite of the task, e.g. ``"goal"``.
-        task_id: The task that is played.
+        task_id: Index of the task in that suite.
         physics: ``"fast"`` or ``"exact"``: the arithmetic that the episode has been played with.
         snapshot: The simulation; it names its scene, and so the asset pack.
         elapsed_steps: Control steps of the episode so far.
@@ -48,12 +48,12 @@ class EnvState:
     clutter: bool = False
 
     def check(self, suite: str, physics: str) -> None:
-        """Check that an environment of this suite and physics mode can go on from here.
+        """Check that an environment of this suite (or suites) and physics can go on from here.
 
         Raises:
             ConfigError: If it cannot.
         """
-        if (self.suite, self.physics) != (suite, physics):
+        if self.suite not in suite.split("+") or self.physics != physics:
             raise ConfigError(
                 f"The state was saved with suite {self.suite!r} and physics {self.physics!r}, this "
                 f"environment has {suite!r} and {physics!r}."

@@ -6,14 +6,14 @@ from typing import Protocol
 
 import numpy as np
 
-from vla_gym.suites import Task
+from vla_gym.suites.libero.tasks import LiberoTask
 
 
 class HasTask(Protocol):
     """Anything that says which task it is, such as a ``TaskModel``."""
 
     @property
-    def task(self) -> Task:
+    def task(self) -> LiberoTask:
         """The task that is being solved."""
         ...
 

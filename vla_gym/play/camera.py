@@ -52,12 +52,14 @@ class Camera:
 
     def take(self, env: Any, info: dict[str, Any], *, over: bool) -> None:
         """Add a frame of a ``LiberoEnv`` in its present state."""
-        from vla_gym.envs.observation import CAMERAS
+        from vla_gym.suites import get_suite
 
         task = env.task_model.task
         self.limit = env.max_control_steps or task.max_control_steps
         images = np.empty((len(self._cameras), self._size, self._size, 3), np.uint8)
-        self._scenes.render(env.sim, images, [CAMERAS[name] for name in self._cameras])
+        self._scenes.render(
+            env.sim, images, [get_suite(task.suite).cameras[name] for name in self._cameras]
+        )
         success = bool(info["success"])
         status = Status(
             self._label, int(info["elapsed_steps"]), self.limit, success, over or success

@@ -16,7 +16,7 @@ from vla_gym.play.camera import Camera
 from vla_gym.play.config import LABELS, PlayConfig, Who
 from vla_gym.play.episodes import Outcome, Players, Start
 from vla_gym.play.video import TilePainter, check_video_path, tiled_frames, write_video
-from vla_gym.suites import get_task
+from vla_gym.suites import get_suite, get_task
 from vla_gym.variation import DomainVariation
 
 # Most tiles of one video; more could not be made out.
@@ -91,7 +91,9 @@ def _starts(config: PlayConfig) -> Iterator[Start]:
         if config.seeds:
             yield from (Start(task, None, as_integer(s, "seeds", 0)) for s in config.seeds)
         else:
-            states = parse_init_states(config.init_state_ids)
+            states = parse_init_states(
+                config.init_state_ids, get_suite(config.suite).num_init_states
+            )
             yield from (Start(task, int(state), 0) for state in states)
 
 

@@ -9,9 +9,8 @@ import numba
 import numpy as np
 
 from vla_gym.errors import InvalidActionError
-from vla_gym.suites.libero.spec import RobotSpec
+from vla_gym.suites.libero.spec import ACTION, RobotSpec
 
-ACTION_DIM = 7
 ARM_DIM = 6
 # Squared norm below which upstream treats a float32 quaternion as no rotation.
 _QUAT_EPS = np.finfo(float).eps * 4.0
@@ -105,7 +104,7 @@ def check_actions(actions: np.ndarray, *, ndim: int) -> np.ndarray:
             f"An action must be a numeric array of shape {expected}, got {type(actions).__name__}."
         ) from error
     shape = np.shape(actions)
-    if len(shape) != ndim or shape[-1] != ACTION_DIM or array.size == 0:
+    if len(shape) != ndim or shape[-1] != ACTION.size or array.size == 0:
         raise InvalidActionError(
             f"An action must have shape {expected} (dx, dy, dz, three rotations, gripper), "
             f"got {shape}."

@@ -20,7 +20,7 @@ from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.suites.libero.goals import evaluate_goal
-from vla_gym.suites.libero.spec import Layout
+from vla_gym.suites.libero.spec import ACTION, SETTLE_STEPS, Layout
 from vla_gym.variation.drawn import check_vector
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 Physics = Literal["fast", "exact"]
 
-NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-# Upstream's evaluations run ten no-ops after an official state; sampled layouts start from
-# placements in the air and get as long as they need, up to this many control steps more.
-SETTLE_STEPS = 10
+NOOP = np.array(ACTION.noop)
+# Sampled layouts start from placements in the air and get as long as they need, up to this many
+# control steps more than an official state.
 MAX_EXTRA_SETTLE_STEPS = 60
 REST_SPEED = 0.01
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION

@@ -15,7 +15,7 @@ import mujoco
 from vla_gym.errors import CompileError
 
 if TYPE_CHECKING:
-    from vla_gym.suites.libero import TaskModel
+    from vla_gym.suites.protocol import CompiledTask
 
 
 logger = logging.getLogger("vla_gym.mujoco")
@@ -65,7 +65,7 @@ _MAX_LATEST_BYTES = 1_500_000_000
 _shared_lock = threading.Lock()
 
 
-def load_shared(task_model: TaskModel) -> SharedModel:
+def load_shared(task_model: CompiledTask) -> SharedModel:
     """Return the process-wide model of a scene with its lock.
 
     It is one object as long as somebody holds it. Models that nobody holds stay as long as the
@@ -95,7 +95,7 @@ def _keep(key: _Key, shared: SharedModel, path: Path) -> None:
         _latest.popitem(last=False)
 
 
-def load_model(task_model: TaskModel) -> mujoco.MjModel:
+def load_model(task_model: CompiledTask) -> mujoco.MjModel:
     """Return the process-wide ``MjModel`` of a task's scene; one object per scene."""
     return load_shared(task_model).model
 

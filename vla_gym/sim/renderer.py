@@ -19,8 +19,7 @@ from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.painters import Painter, make_painter
 
 if TYPE_CHECKING:
-    from vla_gym.sim.libero_sim import LiberoSim
-    from vla_gym.suites.libero import TaskModel
+    from vla_gym.suites.protocol import CompiledTask, Simulation
 
 PROFILES = ("libero", "fast")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -51,7 +50,7 @@ class SceneRenderer:
     """
 
     def __init__(
-        self, task_model: TaskModel, height: int, width: int, *, profile: str = "libero"
+        self, task_model: CompiledTask, height: int, width: int, *, profile: str = "libero"
     ) -> None:
         """Prepare a renderer; nothing is allocated on the device yet.
 
@@ -79,7 +78,7 @@ class SceneRenderer:
 
     def render(
         self,
-        sim: LiberoSim,
+        sim: Simulation,
         out: np.ndarray | Sequence[np.ndarray],
         cameras: Sequence[str] = CAMERAS,
     ) -> None:

@@ -237,9 +237,10 @@ def _compiler_environment() -> dict[str, str]:
     environment |= dict.fromkeys(threads, "1")
     # robosuite loads a GL backend even where nothing is rendered; this one needs no library.
     environment["MUJOCO_GL"] = "glx"
-    # The parent may run from a checkout that is not installed, in another working directory.
-    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    # The parent may run from a checkout that is not installed, in another working directory, and
+    # a suite's compiler may be wherever the parent found the suite.
+    path = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, filter(None, sys.path))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     return environment
 
 

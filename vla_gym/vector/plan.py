@@ -10,8 +10,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.envs.checks import parse_tasks
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES, Task, get_task, suite_tasks
+from vla_gym.suites import Task, get_suite
 from vla_gym.variation import DomainVariation
 
 _OPTIONS = ("task_id", "init_state_id")
@@ -64,9 +65,9 @@ class EnvPlan:
     def make(
         cls,
         num_envs: int,
-        suite: str | None,
+        suite: str | Sequence[str] | None,
         *,
-        task_ids: int | Sequence[int] | Sequence[Sequence[int]] | None,
+        task_ids: int | str | Sequence[int | str] | Sequence[Sequence[int | str]] | None,
         task_sampling: str,
         group_size: int,
         env_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
@@ -100,6 +101,7 @@ class EnvPlan:
             return cls(num_envs, None, (), group_size, None, make, False, False, True)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
+        suite = get_suite(suite).name
         lists = _task_lists(suite, task_ids, num_envs, group_size)
         kwargs = {"task_sampling": task_sampling, "group_size": group_size, **env_kwargs}
         make = functools.partial(
@@ -115,14 +117,15 @@ class EnvPlan:
         variation = DomainVariation.parse(env_kwargs.get("variation"))
         clutter = variation is not None and variation.distractors > 0
         plain = not env_wrappers
-        images = not plain or bool(env_kwargs.get("cameras", True))
+        cameras = env_kwargs.get("cameras")
+        images = not plain or cameras is None or len(cameras) > 0
         return cls(num_envs, suite, lists, group_size, assets, make, plain, clutter, images)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Every task that is played."""
         ids = sorted({i for tasks in self.task_lists for i in tasks})
-        return tuple(get_task(self.suite or "", i) for i in ids)
+        return tuple(get_suite(self.suite).tasks[i] for i in ids) if self.suite else ()
 
     def tasks_of(self, env_id: int) -> tuple[Task, ...]:
         """Return the tasks of one environment."""
@@ -131,7 +134,7 @@ class EnvPlan:
         if self.suite is None:
             return ()
         tasks = self.task_lists[env_id % len(self.task_lists)]
-        return tuple(get_task(self.suite, i) for i in tasks)
+        return tuple(get_suite(self.suite).tasks[i] for i in tasks)
 
     def seeds(
         self, ids: np.ndarray, seed: int | Sequence[int | None]
@@ -193,7 +196,8 @@ class EnvPlan:
                 "'reset_mask'."
             )
         per_env: dict[int, dict[str, Any]] = {i: dict(others) for i in ids.tolist()}
-        limits = {"task_id": len(suite_tasks(self.suite)), "init_state_id": NUM_INIT_STATES}
+        suite = get_suite(self.suite)
+        limits = {"task_id": len(suite.tasks), "init_state_id": suite.num_init_states}
         for key in _OPTIONS:
             if key in options:
                 for i, value in self._option(key, options[key], limits[key], ids):
@@ -224,28 +228,27 @@ def _build_from_factory(
 
 
 def _task_lists(
-    suite: str, task_ids: int | Sequence[Any] | None, num_envs: int, group_size: int
+    suite: str, task_ids: int | str | Sequence[Any] | None, num_envs: int, group_size: int
 ) -> tuple[tuple[int, ...], ...]:
-    if task_ids is None:
-        lists = [[task.task_id for task in suite_tasks(suite)]]
-    elif isinstance(task_ids, int | np.integer):
-        lists = [[int(task_ids)]]
-    elif any(isinstance(entry, Sequence | np.ndarray) for entry in task_ids):
-        lists = [[entry] if np.ndim(entry) == 0 else list(entry) for entry in task_ids]
-        if len(lists) != num_envs:
-            raise ConfigError(
-                f"Nested task_ids need one list for each of the {num_envs} environments, got "
-                f"{len(lists)}."
-            )
-    else:
-        lists = [list(task_ids)]
-    if len(lists) > 1:
-        groups = [lists[i : i + group_size] for i in range(0, num_envs, group_size)]
-        if any(list(tasks) != list(group[0]) for group in groups for tasks in group):
-            raise ConfigError(
-                f"With group_size={group_size} all environments of a group need the same tasks, "
-                f"got task_ids={task_ids}."
-            )
+    found = get_suite(suite)
+    nested = not isinstance(task_ids, str | int | np.integer | None) and any(
+        isinstance(entry, Sequence | np.ndarray) and not isinstance(entry, str)
+        for entry in task_ids
+    )
+    entries: Sequence[Any] = task_ids if nested else (task_ids,)  # type: ignore[assignment]
+    lists = tuple(parse_tasks(found, entry) for entry in entries)
     if not all(lists):
         raise ConfigError(f"Every environment needs a task, got task_ids={task_ids}.")
-    return tuple(tuple(get_task(suite, i).task_id for i in tasks) for tasks in lists)
+    if not nested:
+        return lists
+    if len(lists) != num_envs:
+        raise ConfigError(
+            f"Nested task_ids need one list for each of the {num_envs} environments, got "
+            f"{len(lists)}."
+        )
+    if any(lists[i] != lists[i - i % group_size] for i in range(num_envs)):
+        raise ConfigError(
+            f"With group_size={group_size} all environments of a group need the same tasks, "
+            f"got task_ids={task_ids}."
+        )
+    return lists

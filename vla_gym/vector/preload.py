@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.envs.scene_cache import load_task
-from vla_gym.suites import get_task
+from vla_gym.suites import get_suite, get_task
 
 if TYPE_CHECKING:
-    from vla_gym.suites.libero import TaskModel
+    from vla_gym.suites.protocol import CompiledTask
 
 # What every worker imports: done once here, it is shared, too.
 _WORKER_MODULES = ("vla_gym.envs.libero", "vla_gym.vector.worker")
@@ -58,13 +58,12 @@ def preload(
             _warm = True
 
 
-def _warm_up(model: TaskModel) -> None:
+def _warm_up(model: CompiledTask) -> None:
     """Run one reset and one chunk: compiled code is loaded now, once, and not in each worker."""
-    from vla_gym.sim import LiberoSim
-
-    sim = LiberoSim(model)
+    suite = get_suite(model.task.suite)
+    sim = suite.make_simulation(model)
     sim.reset(model.official_layout(0))
-    sim.run_chunk(np.zeros((WARM_UP_STEPS, 7)))
+    sim.run_chunk(np.tile(suite.action.noop, (WARM_UP_STEPS, 1)))
 
 
 def _import_mujoco() -> None:

@@ -45,10 +45,10 @@ class LiberoVectorEnv(WorkerVectorEnv):
     def __init__(
         self,
         num_envs: int,
-        suite: str | None = None,
+        suite: str | Sequence[str] | None = None,
         *,
         workers: int | None = None,
-        task_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        task_ids: int | str | Sequence[int | str] | Sequence[Sequence[int | str]] | None = None,
         task_sampling: Literal["uniform", "round_robin", "balanced"] = "uniform",
         group_size: int = 1,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
@@ -66,7 +66,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
 
         Args:
             num_envs: Number of environments N.
-            suite: Suite name, e.g. ``"goal"``.
+            suite: Suite name, e.g. ``"goal"``, or several, see ``LiberoEnv``.
             workers: Worker processes; None for one a core (at most N), 0 for none: the same code
                 in this process.
             task_ids: One task, several, or all of the suite (None); or N lists, one for each

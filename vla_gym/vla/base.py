@@ -9,6 +9,13 @@ if TYPE_CHECKING:
     import torch
 
 
+#: What every backend of this package was trained on: LIBERO's cameras and robot. A backend for
+#: another suite has attributes ``cameras``, ``action_size`` and ``proprio_size`` of its own. The
+#: cameras' order is that of the camera axis wherever images of several are stacked.
+CAMERAS = ("agentview", "wrist")
+ACTION_SIZE, PROPRIO_SIZE = 7, 8
+
+
 class VLAOutput(NamedTuple):
     """Result of one batched forward pass.
 

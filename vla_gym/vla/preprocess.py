@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.vla.base import CAMERAS
 
-#: Order of the camera axis wherever images of several cameras are stacked.
-CAMERAS = ("agentview", "wrist")
 #: Height and width in pixels that the embedded VLA works on.
 IMAGE_SIZE = 64
 

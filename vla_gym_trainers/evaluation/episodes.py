@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from vla_gym.envs.checks import parse_tasks
 from vla_gym.errors import ConfigError
+from vla_gym.suites import get_suite
 
 
 class Start(NamedTuple):
@@ -95,7 +96,8 @@ def all_starts(
     for what, values in (("--suite", names), ("--task-ids", task_ids)):
         if values is not None and (not values or len(set(values)) != len(values)):
             raise ConfigError(f"{what} needs at least one value, each once; got {list(values)}.")
-    tasks = [task for suite in names for task in parse_tasks(suite, task_ids)]
+    parts = [get_suite(name) for name in names]
+    tasks = [part.tasks[i] for part in parts for i in parse_tasks(part, task_ids)]
     return tuple(Start(t.suite, t.task_id, state) for t in tasks for state in range(episodes))
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.observation import Observer
 from vla_gym.envs.scene_cache import SceneCache, load_task
-from vla_gym.suites import suite_tasks
+from vla_gym.suites import get_suite, suite_tasks
 from vla_gym.suites.libero import Predicate, evaluate_goal
 
 if TYPE_CHECKING:
@@ -73,10 +73,12 @@ class EvalEnv(gym.Wrapper[_Obs, np.ndarray, _Obs, np.ndarray]):
             max_scenes=SCENES,
         )
         self._cameras = tuple(cameras)
-        tasks = len(suite_tasks(base.suite))
-        self._observer = Observer(cameras, image_size, tasks, self._scenes)
+        suite = get_suite(base.suite)
+        self._observer = Observer(suite, cameras, image_size, self._scenes)
         self.observation_space = self._observer.space
-        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, 7), np.float32)
+        self.action_space = spaces.Box(
+            suite.action.low, suite.action.high, (chunk_len, suite.action.size), np.float32
+        )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -91,7 +93,7 @@ class EvalEnv(gym.Wrapper[_Obs, np.ndarray, _Obs, np.ndarray]):
             self._watch.begin(self._base.sim)
         if self._on_step is not None:
             self._on_step(self._base, info, False)
-        return self._observer.observe(self._base.sim), info
+        return self._observer.observe(self._base.sim, info["task_id"]), info
 
     def step(self, action: np.ndarray) -> tuple[_Obs, float, bool, bool, dict[str, Any]]:
         """Execute the rows of ``action`` (C, 7) until they or the episode end."""
@@ -110,7 +112,8 @@ class EvalEnv(gym.Wrapper[_Obs, np.ndarray, _Obs, np.ndarray]):
         info = {**info, "executed_steps": executed}
         if self._watch is not None and (terminated or truncated):
             info["achieved"], info["achieved_step"] = self._watch.first or (-1, -1)
-        return self._observer.observe(self._base.sim), float(reward), terminated, truncated, info
+        observation = self._observer.observe(self._base.sim, info["task_id"])
+        return observation, float(reward), terminated, truncated, info
 
     def facts(self) -> dict[str, str | None]:
         """Return what the images depend on: GL renderer and visual profile (None: no cameras)."""
@@ -145,7 +148,7 @@ class GoalWatch:
         scene = sim.task_model.scene_key
         if scene not in self._goals:
             same = [t for t in suite_tasks(own.suite) if t.scene_name == own.scene_name]
-            models = [load_task(task, self._env.assets) for task in same]
+            models: list[Any] = [load_task(task, self._env.assets) for task in same]
             self._goals[scene] = {m.task.task_id: tuple(m.goal) for m in models}
         # The task's own goal first: it wins if two become true in one control step.
         goals = sorted(self._goals[scene].items(), key=lambda item: item[0] != own.task_id)

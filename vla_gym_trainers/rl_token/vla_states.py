@@ -210,9 +210,9 @@ class Stage:
         profile = "libero" if model.assets.name == "libero" else "fast"
         self._renderer = SceneRenderer(model, image_size, image_size, profile=profile)
         self._size = image_size
-        names = task.problem.of_interest
+        names = model.task.problem.of_interest
         if not names:
-            raise ConfigError(f"{task.bddl_file} names no object of interest.")
+            raise ConfigError(f"{model.task.bddl_file} names no object of interest.")
         self.object_name = names[0]
 
     def object_pos(self) -> np.ndarray:

@@ -81,11 +81,11 @@ class LiberoDriver(Driver):
 
 def _make_upstream(spec: EnvSpec, index: int) -> Any:
     """Return upstream's environment; runs in a worker that SubprocVectorEnv has forked."""
-    from vla_gym.suites import get_task
+    from vla_gym.suites.libero.tasks import libero_tasks
 
     envs: Any = importlib.import_module("libero.libero.envs.env_wrapper")
     arguments: dict[str, Any] = {
-        "bddl_file_name": str(get_task(spec.suite, spec.task_of(index)).bddl_file),
+        "bddl_file_name": str(libero_tasks(spec.suite)[spec.task_of(index)].bddl_file),
         "horizon": NO_LIMIT,
     }
     if spec.image_size == 0:

@@ -27,6 +27,7 @@ from vla_gym.suites.libero.requests import (
 )
 from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
+from vla_gym.suites.protocol import Task
 from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
 
 _ROBOT_INT_FIELDS = (
@@ -188,7 +189,7 @@ class TaskModel:
 
 
 def load_task_model(
-    task: LiberoTask,
+    task: Task,
     assets: str | Path = "lite",
     cache_dir: str | Path | None = None,
     *,
@@ -197,16 +198,19 @@ def load_task_model(
     """Load a task's model, compiling its scene first if it is not in the cache.
 
     Args:
-        task: Which task; see :func:`vla_gym.suites.get_task`.
+        task: One of LIBERO's; see :func:`vla_gym.suites.get_task`.
         assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
         cache_dir: Folder of the cache; the user's cache by default.
         clutter: Load the scene with clutter, which is hidden until it is placed
             (``LiberoSim.set_variation``). All else is as without.
 
     Raises:
+        UnknownTaskError: If the task is of another benchmark.
         AssetError: If the asset pack is missing or not one.
         CompileError: If the scene cannot be compiled.
     """
+    if not isinstance(task, LiberoTask):
+        raise UnknownTaskError(f"Expected a task of LIBERO, got {task!r}.")
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
     request = LiberoSceneRequest(scene, pack.name, pack.digest, pack.root, tasks)

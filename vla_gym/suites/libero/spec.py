@@ -10,6 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_gym.suites.protocol import ActionSpec, ProprioSpec
+
+#: Keys in the observation -> names of LIBERO's cameras.
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+#: Translation (1.0 = 5 cm), rotation (1.0 = 0.5 rad), gripper (-1 opens, +1 closes).
+ACTION = ActionSpec(
+    names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
+    noop=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0),
+)
+#: Position (m) and axis-angle (rad) of the end effector, positions of the finger joints (m).
+PROPRIO = ProprioSpec((("eef_pos", 3), ("eef_axis_angle", 3), ("gripper_qpos", 2)))
+CONTROL_HZ = 20.0
+#: Upstream's evaluations run ten no-ops after an official state.
+SETTLE_STEPS = 10
+
 
 @dataclass(frozen=True)
 class RobotSpec:

@@ -74,6 +74,11 @@ class LiberoTask:
         return tuple(name for name, _ in self.problem.objects)
 
     @property
+    def fixtures(self) -> tuple[str, ...]:
+        """Instance names of furniture and devices, the table or floor included."""
+        return tuple(name for name, _ in self.problem.fixtures)
+
+    @property
     def goal(self) -> str:
         """The goal in BDDL's words, e.g. ``"on akita_black_bowl_1 plate_1"``; "and" joins more."""
         return " and ".join(" ".join(predicate) for predicate in self.problem.goal)

@@ -1,0 +1,53 @@
+"""LIBERO's five suites as plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.suites.libero.model import TaskModel, load_task_model
+from vla_gym.suites.libero.spec import ACTION, CAMERAS, CONTROL_HZ, PROPRIO
+from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask, libero_tasks
+from vla_gym.suites.protocol import ActionSpec, ProprioSpec
+
+if TYPE_CHECKING:
+    from vla_gym.sim.libero_sim import LiberoSim
+
+
+class LiberoSuite:
+    """One of LIBERO's suites: see :class:`vla_gym.suites.protocol.Suite`."""
+
+    num_init_states = NUM_INIT_STATES
+    cameras: Mapping[str, str] = CAMERAS
+    action: ActionSpec = ACTION
+    proprio: ProprioSpec = PROPRIO
+    control_hz = CONTROL_HZ
+
+    def __init__(self, name: str) -> None:
+        """Name the suite, without the ``libero_`` prefix."""
+        self.name = name
+
+    @property
+    def tasks(self) -> tuple[LiberoTask, ...]:
+        """The tasks in the order of their ids."""
+        return libero_tasks(self.name)
+
+    def load_task_model(
+        self, task: LiberoTask, assets: str | Path = "lite", *, clutter: bool = False
+    ) -> TaskModel:
+        """Load a task; ``assets`` is ``"lite"``, ``"libero"`` or a path to LIBERO's assets."""
+        return load_task_model(task, assets, clutter=clutter)
+
+    def make_simulation(self, task_model: TaskModel, physics: Any = "fast") -> LiberoSim:
+        """Return a new simulation."""
+        from vla_gym.sim.libero_sim import LiberoSim
+
+        return LiberoSim(task_model, physics=physics)
+
+
+LIBERO_GOAL = LiberoSuite("goal")
+LIBERO_SPATIAL = LiberoSuite("spatial")
+LIBERO_OBJECT = LiberoSuite("object")
+LIBERO_10 = LiberoSuite("10")
+LIBERO_90 = LiberoSuite("90")

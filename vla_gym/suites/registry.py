@@ -1,0 +1,150 @@
+"""Names of suites, and from a name to the suite.
+
+Packages add suites through the entry-point group ``vla_gym.suites``; in their pyproject.toml::
+
+    [project.entry-points."vla_gym.suites"]
+    my-suite = "my_package.suite:MY_SUITE"
+
+where ``MY_SUITE`` is an object as :class:`vla_gym.suites.protocol.Suite` describes. Names joined by
+``+``, such as ``"goal+spatial"``, stand for suites that are played together, see
+:class:`vla_gym.suites.combined.CombinedSuite`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from vla_gym.errors import ConfigError, UnknownTaskError
+from vla_gym.suites.combined import CombinedSuite
+from vla_gym.suites.protocol import Suite, Task
+
+#: The package's own suites: "module:object", imported when one is used.
+SUITES = {
+    name: f"vla_gym.suites.libero.suite:LIBERO_{name.upper()}"
+    for name in ("goal", "spatial", "object", "10", "90")
+}
+ENTRY_POINTS = "vla_gym.suites"
+_OFFERED = [name for name in vars(Suite) if not name.startswith("_")]
+
+_loaded: dict[str, Suite] = {}
+
+
+def suite_names() -> tuple[str, ...]:
+    """Return the names of the package's own suites and of the installed entry points."""
+    found = {point.name for point in entry_points(group=ENTRY_POINTS)}
+    return (*SUITES, *sorted(found - set(SUITES)))
+
+
+def get_suite(name: str | Sequence[str]) -> Suite:
+    """Return a suite; its module is imported at the first call.
+
+    Args:
+        name: One of :func:`suite_names`; a ``libero_`` prefix is accepted. Several names, or names
+            joined by ``+``, give a suite of all their tasks.
+
+    Raises:
+        UnknownTaskError: If there is no such suite.
+        ConfigError: If its module cannot be imported, it lacks an attribute of
+            :class:`~vla_gym.suites.protocol.Suite`, or suites cannot be combined.
+    """
+    name = name if isinstance(name, str) else "+".join(name)
+    if name not in _loaded:
+        if "+" in name:
+            suite: Suite = CombinedSuite([get_suite(part) for part in name.split("+")])
+        else:
+            suite = _load(name)
+        _loaded[name] = _loaded[suite.name] = suite
+    return _loaded[name]
+
+
+def get_task(suite: str, task_id: int) -> Task:
+    """Return one task.
+
+    Args:
+        suite: See :func:`get_suite`.
+        task_id: 0-based index in the suite.
+
+    Raises:
+        UnknownTaskError: If the suite does not exist or the id is out of range.
+    """
+    found = get_suite(suite)
+    return found.tasks[task_number(found, task_id)]
+
+
+def suite_tasks(suite: str) -> tuple[Task, ...]:
+    """Return all tasks of a suite in the order of their ids.
+
+    Raises:
+        UnknownTaskError: If the suite does not exist.
+    """
+    return tuple(get_suite(suite).tasks)
+
+
+def task_number(suite: Suite, task: int | str) -> int:
+    """Return the index of a task in a suite.
+
+    Args:
+        suite: The suite.
+        task: The index, or ``"<suite>/<task_id>"``: a combined suite has tasks of several.
+
+    Raises:
+        UnknownTaskError: If the suite has no such task.
+    """
+    expected = f"expected 0..{len(suite.tasks) - 1}"
+    try:
+        if isinstance(task, str):
+            name, slash, number = task.rpartition("/")
+            wanted = get_task(name, int(number)) if slash else None
+            return list(suite.tasks).index(wanted)  # type: ignore[arg-type]
+        index = operator.index(task)
+    except (TypeError, ValueError):
+        index = None
+    if index is None or isinstance(task, bool):
+        raise UnknownTaskError(
+            f"task_id must be an integer, or a task of suite {suite.name!r} as '<suite>/<number>': "
+            f"{expected}, got {task!r}."
+        )
+    if not 0 <= index < len(suite.tasks):
+        raise UnknownTaskError(
+            f"task_id {task} is out of range for suite {suite.name!r}: {expected}."
+        )
+    return index
+
+
+def _load(name: str) -> Suite:
+    known = suite_names()
+    name = name if name in known else name.removeprefix("libero_")
+    if name not in known:
+        raise UnknownTaskError(
+            f"Unknown suite {name!r}: expected one of {', '.join(known)}. A package adds its own "
+            f"through an entry point {ENTRY_POINTS!r}."
+        )
+    paths = {SUITES[name]} if name in SUITES else _offered(name)
+    if len(paths) > 1:
+        raise ConfigError(
+            f"Several installed packages offer the suite {name!r}: {', '.join(sorted(paths))}. "
+            "Uninstall all but one."
+        )
+    (path,) = paths
+    module, _, attribute = path.partition(":")
+    try:
+        suite: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"Cannot import the suite {name!r} from {path!r}: {error}") from error
+    missing = [offered for offered in _OFFERED if not hasattr(suite, offered)]
+    if missing or suite.name != name:
+        raise ConfigError(
+            f"The suite {name!r} of {path!r} is not one: expected an object of that name with "
+            f"{', '.join(_OFFERED)}; it is called {getattr(suite, 'name', None)!r} and lacks "
+            f"{', '.join(missing) or 'nothing'}."
+        )
+    found: Suite = suite
+    return found
+
+
+def _offered(name: str) -> set[str]:
+    return {point.value for point in entry_points(group=ENTRY_POINTS, name=name)}
