@@ -34,8 +34,8 @@ types: setup  ## Mypy.
 
 check: format lint types test  ## Format, lint, types and tests.
 
-bench: setup  ## Speed against upstream LIBERO, interleaved in one run.
-	$(BIN)/python benchmarks/bench_sim.py $(BENCH_ARGS)
+bench: setup  ## Speed beside LIBERO's and Gymnasium's vector environments.
+	$(BIN)/vla-gym bench $(BENCH_ARGS)
 
 wheel: setup  ## Source distribution and wheel in dist/.
 	$(BIN)/python -m build

@@ -142,10 +142,10 @@ def _bench(arguments: Sequence[str]) -> int:
         from vla_gym.cli.bench.vla import main as main_vla
 
         return main_vla(parse_options(VLABenchConfig, arguments, "bench"))
-    from vla_gym.cli.bench import BenchConfig
+    from vla_gym.cli.bench.config import BenchConfig
 
     config = parse_options(BenchConfig, arguments, "bench")
-    from vla_gym.cli.bench.run import main
+    from vla_gym.cli.bench.compare import main
 
     return main(config)
 

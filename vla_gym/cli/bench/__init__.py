@@ -1,5 +1,1 @@
-"""``vla-gym bench``: this package's vector environment beside the others, in one run."""
-
-from vla_gym.cli.bench.config import BenchConfig
-
-__all__ = ["BenchConfig"]
+"""``vla-gym bench``: our vector environment beside LIBERO's and Gymnasium's; a VLA's speed."""

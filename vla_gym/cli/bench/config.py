@@ -1,18 +1,18 @@
-"""Options of ``vla-gym bench``."""
+"""Options of ``vla-gym bench`` and the systems that they stand for."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vla_gym.cli.bench.systems import SystemSpec
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 
-Part = Literal["speed", "startup", "overhead", "scaling"]
-_PRESET_FIELDS = ("measure", "assets", "image_size", "visual_profile", "chunk_len", "num_envs")
+#: What tables call the systems.
+NAMES = {"ours": "ours", "libero": "LIBERO's", "async": "Gymnasium's"}
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,8 @@ class BenchConfig:
     hits all systems alike. Without options this takes about three minutes on two cores.
     """
 
-    preset: Literal["quick", "full"] | None = None
-    """quick: the lite pack at 64x64, under a minute. full: every scenario and target of
-    docs/performance.md, about 15 minutes; it fixes what is measured, on which pack and how."""
     systems: tuple[Literal["ours", "libero", "async"], ...] = ("ours", "libero", "async")
-    """Which systems run; ratios are of ours to the others."""
-    measure: tuple[Part, ...] = ("speed", "startup")
-    """speed: control steps/s and reset latency. startup: process start to the first observation,
-    and memory. overhead: the vector env's own cost, without simulation. scaling: workers against
-    as many independent processes."""
+    """Which systems run; ratios are to LIBERO's, or else to the last one."""
     suite: str = "goal"
     """Suite name."""
     task_ids: tuple[int, ...] = (8,)
@@ -44,43 +37,37 @@ class BenchConfig:
     num_envs: int | None = None
     """Environments of ours with several a worker, measured too; default: 4 a worker."""
     chunk_len: int = 8
-    """Control steps an action, 1 or more; upstream has no chunks and gets them one by one."""
+    """Control steps an action, 1 or more; LIBERO's has no chunks and gets them one by one."""
     image_size: int = 256
     """Height and width of both cameras' images; 0: state only."""
     visual_profile: Literal["libero", "fast"] | None = None
     """Ours: libero (upstream's pixels) or fast; default: libero on the real pack, else fast."""
     rounds: int = 5
-    """Measured rounds; in each, every system resets and plays once, or more if it is fast."""
+    """Measured rounds; in each, every system resets and plays for a second."""
+    starts: int = 2
+    """How often each system is started by itself, for its start-up time and memory; 0: never."""
     chunks: int = 2
     """Chunks between two resets."""
     seed: int = 0
     """Seed of the actions and of the first reset."""
-    actions: Path | None = None
-    """An .npz with actions (N, T, 7) to play instead of random ones."""
-    profile: bool = False
-    """Also split the time of ours: physics, rendering, Python, between processes."""
     json: Path | None = None
     """Write the full report here."""
-    show: Path | None = None
-    """Measure nothing; print the tables of such a report."""
-    page: Path | None = None
-    """Also write the tables into this Markdown page, between its bench markers."""
 
     def __post_init__(self) -> None:
         """Check the values.
 
         Raises:
-            ConfigError: A value is out of range or contradicts the preset.
+            ConfigError: A value is out of range.
             UnknownTaskError: A task does not exist.
         """
         for name in ("rounds", "chunks", "chunk_len", "workers", "num_envs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}.")
-        if self.image_size < 0 or self.seed < 0:
-            raise ConfigError("image_size and seed must not be negative.")
-        if not self.systems or not self.task_ids or not (self.measure or self.profile):
-            raise ConfigError("systems, task_ids and measure must name at least one thing.")
+        if min(self.image_size, self.seed, self.starts) < 0:
+            raise ConfigError("image_size, seed and starts must not be negative.")
+        if not self.systems or not self.task_ids:
+            raise ConfigError("systems and task_ids must name at least one thing.")
         for task_id in self.task_ids:
             get_task(self.suite, task_id)
         if self.num_envs is not None and self.num_envs < self.num_workers:
@@ -88,21 +75,35 @@ class BenchConfig:
                 f"num_envs must be at least the number of workers, {self.num_workers}, "
                 f"got {self.num_envs}."
             )
-        if self.preset is not None:
-            defaults = {field.name: field.default for field in dataclasses.fields(self)}
-            changed = [n for n in _PRESET_FIELDS if getattr(self, n) != defaults[n]]
-            if changed:
-                raise ConfigError(
-                    f"preset {self.preset!r} fixes {', '.join(changed)}: leave out the preset or "
-                    "these options."
-                )
+        if self.json is not None and not self.json.absolute().parent.is_dir():
+            raise ConfigError(f"{self.json}: its folder does not exist.")
 
     @property
     def num_workers(self) -> int:
         """Worker processes of every system."""
         return self.workers or len(os.sched_getaffinity(0))
 
-    def thread_environment(self) -> dict[str, str]:
-        """Return thread counts, equal for all systems: one a worker, which also draws."""
-        single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-        return {"LP_NUM_THREADS": "0", **dict.fromkeys(single, "1")}
+
+def system_specs(config: BenchConfig, assets: str) -> list[SystemSpec]:
+    """Return what is compared: ours with one and with several environments a worker, the others."""
+    specs = []
+    workers, many = config.num_workers, config.num_envs or 4 * config.num_workers
+    for system in config.systems:
+        counts = [workers, many] if system == "ours" and many > workers else [workers]
+        for count in counts:
+            name = NAMES[system] if count == workers else f"{NAMES[system]}, {count} envs"
+            spec = SystemSpec(
+                name,
+                system,
+                count,
+                workers,
+                config.suite,
+                config.task_ids,
+                assets,
+                config.image_size,
+                config.visual_profile,
+                config.chunk_len,
+                config.seed,
+            )
+            specs.append(spec)
+    return specs

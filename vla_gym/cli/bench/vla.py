@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
 import sys
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.cli.bench.machine import today
 from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks
 
@@ -177,7 +177,7 @@ def measure_vla(
         done(rows[-1])
     on_gpu = torch.device(config.device).type == "cuda"
     return {
-        "date": today(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "vla": vla.name,
         "horizon": vla.horizon,
         "device": torch.cuda.get_device_name(config.device) if on_gpu else "cpu",

@@ -1,0 +1,280 @@
+"""Vector environments side by side in one run: speed, reset, start-up, memory."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_gym.cli.bench.config import NAMES, BenchConfig, system_specs
+from vla_gym.cli.bench.processes import BenchError, Child
+from vla_gym.cli.bench.systems import SystemSpec
+from vla_gym.errors import AssetError
+from vla_gym.suites import get_task
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+#: A round lets a system play until this much time is measured: fast and slow get equal precision.
+WINDOW_S = 1.0
+#: Small enough that neither a task is solved nor the arm leaves its workspace between two resets.
+_AMPLITUDE = 0.6
+_NUM_STATES = 50
+_PACKAGES = ("vla-gym", "mujoco", "robosuite", "rlinf-libero", "gymnasium", "numpy", "numba")
+#: Figure -> heading; what is better when it is less is marked so.
+_COLUMNS = {
+    "steps_per_s": "control steps/s",
+    "chunks_per_s": "chunks/s",
+    "cpu_ms": "CPU ms a step",
+    "reset_s": "reset, s",
+    "start_s": "start, s",
+    "worker_mb": "MB a worker",
+    "all_mb": "MB in all",
+}
+
+
+def thread_environment() -> dict[str, str]:
+    """Return thread counts, equal for all systems: one a worker, which also draws."""
+    single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {"LP_NUM_THREADS": "0", **dict.fromkeys(single, "1")}
+
+
+def measure(config: BenchConfig) -> dict[str, Any]:
+    """Measure every system and return the report; one that fails is named, the others go on.
+
+    Raises:
+        AssetError: If the asset pack is not there.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from vla_gym.suites.libero import load_task_model
+
+    pack = _find_pack(config)
+    specs = system_specs(config, pack.name if config.assets is None else config.assets)
+    failed: dict[str, str] = {}
+    rounds: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        # Scenes that the cache lacks are compiled once a machine; that is no part of a start.
+        models = {
+            task_id: load_task_model(get_task(config.suite, task_id), specs[0].assets)
+            for task_id in bar.track(config.task_ids, description="scenes")
+        }
+        states = {
+            spec.name: np.stack([models[spec.task_of(i)].init_states for i in range(spec.num_envs)])
+            for spec in specs
+        }
+        starts = _measure_starts(config, specs, states, failed, bar)
+        _measure_rounds(config, specs, states, rounds, failed, bar)
+    systems = {}
+    for spec in specs:
+        if figures := _spreads(rounds[spec.name]):
+            counts = {"num_envs": spec.num_envs, "workers": spec.workers}
+            systems[spec.name] = {**counts, **figures, **_spreads(starts[spec.name])}
+    baseline = next((n for n in (NAMES["libero"], *reversed(list(systems))) if n in systems), None)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "settings": {k: v for k, v in asdict(config).items() if k != "json"},
+        "assets": {"pack": pack.name, "digest": pack.digest},
+        "machine": machine(),
+        "baseline": baseline,
+        "systems": systems,
+        "ratios": {} if baseline is None else _all_ratios(rounds, starts, baseline),
+        "failed": failed,
+    }
+
+
+def _find_pack(config: BenchConfig) -> Any:
+    from vla_gym.assets import resolve_asset_pack
+
+    if config.assets is not None:
+        return resolve_asset_pack(config.assets)
+    try:
+        return resolve_asset_pack("libero")
+    except AssetError:
+        return resolve_asset_pack("lite")
+
+
+def _measure_starts(
+    config: BenchConfig,
+    specs: Sequence[SystemSpec],
+    states: Mapping[str, np.ndarray],
+    failed: dict[str, str],
+    bar: Progress,
+) -> dict[str, list[dict[str, float]]]:
+    """Start each system by itself, play a little, look at its memory and end it, in turns."""
+    starts: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
+    turns = [spec for _ in range(config.starts) for spec in specs]
+    for spec in bar.track(turns, description="starts"):
+        if spec.name in failed:
+            continue
+        try:
+            with Child(spec, thread_environment()) as child:
+                _turn(child, config, states[spec.name], 0, 0.0)
+                starts[spec.name].append({"start_s": child.start_s, **child.memory()})
+        except BenchError as error:
+            failed[spec.name] = str(error)
+    return starts
+
+
+def _measure_rounds(
+    config: BenchConfig,
+    specs: Sequence[SystemSpec],
+    states: Mapping[str, np.ndarray],
+    rounds: dict[str, list[dict[str, float]]],
+    failed: dict[str, str],
+    bar: Progress,
+) -> None:
+    """Keep all systems alive and let them take turns; the first round only warms up."""
+    with ExitStack() as stack:
+        children: dict[str, Child] = {}
+        turns = [(index, spec) for index in range(config.rounds + 1) for spec in specs]
+        for index, spec in bar.track(turns, description="rounds"):
+            if spec.name in failed:
+                continue
+            try:
+                if index == 0:
+                    child = stack.enter_context(Child(spec, thread_environment()))
+                    children[spec.name] = child
+                figures = _turn(children[spec.name], config, states[spec.name], index, WINDOW_S)
+            except BenchError as error:
+                failed[spec.name] = str(error)
+                if spec.name in children:
+                    children[spec.name].close()  # a system that hangs would disturb the others
+                continue
+            if index > 0:
+                rounds[spec.name].append(figures)
+
+
+def _turn(
+    child: Child, config: BenchConfig, states: np.ndarray, index: int, window_s: float
+) -> dict[str, float]:
+    spec, state = child.spec, index % _NUM_STATES
+    actions = fixed_actions(config.seed, spec.num_envs, config.chunks * spec.chunk_len)
+    own_states = states[:, state] if spec.system == "libero" else None
+    result: dict[str, float] = child.call(
+        "measure", state, own_states, actions, max(window_s, 1e-9)
+    )
+    return result
+
+
+def fixed_actions(seed: int, num_envs: int, steps: int) -> np.ndarray:
+    """Return (num_envs, steps, 7) float32; those of one environment do not depend on the others."""
+    rows = []
+    for index in range(num_envs):
+        rng = np.random.default_rng([seed, index])
+        rows.append(rng.uniform(-_AMPLITUDE, _AMPLITUDE, (steps, 7)))
+    return np.stack(rows).astype(np.float32)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, lowest and highest value."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {key: spread([row[key] for row in rows]) for key in (rows[0] if rows else ())}
+
+
+def ratios(
+    rows: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Return each figure over the baseline's of the same round, as a spread over the rounds."""
+    if not rows or not base:
+        return {}
+    found = {}
+    for key in rows[0].keys() - {"ended"}:
+        pairs = [(a[key], b[key]) for a, b in zip(rows, base, strict=False) if b[key] > 0]
+        if pairs:
+            found[key] = spread([a / b for a, b in pairs])
+    return found
+
+
+def _all_ratios(
+    rounds: Mapping[str, Sequence[Mapping[str, float]]],
+    starts: Mapping[str, Sequence[Mapping[str, float]]],
+    baseline: str,
+) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        name: ratios(rounds[name], rounds[baseline]) | ratios(starts[name], starts[baseline])
+        for name in rounds
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return processor, memory, OpenGL renderer, load and the versions that speed depends on."""
+    from vla_gym.cli.doctor import check_gl
+
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gl": check_gl().value,
+        "load": os.getloadavg()[0],
+        "versions": versions,
+    }
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print the figures of each system, then their ratios to the baseline's."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    titles = [("systems", "Medians of the rounds")]
+    if report["baseline"] is not None:
+        titles.append(("ratios", f"Ratios to {report['baseline']}, medians of the same round"))
+    for part, title in titles:
+        table = Table(title=title, title_justify="left", show_edge=False)
+        table.add_column("system")
+        for heading in _COLUMNS.values():
+            table.add_column(heading, justify="right")
+        for name, figures in report[part].items():
+            cells = [_cell(figures.get(key)) for key in _COLUMNS]
+            table.add_row(name, *cells)
+        console.print(table)
+    host = report["machine"]
+    console.print(
+        f"{host['cpu']}, {host['cores']} cores, OpenGL: {host['gl']}; load {host['load']:.1f}"
+    )
+    console.print(f"Asset pack {report['assets']['pack']}; {report['date']}")
+    for name, figures in report["systems"].items():
+        if ended := figures["ended"]["high"]:
+            console.print(f"{name}: {ended:.0f} episodes ended within a round.")
+    for name, why in report["failed"].items():
+        console.print(f"{name} failed: {why}", markup=False)
+
+
+def _cell(summary: Mapping[str, float] | None) -> str:
+    if summary is None:
+        return "-"
+    median = summary["median"]
+    half = 50 * (summary["high"] - summary["low"]) / median if median else 0.0
+    return f"{median:,.0f} ±{half:.0f}%" if abs(median) >= 100 else f"{median:.3g} ±{half:.0f}%"
+
+
+def main(config: BenchConfig) -> int:
+    """Measure, print, write; 1 if no system could be measured."""
+    report = measure(config)
+    print_report(report)
+    if config.json is not None:
+        config.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0 if report["systems"] else 1

@@ -1,0 +1,254 @@
+"""The vector environments under measurement behind one interface; they run in child processes."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vla_gym.cli.bench.processes import cpu_seconds, session_pids
+
+#: Control steps: no episode reaches it, so every system plays the same steps.
+_NO_LIMIT = 10**9
+# LIBERO's evaluations run these no-ops after set_init_state; our resets hold them.
+_NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+_SETTLE_STEPS = 10
+
+
+@dataclass(frozen=True)
+class SystemSpec:
+    """One system and the environments that it runs.
+
+    Attributes:
+        name: Unique in a report, and what tables call it.
+        system: ``"ours"``: LiberoVectorEnv. ``"async"``: Gymnasium's AsyncVectorEnv over our
+            single environment. ``"libero"``: LIBERO's SubprocVectorEnv over its own environments.
+        num_envs: Environments in all.
+        workers: Worker processes of ours; the others have one an environment.
+        suite: Suite name.
+        task_ids: Environment i plays task_ids[i % len(task_ids)].
+        assets: Asset pack.
+        image_size: Height and width of both cameras' images; 0: no cameras.
+        visual_profile: ``libero`` or ``fast``; None: as the pack has it. LIBERO's has only its own.
+        chunk_len: Control steps an action; LIBERO's gets them one by one.
+        seed: Seed of the first reset.
+    """
+
+    name: str
+    system: Literal["ours", "async", "libero"]
+    num_envs: int
+    workers: int
+    suite: str
+    task_ids: tuple[int, ...]
+    assets: str
+    image_size: int
+    visual_profile: Literal["libero", "fast"] | None
+    chunk_len: int
+    seed: int = 0
+
+    def task_of(self, index: int) -> int:
+        """Return the task of an environment."""
+        return self.task_ids[index % len(self.task_ids)]
+
+
+class System(ABC):
+    """A system that has been built and reset once by its constructor."""
+
+    spec: SystemSpec
+    envs: Any
+
+    @abstractmethod
+    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:
+        """Reset every environment to an official state and settle it.
+
+        Args:
+            init_state_id: Index of the state, the same for every environment.
+            states: (N, 1 + nq + nv) the states themselves, for LIBERO's.
+        """
+
+    @abstractmethod
+    def play(self, actions: np.ndarray) -> int:
+        """Play actions (N, T, 7), T a multiple of the chunk length; return the episodes ended."""
+
+    @abstractmethod
+    def worker_pids(self) -> list[int]:
+        """Return the processes that hold environments."""
+
+    def measure(
+        self, init_state_id: int, states: np.ndarray | None, actions: np.ndarray, window_s: float
+    ) -> dict[str, float]:
+        """Reset and play, again and again until ``window_s`` seconds of playing are measured.
+
+        Returns:
+            ``steps_per_s``: control steps a second of all environments; ``chunks_per_s``;
+            ``cpu_ms``: CPU time of all processes of the system a control step; ``reset_s``: of the
+            first reset; ``ended``: episodes that ended, which should be none.
+        """
+        seconds = cpu_s = reset_s = 0.0
+        plays = ended = 0
+        while seconds < window_s:
+            begin = time.perf_counter()
+            self.reset(init_state_id, states)
+            reset_s = reset_s or time.perf_counter() - begin
+            pids = session_pids()
+            cpu_before, begin = cpu_seconds(pids), time.perf_counter()
+            ended += self.play(actions)
+            seconds += time.perf_counter() - begin
+            cpu_s += cpu_seconds(pids) - cpu_before
+            plays += 1
+        steps = plays * actions.shape[0] * actions.shape[1]
+        return {
+            "steps_per_s": steps / seconds,
+            "chunks_per_s": steps / seconds / self.spec.chunk_len,
+            "cpu_ms": 1e3 * cpu_s / steps,
+            "reset_s": reset_s,
+            "ended": float(ended),
+        }
+
+    def close(self) -> None:
+        """Free everything."""
+        self.envs.close()
+
+
+class _ChunkedSystem(System):
+    """A ``gymnasium.vector.VectorEnv`` of chunked environments."""
+
+    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:  # noqa: ARG002
+        self.envs.reset(options={"init_state_id": init_state_id})
+
+    def play(self, actions: np.ndarray) -> int:
+        count, steps, dim = actions.shape
+        chunks = actions.reshape(count, -1, self.spec.chunk_len, dim).swapaxes(0, 1)
+        ended = 0
+        for chunk in np.ascontiguousarray(chunks, np.float32):
+            _, _, terminations, truncations, _ = self.envs.step(chunk)
+            ended += int((terminations | truncations).sum())
+        return ended
+
+
+class OursSystem(_ChunkedSystem):
+    """:class:`vla_gym.vector.LiberoVectorEnv`."""
+
+    def __init__(self, spec: SystemSpec) -> None:
+        from vla_gym.vector import LiberoVectorEnv
+
+        self.spec = spec
+        self.envs = LiberoVectorEnv(
+            spec.num_envs,
+            spec.suite,
+            workers=spec.workers,
+            task_ids=[[spec.task_of(i)] for i in range(spec.num_envs)],
+            **_env_arguments(spec),
+        )
+        self.envs.reset(seed=spec.seed)
+
+    def worker_pids(self) -> list[int]:
+        """See :class:`System`."""
+        return list(self.envs.worker_pids)
+
+
+class AsyncSystem(_ChunkedSystem):
+    """:class:`gymnasium.vector.AsyncVectorEnv` over our single environment."""
+
+    def __init__(self, spec: SystemSpec) -> None:
+        from gymnasium.vector import AsyncVectorEnv
+
+        self.spec = spec
+        makers = [partial(_make_single, spec, i) for i in range(spec.num_envs)]
+        # Not fork, the default: it is fatal in a process that has rendered or run torch.
+        self.envs = AsyncVectorEnv(makers, context="forkserver")
+        self.envs.reset(seed=spec.seed)
+
+    def worker_pids(self) -> list[int]:
+        """See :class:`System`."""
+        return [process.pid for process in self.envs.processes]
+
+
+class LiberoSystem(System):
+    """LIBERO's own ``SubprocVectorEnv`` over its own environments, as its scripts use them.
+
+    Every action is one control step and every observation is rendered: it has no chunks.
+    """
+
+    def __init__(self, spec: SystemSpec) -> None:
+        from vla_gym.assets import resolve_asset_pack
+        from vla_gym.suites.libero import upstream_env
+
+        self.spec = spec
+        upstream_env.prepare(resolve_asset_pack(spec.assets).root, Path.cwd())
+        upstream: Any = importlib.import_module("libero.libero.envs")
+        makers = [partial(_make_upstream, spec, i) for i in range(spec.num_envs)]
+        self.envs = upstream.SubprocVectorEnv(makers)
+        self.envs.seed(spec.seed)
+        self.envs.reset()
+
+    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:  # noqa: ARG002
+        """See :class:`System`; ends with the no-op steps of LIBERO's evaluations."""
+        self.envs.reset()
+        self.envs.set_init_state(states)
+        noops = np.tile(_NOOP, (self.spec.num_envs, 1))
+        for _ in range(_SETTLE_STEPS):
+            self.envs.step(noops)
+
+    def play(self, actions: np.ndarray) -> int:
+        """See :class:`System`."""
+        ended = 0
+        for rows in np.ascontiguousarray(actions.swapaxes(0, 1), np.float64):
+            _, _, dones, _ = self.envs.step(rows)
+            ended += int(np.sum(dones))
+        return ended
+
+    def worker_pids(self) -> list[int]:
+        """See :class:`System`."""
+        return [worker.process.pid for worker in self.envs.workers]
+
+
+def make_system(spec: SystemSpec) -> System:
+    """Build a system and reset it once; imports only what this system needs."""
+    kinds: dict[str, type[Any]] = {
+        "ours": OursSystem,
+        "async": AsyncSystem,
+        "libero": LiberoSystem,
+    }
+    system: System = kinds[spec.system](spec)
+    return system
+
+
+def _env_arguments(spec: SystemSpec) -> dict[str, Any]:
+    """Return ``LiberoEnv``'s arguments, without the tasks."""
+    arguments: dict[str, Any] = {
+        "assets": spec.assets,
+        "chunk_len": spec.chunk_len,
+        "max_control_steps": _NO_LIMIT,
+    }
+    if spec.image_size == 0:
+        return {**arguments, "cameras": ()}
+    return {**arguments, "image_size": spec.image_size, "visual_profile": spec.visual_profile}
+
+
+def _make_single(spec: SystemSpec, index: int) -> Any:
+    from vla_gym.envs.libero import LiberoEnv
+
+    return LiberoEnv(spec.suite, task_ids=spec.task_of(index), **_env_arguments(spec))
+
+
+def _make_upstream(spec: SystemSpec, index: int) -> Any:
+    """Return LIBERO's environment; runs in a worker that SubprocVectorEnv has forked."""
+    from vla_gym.suites.libero.tasks import libero_tasks
+
+    wrappers: Any = importlib.import_module("libero.libero.envs.env_wrapper")
+    bddl_file = str(libero_tasks(spec.suite)[spec.task_of(index)].bddl_file)
+    arguments: dict[str, Any] = {"bddl_file_name": bddl_file, "horizon": _NO_LIMIT}
+    if spec.image_size == 0:
+        return wrappers.ControlEnv(
+            **arguments, use_camera_obs=False, has_offscreen_renderer=False, has_renderer=False
+        )
+    return wrappers.OffScreenRenderEnv(
+        **arguments, camera_heights=spec.image_size, camera_widths=spec.image_size
+    )
