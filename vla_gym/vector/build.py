@@ -182,7 +182,7 @@ def _probe(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         payload = cloudpickle.dumps(WorkerSpec(0, (0,), plan.make_env))
-        pid = server.spawn(payload, [theirs.fileno()], environ, timeout=timeout)
+        process = server.spawn(payload, [theirs.fileno()], environ, timeout=timeout)
         theirs.close()
         with Connection(ours.detach()) as connection:
             late = not connection.poll(timeout)
@@ -191,7 +191,7 @@ def _probe(
             except (EOFError, OSError):
                 message = b""
     # A process that has ended by itself says how; one that is late, or stopped, is killed.
-    code = None if late else server.exit_code(pid, timeout=timeout if message else _EXIT_S)
+    code = None if late else process.exit_code(timeout if message else _EXIT_S)
     if code is None:
-        code = server.kill(pid, timeout=_EXIT_S)
+        code = process.kill(_EXIT_S)
     return message, f"was not done within {timeout:g} s" if late else describe_exit(code)

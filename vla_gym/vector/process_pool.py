@@ -20,7 +20,7 @@ import numpy as np
 from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector import protocol
 from vla_gym.vector.pool import Event, Failure
-from vla_gym.vector.process_server import ProcessServer, ServerDied
+from vla_gym.vector.process_server import ProcessServer, ServerDied, WorkerProcess
 from vla_gym.vector.shared_memory import SharedArrays
 from vla_gym.vector.worker import WorkerSpec
 
@@ -33,8 +33,8 @@ class _Handle:
     """A worker process."""
 
     connection: Connection
+    process: WorkerProcess
     server: ProcessServer
-    pid: int
     ready: bool = False
     answered: bool = False
     outstanding: int = 0
@@ -89,7 +89,7 @@ class ProcessPool:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids, in the order of the workers."""
-        return tuple(handle.pid for _, handle in sorted(self._handles.items()))
+        return tuple(handle.process.pid for _, handle in sorted(self._handles.items()))
 
     def _spawn(self, worker: int) -> None:
         for attempt in (1, 2):
@@ -115,7 +115,7 @@ class ProcessPool:
             limit = struct.pack("ll", int(self._step_timeout) + 1, 0)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            pid = server.spawn(
+            process = server.spawn(
                 cloudpickle.dumps(self._specs[worker]),
                 [theirs.fileno(), self._memory.fd],
                 self._environ(worker),
@@ -123,7 +123,7 @@ class ProcessPool:
             )
             connection = Connection(ours.detach())
         progress = int(self._memory["progress"][worker])
-        return _Handle(connection, server, pid, active_at=time.monotonic(), progress=progress)
+        return _Handle(connection, process, server, active_at=time.monotonic(), progress=progress)
 
     def run(
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
@@ -241,9 +241,9 @@ class ProcessPool:
         try:
             # A process that ended by itself says how; one that only closed its socket does not.
             if reason is None:
-                code = handle.server.exit_code(handle.pid, timeout=2.0)
+                code = handle.process.exit_code(2.0)
             if code is None:
-                code = handle.server.kill(handle.pid, timeout=_KILL_S)
+                code = handle.process.kill(_KILL_S)
         except ServerDied:  # and the worker with it
             if handle.server is self._server:
                 self._release()
@@ -280,10 +280,9 @@ class ProcessPool:
             with contextlib.suppress(WorkerError):
                 code = None
                 if worker in idle:
-                    wait = max(0.0, end - time.monotonic())
-                    code = handle.server.exit_code(handle.pid, timeout=wait)
+                    code = handle.process.exit_code(end - time.monotonic())
                 if code is None:
-                    handle.server.kill(handle.pid, timeout=_KILL_S)
+                    handle.process.kill(_KILL_S)
             handle.connection.close()
         self._release()
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
+import socket
 import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from vla_gym.errors import WorkerError
-from vla_gym.vector import server_link, server_start
-from vla_gym.vector.server_link import Context, Reply, Request
+from vla_gym.vector.server import kill_group
 
 WORKER = "vla_gym.vector.worker:main"
-# How long the server may take to answer a question that needs no work; on a loaded machine it may
-# not be scheduled for seconds.
-ANSWER_S = 10.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
+#: How long a server that is told to end, or that has closed its link, may take to be gone.
+EXIT_S = 10.0
+_LONGEST_ANSWER = 1 << 20  # bytes
+# The server's own libraries must not start threads: forks would lack them.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
 
 
 class ServerDied(WorkerError):
@@ -30,6 +34,70 @@ class ServerDied(WorkerError):
 
 class ServerTimeout(WorkerError, TimeoutError):
     """The process server did not answer in time, but is not given up."""
+
+
+class WorkerProcess:
+    """A worker process that a :class:`ProcessServer` has forked.
+
+    Attributes:
+        pid: Its process id; nobody else gets it before the exit code is known here.
+    """
+
+    def __init__(self, server: ProcessServer, pid: int, control: socket.socket) -> None:
+        """Take over the socket of the request that it came from."""
+        self.pid = pid
+        self._server, self._control = server, control
+        self._exit_code: int | None = None
+
+    def exit_code(self, timeout: float) -> int | None:
+        """Wait for its end.
+
+        Args:
+            timeout: In seconds; 0 just looks.
+
+        Returns:
+            Its exit code, negative for a signal; None if it is not known after that time.
+
+        Raises:
+            ServerDied: If the server is gone, its workers are dead, too.
+        """
+        if self._exit_code is not None:
+            return self._exit_code
+        try:
+            self._server.check_usable()
+            self._control.settimeout(max(0.0, timeout))
+            answer = self._control.recv(_LONGEST_ANSWER)
+            if not answer:
+                self._server.bury(None, None)
+        except (TimeoutError, BlockingIOError):
+            return None
+        except ConnectionResetError as error:
+            self._server.bury(None, error)
+        except ServerDied:
+            self._control.close()
+            raise
+        self._exit_code = int(pickle.loads(answer))
+        _hang_up(self._control)
+        return self._exit_code
+
+    def kill(self, timeout: float) -> int | None:
+        """SIGKILL it, stopped or not, with the processes of its group.
+
+        The signal does not need the server, so this ends a worker even while the server is busy.
+
+        Args:
+            timeout: Seconds to wait for its end and for the server's word.
+
+        Returns:
+            Its exit code, negative for a signal; None if it is not known within the deadline.
+
+        Raises:
+            ServerDied: If the server is gone, its workers are dead, too.
+        """
+        if self._exit_code is None:
+            self._server.check_usable()
+            kill_group(self.pid)
+        return self.exit_code(timeout)
 
 
 class ProcessServer:
@@ -45,24 +113,19 @@ class ProcessServer:
         """Start a server process; it answers when it has come up."""
         self._owner = os.getpid()
         self._users = 0
-        self._running: set[int] = set()
-        self._exit_codes: dict[int, int] = {}
-        # One request at a time. Reentrant, because the garbage collector may close an environment,
-        # and so ask for something, while this thread waits for an answer.
-        self._lock = threading.RLock()
-        self._number = 0
-        self._waiting: set[int] = set()
-        self._replies: dict[int, Reply] = {}
         self._obituary: str | None = None
-        self._link, remote = server_link.new_pair()
+        # One request at a time. Reentrant, because the garbage collector may close an environment,
+        # which releases the server, while this thread waits for an answer.
+        self._lock = threading.RLock()
+        self._link, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with remote:
             try:
-                self._process = server_start.start(remote)
+                self._process = _start(remote)
             except BaseException:
                 self._link.close()
                 raise
         self.pid = self._process.pid
-        self._end = weakref.finalize(self, server_start.end, self._owner, self._link, self._process)
+        self._end = weakref.finalize(self, _end, self._owner, self._link, self._process)
 
     @classmethod
     def acquire(cls) -> ProcessServer:
@@ -124,12 +187,9 @@ class ProcessServer:
             ServerTimeout: If another thread's request kept it busy until the deadline.
         """
         pairs = [(str(suite), int(task_id)) for suite, task_id in tasks]
-        self._ask(
-            "preload",
-            (pairs, str(assets), clutter, images),
-            timeout,
-            context=server_start.trainer_context(server_start.ONE_THREAD),
-        )
+        arguments = {"tasks": pairs, "assets": str(assets), "clutter": clutter, "images": images}
+        _, control = self._ask("preload", arguments, _ONE_THREAD, (), timeout)
+        control.close()
 
     def spawn(
         self,
@@ -139,7 +199,7 @@ class ProcessServer:
         *,
         timeout: float,
         target: str = WORKER,
-    ) -> int:
+    ) -> WorkerProcess:
         """Fork a worker that calls ``main(payload, fds)`` and ends when that returns.
 
         The worker sees the trainer's environment variables, working directory, ``sys.path`` and
@@ -147,94 +207,28 @@ class ProcessServer:
 
         Args:
             payload: Passed on.
-            fds: Descriptors that it gets copies of, under other numbers; at most 250.
+            fds: A few descriptors that it gets copies of, under other numbers.
             environ: Environment variables that differ from the trainer's.
             timeout: In seconds. A server that misses it is killed, with all its workers.
             target: ``"module:function"`` to call instead.
 
-        Returns:
-            The worker's process id.
-
         Raises:
             ServerDied: If the server is gone, or missed the deadline.
             ServerTimeout: If another thread's request kept it busy until the deadline.
-            WorkerError: If the server cannot fork, or there are too many descriptors.
+            WorkerError: If the server cannot fork.
         """
-        if len(fds) > server_link.MAX_FDS:
-            raise WorkerError(
-                f"A worker can be given {server_link.MAX_FDS} descriptors, got {len(fds)}."
-            )
-        context = server_start.trainer_context(environ)
-        pid: int = self._ask("spawn", (target, payload), timeout, context=context, fds=fds)
-        self._exit_codes.pop(pid, None)
-        self._running.add(pid)
-        return pid
+        pid, control = self._ask(
+            "spawn", {"target": target, "payload": payload}, environ, fds, timeout
+        )
+        return WorkerProcess(self, pid, control)
 
-    def kill(self, pid: int, *, timeout: float) -> int | None:
-        """SIGKILL a worker, stopped or not, with the processes of its group, and reap it.
-
-        The signal does not need the server, so this ends a worker even while the server is busy.
-
-        Args:
-            pid: A worker of this server.
-            timeout: Seconds to wait for its end and for the server's answer.
-
-        Returns:
-            Its exit code, negative for a signal; None if it is not known within the deadline.
+    def check_usable(self) -> None:
+        """Check that this process may use the server, as far as is known without asking it.
 
         Raises:
-            ServerDied: If the server is gone, its workers are dead, too.
-            WorkerError: If this server never had such a worker.
+            ServerDied: If it is gone.
+            WorkerError: In a fork of the trainer.
         """
-        self._check_usable()
-        if pid in self._running:
-            # It stays a child of the server until its exit code is asked for: no other process
-            # can have got its id.
-            server_link.kill_group(pid)
-        try:
-            return self._wait(pid, timeout, grace=0.0)
-        except ServerTimeout:
-            return None
-
-    def exit_code(self, pid: int, *, timeout: float) -> int | None:
-        """Wait for the end of a worker and reap it.
-
-        Args:
-            pid: A worker of this server.
-            timeout: In seconds; 0 just looks.
-
-        Returns:
-            Its exit code, negative for a signal; None if it still runs after that time.
-
-        Raises:
-            ServerDied: If the server is gone, its workers are dead, too.
-            ServerTimeout: If the server takes 10 s longer than ``timeout`` to answer.
-            WorkerError: If this server never had such a worker.
-        """
-        self._check_usable()
-        return self._wait(pid, timeout, grace=ANSWER_S)
-
-    def _wait(self, pid: int, timeout: float, *, grace: float) -> int | None:
-        deadline = time.monotonic() + timeout
-        pause = _FIRST_PAUSE_S
-        while True:
-            if pid in self._exit_codes:
-                return self._exit_codes[pid]
-            if pid not in self._running:
-                raise WorkerError(f"The process server {self.pid} has no worker {pid}.")
-            left = max(0.0, deadline - time.monotonic())
-            code: int | None = self._ask("exit_code", (pid,), left + grace, vital=False)
-            if code is not None:
-                self._exit_codes[pid] = code
-                self._running.discard(pid)
-                return code
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LAST_PAUSE_S)
-
-    def _check_usable(self) -> None:
         if os.getpid() != self._owner:
             raise WorkerError(
                 f"This process server belongs to process {self._owner}; a process that was forked "
@@ -246,82 +240,62 @@ class ProcessServer:
     def _ask(
         self,
         operation: str,
-        arguments: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        environ: Mapping[str, str],
+        fds: Sequence[int],
         timeout: float,
-        *,
-        context: Context | None = None,
-        fds: Sequence[int] = (),
-        vital: bool = True,
-    ) -> Any:
-        """Send a request and return the answer's value; ``vital``: kill a server that is late."""
+    ) -> tuple[Any, socket.socket]:
+        """Send a request; return the answer and the socket that it came through."""
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=max(0.0, timeout)):
             raise ServerTimeout(
                 f"The process server {self.pid} was busy with another request for {timeout:g} s."
             )
         try:
-            self._check_usable()
-            self._number += 1
-            number = self._number
-            self._waiting.add(number)
+            self.check_usable()
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                self._send(Request(number, operation, arguments, context), fds, deadline)
-                reply = self._receive(number, deadline)
-            except ServerTimeout as late:
-                message = f"did not answer {operation!r} within {timeout:g} s"
-                if vital:
-                    self._bury(f"{message} and was killed", late)
-                raise ServerTimeout(f"The process server {self.pid} {message}.") from late
-            finally:
-                self._waiting.discard(number)
-        finally:
-            self._lock.release()
-        if reply.error is not None:
-            raise pickle.loads(reply.error)
-        return reply.value
-
-    def _send(self, request: Request, fds: Sequence[int], deadline: float) -> None:
-        self._link.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            server_link.send(self._link, request, fds)
-        except TimeoutError as error:
-            raise ServerTimeout from error
+                with theirs:
+                    request = (operation, _surroundings(environ), arguments)
+                    self._send(request, [theirs.fileno(), *fds], deadline)
+                control.settimeout(max(0.001, deadline - time.monotonic()))
+                answer = control.recv(_LONGEST_ANSWER)
+                if not answer:
+                    self.bury(None, None)
+            except BaseException:
+                _hang_up(control)  # a worker that nobody knows of is ended by that
+                raise
+        except TimeoutError as late:
+            self.bury(f"did not answer {operation!r} within {timeout:g} s and was killed", late)
         except (BrokenPipeError, ConnectionResetError) as error:
-            self._bury(None, error)
+            self.bury(None, error)
         except OSError as error:
             raise WorkerError(f"No request can be sent to the process server: {error}.") from error
+        finally:
+            self._lock.release()
+        value, error_bytes = pickle.loads(answer)
+        if error_bytes is not None:
+            control.close()
+            raise pickle.loads(error_bytes)
+        return value, control
 
-    def _receive(self, number: int, deadline: float) -> Reply:
-        """Wait for a reply; those of other requests are kept or, if given up, cleaned away."""
-        poller = select.poll()
-        poller.register(self._link, select.POLLIN)
-        while number not in self._replies:
-            self._check_usable()
-            left = max(0.0, deadline - time.monotonic())
-            if not poller.poll(1000 * left):
-                raise ServerTimeout
-            try:
-                message = server_link.receive(self._link)
-            except OSError as error:
-                self._bury(f"sent an answer that cannot be read ({error}) and was killed", error)
-            if message is None:
-                self._bury(None, None)
-            reply: Reply = message[0]
-            if reply.number in self._waiting:
-                self._replies[reply.number] = reply
-            elif reply.forked:
-                # Whoever asked for this worker was interrupted, e.g. by Ctrl-C, and never got it.
-                self._send(Request(0, "discard", (reply.value,)), (), deadline)
-        return self._replies.pop(number)
+    def _send(self, request: Any, fds: Sequence[int], deadline: float) -> None:
+        # The content travels as a memory file: a packet is never cut in two, whatever its size,
+        # and sending it does not wait for the server to read.
+        with open(os.memfd_create("vla_gym-request"), "wb") as file:
+            pickle.dump(request, file, pickle.HIGHEST_PROTOCOL)
+            file.flush()
+            self._link.settimeout(max(0.001, deadline - time.monotonic()))
+            socket.send_fds(self._link, [b"r"], [fds[0], file.fileno(), *fds[1:]])
 
-    def _bury(self, reason: str | None, cause: BaseException | None) -> NoReturn:
+    def bury(self, reason: str | None, cause: BaseException | None) -> NoReturn:
         """Make sure that the server is dead, say so to all later callers, and raise it."""
+        self.check_usable()
         if reason is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(server_start.EXIT_S)
+                self._process.wait(EXIT_S)
         self._process.kill()
-        self._process.wait()
-        code = self._process.returncode
+        code = self._process.wait()
         self._obituary = reason or f"is gone, with its workers (exit code {code})"
         self._end()
         raise ServerDied(f"The process server {self.pid} {self._obituary}.") from cause
@@ -341,3 +315,64 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def _hang_up(end: socket.socket) -> None:
+    # Closing alone would say nothing while a forked child of the trainer holds the socket, too.
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def _surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a worker takes over of this process, with some environment variables changed."""
+    try:
+        folder: str | None = os.getcwd()
+    except OSError:
+        folder = None
+    return {
+        "environ": {**os.environ, **environ},
+        "folder": folder,
+        "path": [str(path) for path in sys.path],
+        "argv": [str(argument) for argument in sys.argv],
+    }
+
+
+def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the server with its end of the link.
+
+    Raises:
+        WorkerError: If the interpreter cannot be started.
+    """
+    # Whatever made our own imports work, a bare checkout or a changed sys.path, works there, too;
+    # -P, because the working directory shall come first only if it does so here.
+    checkout = str(Path(__file__).resolve().parents[2])
+    here = _surroundings({})["folder"] or os.sep
+    paths = [os.path.join(here, path) for path in map(str, sys.path)]
+    environ = {**os.environ, **_ONE_THREAD}
+    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, checkout]))
+    numbers = [str(remote.fileno()), str(os.getpid())]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "vla_gym.vector.server", *numbers],
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            pass_fds=[remote.fileno()],
+            start_new_session=True,  # a Ctrl-C is for the trainer alone
+        )
+    except OSError as error:
+        raise WorkerError(
+            f"The process server cannot be started with {sys.executable!r}: {error}."
+        ) from error
+
+
+def _end(owner: int, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End a server and wait for it; its workers are gone then."""
+    if os.getpid() != owner:
+        return
+    _hang_up(link)
+    try:
+        process.wait(EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

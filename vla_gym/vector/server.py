@@ -1,11 +1,17 @@
 """The process server: forks workers from a process that never touched OpenGL, CUDA or threads.
 
-Started by :mod:`vla_gym.vector.process_server` as ``python -m vla_gym.vector.server FD PID``. It
+:mod:`vla_gym.vector.process_server` starts it as ``python -m vla_gym.vector.server FD PID``. It
 loads compiled models once, so that all workers share their memory, and forks a worker on request.
-It ends with the trainer, and takes its workers along:
 
-* the trainer closes the link, or is gone: a timer looks every quarter of a second, also while a
-  request is worked on, because a forked child of the trainer may hold the link open;
+A request is one packet on the link, with descriptors beside it: a socket for the answer, a memory
+file that holds the pickled request, and those that a worker is given. The socket of a worker's
+request stays open as long as the trainer wants the worker: it brings the process id, then the exit
+code, and when the trainer shuts it down the worker is killed and reaped.
+
+The server ends with the trainer, and takes its workers along:
+
+* the trainer closes the link, or is gone: a timer looks every quarter of a second, also while
+  models are loaded, because a forked child of the trainer may hold the link open;
 * the server itself is killed: the kernel then kills the workers.
 
 No thread, no OpenGL, no torch, no libero and no robosuite in here: a fork would carry a broken
@@ -26,89 +32,102 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Any, NoReturn, cast
 
 from vla_gym.errors import VlaGymError, WorkerError
-from vla_gym.vector import server_link
-from vla_gym.vector.server_link import Context, Reply, Request
 
+MAX_FDS = 253  # that Linux lets travel with one packet
 TRAINER_CHECK_S = 0.25
+_LONGEST_TEXT = 50_000  # of a traceback, in characters: an answer is one packet
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class Server:
-    """Forks workers for one trainer."""
+    """Forks workers for one trainer.
+
+    Attributes:
+        workers: Process ids of those that are not reaped yet, with the sockets to the trainer.
+    """
 
     def __init__(self, link: socket.socket, trainer: int) -> None:
-        self._link = link
-        self._poller = select.poll()
-        self._poller.register(link, select.POLLIN)
-        self._trainer = trainer
-        self._pid = os.getpid()
-        self._workers: set[int] = set()
-        self._exit_codes: dict[int, int] = {}
+        self.workers: dict[int, socket.socket] = {}
+        self._link, self._trainer, self._pid = link, trainer, os.getpid()
+        self._reported: set[int] = set()  # workers whose exit code has been sent
+        # A signal makes it readable: the timer's, or that of a worker that has ended.
+        self._wakeup, wakeup = socket.socketpair()
+        for end in (self._wakeup, wakeup):
+            end.setblocking(False)
+        self._wakeup_writer = wakeup
 
     def serve(self) -> NoReturn:
         """Answer requests until the trainer says so or is gone."""
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         # What a program that is started inherits from the trainer, blocked signals included.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGALRM, self._check_trainer)
-        signal.siginterrupt(signal.SIGALRM, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGALRM, lambda *_: self._check_trainer())
+        for number in (signal.SIGALRM, signal.SIGCHLD):
+            signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.setitimer(signal.ITIMER_REAL, TRAINER_CHECK_S, TRAINER_CHECK_S)
         gc.disable()  # a collection writes to every object, and the pages would no longer be shared
         while True:
-            self._poller.poll()
-            message = server_link.receive(self._link)
-            if message is None or message[0].operation == "end":
-                self._end()
-            request, fds = message
-            if request.operation == "discard":
-                self._reap(*request.arguments)
-                continue
-            try:
-                reply = self._answer(request, fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            try:
-                server_link.send(self._link, reply)
-            except OSError:
-                self._end()
+            poller = select.poll()
+            for end in (self._link, self._wakeup, *self.workers.values()):
+                poller.register(end, select.POLLIN)
+            ready = {fd for fd, _ in poller.poll()}
+            if self._wakeup.fileno() in ready:
+                self._wakeup.recv(4096)
+                self._report_ends()
+            for pid, control in list(self.workers.items()):
+                if control.fileno() in ready:  # the trainer never writes to it, it shuts it down
+                    self._discard(pid)
+            if self._link.fileno() in ready:
+                self._answer()
 
-    def _answer(self, request: Request, fds: Sequence[int]) -> Reply:
+    def _answer(self) -> None:
+        packet, fds, _, _ = socket.recv_fds(self._link, 1, MAX_FDS)
+        if not packet:
+            self.end()
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        control = socket.socket(fileno=fds[0])
         try:
-            if request.operation == "spawn":
-                assert request.context is not None
-                pid = self._spawn(request.context, fds, *request.arguments)
-                return Reply(request.number, pid, forked=True)
-            if request.operation == "preload":
-                assert request.context is not None
-                self._preload(request.context, *request.arguments)
-                return Reply(request.number)
-            return Reply(request.number, self._exit_code(*request.arguments))
+            with open(fds[1], "rb") as file:
+                file.seek(0)
+                operation, surroundings, arguments = pickle.load(file)
+            if operation == "spawn":
+                pid = self._spawn(control, surroundings, fds[2:], **arguments)
+                self.workers[pid] = control
+                answer: tuple[Any, bytes | None] = (pid, None)
+            else:
+                _enter(surroundings)
+                from vla_gym.vector.preload import preload  # here: it needs the trainer's sys.path
+
+                preload(**arguments)
+                gc.collect()
+                answer = (None, None)
         except Exception as error:
-            return Reply(request.number, error=_pickled(error))
+            answer = (None, pickled(error))
+        finally:
+            for fd in fds[2:]:
+                os.close(fd)
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            control.send(pickle.dumps(answer))
+        if control not in self.workers.values():
+            control.close()
 
-    def _preload(
+    def _spawn(
         self,
-        context: Context,
-        tasks: Sequence[tuple[str, int]],
-        assets: str,
-        clutter: bool = False,
-        images: bool = True,
-    ) -> None:
-        from vla_gym.vector.preload import preload
-
-        _enter(context)
-        preload(tasks, assets, clutter=clutter, images=images)
-        gc.collect()
-
-    def _spawn(self, context: Context, fds: Sequence[int], target: str, payload: bytes) -> int:
+        control: socket.socket,
+        surroundings: dict[str, Any],
+        fds: Sequence[int],
+        target: str,
+        payload: bytes,
+    ) -> int:
         _flush()
         # The collector of a worker leaves alone what exists now, so that it stays shared.
         gc.freeze()
@@ -117,7 +136,7 @@ class Server:
             pid = os.fork()
             if pid == 0:
                 os.close(told)
-                self._become_worker(context, fds, target, payload, tell)
+                self._become_worker(control, surroundings, fds, target, payload, tell)
             os.close(tell)
             tell = -1
             os.read(told, 1)  # it has its own group and ends with us, or it has ended already
@@ -125,12 +144,16 @@ class Server:
             for fd in (told, tell):
                 if fd >= 0:
                     os.close(fd)
-        self._workers.add(pid)
-        self._exit_codes.pop(pid, None)
         return pid
 
     def _become_worker(
-        self, context: Context, fds: Sequence[int], target: str, payload: bytes, tell: int
+        self,
+        control: socket.socket,
+        surroundings: dict[str, Any],
+        fds: Sequence[int],
+        target: str,
+        payload: bytes,
+        tell: int,
     ) -> NoReturn:
         """Run a worker; never returns, not even by an exception."""
         code = 1
@@ -140,13 +163,19 @@ class Server:
                 os._exit(1)  # the server died before the kernel knew what we want
             os.setpgid(0, 0)
             os.close(tell)
-            self._link.close()
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGALRM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            for end in (self._link, self._wakeup, self._wakeup_writer, control):
+                end.close()
+            for end in self.workers.values():
+                end.close()
             gc.enable()
-            _enter(context)
+            _enter(surroundings)
             if "numpy" in sys.modules:  # the standard library's generator does so by itself
                 sys.modules["numpy"].random.seed()
-            _resolve(target)(payload, list(fds))
+            module, _, name = target.partition(":")
+            getattr(importlib.import_module(module), name)(payload, list(fds))
             code = 0
         except SystemExit as leave:
             if isinstance(leave.code, int | None):
@@ -159,38 +188,59 @@ class Server:
             _flush()
             os._exit(code & 0xFF)
 
-    def _exit_code(self, pid: int) -> int | None:
-        """Return the exit code of a worker (negative: signal), None while it runs."""
-        if pid in self._workers and _has_ended(pid):
-            self._reap(pid)
-        if pid not in self._workers and pid not in self._exit_codes:
-            raise WorkerError(f"No worker of this process server has the process id {pid}.")
-        return self._exit_codes.get(pid)
+    def _report_ends(self) -> None:
+        """Send the exit codes (negative: signals) of workers that have ended."""
+        for pid in self.workers.keys() - self._reported:
+            # Until it is waited for, nobody else can get its process id: the trainer, too, may
+            # signal it as long as it holds the socket.
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                kill_group(pid)  # what it has started goes with it
+                code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                self._reported.add(pid)
+                with contextlib.suppress(OSError):
+                    self.workers[pid].send(pickle.dumps(code))
 
-    def _reap(self, pid: int) -> None:
-        # Until it is waited for, nobody else can get its process id.
-        server_link.kill_group(pid)
-        _, status = os.waitpid(pid, 0)
-        self._workers.discard(pid)
-        self._exit_codes[pid] = os.waitstatus_to_exitcode(status)
+    def _discard(self, pid: int) -> None:
+        kill_group(pid)
+        os.waitpid(pid, 0)
+        self.workers.pop(pid).close()
+        self._reported.discard(pid)
 
-    def _check_trainer(self, *_: Any) -> None:
+    def _check_trainer(self) -> None:
         # A poller of its own: this may interrupt the wait for a request.
         poller = select.poll()
         poller.register(self._link, 0)
         hung_up = any(event & select.POLLHUP for _, event in poller.poll(0))
         if hung_up or os.getppid() != self._trainer:
-            self._end()
+            self.end()
 
-    def _end(self) -> NoReturn:
+    def end(self) -> NoReturn:
         """Kill the workers, wait for their end and leave."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for pid in self._workers:
-            server_link.kill_group(pid)
-        for pid in self._workers:
+        for pid in self.workers:
+            kill_group(pid)
+        for pid in self.workers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         os._exit(0)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a worker, stopped or not, and the processes that it has started in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def pickled(error: Exception) -> bytes:
+    """Pickle an exception of ours; any other, or one that does not survive it, as WorkerError."""
+    if isinstance(error, VlaGymError):
+        with contextlib.suppress(Exception):
+            data = pickle.dumps(error)
+            pickle.loads(data)
+            return data
+    text = "".join(traceback.format_exception(error))[-_LONGEST_TEXT:]
+    return pickle.dumps(WorkerError(f"The process server failed:\n{text}"))
 
 
 def _flush() -> None:
@@ -199,39 +249,16 @@ def _flush() -> None:
             stream.flush()
 
 
-def _has_ended(pid: int) -> bool:
-    """Tell whether a child has ended, without waiting for it and without reaping it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _enter(context: Context) -> None:
-    """Take over the trainer's surroundings as they are now."""
-    if dict(os.environ) != dict(context.environ):
-        os.environ.clear()
-        os.environ.update(context.environ)
-    if context.folder is not None:
+def _enter(surroundings: dict[str, Any]) -> None:
+    """Take over the trainer's environment variables, folder, path and arguments of now."""
+    os.environ.clear()
+    os.environ.update(surroundings["environ"])
+    if surroundings["folder"] is not None:
         with contextlib.suppress(OSError):
-            os.chdir(context.folder)
-    sys.path[:] = context.sys_path
-    sys.argv[:] = context.argv
+            os.chdir(surroundings["folder"])
+    sys.path[:] = surroundings["path"]
+    sys.argv[:] = surroundings["argv"]
     importlib.invalidate_caches()
-
-
-def _resolve(target: str) -> Callable[[bytes, list[int]], None]:
-    """Return the function named by ``"module:function"``."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _pickled(error: Exception) -> bytes:
-    """Pickle an exception of ours; any other, or one that does not survive it, as WorkerError."""
-    if isinstance(error, VlaGymError):
-        with contextlib.suppress(Exception):
-            data = pickle.dumps(error)
-            pickle.loads(data)
-            return data
-    text = "".join(traceback.format_exception(error))
-    return pickle.dumps(WorkerError(f"The process server failed:\n{text}"))
 
 
 def main() -> NoReturn:
