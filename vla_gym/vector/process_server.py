@@ -95,8 +95,9 @@ class WorkerProcess:
             ServerDied: If the server is gone, its workers are dead, too.
         """
         if self._exit_code is None:
-            self._server.check_usable()
-            kill_group(self.pid)
+            with contextlib.suppress(WorkerError):  # exit_code() raises it
+                self._server.check_usable()
+                kill_group(self.pid)
         return self.exit_code(timeout)
 
 
