@@ -105,17 +105,17 @@ def simulation(payload: bytes, fds: list[int]) -> None:
     began = time.perf_counter()
     import numpy as np
 
-    from vla_gym import task_model
     from vla_gym.envs import scene_cache
     from vla_gym.sim import LiberoSim, model_io
     from vla_gym.suites import get_task
+    from vla_gym.suites.libero import suite as libero
 
     def no_reading(*arguments: object) -> None:
         raise AssertionError(f"{arguments} is read again")
 
     modules = sorted({name.partition(".")[0] for name in sys.modules})
     libraries = sorted({line.split()[-1] for line in open("/proc/self/maps") if ".so" in line})
-    model_io._read = task_model.load_task_model = no_reading
+    model_io._read = libero.load_task_model = no_reading
     model = scene_cache.load_task(get_task("goal", int(payload)), os.environ["ASSETS"])
     loaded = time.perf_counter()
     sim = LiberoSim(model)
