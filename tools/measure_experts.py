@@ -26,8 +26,9 @@ from vla_gym.demos.config import DemosConfig
 from vla_gym.experts import EXPERT_TASKS, make_expert
 from vla_gym.experts.recording import SUCCESS_TAIL, episode_rng, record_episode
 from vla_gym.sim import LiberoSim
-from vla_gym.suites import NUM_INIT_STATES, get_task
+from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel, load_task_model
+from vla_gym.suites.libero.tasks import NUM_INIT_STATES
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_gym.assets import AssetPack, cache_dir
 from vla_gym.errors import ConfigError
-from vla_gym.suites import ActionSpec, ProprioSpec
+from vla_gym.suites import ActionSpec, CompiledTask, ProprioSpec, Suite, Task
 from vla_gym.suites.disk_cache import SceneRequest, load_scene
 
 XML = """
@@ -42,27 +42,9 @@ NUM_INIT_STATES, SPEED, RADIUS = 5, 0.5, 0.05
 SPREAD = np.array([1.0, 0.2, 0.2])
 
 
-@dataclass(frozen=True)
-class ReachTask:
-    task_id: int
-    name: str
-    suite = "reach"
-    max_control_steps = 30
-    scene_name = "rails"
-    objects = ("ball",)
-    fixtures = ()
-
-    @property
-    def key(self) -> str:
-        return f"reach_{self.task_id}"
-
-    @property
-    def instruction(self) -> str:
-        return f"move the ball to the {self.name} mark"
-
-    @property
-    def goal(self) -> str:
-        return f"at ball {self.name}"
+def reach_task(task_id: int, name: str) -> Task:
+    instruction = f"move the ball to the {name} mark"
+    return Task("reach", task_id, name, instruction, max_control_steps=30, scene_name="rails")
 
 
 @dataclass(frozen=True)
@@ -70,20 +52,15 @@ class RailsRequest(SceneRequest):
     program = "example_suite"
 
     def inputs(self) -> dict[str, Any]:
-        return {"compiler": "1", "versions": {}, "tasks": XML}
+        return {"xml": XML}
 
     def arguments(self) -> dict[str, Any]:
         return {}
 
 
 @dataclass(frozen=True, eq=False)
-class ReachModel:
-    task: ReachTask
-    assets: AssetPack
-    scene_key: str
-    mjb_path: Path
+class ReachModel(CompiledTask):
     init_states: np.ndarray
-    clutter: dict[str, str]
 
     def official_layout(self, init_state_id: int) -> SimpleNamespace:
         return SimpleNamespace(qpos=self.init_states[init_state_id], init_state_id=init_state_id)
@@ -146,16 +123,16 @@ class ReachSim:
         """Nothing of a simulation's own is in the shared model."""
 
 
-class ReachSuite:
+class ReachSuite(Suite):
     name = "reach"
-    tasks = (ReachTask(0, "left"), ReachTask(1, "right"))
+    tasks = (reach_task(0, "left"), reach_task(1, "right"))
     num_init_states = NUM_INIT_STATES
     cameras = {"above": "camera_above"}
     action = ActionSpec(names=("x", "y", "z"), noop=(0.0, 0.0, 0.0))
     proprio = ProprioSpec((("position", 3), ("velocity", 3)))
     control_hz = 10.0
 
-    def load_task_model(self, task: ReachTask, assets: Any = "lite", *, clutter: bool = False):
+    def load_task_model(self, task: Task, assets: Any = "lite", *, clutter: bool = False):
         del assets  # there is one look only
         if clutter:
             raise ConfigError("The suite 'reach' has no clutter.")
@@ -164,7 +141,7 @@ class ReachSuite:
         folder = load_scene(request, cache_dir())
         with np.load(folder / "init_states.npz") as states:
             qpos = states[task.key]
-        return ReachModel(task, pack, request.key(), folder / "scene.mjb", qpos, {})
+        return ReachModel(task, pack, request.key(), folder / "scene.mjb", {}, qpos)
 
     def make_simulation(self, task_model: ReachModel, physics: str = "fast") -> ReachSim:
         if physics != "fast":

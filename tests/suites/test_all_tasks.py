@@ -11,9 +11,9 @@ import pytest
 
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.sim import LiberoSim
-from vla_gym.suites import NUM_INIT_STATES, SUITES, Task, get_task, suite_tasks
+from vla_gym.suites import SUITES, Task, get_task, suite_tasks
 from vla_gym.suites.libero import TaskModel, load_task_model
-from vla_gym.suites.libero.tasks import scene_of
+from vla_gym.suites.libero.tasks import NUM_INIT_STATES, scene_of
 
 SCENES = {task.scene_name: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
 CHUNKS, CHUNK_LEN = 20, 8

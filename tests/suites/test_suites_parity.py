@@ -19,9 +19,9 @@ from upstream import Upstream
 
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
-from vla_gym.suites import NUM_INIT_STATES, SUITES, get_task, suite_tasks
+from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.suites.libero import TaskModel, evaluate_goal, geometric_candidate, load_task_model
-from vla_gym.suites.libero.tasks import scene_of
+from vla_gym.suites.libero.tasks import NUM_INIT_STATES, scene_of
 
 pytestmark = pytest.mark.libero_assets
 

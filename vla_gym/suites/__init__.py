@@ -3,7 +3,7 @@
 Importing this package imports neither a simulator nor a benchmark's own package.
 """
 
-from vla_gym.suites.protocol import ActionSpec, ProprioSpec, Suite, Task
+from vla_gym.suites.protocol import ActionSpec, CompiledTask, ProprioSpec, Suite, Task
 from vla_gym.suites.registry import (
     SUITES,
     get_suite,
@@ -16,6 +16,7 @@ from vla_gym.suites.registry import (
 __all__ = [
     "SUITES",
     "ActionSpec",
+    "CompiledTask",
     "ProprioSpec",
     "Suite",
     "Task",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites.protocol import ActionSpec, ProprioSpec, Suite, Task
+from vla_gym.suites.protocol import CompiledTask, Simulation, Suite, Task
 
 
-class CombinedSuite:
+class CombinedSuite(Suite):
     """The tasks of several suites, numbered one suite after the other.
 
     Of ``"goal+spatial"``, tasks 0 to 9 are those of goal and 10 to 19 those of spatial: a task's
@@ -19,7 +19,6 @@ class CombinedSuite:
     Attributes:
         name: The names, joined by ``+``.
         parts: The suites.
-        tasks: All tasks.
         num_init_states: The number that all tasks have, the smallest of the parts'.
         cameras, action, proprio, control_hz: What the parts have in common.
     """
@@ -43,20 +42,23 @@ class CombinedSuite:
                         f"Suites {parts[0].name!r} and {part.name!r} cannot be played together: "
                         f"they differ in {what}, {ours} and {theirs}. Make one environment each."
                     )
-        self.tasks: tuple[Task, ...] = tuple(task for part in parts for task in part.tasks)
         self.num_init_states = min(part.num_init_states for part in parts)
-        self.cameras: Mapping[str, str] = parts[0].cameras
-        self.action: ActionSpec = parts[0].action
-        self.proprio: ProprioSpec = parts[0].proprio
-        self.control_hz = parts[0].control_hz
+        self.cameras, self.control_hz = parts[0].cameras, parts[0].control_hz
+        self.action, self.proprio = parts[0].action, parts[0].proprio
+        self._tasks = tuple(task for part in parts for task in part.tasks)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of all parts."""
+        return self._tasks
 
     def load_task_model(
         self, task: Any, assets: str | Path = "lite", *, clutter: bool = False
-    ) -> Any:
+    ) -> CompiledTask:
         """Load a task of any part; see ``Suite.load_task_model``."""
         return self._part(task).load_task_model(task, assets, clutter=clutter)
 
-    def make_simulation(self, task_model: Any, physics: str = "fast") -> Any:
+    def make_simulation(self, task_model: Any, physics: str = "fast") -> Simulation:
         """Simulate a task of any part; see ``Suite.make_simulation``."""
         return self._part(task_model.task).make_simulation(task_model, physics)
 

@@ -61,8 +61,8 @@ class SceneRequest(ABC):
     def inputs(self) -> dict[str, Any]:
         """Return what the compiled scene depends on besides the asset pack and the machine.
 
-        ``compiler`` (digest of the compiler's sources), ``versions`` (of packages) and ``tasks``
-        (digest of the tasks' files) must be among it; all is JSON-ready.
+        Digests of the compiler's sources and of the tasks' files, versions of packages: whatever
+        makes a cached scene wrong when it changes, JSON-ready.
         """
 
     @property
@@ -116,7 +116,7 @@ def load_scene(
             # Another process may have built it while this one waited.
             if not verify(folder, key):
                 _build(request, key, folder, timeout_s)
-                pruning.prune(scenes, request.identity())
+                pruning.prune(scenes)
         pruning.mark_used(folder)
     except OSError as error:
         raise CompileError(

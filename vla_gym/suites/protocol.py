@@ -1,13 +1,13 @@
 """What a suite of tasks offers: all that environments, workers and wrappers ask of a benchmark.
 
-A suite is an object with the attributes of :class:`Suite`; nothing needs to be inherited. Sizes of
-actions and proprioception, cameras and the number of official initial states are read from it and
-stand nowhere else. :mod:`vla_gym.suites.libero` is the first one; docs/environments.md tells how a
-package adds its own.
+Sizes of actions and proprioception, cameras and the number of official initial states are read from
+the :class:`Suite` and stand nowhere else. :mod:`vla_gym.suites.libero` is the first one;
+docs/environments.md tells how a package adds its own.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,86 +55,78 @@ class ProprioSpec:
         return sum(size for _, size in self.parts)
 
 
-class Task(Protocol):
-    """One task of a suite; hashable, and equal to another one of the same content."""
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite; suites add what their compiler needs.
 
-    @property
-    def suite(self) -> str:
-        """Name of its suite."""
+    Attributes:
+        suite: Name of its suite.
+        task_id: Its index in the suite.
+        name: Name in the benchmark.
+        instruction: What the policy is told.
+        max_control_steps: Step limit of an episode in control steps.
+        scene_name: Name of the scene; tasks of one scene share a compiled model.
+        objects, fixtures: Names of the movable objects, and of furniture and devices, for
+            listings.
+        goal: The goal in the benchmark's words, for listings.
+    """
 
-    @property
-    def task_id(self) -> int:
-        """Its index in the suite."""
-
-    @property
-    def name(self) -> str:
-        """Name in the benchmark."""
+    suite: str
+    task_id: int
+    name: str
+    instruction: str
+    max_control_steps: int
+    scene_name: str
 
     @property
     def key(self) -> str:
         """Short name that no other task has, e.g. ``"goal_8"``."""
-
-    @property
-    def instruction(self) -> str:
-        """What the policy is told."""
-
-    @property
-    def max_control_steps(self) -> int:
-        """Step limit of an episode in control steps."""
-
-    @property
-    def scene_name(self) -> str:
-        """Name of the scene; tasks of one scene share a compiled model."""
+        return f"{self.suite}_{self.task_id}"
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """Names of the movable objects, for listings."""
+        """See the class."""
+        return ()
 
     @property
     def fixtures(self) -> tuple[str, ...]:
-        """Names of furniture and devices, for listings."""
+        """See the class."""
+        return ()
 
     @property
     def goal(self) -> str:
-        """The goal in the benchmark's words, for listings."""
+        """See the class."""
+        return self.instruction
 
 
-class Layout(Protocol):
-    """A start of an episode; what it holds is between a suite's task model and its simulation."""
+@dataclass(frozen=True, eq=False)
+class CompiledTask(ABC):
+    """A task that is ready to be simulated: plain data, loaded once a process.
 
-    @property
-    def init_state_id(self) -> int:
-        """Index of the official initial state, or -1 for a sampled layout."""
+    A layout is a start of an episode: an object with an ``init_state_id`` (-1 if it was sampled);
+    what else it holds is between a suite's task model and its simulation.
 
+    Attributes:
+        task: Which task.
+        assets: The asset pack that it was compiled from.
+        scene_key: Name of the compiled scene; tasks with the same key share one model.
+        mjb_path: The compiled model, verified when this object was made.
+        clutter: Bodies of the scene's clutter by category; empty without.
+    """
 
-class CompiledTask(Protocol):
-    """A task that is ready to be simulated: plain data that is loaded once a process."""
+    task: Task
+    assets: AssetPack
+    scene_key: str
+    mjb_path: Path
+    clutter: Mapping[str, str]
 
-    @property
-    def task(self) -> Any:
-        """The :class:`Task`."""
-
-    @property
-    def assets(self) -> AssetPack:
-        """The asset pack that it was compiled from."""
-
-    @property
-    def scene_key(self) -> str:
-        """Name of the compiled scene; tasks with the same key share one model."""
-
-    @property
-    def mjb_path(self) -> Path:
-        """The compiled model, verified."""
-
-    @property
-    def clutter(self) -> Mapping[str, str]:
-        """Bodies of the scene's clutter by category; empty without."""
-
+    @abstractmethod
     def official_layout(self, init_state_id: int) -> Any:
-        """Return one of the official initial states, a :class:`Layout`."""
+        """Return one of the official initial states."""
 
+    @abstractmethod
     def sample_layout(self, rng: np.random.Generator) -> Any:
-        """Draw a fresh :class:`Layout` by the benchmark's rules."""
+        """Draw a fresh layout by the benchmark's rules."""
 
 
 class Simulation(Protocol):
@@ -144,8 +136,8 @@ class Simulation(Protocol):
     """
 
     @property
-    def task_model(self) -> Any:
-        """The :class:`CompiledTask` that is played."""
+    def task_model(self) -> CompiledTask:
+        """The task that is played."""
 
     @property
     def data(self) -> Any:
@@ -194,41 +186,36 @@ class Simulation(Protocol):
         """Write what is this simulation's own into the shared model; the renderer has its lock."""
 
 
-class Suite(Protocol):
-    """Tasks that share robot, cameras, actions and proprioception."""
+class Suite(ABC):
+    """Tasks that share robot, cameras, actions and proprioception.
+
+    Attributes:
+        name: Its name, e.g. ``"goal"``; environments are called ``Libero-<name>-v0``.
+        tasks: The tasks in the order of their ids.
+        num_init_states: Number of official initial states of every task.
+        cameras: Key in the observation -> name in the model; the first is the main view.
+        action: What an action is.
+        proprio: What proprioception holds.
+        control_hz: Control steps in a second of simulated time.
+    """
+
+    name: str
+    num_init_states: int
+    cameras: Mapping[str, str]
+    action: ActionSpec
+    proprio: ProprioSpec
+    control_hz: float
 
     @property
-    def name(self) -> str:
-        """Its name, e.g. ``"goal"``; environments are called ``Libero-<name>-v0``."""
-
-    @property
+    @abstractmethod
     def tasks(self) -> Sequence[Task]:
-        """The tasks in the order of their ids."""
+        """See the class."""
 
-    @property
-    def num_init_states(self) -> int:
-        """Number of official initial states of every task."""
-
-    @property
-    def cameras(self) -> Mapping[str, str]:
-        """Cameras: key in the observation -> name in the model; the first is the main view."""
-
-    @property
-    def action(self) -> ActionSpec:
-        """What an action is."""
-
-    @property
-    def proprio(self) -> ProprioSpec:
-        """What proprioception holds."""
-
-    @property
-    def control_hz(self) -> float:
-        """Control steps in a second of simulated time."""
-
+    @abstractmethod
     def load_task_model(
         self, task: Any, assets: str | Path = "lite", *, clutter: bool = False
-    ) -> Any:
-        """Return a :class:`CompiledTask`, compiling its scene first if necessary.
+    ) -> CompiledTask:
+        """Return a task that is ready to be simulated, compiling its scene first if necessary.
 
         Args:
             task: One of :attr:`tasks`.
@@ -241,8 +228,9 @@ class Suite(Protocol):
             ConfigError: If the suite has no clutter.
         """
 
-    def make_simulation(self, task_model: Any, physics: str = "fast") -> Any:
-        """Return a new :class:`Simulation`.
+    @abstractmethod
+    def make_simulation(self, task_model: Any, physics: str = "fast") -> Simulation:
+        """Return a new simulation.
 
         Args:
             task_model: What :meth:`load_task_model` returned.

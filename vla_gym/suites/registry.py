@@ -5,7 +5,7 @@ Packages add suites through the entry-point group ``vla_gym.suites``; in their p
     [project.entry-points."vla_gym.suites"]
     my-suite = "my_package.suite:MY_SUITE"
 
-where ``MY_SUITE`` is an object as :class:`vla_gym.suites.protocol.Suite` describes. Names joined by
+where ``MY_SUITE`` is an instance of :class:`vla_gym.suites.Suite`. Names joined by
 ``+``, such as ``"goal+spatial"``, stand for suites that are played together, see
 :class:`vla_gym.suites.combined.CombinedSuite`.
 """
@@ -28,7 +28,6 @@ SUITES = {
     for name in ("goal", "spatial", "object", "10", "90")
 }
 ENTRY_POINTS = "vla_gym.suites"
-_OFFERED = [name for name in vars(Suite) if not name.startswith("_")]
 
 _loaded: dict[str, Suite] = {}
 
@@ -48,8 +47,8 @@ def get_suite(name: str | Sequence[str]) -> Suite:
 
     Raises:
         UnknownTaskError: If there is no such suite.
-        ConfigError: If its module cannot be imported, it lacks an attribute of
-            :class:`~vla_gym.suites.protocol.Suite`, or suites cannot be combined.
+        ConfigError: If its module cannot be imported, it is no ``Suite``, or suites cannot be
+            combined.
     """
     name = name if isinstance(name, str) else "+".join(name)
     if name not in _loaded:
@@ -135,15 +134,12 @@ def _load(name: str) -> Suite:
         suite: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"Cannot import the suite {name!r} from {path!r}: {error}") from error
-    missing = [offered for offered in _OFFERED if not hasattr(suite, offered)]
-    if missing or suite.name != name:
+    if not isinstance(suite, Suite) or suite.name != name:
         raise ConfigError(
-            f"The suite {name!r} of {path!r} is not one: expected an object of that name with "
-            f"{', '.join(_OFFERED)}; it is called {getattr(suite, 'name', None)!r} and lacks "
-            f"{', '.join(missing) or 'nothing'}."
+            f"{path!r} is not the suite {name!r}: expected an instance of "
+            f"vla_gym.suites.Suite with that name, got {suite!r:.80}."
         )
-    found: Suite = suite
-    return found
+    return suite
 
 
 def _offered(name: str) -> set[str]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import JointRule, Predicate, compile_goal
@@ -27,23 +27,8 @@ from vla_gym.suites.libero.requests import (
 )
 from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
-from vla_gym.suites.protocol import Task
+from vla_gym.suites.protocol import CompiledTask, Task
 from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
-
-_ROBOT_INT_FIELDS = (
-    "joint_qpos",
-    "joint_qvel",
-    "joint_actuators",
-    "gripper_qpos",
-    "gripper_actuators",
-)
-_ROBOT_FLOAT_FIELDS = (
-    "torque_low",
-    "torque_high",
-    "gripper_bias",
-    "gripper_weight",
-    "init_qpos",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +53,10 @@ class SiteIndicator:
 
 
 @dataclass(frozen=True, eq=False)
-class TaskModel:
-    """A compiled task.
+class TaskModel(CompiledTask):
+    """A compiled LIBERO task.
 
     Attributes:
-        task: Which task.
-        assets: The asset pack that it was compiled from.
-        scene_key: Name of the compiled scene; tasks with the same key share one model.
-        mjb_path: The compiled model, verified when this object was made.
         robot: Indices and constants of robot and controller.
         objects: Movable objects, then fixtures, by instance name.
         fixtures: Names of the fixtures that a layout places, in the order of
@@ -91,13 +72,9 @@ class TaskModel:
         init_states: (50, 1 + nq + nv) official states: time, qpos, qvel.
         joint_inits: Joints that start at a random position: addresses, low and high.
         free_qpos: First qpos address of each movable object's free joint.
-        clutter: Bodies of the scene's clutter by category; empty without.
     """
 
     task: LiberoTask
-    assets: AssetPack
-    scene_key: str
-    mjb_path: Path
     robot: RobotSpec
     objects: dict[str, ObjectSpec]
     fixtures: tuple[str, ...]
@@ -113,7 +90,6 @@ class TaskModel:
     init_states: np.ndarray
     joint_inits: tuple[tuple[np.ndarray, float, float], ...]
     free_qpos: dict[str, int]
-    clutter: dict[str, str]
 
     @property
     def num_init_states(self) -> int:
@@ -232,7 +208,7 @@ def load_task_model(
         assets=pack,
         scene_key=request.key(),
         mjb_path=folder / "scene.mjb",
-        robot=_robot_spec(data["robot"]),
+        robot=RobotSpec(**{name: _array(value) for name, value in data["robot"].items()}),
         objects=objects,
         fixtures=fixtures,
         fixture_bodies=tuple(objects[name].body for name in fixtures),
@@ -264,10 +240,9 @@ def clutter_of(tasks: Sequence[LiberoTask]) -> tuple[str, ...]:
     return tuple(kind for kind in CLUTTER_KINDS if kind not in used)[:NUM_CLUTTER]
 
 
-def _robot_spec(table: Mapping[str, Any]) -> RobotSpec:
-    arrays = {k: np.array(table[k], dtype=np.int64) for k in _ROBOT_INT_FIELDS}
-    arrays |= {k: np.array(table[k], dtype=np.float64) for k in _ROBOT_FLOAT_FIELDS}
-    return RobotSpec(**{**table, **arrays})
+def _array(value: Any) -> Any:
+    """Return a list of numbers as float64 or int64; other values as they are."""
+    return np.array(value) if isinstance(value, list) else value
 
 
 def _object_spec(name: str, table: Mapping[str, Any]) -> ObjectSpec:

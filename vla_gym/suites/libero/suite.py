@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.suites.libero.model import TaskModel, load_task_model
 from vla_gym.suites.libero.spec import ACTION, CAMERAS, CONTROL_HZ, PROPRIO
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask, libero_tasks
-from vla_gym.suites.protocol import ActionSpec, ProprioSpec
+from vla_gym.suites.protocol import Suite
 
 if TYPE_CHECKING:
     from vla_gym.sim.libero_sim import LiberoSim
 
 
-class LiberoSuite:
-    """One of LIBERO's suites: see :class:`vla_gym.suites.protocol.Suite`."""
+class LiberoSuite(Suite):
+    """One of LIBERO's suites."""
 
     num_init_states = NUM_INIT_STATES
-    cameras: Mapping[str, str] = CAMERAS
-    action: ActionSpec = ACTION
-    proprio: ProprioSpec = PROPRIO
+    cameras = CAMERAS
+    action = ACTION
+    proprio = PROPRIO
     control_hz = CONTROL_HZ
 
     def __init__(self, name: str) -> None:
@@ -34,12 +33,12 @@ class LiberoSuite:
         return libero_tasks(self.name)
 
     def load_task_model(
-        self, task: LiberoTask, assets: str | Path = "lite", *, clutter: bool = False
+        self, task: Any, assets: str | Path = "lite", *, clutter: bool = False
     ) -> TaskModel:
         """Load a task; ``assets`` is ``"lite"``, ``"libero"`` or a path to LIBERO's assets."""
         return load_task_model(task, assets, clutter=clutter)
 
-    def make_simulation(self, task_model: TaskModel, physics: Any = "fast") -> LiberoSim:
+    def make_simulation(self, task_model: Any, physics: Any = "fast") -> LiberoSim:
         """Return a new simulation."""
         from vla_gym.sim.libero_sim import LiberoSim
 

@@ -6,6 +6,7 @@ installs are found by path alone.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites.libero.bddl import Problem, read_problem
-from vla_gym.suites.libero.names import TASK_NAMES
+from vla_gym.suites.protocol import Task
 
 # Step limits in control steps (20 Hz), as the field evaluates: a little above the longest
 # demonstration of each suite.
@@ -25,29 +26,18 @@ _SCENE_PREFIX = re.compile(r"([A-Z_]+_SCENE\d+)_")
 
 
 @dataclass(frozen=True)
-class LiberoTask:
-    """One LIBERO task.
+class LiberoTask(Task):
+    """One LIBERO task: its name is the stem of the BDDL file, its id the benchmark's.
+
+    Tasks of one scene differ in goal, words and initial placement only. LIBERO-100 names its
+    scenes; libero_10 and libero_90 have some in common.
 
     Attributes:
-        suite: Suite name without the ``libero_`` prefix, e.g. ``"goal"``.
-        task_id: Index in the suite, in the order of LIBERO's benchmark.
-        name: File stem of the BDDL file.
-        instruction: What the policy is told (LIBERO derives it from the file name).
-        max_control_steps: Step limit in control steps of 50 ms.
         folder: Folder of its files below ``bddl_files`` and ``init_files``, e.g.
             ``"libero_goal"``.
-        scene_name: Name of the scene that the task plays in. Tasks of one scene differ in goal,
-            words and initial placement only, so they share a compiled model. LIBERO-100 names
-            its scenes; libero_10 and libero_90 have some in common.
     """
 
-    suite: str
-    task_id: int
-    name: str
-    instruction: str
-    max_control_steps: int
     folder: str
-    scene_name: str
 
     @property
     def bddl_file(self) -> Path:
@@ -83,11 +73,6 @@ class LiberoTask:
         """The goal in BDDL's words, e.g. ``"on akita_black_bowl_1 plate_1"``; "and" joins more."""
         return " and ".join(" ".join(predicate) for predicate in self.problem.goal)
 
-    @property
-    def key(self) -> str:
-        """Short unique name, e.g. ``"goal_8"``."""
-        return f"{self.suite}_{self.task_id}"
-
 
 @cache
 def libero_data_root() -> Path:
@@ -108,9 +93,24 @@ def libero_data_root() -> Path:
 
 
 @cache
+def task_names() -> dict[str, list[str]]:
+    """Return the stems of the BDDL files by suite, e.g. ``"libero_goal"``.
+
+    They are read from the benchmark's own table, whose order fixes the task ids.
+
+    Raises:
+        UnknownTaskError: If no libero package is installed.
+    """
+    source = (libero_data_root() / "benchmark" / "libero_suite_task_map.py").read_text("utf-8")
+    (table,) = (node.value for node in ast.parse(source).body if isinstance(node, ast.Assign))
+    names: dict[str, list[str]] = ast.literal_eval(table)
+    return names
+
+
+@cache
 def libero_tasks(suite: str) -> tuple[LiberoTask, ...]:
     """Return all tasks of one of LIBERO's suites in the order of their ids."""
-    return tuple(_task(suite, task_id, name) for task_id, name in enumerate(TASK_NAMES[suite]))
+    return tuple(_task(suite, i, name) for i, name in enumerate(task_names()[f"libero_{suite}"]))
 
 
 def _task(suite: str, task_id: int, name: str) -> LiberoTask:
@@ -122,7 +122,7 @@ def _task(suite: str, task_id: int, name: str) -> LiberoTask:
         # Each task of libero_object has other objects; goal and spatial are one scene each.
         scene_name = f"object_{task_id}" if suite == "object" else suite
     limit = MAX_CONTROL_STEPS[suite]
-    return LiberoTask(suite, task_id, name, instruction, limit, f"libero_{suite}", scene_name)
+    return LiberoTask(suite, task_id, name, instruction, limit, scene_name, f"libero_{suite}")
 
 
 def scene_of(task: LiberoTask) -> tuple[str, tuple[LiberoTask, ...]]:
@@ -136,7 +136,7 @@ def scene_of(task: LiberoTask) -> tuple[str, tuple[LiberoTask, ...]]:
 @cache
 def _scene_tasks() -> dict[str, tuple[LiberoTask, ...]]:
     scenes: dict[str, tuple[LiberoTask, ...]] = {}
-    for suite in TASK_NAMES:
+    for suite in MAX_CONTROL_STEPS:
         for task in libero_tasks(suite):
             scenes[task.scene_name] = (*scenes.get(task.scene_name, ()), task)
     return scenes
