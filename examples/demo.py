@@ -112,7 +112,7 @@ def stage(title: str) -> Iterator[None]:
 
 def training_settings(config: DemoConfig, run_dir: Path) -> Any:
     """Return the preset's settings with the command line's changes."""
-    from vla_gym_trainers.runs.presets import load_preset
+    from vla_gym_trainers.runs.settings import load_preset
     from vla_gym_trainers.td3.train import TD3Config
 
     settings = load_preset(TD3Config, config.preset)

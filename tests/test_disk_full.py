@@ -95,7 +95,7 @@ def test_a_run_says_how_to_go_on_and_goes_on(
     monkeypatch.setattr(checkpoint_module, "open", open_, raising=False)
     assert main(["td3", "--run-dir", str(tmp_path), *_arguments()]) == 2
     said = capsys.readouterr().err
-    assert f"The disk of {tmp_path} is full. Its newest checkpoint is chunk_000000096" in said
+    assert f"The disk of {tmp_path} is full. Its newest checkpoint is 000000096" in said
     assert f"vla-gym-train td3 --resume {tmp_path}" in said
     assert "Traceback" not in said
     run = RunDir(tmp_path)

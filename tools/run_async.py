@@ -31,8 +31,8 @@ from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import World
 from vla_gym_trainers.on_policy.parts import libero_worlds, make_collector, make_parts
 from vla_gym_trainers.on_policy.source import Order, RolloutSource
-from vla_gym_trainers.runs.presets import load_preset
 from vla_gym_trainers.runs.result_card import write_json
+from vla_gym_trainers.runs.settings import load_preset
 
 MODES = {"in-turn": False, "asynchronous": True}
 

@@ -258,8 +258,7 @@ def test_random_shift_moves_whole_images():
 def run_config(tmp_path, **kwargs):
     values = {
         "demos": str(tmp_path),
-        "output": str(tmp_path / "run"),
-        "minutes": None,
+        "run_dir": tmp_path / "run",
         "steps": 60,
         "batch_size": 16,
         "hidden_size": 32,
@@ -288,16 +287,19 @@ def test_cloning_learns_to_follow_the_instruction(tmp_path):
 def test_resumed_run_continues_where_it_stopped(tmp_path):
     write_demos(tmp_path)
     train_mini(run_config(tmp_path, steps=10))
-    result = train_mini(run_config(tmp_path, steps=15, resume=True))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train_mini(run_config(tmp_path, steps=15))
+    result = train_mini(run_config(tmp_path, steps=15, resume=tmp_path / "run"))
     assert result["steps"] == 15
-    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"broken")
+    weights = tmp_path / "run" / "checkpoints" / "000000015" / "cloning.pt"
+    weights.write_bytes(bytes(weights.stat().st_size))
     with pytest.raises(WeightsError, match="Cannot resume"):
-        train_mini(run_config(tmp_path, steps=20, resume=True))
+        train_mini(run_config(tmp_path, steps=20, resume=tmp_path / "run"))
 
 
-def test_config_wants_one_length():
-    with pytest.raises(ConfigError, match="either minutes or steps"):
-        MiniConfig(minutes=1.0, steps=10)
+def test_values_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match="steps must be at least 1"):
+        MiniConfig(steps=0)
     with pytest.raises(ConfigError, match="ema"):
         MiniConfig(ema=1.0)
 

@@ -107,7 +107,7 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     from vla_gym_trainers.evaluation import evaluate
     from vla_gym_trainers.evaluation.trained import TrainedPolicy
     from vla_gym_trainers.rl_token.train import RLTokenConfig
-    from vla_gym_trainers.runs.presets import load_preset
+    from vla_gym_trainers.runs.settings import load_preset
 
     spec = f"class:os:system:{checkpoint}"
     preset = tmp_path / "mine.yaml"

@@ -12,7 +12,7 @@ from vla_gym.vla.blocks import Block
 from vla_gym.vla.mini import MiniBackend, MiniVLA
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.tokens import WordTokenizer, build_vocabulary, sample_tokens, token_log_probs
-from vla_gym_trainers.runs.sentences import Sentences
+from vla_gym_trainers.cloning.sentences import Sentences
 
 
 def test_sampling_follows_the_softmax():

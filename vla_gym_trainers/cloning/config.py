@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.runs.settings import RunSettings
 
 
 @dataclass
-class MiniConfig:
-    """Options of ``vla-gym-train mini``."""
+class MiniConfig(RunSettings):
+    """Behaviour-clone the embedded VLA from recorded demonstrations.
+
+    The run directory gets model/ (the network, float16) and, with eval_episodes, best/.
+    """
+
+    algorithm: ClassVar[str] = "mini"
+    resumable: ClassVar[tuple[str, ...]] = (*RunSettings.resumable, "steps", "checkpoint_every")
 
     demos: str = "demos"
     """Folder that ``vla-gym demos`` wrote."""
-    output: str = "runs/mini"
-    """Run directory: TensorBoard, checkpoint.pt, model/ and best/ (float16), result.json."""
     demos_per_task: int | None = None
     """Use only the first so many episodes of each task; None for all."""
-    minutes: float | None = 12.0
-    """Length of the run in wall-clock minutes; the learning rate follows a cosine over it."""
-    steps: int | None = None
-    """Length of the run in optimiser steps instead; set minutes to None."""
+    steps: int = 6000
+    """Optimiser steps; the learning rate follows a cosine over them."""
     batch_size: int = 64
     """Frames per step; tasks are drawn uniformly."""
     learning_rate: float = 6e-4
@@ -65,12 +68,10 @@ class MiniConfig:
     """Torch threads. One is fastest when other processes run on the same cores."""
     seed: int = 0
     """Seed of weights, batches and augmentation."""
-    save_minutes: float = 2.0
-    """Minutes between checkpoints and validations."""
+    checkpoint_every: int = 500
+    """Optimiser steps between checkpoints and validations."""
     init_from: str | None = None
     """Start from this checkpoint (a name or a folder) instead of fresh weights."""
-    resume: bool = False
-    """Continue the run in ``output`` where its checkpoint left it."""
     eval_episodes: int = 0
     """Closed-loop episodes a task on sampled layouts, at the end and every ``eval_every`` steps;
     the best weights by these are kept in best/. 0 for none."""
@@ -81,15 +82,9 @@ class MiniConfig:
         """Check the values.
 
         Raises:
-            ConfigError: If the length is not given exactly once or a value is out of range.
+            ConfigError: If a value is out of range.
         """
-        if (self.minutes is None) == (self.steps is None):
-            raise ConfigError(
-                f"Give either minutes or steps, got minutes={self.minutes}, steps={self.steps}: "
-                "set the other to None."
-            )
-        if (self.minutes or self.steps or 0) <= 0 or self.batch_size < 1 or self.threads < 1:
-            raise ConfigError("minutes or steps, batch_size and threads must be positive.")
+        self.check_ranges({"steps": 1, "batch_size": 1, "threads": 1, "eval_episodes": 0})
         if min(self.token_loss_weight, self.token_smoothing) < 0.0:
             raise ConfigError(
                 "Expected token_loss_weight and token_smoothing >= 0, got "

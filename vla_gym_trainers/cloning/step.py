@@ -14,8 +14,8 @@ from vla_gym.vla.mini import GRIPPER, MiniVLA, to_pixel_values
 from vla_gym.vla.tokens import NUM_BINS, UNK, actions_to_bins
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.cloning.data import DemoSet, drop_words, random_shift
-from vla_gym_trainers.cloning.run import CloningRun
-from vla_gym_trainers.runs.sentences import Sentences
+from vla_gym_trainers.cloning.sentences import Sentences
+from vla_gym_trainers.cloning.state import CloningState
 
 
 def cloning_loss(
@@ -77,21 +77,21 @@ def use_bf16(precision: str, device: str) -> bool:
 
 
 def train_step(
-    run: CloningRun, demos: DemoSet, sentences: Sentences, config: MiniConfig, bf16: bool
+    state: CloningState, demos: DemoSet, sentences: Sentences, config: MiniConfig, bf16: bool
 ) -> tuple[float, float]:
     """Draw a batch, take one optimiser step, update the average; return both losses."""
-    index = demos.sample(run.rng, config.batch_size)
-    target, valid = demos.chunks(index, run.model.config.horizon)
-    images = random_shift(demos.images[index], config.shift_pixels, run.rng)
+    index = demos.sample(state.rng, config.batch_size)
+    target, valid = demos.chunks(index, state.model.config.horizon)
+    images = random_shift(demos.images[index], config.shift_pixels, state.rng)
     proprio = demos.proprio[index]
-    noise = run.rng.normal(size=proprio.shape) * config.proprio_noise
-    proprio = proprio + (noise * run.model.config.proprio_std).astype(np.float32)
-    unknown = run.model.config.vocabulary.index(UNK)
-    ids = sentences.draw(demos.task[index], config.paraphrase_rate, run.rng)
-    ids = drop_words(ids, config.word_dropout, unknown, run.rng)
+    noise = state.rng.normal(size=proprio.shape) * config.proprio_noise
+    proprio = proprio + (noise * state.model.config.proprio_std).astype(np.float32)
+    unknown = state.model.config.vocabulary.index(UNK)
+    ids = sentences.draw(demos.task[index], config.paraphrase_rate, state.rng)
+    ids = drop_words(ids, config.word_dropout, unknown, state.rng)
     device = config.device
     with torch.autocast(device.split(":")[0], torch.bfloat16, enabled=bf16):
-        out = run.model(
+        out = state.model(
             to_pixel_values(images).to(device),
             ids.to(device),
             torch.from_numpy(proprio).to(device),
@@ -104,16 +104,16 @@ def train_step(
         torch.from_numpy(valid).to(device),
         config,
     )
-    run.optimizer.zero_grad()
+    state.optimizer.zero_grad()
     (l1 + config.token_loss_weight * entropy).backward()
-    torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
-    run.optimizer.step()
-    run.step += 1
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+    state.optimizer.step()
+    state.step += 1
     # Early on, the average must forget the fresh weights faster.
-    decay = min(config.ema, (1 + run.step) / (10 + run.step))
+    decay = min(config.ema, (1 + state.step) / (10 + state.step))
     with torch.no_grad():
-        average: list[torch.Tensor] = list(run.ema.parameters())
-        current: list[torch.Tensor] = list(run.model.parameters())
+        average: list[torch.Tensor] = list(state.ema.parameters())
+        current: list[torch.Tensor] = list(state.model.parameters())
         torch._foreach_lerp_(average, current, 1.0 - decay)
     return float(l1.detach()), float(entropy.detach())
 

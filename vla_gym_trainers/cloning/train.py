@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 import time
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from vla_gym.suites import SUITES, suite_tasks
 from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig, load_model
@@ -22,21 +17,28 @@ from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.tokens import WordTokenizer, build_vocabulary
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.cloning.data import DemoSet, load_demos
-from vla_gym_trainers.cloning.run import CloningRun
+from vla_gym_trainers.cloning.sentences import Sentences
+from vla_gym_trainers.cloning.state import CloningState
 from vla_gym_trainers.cloning.step import cloning_loss, train_step, use_bf16, validate
-from vla_gym_trainers.runs.sentences import Sentences
+from vla_gym_trainers.runs.result_card import machine_facts
+from vla_gym_trainers.runs.run import Run
 
 __all__ = ["MiniConfig", "cloning_loss", "train_mini"]
 logger = logging.getLogger(__name__)
 
+LOG_EVERY = 50  # steps
+WARMUP_STEPS = 100
+
+
+def main(config: MiniConfig) -> str:
+    """Run ``vla-gym-train mini``; return what is printed."""
+    results = train_mini(config)
+    figures = ", ".join(f"{k} {v:.4f}" for k, v in results.items() if isinstance(v, float))
+    return f"{results['steps']} steps: {figures}"
+
 
 def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
-    """Make the network: fresh, from ``config.init_from``, or for the checkpoint to resume.
-
-    The last two keep their vocabulary and their normalisation, whatever the demonstrations are.
-    """
-    if config.resume:
-        return load_model(Path(config.output) / "model")
+    """Make the network: fresh, or from ``config.init_from`` with its vocabulary and scales."""
     if config.init_from is not None:
         from vla_gym.vla.files import resolve_weights
 
@@ -59,30 +61,8 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
     )
 
 
-def _start(config: MiniConfig, demos: DemoSet) -> CloningRun:
-    torch.manual_seed(config.seed)
-    model = build_model(config, demos).train()
-    torch.nn.Module.to(model, config.device)  # PreTrainedModel.to is typed for other arguments
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(0.9, 0.98),
-        fused=True,
-    )
-    ema = copy.deepcopy(model).eval().requires_grad_(False)
-    run = CloningRun(model, ema, optimizer, np.random.default_rng(config.seed))
-    if config.resume:
-        run.restore(Path(config.output) / "checkpoint.pt")
-    return run
-
-
 def train_mini(config: MiniConfig) -> dict[str, Any]:
-    """Clone the demonstrations; return (and write) a summary.
+    """Clone the demonstrations; return the results of the card that is written.
 
     Raises:
         ConfigError: If the demonstrations are missing or malformed.
@@ -90,108 +70,91 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
     """
     torch.set_num_threads(config.threads)
     demos = load_demos(config.demos, config.demos_per_task, config.held_out_episodes)
-    output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
-    run = _start(config, demos)
-    tokenize = WordTokenizer(run.model.config.vocabulary, run.model.config.max_words)
-    sentences = Sentences(demos.instructions, tokenize)
-    with SummaryWriter(str(output)) as writer:
-        _loop(run, demos, sentences, config, writer)
-        result: dict[str, Any] = {
-            "steps": run.step,
+    with Run(config, total=config.steps) as run:
+        torch.manual_seed(config.seed)
+        if run.checkpoint is not None:
+            state = CloningState.load(run.checkpoint, config)
+        else:
+            state = CloningState.of(build_model(config, demos), config)
+        vla = state.model.config
+        sentences = Sentences(demos.instructions, WordTokenizer(vla.vocabulary, vla.max_words))
+        with run.training():
+            _loop(run, state, demos, sentences, config)
+        results: dict[str, Any] = {
+            "steps": state.step,
             "minutes": round(run.seconds / 60, 2),
             "frames": len(demos.images),
             "instructions": demos.instructions,
-            **validate(run.ema, demos, sentences, config),
+            **validate(state.ema, demos, sentences, config),
         }
         if config.eval_episodes:
-            result["closed_loop"] = _evaluate(run, demos, config, writer)
-            result |= {"best_step": run.best_step, "best_success_rate": run.best}
-        _save(run, output)
-    (output / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    return result
+            results["closed_loop"] = _evaluate(run, state, demos, config)
+            results |= {"best_step": state.best_step, "best_success_rate": state.best}
+        run.write_card(results, machine_facts())
+    return results
 
 
 def _loop(
-    run: CloningRun,
-    demos: DemoSet,
-    sentences: Sentences,
-    config: MiniConfig,
-    writer: SummaryWriter,
+    run: Run, state: CloningState, demos: DemoSet, sentences: Sentences, config: MiniConfig
 ) -> None:
-    """Take steps until the time or the number of steps is used up."""
+    """Take steps until the run is over; leave a checkpoint and ``model/`` behind."""
     bf16 = use_bf16(config.precision, config.device)
-    minutes, output = config.minutes, Path(config.output)
-    total = minutes * 60 if minutes is not None else float(config.steps or 0)
-    next_save = run.seconds + config.save_minutes * 60
     logger.info("%d frames of %d tasks", len(demos.images), len(demos.instructions))
     losses: list[tuple[float, float]] = []
-    bar = tqdm(total=round(total), unit="s" if minutes is not None else "it", desc="mini")
-    while True:
-        used = run.seconds if minutes is not None else float(run.step)
-        bar.update(min(int(used), round(total)) - bar.n)
-        if used >= total:
-            break
-        rate = _set_learning_rate(run, config, used / total)
-        began = time.monotonic()
-        losses.append(train_step(run, demos, sentences, config, bf16))
-        run.seconds += time.monotonic() - began
-        if run.step % 50 == 0:
+    began = time.perf_counter()
+    while not run.is_over(state.step):
+        rate = _set_learning_rate(state, config)
+        losses.append(train_step(state, demos, sentences, config, bf16))
+        run.show(state.step, success=state.best if state.best >= 0.0 else None)
+        if state.step % LOG_EVERY == 0:
             l1, entropy = np.mean(losses, axis=0)
+            seconds, began = time.perf_counter() - began, time.perf_counter()
+            metrics = {
+                "train/l1": l1,
+                "train/token_cross_entropy": entropy,
+                "train/learning_rate": rate,
+                "time/samples_per_s": len(losses) * config.batch_size / seconds,
+            }
             losses.clear()
-            bar.set_postfix(step=run.step, l1=f"{l1:.4f}", ce=f"{entropy:.3f}", refresh=False)
-            speed = run.step * config.batch_size / run.seconds
-            for key, value in (
-                ("train/l1", l1),
-                ("train/token_cross_entropy", entropy),
-                ("train/learning_rate", rate),
-                ("time/samples_per_s", speed),
-            ):
-                writer.add_scalar(key, value, run.step)
-        if run.seconds >= next_save:
-            next_save = run.seconds + config.save_minutes * 60
-            _save(run, output)
-            for key, value in validate(run.ema, demos, sentences, config).items():
-                writer.add_scalar(key, value, run.step)
-        if config.eval_every and config.eval_episodes and run.step % config.eval_every == 0:
-            if run.step != config.steps:  # the end has an evaluation of its own
-                _evaluate(run, demos, config, writer)
-                _save(run, output)
-    bar.close()
+            run.log(metrics, state.step)
+        if config.eval_every and config.eval_episodes and state.step % config.eval_every == 0:
+            if state.step != config.steps:  # the end has an evaluation of its own
+                _evaluate(run, state, demos, config)
+        if run.is_checkpoint_due(state.step) or run.is_over(state.step):
+            run.log(validate(state.ema, demos, sentences, config), state.step)
+            with run.new_checkpoint(state.step, state.plain()) as folder:
+                state.save(folder)
+            state.ema.save_half(run.dir.path / "model")
 
 
-def _set_learning_rate(run: CloningRun, config: MiniConfig, progress: float) -> float:
-    """Follow a cosine over the run after 100 steps of warm-up; return the rate."""
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    rate = config.learning_rate * min(1.0, (run.step + 1) / 100) * (0.02 + 0.98 * cosine)
-    for group in run.optimizer.param_groups:
+def _set_learning_rate(state: CloningState, config: MiniConfig) -> float:
+    """Follow a cosine over the run after a linear warm-up; return the rate."""
+    cosine = 0.5 * (1 + math.cos(math.pi * state.step / config.steps))
+    warm = min(1.0, (state.step + 1) / WARMUP_STEPS)
+    rate = config.learning_rate * warm * (0.02 + 0.98 * cosine)
+    for group in state.optimizer.param_groups:
         group["lr"] = rate
     return rate
 
 
 def _evaluate(
-    run: CloningRun, demos: DemoSet, config: MiniConfig, writer: SummaryWriter
+    run: Run, state: CloningState, demos: DemoSet, config: MiniConfig
 ) -> dict[str, dict[str, float]]:
     """Play sampled layouts with the averaged weights; keep them in best/ if none were better."""
     from vla_gym_trainers.rl_token.vla_rollout import evaluate_sampled, tasks_of_instructions
 
-    vla = MiniBackend(copy.deepcopy(run.ema), "mini")
+    vla = MiniBackend(copy.deepcopy(state.ema), "mini")
     tasks = tasks_of_instructions(demos.instructions)
     table = evaluate_sampled(vla, tasks, config.eval_episodes, seed=10_000 + config.seed)
     rates = {key: row["successes"] / row["episodes"] for key, row in table.items()}
     mean = float(np.mean(list(rates.values())))
-    writer.add_scalar("eval/success_rate", mean, run.step)
+    metrics = {"eval/success_rate": mean}
     for suite in dict.fromkeys(key.split("/")[0] for key in rates):
         own = [rate for key, rate in rates.items() if key.split("/")[0] == suite]
-        writer.add_scalar(f"eval/success_rate_{suite}", float(np.mean(own)), run.step)
-    logger.info("step %d: success rate %.3f on sampled layouts", run.step, mean)
-    if mean >= run.best:
-        run.best, run.best_step = mean, run.step
-        run.ema.save_half(Path(config.output) / "best")
+        metrics[f"eval/success_rate_{suite}"] = float(np.mean(own))
+    run.log(metrics, state.step)
+    logger.info("step %d: success rate %.3f on sampled layouts", state.step, mean)
+    if mean >= state.best:
+        state.best, state.best_step = mean, state.step
+        state.ema.save_half(run.dir.path / "best")
     return table
-
-
-def _save(run: CloningRun, output: Path) -> None:
-    run.save(output / "checkpoint.pt")
-    run.ema.save_half(output / "model")

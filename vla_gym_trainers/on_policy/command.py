@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
+from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.train import train
-from vla_gym_trainers.runs.presets import parse_config
-from vla_gym_trainers.runs.settings import read_settings
-
-ALGORITHMS: dict[str, type[OnPolicyConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 
 
-def command(algorithm: str, arguments: Sequence[str], resume: str | None = None) -> None:
-    """Run a command.
+def command(config: OnPolicyConfig, resumed: bool) -> None:
+    """Train and print the run's figures.
 
     Args:
-        algorithm: ``"ppo"`` or ``"grpo"``.
-        arguments: Options.
-        resume: Directory of a run to go on with.
+        config: All settings.
+        resumed: Go on with the run in ``config.run_dir``.
     """
-    kind, prog = ALGORITHMS[algorithm], f"vla-gym-train {algorithm}"
-    saved: Any = None
-    if resume is not None:
-        saved = read_settings(Path(resume) / "config.json", kind)
-        prog += " --resume"
-    config = parse_config(kind, arguments, prog, default=saved)
-    run = train(config, resume=resume is not None)
+    run = train(config, resume=resumed)
     if run.card:
         _print(run.card)
         sys.stdout.write(f"run directory: {run.run_dir}\n")

@@ -1,16 +1,18 @@
-"""Where a run's metrics go: a JSONL file that can be cut back, and TensorBoard."""
+"""Where a run's metrics go: a JSONL file that can be cut back, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
+
+from vla_gym.errors import ConfigError
 
 #: Keys that say how long something took; everything else repeats bit for bit after resuming.
 TIME_KEYS = (
@@ -24,11 +26,8 @@ TIME_KEYS = (
 )
 
 
-class JsonlWriter(KVWriter):
-    """One JSON object a log: ``step`` (chunks), ``wall_s`` (Unix time) and SB3's keys.
-
-    A number that is not finite is written as null.
-    """
+class JsonlWriter:
+    """One JSON object a log: ``step``, ``wall_s`` (Unix time) and the metrics."""
 
     def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
         """Open the file.
@@ -42,20 +41,10 @@ class JsonlWriter(KVWriter):
             os.truncate(path, min(keep_bytes, path.stat().st_size))
         self._file = open(path, "wb" if keep_bytes is None else "ab")  # noqa: SIM115
 
-    def write(
-        self,
-        key_values: dict[str, Any],
-        key_excluded: dict[str, tuple[str, ...]],
-        step: int = 0,
-    ) -> None:
-        """Append one line and flush it; see SB3."""
-        row: dict[str, Any] = {"step": step, "wall_s": round(time.time(), 3)}
-        for key, value in sorted(key_values.items()):
-            if "json" in (key_excluded.get(key) or ()):
-                continue
-            number = _number(value)
-            if number is not NotImplemented:
-                row[key] = number
+    def write(self, values: Mapping[str, Any], step: int = 0) -> None:
+        """Append one line and flush it; a number that is not finite is written as null."""
+        row = {"step": step, "wall_s": round(time.time(), 3)}
+        row |= {key: plain for key in sorted(values) if _is_plain(plain := _plain(values[key]))}
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
 
@@ -70,56 +59,126 @@ class JsonlWriter(KVWriter):
         self._file.close()
 
 
-class TensorBoardWriter(TensorBoardOutputFormat):
-    """SB3's TensorBoard writer, which after resuming hides what the cut-off run logged later."""
+class RunLogger:
+    """Collects metrics by name and writes them; the methods that SB3's algorithms call on a logger.
 
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        """Open a new event file.
-
-        Args:
-            folder: Folder of the event files.
-            purge_step: Points of older files at this step and later disappear.
-        """
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
-        self._is_closed = False
-
-
-class RunLogger(Logger):
-    """SB3's logger with the two writers, and with a state."""
+    Its state goes into checkpoints: what a killed run had logged after one is cut off and logged
+    again, so every metric appears once.
+    """
 
     def __init__(
-        self, metrics: Path, tensorboard: Path, state: Mapping[str, Any] | None = None
+        self,
+        metrics: Path,
+        tensorboard: Path,
+        state: Mapping[str, Any] | None = None,
+        wandb_project: str | None = None,
     ) -> None:
-        """Open both.
+        """Open the writers.
 
         Args:
             metrics: The JSONL file.
-            tensorboard: Folder of the event files.
-            state: What :meth:`state` returned where the run goes on.
-        """
-        self.jsonl = JsonlWriter(metrics, None if state is None else int(state["bytes"]))
-        purge = None if state is None else int(state["step"]) + 1
-        super().__init__(str(tensorboard), [self.jsonl, TensorBoardWriter(tensorboard, purge)])
-        if state is not None:
-            self.name_to_value.update(state["values"])
-            self.name_to_count.update(state["counts"])
-            self.name_to_excluded.update(state["excluded"])
+            tensorboard: Folder of TensorBoard's event files.
+            state: What :meth:`state` returned where the run goes on; None begins anew.
+            wandb_project: Weights & Biases project that is logged to as well; None for none.
 
-    def state(self, step: int) -> dict[str, Any]:
-        """Return what has been recorded and not been written yet, and how much has.
+        Raises:
+            ConfigError: If Weights & Biases is asked for and not installed.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._wandb = None if wandb_project is None else start_wandb(wandb_project, metrics.parent)
+        self.jsonl = JsonlWriter(metrics, None if state is None else int(state["bytes"]))
+        # TensorBoard hides the points of older event files from this step on.
+        purge = None if state is None else int(state["step"]) + 1
+        self.tensorboard = SummaryWriter(log_dir=str(tensorboard), purge_step=purge)
+        self._values: dict[str, Any] = {} if state is None else dict(state["values"])
+        self._counts: dict[str, int] = {} if state is None else dict(state["counts"])
+        self._hidden: set[str] = set() if state is None else set(state["hidden"])
+
+    def record(self, key: str, value: Any, exclude: str | Sequence[str] | None = None) -> None:
+        """Set a metric of the next log.
 
         Args:
-            step: Chunks so far.
+            key: Its name.
+            value: A number; NumPy scalars and arrays of one element are taken as numbers.
+            exclude: ``"tensorboard"`` keeps it out of TensorBoard.
+        """
+        self._values[key] = value
+        if exclude and "tensorboard" in exclude:
+            self._hidden.add(key)
+
+    def record_mean(self, key: str, value: float) -> None:
+        """Set a metric of the next log to the mean of the values recorded since the last one."""
+        count, mean = self._counts.get(key, 0), self._values.get(key) or 0.0
+        self._values[key] = mean * count / (count + 1) + float(value) / (count + 1)
+        self._counts[key] = count + 1
+
+    def dump(self, step: int = 0) -> None:
+        """Write what has been recorded, and forget it.
+
+        Args:
+            step: Chunks or control steps so far, whatever the run counts.
+        """
+        self.jsonl.write(self._values, step)
+        shown = {key: _plain(self._values[key]) for key in self._values.keys() - self._hidden}
+        shown = {key: value for key, value in shown.items() if isinstance(value, int | float)}
+        for key, value in shown.items():
+            self.tensorboard.add_scalar(key, value, step)
+        self.tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(shown, step=step)
+        self._values, self._counts, self._hidden = {}, {}, set()
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return what has been recorded and not been written yet, and how much has (plain data).
+
+        Args:
+            step: As of :meth:`dump`.
         """
         return {
             "step": step,
             "bytes": self.jsonl.position(),
-            "values": dict(self.name_to_value),
-            "counts": dict(self.name_to_count),
-            "excluded": dict(self.name_to_excluded),
+            "values": {k: _plain(v) for k, v in self._values.items() if _is_plain(_plain(v))},
+            "counts": dict(self._counts),
+            "hidden": sorted(self._hidden),
         }
+
+    def close(self) -> None:
+        """Close the writers."""
+        self.jsonl.close()
+        self.tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def start_wandb(project: str, run_dir: Path) -> Any:
+    """Begin or go on with the run of Weights & Biases that belongs to a run directory.
+
+    Args:
+        project: Name of the project.
+        run_dir: ``wandb_id`` in it says which run that is, so that a resumed one goes on there.
+
+    Raises:
+        ConfigError: If the package is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            f"--wandb needs Weights & Biases ({error}): pip install wandb, or leave --wandb out; "
+            "TensorBoard is written in any case."
+        ) from error
+    run_dir.mkdir(parents=True, exist_ok=True)
+    name = run_dir / "wandb_id"
+    if not name.is_file():
+        name.write_text(uuid.uuid4().hex, encoding="utf-8")
+    return wandb.init(
+        project=project,
+        name=run_dir.name,
+        id=name.read_text(encoding="utf-8"),
+        resume="allow",
+        dir=str(run_dir),
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -139,12 +198,12 @@ def column(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list
     return [step for step, _ in found], [value for _, value in found]
 
 
-def _number(value: Any) -> Any:
-    """Return a JSON number, string or null; NotImplemented for figures and the like."""
-    if isinstance(value, bool | int | str):
-        return value
+def _plain(value: Any) -> Any:
+    """Return a number as Python's, None if it is not finite; anything else unchanged."""
     if hasattr(value, "item") and np.size(value) == 1:
         value = value.item()
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return value if isinstance(value, int) else NotImplemented
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)

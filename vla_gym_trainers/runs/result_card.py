@@ -137,7 +137,8 @@ def write_json(path: Path, content: Any) -> None:
 def to_plain(value: Any) -> Any:
     """Return dataclasses, paths, tuples and NumPy scalars as plain JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        kept = [f.name for f in dataclasses.fields(value) if f.metadata.get("saved", True)]
+        return {name: to_plain(getattr(value, name)) for name in kept}
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range | set | frozenset):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import IO
 
 from vla_gym.errors import ConfigError
 
-_CHECKPOINT = "chunk_"
+# Lists a checkpoint's files with their sizes; written last.
+_MANIFEST = "files.json"
 
 
 class RunDir:
@@ -23,15 +26,17 @@ class RunDir:
         config.json       every setting, resolved
         metrics.jsonl     one line a log, see docs/metrics.md
         tensorboard/      the same numbers
-        checkpoints/      chunk_000005000/, ...: the newest few, all that resuming needs
-        best.zip          the policy with the best closed-loop evaluation, if there was any
-        last.zip          the policy at the end
+        checkpoints/      000005000/, ...: the newest few, all that resuming needs; named by the
+                          steps so far
+        best.*            the policy with the best closed-loop evaluation, if there was any
+        last.*            the policy at the end
         policy.zip        the one to use: best.zip if there is one, else last.zip
-        videos/           films of official states, if asked for
+        videos/           films, if asked for
         card.json         the result card
 
     A checkpoint is written under another name, flushed to disk and renamed, so whatever bears a
-    checkpoint's name is whole, whenever the process died.
+    checkpoint's name is whole, whenever the process died. One that was damaged later, say by a
+    copy that broke off, lacks files of its ``files.json`` and is left out with a warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,23 +81,35 @@ class RunDir:
             leftover.unlink(missing_ok=True)
 
     def checkpoints(self) -> list[Path]:
-        """Return the whole checkpoints, oldest first."""
-        return sorted(self.checkpoint_dir.glob(f"{_CHECKPOINT}*"))
+        """Return the whole checkpoints, oldest first; warn of others."""
+        named = sorted(self.checkpoint_dir.glob("[0-9]*"))
+        whole = [path for path in named if _is_whole(path)]
+        for path in set(named) - set(whole):
+            warnings.warn(f"{path} is no whole checkpoint: it is left out.", stacklevel=2)
+        return whole
+
+    def drop_checkpoints_after(self, checkpoint: Path) -> None:
+        """Remove the checkpoints of a continuation that another one replaces."""
+        for path in self.checkpoint_dir.glob("[0-9]*"):
+            if path.name > checkpoint.name:
+                self._remove(path)
 
     @contextmanager
-    def new_checkpoint(self, num_chunks: int, keep: int) -> Iterator[Path]:
+    def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:
         """Give a folder to write a checkpoint into; it counts once the block ends without error.
 
         Args:
-            num_chunks: Chunks collected so far: its name.
+            step: Steps so far, as the run counts them: its name.
             keep: So many checkpoints stay, this one included.
         """
-        final = self.checkpoint_dir / f"{_CHECKPOINT}{num_chunks:09d}"
+        final = self.checkpoint_dir / f"{step:09d}"
         draft = self.checkpoint_dir / f".{final.name}.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         try:
             yield draft
+            sizes = {file.name: file.stat().st_size for file in draft.iterdir()}
+            (draft / _MANIFEST).write_text(json.dumps(sizes), encoding="utf-8")
             for file in draft.iterdir():
                 _sync(file)
             self._remove(final)
@@ -123,6 +140,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        sizes = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
 
 
 def _sync(path: Path) -> None:

@@ -1,24 +1,198 @@
-"""A run's settings on disk, and which of them may differ when it is resumed."""
+"""Settings that every training run has, and where a command takes its settings from.
+
+A command's defaults are those of its dataclass, those of a preset, or those of a run that goes on;
+options on the command line come last.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import importlib.resources
+import inspect
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from vla_gym.errors import ConfigError
 
-Settings = TypeVar("Settings", bound=Any)
+Config = TypeVar("Config", bound=Any)
 
 
-def read_settings(path: Path, kind: type[Settings]) -> Settings:
-    """Read the ``config.json`` of a run.
+@dataclass
+class RunSettings:
+    """Directory, limits, checkpoints and logs of a run; base of the trainers' settings."""
+
+    #: Command of ``vla-gym-train``; names run directories and result cards.
+    algorithm: ClassVar[str] = ""
+    #: Settings that a resumed run may change: nothing that its result depends on.
+    resumable: ClassVar[tuple[str, ...]] = (
+        "max_minutes",
+        "keep_checkpoints",
+        "film_every",
+        "wandb",
+        "progress",
+        "run_dir",
+    )
+
+    run_dir: Path | None = None
+    """Run directory; None for runs/<command>-<suite>-<tasks>-<time>."""
+    resume: Path | None = field(default=None, metadata={"saved": False})
+    """Go on with this run, or from one of its checkpoints (RUN/checkpoints/NUMBER; what the run did
+    after that one is dropped). Settings are the run's; few may change."""
+    auto_resume: bool = field(default=False, metadata={"saved": False})
+    """Go on with the run in run_dir if it has a checkpoint, begin it otherwise."""
+    max_minutes: float | None = None
+    """Stop training after this wall time, if it comes first; None for no limit."""
+    checkpoint_every: int = 5000
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that stay."""
+    film_every: int = 0
+    """Training episodes between sample films of the policy in videos/; 0 for none."""
+    wandb: str | None = None
+    """Project of Weights & Biases that metrics also go to; TensorBoard is always written."""
+    progress: bool = True
+    """Show progress bars."""
+
+    def check_ranges(self, lowest: Mapping[str, float]) -> None:
+        """Check that settings are not below their smallest values.
+
+        Args:
+            lowest: Smallest values by name; settings that are None are left out.
+
+        Raises:
+            ConfigError: If one is.
+        """
+        limits = {"checkpoint_every": 1, "keep_checkpoints": 1, "film_every": 0}
+        for name, low in {**limits, **lowest}.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}.")
+
+
+def default_run_dir(config: Any) -> Path:
+    """Return ``runs/<algorithm>-<suite>-<tasks>-<time>``, without what the settings lack."""
+    parts = [config.algorithm]
+    if isinstance(suite := getattr(config, "suite", None), str):
+        parts.append(suite)
+    if tasks := getattr(config, "task_ids", None):
+        parts.append("_".join(map(str, tasks)))
+    parts.append(datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    return Path("runs") / "-".join(parts)
+
+
+# The command line
+
+
+@dataclass
+class _Source:
+    preset: str | None = None
+    resume: Path | None = None
+
+
+def parse_config(kind: type[Config], arguments: Sequence[str], prog: str | None = None) -> Config:
+    """Read the settings of a command: defaults < preset or resumed run < options.
 
     Args:
-        path: The file; its folder becomes ``run_dir``.
-        kind: A dataclass with an ``algorithm``; a setting that the file lacks takes its default.
+        kind: A dataclass with a docstring below each field.
+        arguments: What stands behind the command.
+        prog: The command, for ``--help``.
+
+    Raises:
+        ConfigError: If the preset or the run does not exist or does not fit.
+    """
+    import tyro
+
+    source, rest = tyro.cli(_Source, args=list(arguments), return_unknown_args=True, add_help=False)
+    settings: dict[str, Any] = {}
+    if source.resume is not None:
+        settings["default"] = load_run_settings(source.resume, kind)
+    if source.preset is not None:
+        if source.resume is not None:
+            raise ConfigError("A resumed run has its settings: leave --preset out.")
+        settings["default"] = load_preset(kind, source.preset)
+    stem = str(getattr(kind, "algorithm", "")).replace("-", "_")
+    fitting = [name for name in preset_names() if stem and name.startswith(stem)]
+    description = inspect.cleandoc(kind.__doc__ or "")
+    if fitting:
+        description += f"\n\n--preset NAME|FILE.yaml sets defaults; names: {', '.join(fitting)}."
+    return tyro.cli(kind, args=rest, prog=prog, description=description, **settings)
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that ship with the package."""
+    files = importlib.resources.files("vla_gym.configs").iterdir()
+    return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
+
+
+def load_preset(kind: type[Config], preset: str) -> Config:
+    """Return the settings of a preset.
+
+    Args:
+        kind: The dataclass.
+        preset: Name of a shipped preset, or path of a yaml file with field names as keys.
+
+    Raises:
+        ConfigError: If it does not exist, is not a mapping, has unknown keys, or names a class as
+            the VLA: a preset from elsewhere must not choose what is imported.
+    """
+    import yaml
+
+    file: Any = Path(preset)
+    if not preset.endswith(".yaml"):
+        if preset not in preset_names():
+            raise ConfigError(
+                f"Unknown preset {preset!r}: expected one of {', '.join(preset_names())} or a "
+                "path ending in .yaml."
+            )
+        file = importlib.resources.files("vla_gym.configs") / f"{preset}.yaml"
+    elif not file.is_file():
+        raise ConfigError(f"Preset file {preset} does not exist.")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Preset {preset} is not valid yaml: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"Preset {preset} must map field names to values.")
+    if str(values.get("vla", "")).startswith("class:"):
+        raise ConfigError(
+            f"Preset {preset} names a class to import as its VLA: only the command line "
+            "may, with --vla."
+        )
+    return _make(kind, values, f"Preset {preset}")
+
+
+# Runs that go on
+
+
+def run_of(path: Path) -> tuple[Path, Path | None]:
+    """Return the run directory that ``--resume`` names, and the checkpoint, if it names one."""
+    if path.parent.name == "checkpoints":
+        return path.parent.parent, path
+    return path, None
+
+
+def load_run_settings(path: Path, kind: type[Config]) -> Config:
+    """Return the settings of a run, to go on with it.
+
+    Args:
+        path: The run's directory, or one of its checkpoints.
+        kind: The dataclass; a setting that the run lacks takes its default.
+
+    Raises:
+        ConfigError: If there is no run of this command.
+    """
+    run_dir, _ = run_of(path)
+    settings = read_settings(run_dir / "config.json", kind)
+    is_run = isinstance(settings, RunSettings)
+    return dataclasses.replace(settings, resume=path) if is_run else settings
+
+
+def read_settings(path: Path, kind: type[Config]) -> Config:
+    """Read the ``config.json`` of a run; its folder becomes ``run_dir``.
 
     Raises:
         ConfigError: If the file is missing, is none, or has settings that ``kind`` lacks.
@@ -27,25 +201,39 @@ def read_settings(path: Path, kind: type[Settings]) -> Settings:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no run's configuration: {error}") from error
-    fields = {field.name for field in dataclasses.fields(kind)}
-    if not isinstance(values, dict) or not values.keys() <= fields:
-        raise ConfigError(f"{path} is no configuration of vla-gym-train {kind.algorithm}.")
-    made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    made["run_dir"] = path.parent
-    result: Settings = kind(**made)
-    return result
+    origin = f"{path}, read as settings of 'vla-gym-train {kind.algorithm}',"
+    if not isinstance(values, dict):
+        raise ConfigError(f"{origin} is no mapping.")
+    return _make(kind, values | {"run_dir": str(path.parent)}, origin)
 
 
-def check_resumable(old: Settings, new: Settings, may_differ: Collection[str]) -> None:
+def _make(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:
+    """Return the dataclass with values that were read from JSON or yaml."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    unknown = sorted(str(key) for key in values.keys() - types)
+    if unknown:
+        raise ConfigError(
+            f"{origin} has unknown keys {unknown}; {kind.__name__} has {', '.join(sorted(types))}."
+        )
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, list):
+            value = tuple(value)
+        made[key] = Path(value) if isinstance(value, str) and "Path" in types[key] else value
+    return kind(**made)
+
+
+def check_resumable(old: Config, new: Config, may_differ: Collection[str]) -> None:
     """Check that a run of ``old`` may go on with ``new``.
 
     Raises:
         ConfigError: If a setting differs that is not in ``may_differ``.
     """
-    for field in dataclasses.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before != after and field.name not in may_differ:
+    for item in dataclasses.fields(old):
+        before, after = getattr(old, item.name), getattr(new, item.name)
+        saved = item.metadata.get("saved", True)
+        if saved and before != after and item.name not in may_differ:
             raise ConfigError(
-                f"The run has {field.name}={before!r}, not {after!r}: a resumed run may change "
+                f"The run has {item.name}={before!r}, not {after!r}: a resumed run may change "
                 f"{', '.join(may_differ)} only. Start a new one in another --run-dir."
             )

@@ -112,6 +112,11 @@ def check_critics(config: CriticCheckConfig) -> dict[str, Any]:
     return card
 
 
+def main(config: CriticCheckConfig) -> str:
+    """Run ``vla-gym-train critics``; return the table that is printed."""
+    return format_check(check_critics(config))
+
+
 def format_check(card: dict[str, Any]) -> str:
     """Return a card of :func:`check_critics` as a table."""
     results = card["results"]

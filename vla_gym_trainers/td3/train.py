@@ -130,7 +130,7 @@ def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD
         logger_state = None if state is None else state["logger"]
         logger = RunLogger(run.metrics, run.tensorboard, logger_state)
         with closing(logger):
-            model.set_logger(logger)
+            model.set_logger(logger)  # type: ignore[arg-type]
             with request.deferred():
                 learn(model, config, callback)
         return conclude(config, run, model, callback.summary(model), stack)

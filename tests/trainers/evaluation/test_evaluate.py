@@ -23,8 +23,8 @@ from vla_gym_trainers.evaluation.evaluate import (
     load_policy,
     summarize,
 )
-from vla_gym_trainers.runs.presets import load_preset, parse_config, preset_names
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
+from vla_gym_trainers.runs.settings import load_preset, parse_config, preset_names
 from vla_gym_trainers.td3.train import TD3Config, train_td3
 
 SMALL: dict[str, Any] = {
@@ -106,7 +106,7 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     files = {"config.json", "card.json", "policy.zip", "last.zip", "metrics.jsonl"}
     assert files | {"checkpoints", "tensorboard"} <= names
     kept = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
-    assert kept == ["chunk_000000104", "chunk_000000120"]  # at 56, 104 and the end; the newest two
+    assert kept == ["000000104", "chunk_000000120"]  # at 56, 104 and the end; the newest two
     card = json.loads((run.run_dir / "card.json").read_text())
     assert card["config"]["total_chunks"] == 120
     assert card["versions"]["mujoco"]

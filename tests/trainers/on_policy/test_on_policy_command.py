@@ -8,8 +8,8 @@ from vla_gym_trainers import cli
 from vla_gym_trainers.on_policy import command as module
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.train import OnPolicyRun
-from vla_gym_trainers.runs.presets import load_preset
 from vla_gym_trainers.runs.result_card import write_json
+from vla_gym_trainers.runs.settings import load_preset
 
 CARD = {"results": {"training": {"env_steps": 1234, "rollouts": 5, "minutes": 0.5}}}
 

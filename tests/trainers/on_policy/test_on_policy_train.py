@@ -261,7 +261,7 @@ def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, asynchronou
     with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train ppo --resume {tmp_path}"):
         run(PPOConfig, tmp_path, **changes)
     (checkpoint,) = (tmp_path / "checkpoints").glob("chunk_*")
-    steps = int(checkpoint.name.removeprefix("chunk_"))
+    steps = int(checkpoint.name)
     assert 0 < steps < 400 and not (tmp_path / "card.json").exists()
     monkeypatch.undo()
     card = run(PPOConfig, tmp_path, resume=True, **changes).card

@@ -48,10 +48,9 @@ def write_run(folder: Path, success: Success, episodes: int = 600, size: int = 1
         batch = ({k: np.asarray(v)[None] for k, v in part.items()} for part in (obs, after))
         model.replay_buffer.add(*batch, action, np.array([won]), np.array([True]), [info])
     model.policy.normalizer.fit(*tokens(model, episodes))
-    checkpoint = folder / "checkpoints" / "chunk_000000240"
-    checkpoint.mkdir(parents=True)
-    model.save(checkpoint / "model.zip")
-    (checkpoint / "replay.pkl").write_bytes(pickle.dumps(model.replay_buffer))
+    with RunDir(folder).new_checkpoint(240, keep=1) as checkpoint:
+        model.save(checkpoint / "model.zip")
+        (checkpoint / "replay.pkl").write_bytes(pickle.dumps(model.replay_buffer))
     return folder
 
 
@@ -127,6 +126,7 @@ def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
             check_critics(CriticCheckConfig(run, **bad))
     with pytest.raises(ConfigError, match="4 finished episodes"):
         check_critics(CriticCheckConfig(run, chunks=4))
-    (run / "checkpoints" / "chunk_000000240" / "replay.pkl").write_bytes(b"half")
+    replay = run / "checkpoints" / "000000240" / "replay.pkl"
+    replay.write_bytes(bytes(replay.stat().st_size))
     assert main(["critics", "--run", str(run)]) == 2
     assert "no whole checkpoint" in capsys.readouterr().err

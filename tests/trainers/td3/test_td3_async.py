@@ -187,7 +187,7 @@ def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     run = RunDir(tmp_path)
     for folder in run.checkpoints():
         state = json.loads((folder / "state.json").read_text())
-        assert state["chunks"] == state["transitions"] == int(folder.name.removeprefix("chunk_"))
+        assert state["chunks"] == state["transitions"] == int(folder.name)
     config = TD3Config(run_dir=tmp_path, **settings)
     training = resume_td3(tmp_path, config).card["results"]["training"]
     assert training["chunks"] == 240

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from vla_gym_trainers.evaluation.evaluate import evaluate, make_env
-from vla_gym_trainers.runs.presets import load_preset
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.runs.settings import load_preset
 from vla_gym_trainers.td3.stride_vec_env import make_stride_vec_env
 from vla_gym_trainers.td3.train import TD3Config, train_td3
 

@@ -1,0 +1,229 @@
+"""The run lifecycle, with a trainer that counts: begin, stop, go on, checkpoints, films, logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics
+from vla_gym_trainers.runs.run import Checkpoint, Run
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import (
+    RunSettings,
+    default_run_dir,
+    load_preset,
+    load_run_settings,
+    parse_config,
+)
+
+
+@dataclass
+class CountConfig(RunSettings):
+    """Count."""
+
+    algorithm: ClassVar[str] = "count"
+    resumable: ClassVar[tuple[str, ...]] = (*RunSettings.resumable, "total")
+
+    suite: str = "goal"
+    task_ids: tuple[int, ...] = (9,)
+    vla: str = "mini"
+    total: int = 40
+    seed: int = 0
+    checkpoint_every: int = 10
+    progress: bool = False
+
+
+def count(config: CountConfig, at: Any = None) -> dict[str, Any]:
+    """Add random numbers; call ``at`` after every step."""
+    rng, total, step = np.random.default_rng(config.seed), 0.0, 0
+    with Run(config, total=config.total) as run:
+        if run.checkpoint is not None:
+            step, state = run.checkpoint.step, run.checkpoint.state
+            rng.bit_generator.state, total = state["rng"], float(state["total"])
+            assert (run.checkpoint.folder / "blob").read_text() == str(step)
+        with run.training():
+            while not run.is_over(step):
+                total, step = total + rng.random(), step + 1
+                run.show(step, success=0.5)
+                run.logger.record_mean("mean", total)
+                if step % 4 == 0:
+                    run.log({"total": total}, step)
+                run.film_if_due(step, lambda path: path.write_bytes(b"film"))
+                if at is not None:
+                    at(step)
+                if run.is_checkpoint_due(step) or run.is_over(step):
+                    state = {"rng": rng.bit_generator.state, "total": total}
+                    with run.new_checkpoint(step, state) as folder:
+                        (folder / "blob").write_text(str(step))
+        return run.write_card({"total": total, **run.throughput(step)}, {})
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found = read_metrics(path / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in TIME_KEYS} for row in found]
+
+
+def names(path: Path) -> list[str]:
+    return [checkpoint.name for checkpoint in RunDir(path).checkpoints()]
+
+
+class Killed(BaseException):
+    """Stands for a death between two steps."""
+
+
+def killed_at(step: int) -> Any:
+    def kill(now: int) -> None:
+        if now == step:
+            raise Killed
+
+    return kill
+
+
+def test_a_cut_off_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole = count(CountConfig(run_dir=tmp_path / "whole"))
+    with pytest.raises(Killed):
+        count(CountConfig(run_dir=tmp_path / "cut"), killed_at(26))
+    assert names(tmp_path / "cut") == ["000000010", "000000020"]
+    cut = count(load_run_settings(tmp_path / "cut", CountConfig))
+    assert cut["results"]["total"] == whole["results"]["total"]
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert len(rows(tmp_path / "whole")) == 10 and cut["kind"] == "count"
+    assert json.loads((tmp_path / "cut" / "card.json").read_text()) == cut
+    assert (
+        not {"resume", "auto_resume"}
+        & json.loads((tmp_path / "cut" / "config.json").read_text()).keys()
+    )
+
+
+def test_it_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
+    first = count(CountConfig(run_dir=tmp_path, keep_checkpoints=9))
+    before = rows(tmp_path)
+    config = load_run_settings(tmp_path / "checkpoints" / "000000010", CountConfig)
+    assert config.run_dir == tmp_path
+    with pytest.raises(Killed):
+        count(config, killed_at(12))
+    # What came after it belonged to the continuation that was replaced.
+    assert names(tmp_path) == ["000000010"] and rows(tmp_path)[-1]["step"] == 12
+    again = count(load_run_settings(tmp_path, CountConfig))
+    assert again["results"]["total"] == first["results"]["total"] and rows(tmp_path) == before
+    with pytest.raises(ConfigError, match="there are: 000000010"):
+        count(load_run_settings(tmp_path / "checkpoints" / "000000011", CountConfig))
+
+
+def test_auto_resume_begins_or_goes_on(tmp_path: Path) -> None:
+    config = CountConfig(run_dir=tmp_path, auto_resume=True)
+    with pytest.raises(Killed):
+        count(config, killed_at(5))  # before its first checkpoint
+    with pytest.raises(Killed):
+        count(config, killed_at(15))
+    card = count(config)
+    assert (
+        card["results"]["total"] == count(CountConfig(run_dir=tmp_path / "b"))["results"]["total"]
+    )
+    with pytest.raises(ConfigError, match="--auto-resume needs a --run-dir"):
+        count(CountConfig(auto_resume=True))
+    with pytest.raises(ConfigError, match="seed=0, not 1"):
+        count(CountConfig(run_dir=tmp_path, auto_resume=True, seed=1))
+    with pytest.raises(ConfigError, match=f"count --resume {tmp_path}"):
+        count(CountConfig(run_dir=tmp_path))
+
+
+def test_a_damaged_checkpoint_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    count(CountConfig(run_dir=tmp_path))
+    (tmp_path / "checkpoints" / "000000040" / "blob").write_text("half a copy")
+    with pytest.warns(UserWarning, match="000000040 is no whole checkpoint"):
+        card = count(load_run_settings(tmp_path, CountConfig))
+    assert names(tmp_path) == ["000000030", "000000040"]
+    assert card["results"]["total"] > 0
+    assert Checkpoint.read(RunDir(tmp_path).checkpoints()[-1]).step == 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
+    def at(step: int) -> None:
+        if step == 13:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train count --resume {tmp_path}"):
+        count(CountConfig(run_dir=tmp_path), at)
+    assert names(tmp_path) == ["000000010", "000000013"]
+    assert not (tmp_path / "card.json").exists()
+    count(load_run_settings(tmp_path, CountConfig))
+    assert names(tmp_path) == ["000000030", "000000040"]
+
+
+def test_time_is_a_limit_and_counts_on(tmp_path: Path) -> None:
+    card = count(CountConfig(run_dir=tmp_path, max_minutes=1e-9))
+    assert names(tmp_path) == [] and card["results"]["total"] == 0.0
+    count(CountConfig(run_dir=tmp_path / "b"))
+    seconds = Checkpoint.read(RunDir(tmp_path / "b").checkpoints()[-1]).run["seconds"]
+    limited = load_run_settings(tmp_path / "b", CountConfig)
+    limited.total, limited.max_minutes = 80, seconds / 120
+    count(limited)
+    assert names(tmp_path / "b") == ["000000030", "000000040"]
+
+
+def test_films_come_every_so_many_episodes_also_after_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        count(CountConfig(run_dir=tmp_path, film_every=12), killed_at(22))
+    count(load_run_settings(tmp_path, CountConfig))
+    films = sorted(path.name for path in (tmp_path / "videos").iterdir())
+    assert films == [f"episode_{n:07d}.mp4" for n in (12, 24, 36)]
+
+
+def test_weights_and_biases_only_if_asked_for_and_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        count(CountConfig(run_dir=tmp_path, wandb="project"))
+    calls: list[Any] = []
+    stub = types.SimpleNamespace(
+        log=lambda values, step: calls.append((step, sorted(values))), finish=lambda: None
+    )
+    module = types.SimpleNamespace(init=lambda **options: calls.append(options) or stub)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    count(CountConfig(run_dir=tmp_path, wandb="project", total=8))
+    assert calls[0]["project"] == "project" and calls[0]["resume"] == "allow"
+    assert calls[1:] == [(4, ["mean", "total"]), (8, ["mean", "total"])]
+    count(CountConfig(run_dir=tmp_path, wandb="project", auto_resume=True))
+    again = [call for call in calls if isinstance(call, dict)][1]
+    assert again["id"] == calls[0]["id"]
+
+
+def test_options_come_after_a_preset_or_a_run(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("task_ids: [3, 4]\nseed: 7\nrun_dir: runs/x\n")
+    arguments = ["--seed", "8", "--preset", str(preset), "--no-progress"]
+    config = parse_config(CountConfig, arguments)
+    assert (config.task_ids, config.seed, config.run_dir) == ((3, 4), 8, Path("runs/x"))
+    assert parse_config(CountConfig, [f"--preset={preset}"]) == load_preset(
+        CountConfig, str(preset)
+    )
+    count(CountConfig(run_dir=tmp_path / "run", seed=5))
+    config = parse_config(CountConfig, ["--total", "50", f"--resume={tmp_path / 'run'}"])
+    assert (config.seed, config.total, config.resume) == (5, 50, tmp_path / "run")
+    count(config)
+    assert names(tmp_path / "run")[-1] == "000000050"
+    with pytest.raises(ConfigError, match="leave --preset out"):
+        parse_config(CountConfig, ["--resume", str(tmp_path / "run"), "--preset", str(preset)])
+    with pytest.raises(ConfigError, match="no run's configuration"):
+        parse_config(CountConfig, ["--resume", str(tmp_path)])
+    preset.write_text("vla: class:os:system\n")
+    with pytest.raises(ConfigError, match="only the command line may"):
+        parse_config(CountConfig, ["--preset", str(preset)])
+
+
+def test_run_directories_are_named_by_what_is_trained() -> None:
+    assert str(default_run_dir(CountConfig(task_ids=(1, 2)))).startswith("runs/count-goal-1_2-")
+    assert str(default_run_dir(CountConfig(suite=()))).startswith("runs/count-9-")

@@ -1,0 +1,94 @@
+"""What behaviour cloning changes from step to step, and its part of a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_gym.errors import WeightsError
+from vla_gym.vla.mini import MiniVLA, MiniVLAConfig
+from vla_gym_trainers.cloning.config import MiniConfig
+from vla_gym_trainers.runs.run import Checkpoint
+
+
+@dataclass
+class CloningState:
+    """Everything that a checkpoint restores.
+
+    Attributes:
+        model: The network in training.
+        ema: Its running average, which is evaluated and saved.
+        optimizer: AdamW over ``model``.
+        rng: Source of batches and augmentation.
+        step: Optimiser steps taken.
+        best: Best mean success rate of the closed-loop evaluations; -1 before the first.
+        best_step: The step it was reached at.
+    """
+
+    model: MiniVLA
+    ema: MiniVLA
+    optimizer: torch.optim.Optimizer
+    rng: np.random.Generator
+    step: int = 0
+    best: float = -1.0
+    best_step: int = 0
+
+    @classmethod
+    def of(cls, model: MiniVLA, config: MiniConfig) -> CloningState:
+        """Begin with a network."""
+        torch.nn.Module.to(model.train(), config.device)  # PreTrainedModel.to is typed otherwise
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            groups, lr=config.learning_rate, betas=(0.9, 0.98), fused=True
+        )
+        ema = copy.deepcopy(model).eval().requires_grad_(False)
+        return cls(model, ema, optimizer, np.random.default_rng(config.seed))
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, config: MiniConfig) -> CloningState:
+        """Read a checkpoint; vocabulary and normalisation are its own.
+
+        Raises:
+            WeightsError: If it is corrupt.
+        """
+        plain = checkpoint.state
+        try:
+            model = MiniVLA(MiniVLAConfig.from_dict(plain["model"]))
+            state = cls.of(model, config)
+            tensors = torch.load(
+                checkpoint.folder / "cloning.pt", map_location="cpu", weights_only=True
+            )
+            for name in ("model", "ema", "optimizer"):
+                getattr(state, name).load_state_dict(tensors[name])
+            state.rng.bit_generator.state = plain["rng"]
+            state.best, state.best_step = plain["best"], plain["best_step"]
+        except Exception as error:  # pickle, zip, key and shape errors alike
+            raise WeightsError(f"Cannot resume from {checkpoint.folder}: {error}") from error
+        state.step = checkpoint.step
+        return state
+
+    def plain(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that is plain data."""
+        return {
+            "model": self.model.config.to_dict(),
+            "rng": self.rng.bit_generator.state,
+            "best": self.best,
+            "best_step": self.best_step,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the tensors into a checkpoint's folder."""
+        tensors = {n: getattr(self, n).state_dict() for n in ("model", "ema", "optimizer")}
+        # Into Python's file: of its own, torch loses why a write failed (a full disk).
+        with open(folder / "cloning.pt", "wb") as file:
+            torch.save(tensors, file)

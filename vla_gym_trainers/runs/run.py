@@ -1,0 +1,308 @@
+"""One training run: directory, log, checkpoints, limits and end, the same for every trainer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.runs.metrics import RunLogger
+from vla_gym_trainers.runs.result_card import make_card, write_json
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import (
+    RunSettings,
+    check_resumable,
+    default_run_dir,
+    read_settings,
+    run_of,
+)
+from vla_gym_trainers.runs.stopping import stoppable
+
+#: Raised when the content of ``state.json`` changes, so that an old one is refused, not misread.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run goes on.
+
+    Attributes:
+        folder: Holds the trainer's files.
+        step: Steps until then.
+        state: Plain data that the trainer gave to :meth:`Run.new_checkpoint`.
+        run: What the run itself keeps.
+    """
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+    run: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Read a checkpoint's ``state.json``.
+
+        Raises:
+            WeightsError: If it is missing, damaged or of another format.
+        """
+        try:
+            content = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise WeightsError(f"{folder} has format {content['format']}, expected {FORMAT}.")
+            return cls(folder, int(content["step"]), content["trainer"], content["run"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, WeightsError):
+                raise
+            raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
+
+
+class Run:
+    """What a trainer does beside training, in a few calls.
+
+    The shape of a trainer::
+
+        with Run(config, total=config.total_chunks, unit="chunk") as run:
+            trainer = Trainer(config)
+            if run.checkpoint is not None:
+                trainer.load(run.checkpoint.folder, run.checkpoint.state)
+            with run.training():
+                while not run.is_over(trainer.step):
+                    run.log(trainer.iterate(), trainer.step)
+                    run.show(trainer.step, success=trainer.success_rate)
+                    if run.is_checkpoint_due(trainer.step):
+                        with run.new_checkpoint(trainer.step, trainer.state()) as folder:
+                            trainer.save(folder)
+            run.write_card(results, environment)
+
+    Ctrl-C and SIGTERM end the block of :meth:`training` between two iterations: the trainer sees
+    :meth:`is_over`. Elsewhere, and the second time, they end the run at once. Either way the
+    message says how to go on, as it does when the disk is full.
+
+    Attributes:
+        config: The settings.
+        dir: Names of the run's files.
+        checkpoint: Where the run goes on; None where it begins.
+        total: Steps of the whole run.
+        logger: Takes metrics.
+        stop: Whether a signal came; see :class:`~vla_gym_trainers.runs.stopping.StopRequest`.
+    """
+
+    def __init__(
+        self, config: RunSettings, *, total: int, unit: str = "step", is_main: bool = True
+    ) -> None:
+        """Find the run's directory and where it goes on.
+
+        Args:
+            config: The settings.
+            total: Steps of the whole run, in the unit that checkpoints and metrics count.
+            unit: Name of a step in the progress bar.
+            is_main: False in further processes of a data-parallel run: they write nothing.
+
+        Raises:
+            ConfigError: If the directory holds another run, or settings differ that must not.
+            WeightsError: If the checkpoint is damaged.
+        """
+        self.config, self.total, self.unit, self.is_main = config, total, unit, is_main
+        self.dir, found = _find(config)
+        self.checkpoint = None if found is None else Checkpoint.read(found)
+        before = {} if self.checkpoint is None else self.checkpoint.run
+        self._seconds_before = float(before.get("seconds", 0.0))
+        self._next_film = int(before.get("next_film", config.film_every))
+        self._next_checkpoint = 0
+        self._plan_checkpoint(0 if self.checkpoint is None else self.checkpoint.step)
+        self._started, self._stack = time.perf_counter(), ExitStack()
+        self.logger: Any = None
+        self._bar: Any = None
+
+    def __enter__(self) -> Run:
+        """Lock the directory, write the settings and open the log."""
+        with ExitStack() as stack:
+            self.stop = stack.enter_context(stoppable(self.dir, self.config.algorithm))
+            if self.is_main:
+                stack.enter_context(self.dir.lock())
+                if self.checkpoint is not None:
+                    self.dir.drop_checkpoints_after(self.checkpoint.folder)
+                write_json(self.dir.config, self.config)
+                logged = None if self.checkpoint is None else self.checkpoint.run["logger"]
+                self.logger = RunLogger(
+                    self.dir.metrics, self.dir.tensorboard, logged, self.config.wandb
+                )
+                stack.enter_context(closing(self.logger))
+            stack.callback(self.close_bar)
+            self._stack = stack.pop_all()
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    # Limits
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Within the block a first signal only ends the loop; see :meth:`is_over`.
+
+        Raises:
+            KeyboardInterrupt: At the end of the block, if a signal came.
+        """
+        with self.stop.deferred():
+            yield
+        self.close_bar()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far, those before the run was resumed included."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the wall-time limit has passed."""
+        limit = self.config.max_minutes
+        return limit is not None and self.seconds >= 60.0 * limit
+
+    def is_over(self, step: int) -> bool:
+        """Tell whether training ends here: all steps done, time over, or a signal came."""
+        return step >= self.total or self.is_late or self.stop.is_made
+
+    # Log
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Write metrics, together with what was recorded in :attr:`logger`."""
+        if self.logger is not None:
+            for key, value in metrics.items():
+                self.logger.record(key, value)
+            self.logger.dump(step)
+
+    def show(self, step: int, success: float | None = None, phase: str = "") -> None:
+        """Move the progress bar.
+
+        Args:
+            step: Steps so far.
+            success: Success rate of recent training episodes, in [0, 1].
+            phase: What is going on.
+        """
+        if not (self.config.progress and self.is_main):
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self.total, initial=step, unit=self.unit)
+        self._bar.set_description(phase or self.config.algorithm, refresh=False)
+        if success is not None:
+            self._bar.set_postfix(success=f"{success:.2f}", refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def close_bar(self) -> None:
+        """Close the progress bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    # Checkpoints and films
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Tell whether a checkpoint's step is passed (by threshold: steps come in batches)."""
+        return step >= self._next_checkpoint
+
+    @contextmanager
+    def new_checkpoint(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
+        """Give a folder to write the trainer's files into; nothing may be under way.
+
+        Args:
+            step: Steps so far.
+            state: Plain data that comes back as :attr:`Checkpoint.state`.
+        """
+        self._plan_checkpoint(step)
+        with self.dir.new_checkpoint(step, self.config.keep_checkpoints) as folder:
+            yield folder
+            # Last: what the trainer records while it saves belongs to the logger's state.
+            run = {
+                "seconds": self.seconds,
+                "next_film": self._next_film,
+                "logger": self.logger.state(step),
+            }
+            content = {"format": FORMAT, "step": step, "run": run, "trainer": dict(state)}
+            write_json(folder / "state.json", content)
+
+    def _plan_checkpoint(self, step: int) -> None:
+        every = self.config.checkpoint_every
+        self._next_checkpoint = (step // every + 1) * every
+
+    def film_if_due(self, episodes: int, film: Callable[[Path], None]) -> None:
+        """Film the policy if ``film_every`` training episodes have passed since the last film.
+
+        Args:
+            episodes: Training episodes so far.
+            film: Plays the policy and writes the film to a path; it must leave the training's
+                environments and random generators alone.
+        """
+        every = self.config.film_every
+        if not every or not self.is_main or episodes < self._next_film:
+            return
+        self._next_film = (episodes // every + 1) * every
+        self.dir.videos.mkdir(exist_ok=True)
+        film(self.dir.videos / f"episode_{episodes:07d}.mp4")
+
+    # End
+
+    def throughput(self, step: int) -> dict[str, float]:
+        """Return minutes and steps per second for the result card."""
+        seconds = self.seconds
+        return {
+            "minutes": round(seconds / 60, 3),
+            f"{self.unit}s_per_second": round(step / max(seconds, 1e-9), 2),
+        }
+
+    def write_card(
+        self, results: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write and return the result card.
+
+        Args:
+            results: Measurements.
+            environment: See :func:`~vla_gym_trainers.runs.result_card.environment_facts`.
+        """
+        card = make_card(
+            self.config.algorithm,
+            config=self.config,
+            seeds={"run": getattr(self.config, "seed", None)},
+            environment=dict(environment),
+            results=dict(results),
+        )
+        write_json(self.dir.card, card)
+        return card
+
+
+def _find(config: RunSettings) -> tuple[RunDir, Path | None]:
+    """Return the run's directory and the checkpoint that it goes on from."""
+    if config.auto_resume and config.run_dir is None:
+        raise ConfigError("--auto-resume needs a --run-dir: a new name never holds a run.")
+    path, chosen = config.run_dir or default_run_dir(config), None
+    if config.resume is not None:
+        path, chosen = run_of(config.resume)
+    run = RunDir(path)
+    whole = run.checkpoints()
+    if config.resume is None and not config.auto_resume:
+        if whole:
+            raise ConfigError(
+                f"{path} holds a run already: go on with 'vla-gym-train {config.algorithm} "
+                f"--resume {path}', or give another --run-dir."
+            )
+        return run, None
+    if config.resume is not None or whole:
+        check_resumable(read_settings(run.config, type(config)), config, config.resumable)
+    if chosen is not None and chosen not in whole:
+        names = ", ".join(p.name for p in whole) or "none"
+        raise ConfigError(f"{chosen} is no whole checkpoint; there are: {names}.")
+    return run, chosen or (whole[-1] if whole else None)
