@@ -106,7 +106,7 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     files = {"config.json", "card.json", "policy.zip", "last.zip", "metrics.jsonl"}
     assert files | {"checkpoints", "tensorboard"} <= names
     kept = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
-    assert kept == ["000000104", "chunk_000000120"]  # at 56, 104 and the end; the newest two
+    assert kept == ["000000104", "000000120"]  # at 56, 104 and the end; the newest two
     card = json.loads((run.run_dir / "card.json").read_text())
     assert card["config"]["total_chunks"] == 120
     assert card["versions"]["mujoco"]

@@ -132,7 +132,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
     changes = {"total_steps": 330, "checkpoint_every": 120, "keep_checkpoints": 9, **changes}
     run(kind, tmp_path / "whole", **changes)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("chunk_*"))
+    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("[0-9]*"))
     assert len(checkpoints) >= 3
     for later in checkpoints[1:]:
         shutil.rmtree(later)
@@ -260,7 +260,7 @@ def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, asynchronou
     changes = {"total_steps": 400, "checkpoint_every": 10_000, "asynchronous": asynchronous}
     with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train ppo --resume {tmp_path}"):
         run(PPOConfig, tmp_path, **changes)
-    (checkpoint,) = (tmp_path / "checkpoints").glob("chunk_*")
+    (checkpoint,) = (tmp_path / "checkpoints").glob("[0-9]*")
     steps = int(checkpoint.name)
     assert 0 < steps < 400 and not (tmp_path / "card.json").exists()
     monkeypatch.undo()

@@ -238,7 +238,8 @@ def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="clip"):
         resume_ppo_actor(tmp_path / "part", PPOActorConfig(**{**SMALL, "clip": 0.1}))
-    (RunDir(tmp_path / "part").checkpoints()[-1] / "learner.pt").write_bytes(b"PK")
+    damaged = RunDir(tmp_path / "part").checkpoints()[-1] / "learner.pt"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
     with pytest.raises(WeightsError, match="no whole checkpoint"):
         resume_ppo_actor(tmp_path / "part")
 

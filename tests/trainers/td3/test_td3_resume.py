@@ -160,7 +160,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint(
     folder = tmp_path / "run"
     # Five files and the folder a checkpoint: inside the third one.
     finish(start(folder, kill_in_save=15, pipelined=False), -signal.SIGKILL)
-    assert [p.name for p in RunDir(folder).checkpoints()] == ["000000048", "chunk_000000096"]
+    assert [p.name for p in RunDir(folder).checkpoints()] == ["000000048", "000000096"]
     assert list((folder / "checkpoints").glob(".*.draft"))
     finish(start(folder, resume=True))
     assert not list((folder / "checkpoints").glob(".*"))
