@@ -15,6 +15,7 @@ from toy_env import ToyReach
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.cli import main
+from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.critic_check import (
     CriticCheckConfig,
     check_critics,
