@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
 BOX = {"rl_token": (256,), "vla_action": (8, 7), "proprio": (8,)}
 SPACE = spaces.Dict(

@@ -113,9 +113,9 @@ def stage(title: str) -> Iterator[None]:
 def training_settings(config: DemoConfig, run_dir: Path) -> Any:
     """Return the preset's settings with the command line's changes."""
     from vla_gym_trainers.runs.settings import load_preset
-    from vla_gym_trainers.td3.train import TD3Config
+    from vla_gym_trainers.td3.train import TD3RunConfig
 
-    settings = load_preset(TD3Config, config.preset)
+    settings = load_preset(TD3RunConfig, config.preset)
     changes: dict[str, Any] = {"run_dir": run_dir, "seed": config.seed}
     if config.task_id is not None:
         changes["task_ids"] = (config.task_id,)

@@ -34,7 +34,7 @@ from vla_gym_trainers.evaluation.cards import read_card
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.report.curves import SUCCESS_KEYS, TRAINING, seconds_of
 from vla_gym_trainers.report.data import read_rows
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.config import TD3RunConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
@@ -44,9 +44,16 @@ MODES, ASYNC, PHASES = "modes", "async", "phases"
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
-_NOT_SHOWN |= {"eval_every", "eval_layouts", "total_chunks", "total_steps", "guard_layouts"}
-_NOT_SHOWN |= {"eval_envs", "learn_threads"}
-_TRAINERS: dict[str, Any] = {"td3": TD3Config, "ppo": PPOConfig, "grpo": GRPOConfig}
+_NOT_SHOWN |= {
+    "eval_every",
+    "eval_layouts",
+    "total_chunks",
+    "total_timesteps",
+    "total_steps",
+    "guard_layouts",
+}
+_NOT_SHOWN |= {"eval_envs", "learn_threads", "total_timesteps"}
+_TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
 
@@ -236,9 +243,11 @@ def _usual(values: list[Any]) -> Any:
 
 def _with_defaults(config: Card) -> Card:
     """Return settings with those that a card of an earlier version lacks, as they were then."""
+    retired = {"precision": "auto", "task_heads": False, "per_task": False, "pipelined": True}
+    retired |= {"asynchronous": False, "max_ahead": 64}
     later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
     later |= {"use_reference": True, "aggregation": "tokens", "anneal_learning_rate": False}
-    return {**later, **config}
+    return {**retired, **later, **config}
 
 
 def tasks_table(group: str) -> list[str]:

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
     from vla_gym_trainers.td3.algorithm import TD3BC
-    from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
+    from vla_gym_trainers.td3.config import TD3Config
     from vla_gym_trainers.td3.policy import RLTokenPolicy
+    from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
 _EXPORTS = {
-    "ChunkReplayBuffer": "td3.buffers",
+    "ChunkReplayBuffer": "td3.replay",
     "RLTokenPolicy": "td3.policy",
     "TD3BC": "td3.algorithm",
+    "TD3Config": "td3.config",
     "make_sb3_vec_env": "runs.sb3_vec_env",
 }
 # Functions that share their name with a module (evaluate, train_td3, sb3_vec_env) are imported from
 # there: the import system would replace such an export by the module.
-__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "make_sb3_vec_env"]
+__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "TD3Config", "make_sb3_vec_env"]
 
 
 def __getattr__(name: str) -> Any:

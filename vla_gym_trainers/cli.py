@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "td3": (
         "TD3+BC on LIBERO tasks, starting at the frozen VLA",
-        "td3.config:TD3Config",
+        "td3.config:TD3RunConfig",
         "cli:_train_td3",
     ),
     "critics": (

@@ -131,19 +131,26 @@ class FrozenVLAObservation(
         env: Any = self.env
         return self._convert_step(env.step_wait(timeout=timeout))
 
-    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> _Step:
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        env_ids: Sequence[int] | np.ndarray | None = None,
+    ) -> _Step:
         """Wait for environments that ``send`` or ``reset_send`` began, and convert their rows.
 
         Args:
             min_envs: How many to wait for; see the wrapped environment.
             timeout: In seconds.
+            env_ids: Wait for these; see the wrapped environment.
 
         Returns:
             What ``step`` returns, with one row for each finished environment, sorted by
             ``infos["env_id"]``. The VLA sees these rows alone.
         """
         env: Any = self.env
-        return self._convert_step(env.recv(min_envs=min_envs, timeout=timeout))
+        return self._convert_step(env.recv(min_envs=min_envs, timeout=timeout, env_ids=env_ids))
 
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> _Obs:
         """Bring environments to states that ``get_state`` returned.

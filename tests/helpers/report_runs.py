@@ -22,7 +22,7 @@ from vla_gym_trainers.runs.result_card import (
     write_json,
 )
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.config import TD3RunConfig
 
 BEGAN = 1_700_000_000.0
 FACTS = {"asset_pack": "lite", "gl_renderer": "llvmpipe", "chunk_len": 8, **machine_facts()}
@@ -60,7 +60,7 @@ def td3_run(
 ) -> RunDir:
     """Write a run that evaluated every 1000 chunks and 100 seconds."""
     run = RunDir(path)
-    config = TD3Config(run_dir=path, eval_every=1000, **settings)
+    config = TD3RunConfig(run_dir=path, eval_every=1000, **settings)
     write_json(run.config, config)
     logs: list[Log] = []
     for i, success in enumerate(evals, 1):

@@ -14,7 +14,7 @@ import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.runs import run_dir as run_dir_module
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
-from vla_gym_trainers.td3.train import TD3Config, resume_td3, train_td3
+from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
 
 # Loaded before processes are forked from this one: the first optimiser imports torch's compiler.
 torch.optim.Adam([torch.zeros(1, requires_grad=True)])
@@ -22,7 +22,7 @@ import torch.utils.tensorboard  # noqa: E402, F401
 
 #: A short training with everything in it: 2 evaluations, 5 checkpoints.
 TINY: dict[str, Any] = {
-    "total_chunks": 240,
+    "total_timesteps": 240,
     "learning_starts": 64,
     "critic_warmup_steps": 20,
     "batch_size": 16,
@@ -30,7 +30,6 @@ TINY: dict[str, Any] = {
     "utd_ratio": 0.5,
     "num_envs": 2,
     "net_arch": (16,),
-    "precision": "fp32",
     "checkpoint_every": 48,
     "eval_every": 96,
     "eval_layouts": 2,
@@ -39,7 +38,7 @@ TINY: dict[str, Any] = {
 }
 
 
-def make_toy_vec(config: TD3Config, evaluation: bool = False) -> Any:
+def make_toy_vec(config: TD3RunConfig, evaluation: bool = False) -> Any:
     """Stand in for ``train_td3.make_vec``."""
     envs = LiberoVectorEnv(
         2 if evaluation else config.num_envs,
@@ -79,4 +78,4 @@ def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int
     if resume:
         resume_td3(Path(run_dir))
     else:
-        train_td3(TD3Config(run_dir=Path(run_dir), **{**TINY, **changes}))
+        train_td3(TD3RunConfig(run_dir=Path(run_dir), **{**TINY, **changes}))

@@ -178,11 +178,11 @@ def test_the_vla_and_a_policy_above_it(tmp_path: Path) -> None:
 
 
 def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
-    from vla_gym_trainers import TD3BC, make_sb3_vec_env
+    from vla_gym_trainers import TD3BC, TD3Config, make_sb3_vec_env
 
     env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs=1, task_ids=8, chunk_len=5)
     try:
-        TD3BC("RLTokenPolicy", env, gamma=0.99, buffer_size=10).save(tmp_path / "policy.zip")
+        TD3BC("RLTokenPolicy", env, TD3Config(buffer_size=10)).save(tmp_path / "policy.zip")
     finally:
         env.close()
     out = tmp_path / "policy.mp4"
@@ -194,11 +194,11 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
 
 def test_a_policy_is_played_on_the_vla_of_its_run(tmp_path: Path) -> None:
     from vla_gym.play.episodes import Players
-    from vla_gym_trainers import TD3BC, make_sb3_vec_env
+    from vla_gym_trainers import TD3BC, TD3Config, make_sb3_vec_env
 
     env = make_sb3_vec_env("LiberoVLA-goal-v0", vla="mini-few", rl_token="mean", task_ids=8)
     try:
-        TD3BC("RLTokenPolicy", env, gamma=0.99, buffer_size=10).save(tmp_path / "policy.zip")
+        TD3BC("RLTokenPolicy", env, TD3Config(buffer_size=10)).save(tmp_path / "policy.zip")
     finally:
         env.close()
     (tmp_path / "config.json").write_text('{"vla": "mini-few", "rl_token": "mean"}')

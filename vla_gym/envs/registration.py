@@ -98,7 +98,7 @@ def make_libero_vla_vec(
     vla: str | FrozenVLA = "mini",
     rl_token: str | RLTokenEncoder | None = "auto",
     chunk_len: int | None = None,
-    execute: int | None = None,
+    stride: int | None = None,
     device: str = "cpu",
     keep_images: bool = False,
     **kwargs: Any,
@@ -111,8 +111,8 @@ def make_libero_vla_vec(
         vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
         rl_token: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
         chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
-        execute: Control steps executed per ``step``, if fewer than ``chunk_len``: the observed
-            chunk keeps its length (see :mod:`vla_gym_trainers.td3.stride_vec_env`).
+        stride: Control steps executed per ``step``, if fewer than ``chunk_len``: the observed
+            chunk keeps its length, so that it can be executed in pieces.
         device: Torch device of the VLA and of the RL token where they are given by name.
         keep_images: Whether the camera images stay in the observation.
         **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
@@ -137,7 +137,7 @@ def make_libero_vla_vec(
     kwargs.setdefault("image_size", model.image_size)
     # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
     kwargs.setdefault("copy", False)
-    envs = LiberoVectorEnv(num_envs, suite, chunk_len=execute or chunk_len, **kwargs)
+    envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
         return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len)
     except BaseException:

@@ -243,12 +243,19 @@ class LiberoVectorEnv(WorkerVectorEnv):
         self._seed(ids, seed)
         self._runner.reset(np.sort(ids), per_env, each=True)
 
-    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Arrays:
+    def recv(
+        self,
+        min_envs: int | None = None,
+        timeout: float | None = None,
+        *,
+        env_ids: Sequence[int] | np.ndarray | None = None,
+    ) -> Arrays:
         """Wait for environments that :meth:`send` or :meth:`reset_send` set going.
 
         Args:
             min_envs: Return so many, those that were done first; None for all that are going.
             timeout: Seconds.
+            env_ids: Return these in place of the first ones, whichever are done before.
 
         Returns:
             As :meth:`step`, with one row for each of the environments ``infos["env_id"]``, in
@@ -262,13 +269,26 @@ class LiberoVectorEnv(WorkerVectorEnv):
         runner = self._runner
         if self._waiting is not None:
             raise AlreadyPendingCallError("recv() does not end a step_async().", self._waiting)
+        if env_ids is not None:
+            return self._recv_these(self._check_ids(env_ids), timeout)
         going = int(runner.busy.sum()) + len(runner.finished)
         wanted = going if min_envs is None else int(min_envs)
         if not 1 <= wanted <= going:
             raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")
         self._guard(lambda: runner.wait(lambda: len(runner.finished) >= wanted, timeout))
-        ids = np.array(sorted(runner.finished[:wanted]), np.int64)
-        del runner.finished[:wanted]
+        return self._take(runner.finished[:wanted])
+
+    def _recv_these(self, env_ids: np.ndarray, timeout: float | None) -> Arrays:
+        runner, ids = self._runner, set(env_ids.tolist())
+        idle = sorted(ids - set(runner.finished) - set(np.flatnonzero(runner.busy).tolist()))
+        if idle or not ids:
+            raise ConfigError(f"recv() waits for environments that are going; {idle} are not.")
+        self._guard(lambda: runner.wait(lambda: ids <= set(runner.finished), timeout))
+        return self._take(sorted(ids))
+
+    def _take(self, env_ids: Sequence[int]) -> Arrays:
+        ids = np.array(sorted(env_ids), np.int64)
+        self._runner.finished[:] = [i for i in self._runner.finished if i not in set(env_ids)]
         result = self._batch.collect(ids)
         result[4]["env_id"] = ids
         return result

@@ -166,16 +166,13 @@ def play_episode(
 
 
 def load_policy(path: Path) -> Any:
-    """Load a trained policy from a .zip, a run directory's ``policy.zip``, or one for each task.
+    """Load a trained policy from a .zip or a run directory's ``policy.zip``.
 
     Raises:
         WeightsError: If there is no such file or it cannot be read.
     """
     from vla_gym_trainers.td3.algorithm import TD3BC
-    from vla_gym_trainers.td3.per_task import load_per_task, task_folders
 
-    if path.is_dir() and not (path / "policy.zip").is_file() and task_folders(path):
-        return load_per_task(path, load_policy)
     file = path / "policy.zip" if path.is_dir() else path
     if not file.is_file():
         raise WeightsError(

@@ -54,7 +54,6 @@ class TrainedPolicy:
         from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
         from vla_gym_trainers.evaluation.evaluate import load_policy
-        from vla_gym_trainers.td3.per_task import policy_files
 
         self._model = load_policy(path)
         known = trained_on(path)
@@ -75,7 +74,7 @@ class TrainedPolicy:
                 f"{path} was trained on RL tokens of shape {wanted}, here they have ({dim},): name "
                 f"what it was trained on with --vla (now {vla}) and --rl-token (now {rl_token})."
             )
-        content = b"".join(file.read_bytes() for file in policy_files(path))
+        content = (path / "policy.zip" if path.is_dir() else path).read_bytes()
         self.identity: dict[str, Any] = {
             "kind": "trained",
             "sha256": hashlib.sha256(content).hexdigest(),

@@ -106,8 +106,7 @@ class PPOActor(nn.Module):
         super().__init__()
         self.policy, self.settings = policy, settings
         state_dim = policy.normalizer.state_dim
-        heads = max(1, len(policy.settings["task_heads"]))
-        self.value = CriticEnsemble(state_dim, 0, policy.settings["net_arch"], 1, heads)
+        self.value = CriticEnsemble(state_dim, 0, policy.config.net_arch, 1)
         self.value.to(policy.device)
         start = torch.full((ACTION_DIM,), math.log(settings.sigma), device=policy.device)
         self.log_sigma = nn.Parameter(start)
@@ -226,13 +225,12 @@ class PPOActor(nn.Module):
         shape = observation["proprio"].shape[:-1]
         flat = {key: value.flatten(0, len(shape) - 1) for key, value in observation.items()}
         x = self.policy.normalizer(flat)
-        values = self.value(x, x.new_zeros(len(x), 0), head=self.policy.heads(flat))
+        values = self.value(x, x.new_zeros(len(x), 0))
         return values[:, 0].unflatten(0, shape)
 
     def _mean(self, observation: dict[str, Tensor]) -> Tensor:
         x, reference = self.policy.normalizer(observation), reference_chunk(observation)
-        head = self.policy.heads(observation)
-        return self.policy.actor.coefficients(x, reference, head=head)
+        return self.policy.actor.coefficients(x, reference)
 
     def _minibatches(self, size: int) -> Iterator[Tensor]:
         """Yield indices: ``epochs`` permutations, cut into equal parts of about ``batch_size``."""

@@ -19,6 +19,18 @@ class PPOActorConfig(RunConfig):
 
     num_envs: int = 8
     """Environments at once."""
+    gamma: float = 0.995
+    """Discount per control step."""
+    learning_rate: float = 3e-4
+    """Adam's step size, all networks."""
+    batch_size: int = 256
+    """Chunks of a minibatch."""
+    net_arch: tuple[int, ...] = (256, 256)
+    """Hidden widths of all networks."""
+    residual_scale: float = 1.0
+    """Largest correction of the VLA's action."""
+    residual_basis: int = 2
+    """Correct with this many smooth time functions per dimension; 0: each control step freely."""
     rollout_chunks: int = 1024
     """Chunks of a rollout, over all environments."""
     value_rollouts: int = 2
@@ -44,8 +56,6 @@ class PPOActorConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.per_task:
-            raise ConfigError("per_task is for td3: train ppo-actor once for each task.")
         if self.rollout_chunks < 2 * self.num_envs:
             raise ConfigError("rollout_chunks must be at least twice the number of environments.")
         self.settings()

@@ -26,6 +26,7 @@ from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.runs.stopping import StopRequest, stoppable
 from vla_gym_trainers.td3 import train as train_td3
 from vla_gym_trainers.td3.algorithm import TD3BC
+from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.run_config import RESUMABLE
 
 #: Raised when the content of checkpoints changes.
@@ -117,20 +118,15 @@ class PPOLoop:
 
     def _container(self) -> TD3BC:
         config = self.config
-        names = ("net_arch", "residual_scale", "residual_basis")
-        kwargs: dict[str, Any] = {name: getattr(config, name) for name in names}
-        kwargs |= {"precision": "fp32", "n_critics": 2}
-        if config.task_heads:
-            kwargs["task_heads"] = tuple(sorted(set(config.task_ids)))
-        return TD3BC(
-            "RLTokenPolicy",
-            self.env,
+        numbers = TD3Config(
             buffer_size=1,
             gamma=config.gamma,
-            seed=config.seed,
-            device=config.device,
-            policy_kwargs=kwargs,
+            net_arch=config.net_arch,
+            residual_scale=config.residual_scale,
+            residual_basis=config.residual_basis,
+            n_critics=2,
         )
+        return TD3BC("RLTokenPolicy", self.env, numbers, seed=config.seed, device=config.device)
 
     @property
     def seconds(self) -> float:
@@ -144,7 +140,7 @@ class PPOLoop:
             self.env.seed(config.seed)
         steps = config.rollout_chunks // self.env.num_envs
         with self._bar() as bar:
-            while self.num_chunks < config.total_chunks and not self._is_over():
+            while self.num_chunks < config.total_timesteps and not self._is_over():
                 before = self.num_chunks
                 rollout = self.collector.collect(steps, self._count)
                 for key, value in self._learn(rollout).items():
@@ -166,7 +162,7 @@ class PPOLoop:
 
         config = self.config
         return tqdm(
-            total=config.total_chunks,
+            total=config.total_timesteps,
             initial=self.num_chunks,
             unit="chunk",
             disable=not config.progress,
@@ -238,7 +234,7 @@ class PPOLoop:
                 loop = pickle.load(file)
             if loop["format"] != FORMAT:
                 raise WeightsError(f"{folder} has format {loop['format']}, expected {FORMAT}.")
-            self.model.set_parameters(folder / "model.zip", device=self.config.device)
+            self.model.set_parameters(str(folder / "model.zip"), device=self.config.device)
             state = torch.load(folder / "learner.pt", weights_only=True)
         except (OSError, EOFError, pickle.UnpicklingError, KeyError, RuntimeError) as error:
             raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vla_gym_trainers.td3.algorithm import TD3BC
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 3
+FORMAT = 4
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
     loop = {
         "format": FORMAT,
         "env": env.get_state(),
-        "acting": model.acting.weights(),
+        "pipeline": model.pipeline_state,
         "run": dict(run_state),
     }
     with open(folder / "loop.pkl", "wb") as file:
@@ -103,7 +103,7 @@ def load_checkpoint(
     last_obs = copy.deepcopy(model._last_obs)
     environments: Any = env
     environments.set_state(loop["env"])
-    model.acting.take_over(loop["acting"])
+    model.pipeline_state = loop["pipeline"]
     # The VLA's answer to a restored frame may differ in the last bit (another batch): the saved
     # observation is the one that the run would have acted on.
     model._last_obs = last_obs

@@ -24,9 +24,8 @@ What differs from an environment of single control steps:
 from __future__ import annotations
 
 import re
-import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -41,9 +40,8 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 )
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep, Group, info_of, own
 
-#: Infos of an episode's end, which stand beside those of the next one's beginning.
-_OF_THE_END = ("final_obs", "final_info", "episode_stats")
 #: Reset options that may differ between the environments; -1 stands for none.
 _EACH_ITS_OWN = ("task_id", "init_state_id")
 
@@ -90,29 +88,59 @@ def sb3_vec_env(vector_env: VectorEnv[Any, Any, Any]) -> VecEnv:
     return SB3VecEnv(vector_env)
 
 
+def groups_of(env: VecEnv, count: int) -> Sequence[Group]:
+    """Split the environments of SB3's interface into groups that can be stepped by turns.
+
+    Args:
+        env: :class:`SB3VecEnv`, or any other, which makes one group.
+        count: Groups.
+
+    Raises:
+        ConfigError: If the environments cannot be split.
+    """
+    if isinstance(env, SB3VecEnv):
+        return env.chunks.groups(count)
+    if count != 1:
+        raise ConfigError(f"{type(env).__name__} has no groups: set groups to 1.")
+    return [_VecEnvGroup(env)]
+
+
+class _VecEnvGroup:
+    """All environments of any VecEnv of SB3."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.env_ids = env, np.arange(env.num_envs)
+
+    def send(self, actions: np.ndarray) -> None:
+        self.env.step_async(actions)
+
+    def recv(self) -> ChunkStep:
+        obs, rewards, dones, infos = self.env.step_wait()
+        next_obs = own(obs)
+        for i in np.flatnonzero(dones).tolist():
+            last: Any = infos[i]["terminal_observation"]
+            for key, value in next_obs.items():
+                value[i] = last[key]
+        return ChunkStep(own(obs), next_obs, rewards, dones, infos, {})
+
+
 class SB3VecEnv(VecEnv):
     """A vector environment of Gymnasium behind SB3's interface; see :func:`sb3_vec_env`.
 
-    Infos of environment i, as a dict: what its step gave (also if the next episode has begun),
-    ``TimeLimit.truncated``, and at the end of an episode ``terminal_observation`` and ``episode``:
-    ``r``, the return; ``l``, the calls of ``step``, which is what SB3 counts everywhere (control
-    steps are ``info["episode_stats"]["length"]``); ``t``, the seconds since the adapter was made.
+    Infos are those of :class:`vla_gym_trainers.rollout.chunks.ChunkStep`. ``episode["l"]`` counts
+    calls of ``step``, which is what SB3 counts everywhere (control steps are
+    ``info["episode_stats"]["length"]``). With a stride the action is the whole observed chunk.
+
+    Attributes:
+        vector_env: The vector environment.
+        chunks: Steps it; what collects in place of ``step`` uses this.
     """
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
-        mode = vector_env.metadata.get("autoreset_mode")
-        if mode is not AutoresetMode.SAME_STEP:
-            raise ConfigError(
-                f"stable-baselines3 expects environments that reset in the same step, got {mode}: "
-                "make the vector environment with autoreset_mode='SAME_STEP'."
-            )
-        self.vector_env = vector_env
-        self._lengths = np.zeros(vector_env.num_envs, np.int64)
-        self._returns = np.zeros(vector_env.num_envs, np.float64)
-        self._actions: Any = None
-        self._started = time.perf_counter()
+        self.vector_env, self.chunks = vector_env, ChunkEnvs(vector_env)
+        self._everyone = self.chunks.groups(1)[0]
         super().__init__(
-            vector_env.num_envs, vector_env.single_observation_space, vector_env.single_action_space
+            vector_env.num_envs, vector_env.single_observation_space, self.chunks.action_space
         )
 
     @property
@@ -131,53 +159,22 @@ class SB3VecEnv(VecEnv):
         obs, infos = self.vector_env.reset(seed=seeds, options=_join_options(self._options))
         self._reset_seeds()
         self._reset_options()
-        self._lengths[:], self._returns[:] = 0, 0.0
-        self.reset_infos = [_of_one(infos, i) for i in range(self.num_envs)]
-        return _own(obs)
+        self.chunks.reset_counts()
+        self.reset_infos = [info_of(infos, i) for i in range(self.num_envs)]
+        return own(obs)
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Begin a step; see SB3."""
-        if hasattr(self.vector_env, "step_async"):
-            self.vector_env.step_async(actions)
-        else:
-            self._actions = actions
+        """Keep the chunks; :meth:`step_wait` executes them."""
+        self._everyone.send(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Wait for the step that ``step_async`` began; see the class for the infos."""
-        vector_env: Any = self.vector_env
-        if hasattr(vector_env, "step_async"):
-            result = vector_env.step_wait()
-        else:
-            result = vector_env.step(self._actions)
-        obs, rewards, terminations, truncations, infos = result
-        dones = np.logical_or(terminations, truncations)
-        self._returns += rewards
-        self._lengths += 1
-        rows = [_of_one(infos, i, skip=_OF_THE_END) for i in range(self.num_envs)]
-        for i in np.flatnonzero(dones):
-            self.reset_infos[i] = rows[i]
-            rows[i] = self._info_of_the_end(infos, int(i))
-        for row, terminated, truncated in zip(rows, terminations, truncations, strict=True):
-            row["TimeLimit.truncated"] = bool(truncated and not terminated)
-        return _own(obs), np.array(rewards, np.float32), dones, rows
-
-    def _info_of_the_end(self, infos: dict[str, Any], i: int) -> dict[str, Any]:
-        ended = _of_one(infos, i)
-        info: dict[str, Any] = ended.get("final_info", {})
-        info["terminal_observation"] = _own(infos["final_obs"][i])
-        if not info.get("worker_restarted", False):
-            stats = ended.get("episode_stats", {})
-            info |= {"episode_stats": stats} if stats else {}
-            info["episode"] = self._episode(i, stats)
-        self._lengths[i], self._returns[i] = 0, 0.0
-        return info
-
-    def _episode(self, i: int, stats: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "r": round(float(stats.get("return", self._returns[i])), 6),
-            "l": int(self._lengths[i]),
-            "t": round(time.perf_counter() - self._started, 6),
-        }
+        """Execute the chunks, each up to its episode's end; see the class for the infos."""
+        step = None
+        while step is None:
+            step = self._everyone.recv()
+        for i, info in step.reset_infos.items():
+            self.reset_infos[i] = info
+        return step.obs, step.rewards, step.dones, step.infos
 
     def get_state(self) -> dict[str, Any]:
         """Return what the future of all environments depends on; it can be pickled.
@@ -187,8 +184,8 @@ class SB3VecEnv(VecEnv):
         """
         return {
             "envs": self._states("get_state")(),
-            "lengths": self._lengths.copy(),
-            "returns": self._returns.copy(),
+            "lengths": self.chunks.lengths.copy(),
+            "returns": self.chunks.returns.copy(),
         }
 
     def set_state(self, state: dict[str, Any]) -> VecEnvObs:
@@ -198,10 +195,11 @@ class SB3VecEnv(VecEnv):
             The observations of that moment.
         """
         obs = self._states("set_state")(state["envs"])
-        self._lengths[:], self._returns[:] = state["lengths"], state["returns"]
+        self.chunks.lengths[:] = state["lengths"]
+        self.chunks.returns[:] = state["returns"]
         self._reset_seeds()  # seeds that an algorithm set for a reset that will not come
         self._reset_options()
-        return _own(obs)
+        return own(obs)
 
     def _states(self, name: str) -> Any:
         method = getattr(self.vector_env, name, None)
@@ -282,24 +280,3 @@ def _join_options(options: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
                 f"Expected the same reset option {key!r} for every environment, got {options}."
             )
     return joined or None
-
-
-def _of_one(infos: dict[str, Any], i: int, skip: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the infos of one environment: those that it has, NumPy scalars as Python's."""
-    one: dict[str, Any] = {}
-    for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is None or not mask[i] or key in skip:  # masks have no mask
-            continue
-        row = _of_one(value, i) if isinstance(value, dict) else value[i]
-        if isinstance(row, np.ndarray):
-            row = row.copy()
-        one[key] = row.item() if isinstance(row, np.generic) else row
-    return one
-
-
-def _own(obs: Any) -> Any:
-    """Return a copy of an observation: a dict of arrays, or an array."""
-    if isinstance(obs, dict):
-        return {key: np.array(value) for key, value in obs.items()}
-    return np.array(obs)

@@ -19,7 +19,7 @@ from vla_gym_trainers.runs.stopping import StopRequest
 from vla_gym_trainers.td3.algorithm import TD3BC
 
 if TYPE_CHECKING:
-    from vla_gym_trainers.td3.train import TD3Config
+    from vla_gym_trainers.td3.config import TD3RunConfig
 
 
 class StopRun(Exception):  # noqa: N818  (no error)
@@ -37,7 +37,7 @@ class RunCallback(BaseCallback):
 
     def __init__(
         self,
-        config: TD3Config,
+        config: TD3RunConfig,
         run: RunDir,
         best: BestModel | None = None,
         request: StopRequest | None = None,
@@ -72,7 +72,7 @@ class RunCallback(BaseCallback):
             from tqdm import tqdm
 
             self.bar = tqdm(
-                total=self.config.total_chunks,
+                total=self.config.total_timesteps,
                 initial=self.num_timesteps,
                 desc="warm-up",
                 unit="chunk",
@@ -100,12 +100,11 @@ class RunCallback(BaseCallback):
     def save(self) -> None:
         """Write a checkpoint; call it between two rollouts only."""
         self._log_evaluation(wait=True)
-        with self.model.at_rest():
+        with self.model.paused():
             done = self.model.num_timesteps
             while self.next_checkpoint <= done:
                 self.next_checkpoint += self.config.checkpoint_every
             with self.run.new_checkpoint(done, self.config.keep_checkpoints) as folder:
-                self.model.finish_updates()  # its metrics belong to the logger's state
                 save_checkpoint(folder, self.model, self.state())
 
     def _on_step(self) -> bool:

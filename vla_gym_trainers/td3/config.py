@@ -1,43 +1,43 @@
-"""Settings of ``vla-gym-train td3``."""
+"""Settings of TD3+BC: the algorithm's, and those of a run of ``vla-gym-train td3``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.td3.policy import Precision
 from vla_gym_trainers.td3.run_config import RunConfig
 
 
 @dataclass
-class TD3Config(RunConfig):
-    """Train TD3+BC on sampled layouts and evaluate on official states."""
+class TD3Config:
+    """Numbers of the algorithm; one timestep is one chunk."""
 
-    algorithm: ClassVar[str] = "td3"
-    lowest: ClassVar[dict[str, int]] = {**RunConfig.lowest, "max_ahead": 1, "stride": 0}
-
+    learning_rate: float = 3e-4
+    """Adam's step size, all networks."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
+    gamma: float = 0.995
+    """Discount per control step, in [0, 1]; give the environment the same one."""
     learning_starts: int = 2000
     """Warm-up: chunks that play the VLA plus noise."""
     critic_warmup_steps: int = 3000
     """Critic-only gradient steps after the warm-up."""
     buffer_size: int = 100_000
     """Replay capacity in transitions: one a chunk, with stride up to C / stride."""
-    stride: int = 0
-    """Learn also from transitions that begin every so many control steps inside a chunk (the frames
-    there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
     balanced_replay: bool = True
     """With several tasks: draw as many transitions of each task as of any other."""
     train_freq: int = 8
     """Chunks per environment between two blocks of gradient steps."""
     utd_ratio: float = 2.0
-    """Critic gradient steps per chunk."""
-    pipelined: bool = True
-    """Learn in a second thread while collecting (same result whatever the timing)."""
-    asynchronous: bool = False
-    """Collect all the time in a second thread, evaluate in a third; use --no-pipelined with it."""
-    max_ahead: int = 64
-    """Chunks that an asynchronous collector may be ahead of the learner."""
+    """Critic gradient steps per chunk (update-to-data ratio)."""
+    ahead: int = 1
+    """Blocks of train_freq chunks per environment that collecting may be ahead of learning: 0 in
+    turn; 1 at once, with the actor of one block before, and the same result whatever the timing;
+    more: collecting goes on by itself with the newest actor, what is learned depends on timing."""
+    groups: int = 1
+    """Groups of environments that take turns: with 2 the VLA works for one half while the other
+    half simulates."""
 
     tau: float = 0.01
     """Polyak coefficient of the targets per critic step."""
@@ -46,11 +46,13 @@ class TD3Config(RunConfig):
     bc_weight: float = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
     mc_weight: float = 0.25
-    """Share of Monte-Carlo returns in the critics' targets."""
+    """Share of Monte-Carlo returns in the critics' targets, in [0, 1]."""
     reference_dropout: float = 0.5
     """Probability that the actor's network does not see the reference in training."""
     pessimism: float = 0.0
     """kappa: how much the actor doubts leaving the VLA where the critics disagree about it."""
+    value_range: tuple[float, float] | None = (0.0, 1.0)
+    """Reachable returns, which targets are clamped to; None disables the clamp."""
     noise_white: float = 0.01
     """Largest exploration noise per control step (1 = full translation)."""
     noise_chunk: float = 0.06
@@ -58,24 +60,59 @@ class TD3Config(RunConfig):
     noise_correlation: float = 0.0
     """Of the offsets of successive chunks: 0 draws each anew, 1 keeps one for the whole episode."""
     target_policy_noise: float = 0.02
-    """Target smoothing noise."""
+    """Target smoothing noise, in units of the action scale."""
     target_noise_clip: float = 0.05
-    """Bound of the target smoothing noise."""
+    """Bound of the target smoothing noise, in the same units."""
+
+    net_arch: tuple[int, ...] = (256, 256)
+    """Hidden widths of all networks."""
+    n_critics: int = 4
+    """Number of critics, 2 or more; targets take the minimum."""
+    residual_scale: float = 1.0
+    """Largest correction of the VLA's action, in units of the action scale."""
+    residual_basis: int = 2
+    """Correct with this many smooth time functions per dimension; 0: each control step freely."""
     use_rl_token: bool = True
     """Actor and critics see the RL token; without it proprio alone (an ablation)."""
     use_reference: bool = True
     """The actor's network sees the VLA's chunk, which it corrects in any case (an ablation)."""
-    n_critics: int = 4
-    """Number of critics (targets take the minimum)."""
-    precision: Precision = "auto"
-    """Hidden layers in training: bf16, fp32, or bf16 where the CPU has instructions for it."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pipelined and self.asynchronous:
-            raise ConfigError("pipelined and asynchronous exclude each other: choose one.")
-        if self.learning_starts >= self.total_chunks:
+        infinity = float("inf")
+        for names, low, high in (
+            ("batch_size buffer_size train_freq policy_delay groups", 1, infinity),
+            ("learning_starts critic_warmup_steps ahead residual_basis", 0, infinity),
+            ("utd_ratio bc_weight pessimism noise_white noise_chunk", 0.0, infinity),
+            ("gamma mc_weight reference_dropout noise_correlation", 0.0, 1.0),
+            ("n_critics", 2, infinity),  # twin critics at least
+        ):
+            for name in names.split():
+                if not low <= getattr(self, name) <= high:
+                    raise ConfigError(
+                        f"{name} must be in [{low}, {high}], got {getattr(self, name)}."
+                    )
+
+
+@dataclass
+class TD3RunConfig(TD3Config, RunConfig):
+    """Train TD3+BC on sampled layouts and evaluate on official states."""
+
+    algorithm: ClassVar[str] = "td3"
+    lowest: ClassVar[dict[str, int]] = {**RunConfig.lowest, "stride": 0}
+
+    stride: int = 0
+    """Learn also from transitions that begin every so many control steps inside a chunk (the frames
+    there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
+
+    def __post_init__(self) -> None:
+        TD3Config.__post_init__(self)
+        RunConfig.__post_init__(self)
+        if self.learning_starts >= self.total_timesteps:
             raise ConfigError(
-                f"total_chunks ({self.total_chunks}) must exceed learning_starts "
+                f"total_timesteps ({self.total_timesteps}) must exceed learning_starts "
                 f"({self.learning_starts}): nothing would be learned."
             )
+
+    def of_algorithm(self) -> TD3Config:
+        """Return the algorithm's part."""
+        return TD3Config(**{f.name: getattr(self, f.name) for f in fields(TD3Config)})

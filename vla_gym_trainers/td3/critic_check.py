@@ -15,9 +15,8 @@ from vla_gym_trainers.evaluation.evaluate import load_policy
 from vla_gym_trainers.runs.result_card import make_card, write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.algorithm import TD3BC
-from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
 from vla_gym_trainers.td3.networks import reference_chunk
-from vla_gym_trainers.td3.updates import critic_step
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
 #: What every fit reports, at every step that is looked at.
 MEASURES = ("seen", "unseen", "advantage")
@@ -195,15 +194,15 @@ def _fit(
     policy.normalizer.load_state_dict(model.policy.normalizer.state_dict())
     for group in policy.critic_optimizer.param_groups:
         group["lr"] = model.lr_schedule(1.0)
-    settings = model._settings()
+    model.policy = policy
     if config.mc_weight is not None:
-        settings = replace(settings, mc_weight=config.mc_weight)
+        model.config = replace(model.config, mc_weight=config.mc_weight)
     draw = np.random.default_rng(config.seed)
-    noise = torch.Generator().manual_seed(config.seed)
+    model._rng = torch.Generator().manual_seed(config.seed)
     measured = []
     for step in range(1, config.steps + 1):
-        index = train[draw.integers(len(train), size=model.batch_size)]
-        critic_step(policy, buffer.rows(index), settings, noise)
+        index = train[draw.integers(len(train), size=model.config.batch_size)]
+        model.critic_step(buffer.rows(index))
         if step % config.every == 0:
             measured.append(_correlations(policy, buffer, train, test))
     return measured
@@ -215,9 +214,9 @@ def _correlations(
 ) -> list[float]:
     def values(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         batch = buffer.rows(rows)
-        x, head = policy.normalizer(batch.observations), policy.heads(batch.observations)
+        x = policy.normalizer(batch.observations)
         q, q_vla = (
-            policy.critic(x, action, head=head).mean(dim=1).numpy()
+            policy.critic(x, action).mean(dim=1).numpy()
             for action in (batch.actions, reference_chunk(batch.observations))
         )
         return q, q_vla, batch.mc_returns[:, 0].numpy()

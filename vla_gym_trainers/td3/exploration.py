@@ -58,24 +58,25 @@ class ChunkNoise:
         self._levels: list[float] = []
         self._offsets: list[np.ndarray | None] = []  # of the last chunk; None: a new episode
 
-    def end_episode(self, env: int) -> None:
-        """Draw a new level for the next episode of one environment, and forget its offset."""
-        self._levels[env] = float(self.rng.uniform())
-        self._offsets[env] = None
+    def end_episodes(self, env_ids: np.ndarray) -> None:
+        """Draw new levels for the next episodes of environments, and forget their offsets."""
+        for env in env_ids.tolist():
+            self._levels[env] = float(self.rng.uniform())
+            self._offsets[env] = None
 
-    def sample(self, n_envs: int) -> np.ndarray:
-        """Return (n_envs, C, A) float64 noise."""
-        size = len(self.scale)
-        while len(self._levels) < n_envs:
+    def sample(self, env_ids: np.ndarray) -> np.ndarray:
+        """Return (n, C, A) float64 noise for the chunks of n environments."""
+        n, size = len(env_ids), len(self.scale)
+        while len(self._levels) <= max(env_ids, default=-1):
             self._levels.append(float(self.rng.uniform()))
             self._offsets.append(None)
-        level = np.asarray(self._levels[:n_envs])[:, None, None]
-        independent = self.rng.standard_normal((n_envs, self.chunk_len, size))
-        shared = self.rng.standard_normal((n_envs, 1, size))
-        for env in range(n_envs):
+        level = np.array([self._levels[env] for env in env_ids])[:, None, None]
+        independent = self.rng.standard_normal((n, self.chunk_len, size))
+        shared = self.rng.standard_normal((n, 1, size))
+        for row, env in enumerate(env_ids):
             before = self._offsets[env]
             if before is not None:
-                shared[env] *= np.sqrt(1.0 - self.correlation**2)
-                shared[env] += self.correlation * before
-            self._offsets[env] = shared[env].copy()
+                shared[row] *= np.sqrt(1.0 - self.correlation**2)
+                shared[row] += self.correlation * before
+            self._offsets[env] = shared[row].copy()
         return level * self.scale * (self.white * independent + self.chunk * shared)

@@ -72,8 +72,6 @@ def reference_chunk(observation: dict[str, Tensor]) -> Tensor:
 class ChunkActor(nn.Module):
     """``mu(x, a~) = clip(a~ + s * tanh(f(x, m * a~, m)))``: a residual over the VLA's chunk.
 
-    With several heads f has one trunk and a last layer for each of them.
-
     The last layer of f starts at zero, so the untrained actor is the VLA to the last bit. ``m`` is
     the reference-dropout mask (0 hides the reference from f in training, 1 otherwise). Because the
     residual is added to the reference in any case, dropout hides only the network's input: f has to
@@ -95,7 +93,6 @@ class ChunkActor(nn.Module):
         net_arch: Sequence[int],
         residual_limit: Tensor,
         residual_basis: int = 0,
-        num_heads: int = 1,
         use_reference: bool = True,
     ) -> None:
         """Build the network.
@@ -107,19 +104,17 @@ class ChunkActor(nn.Module):
             residual_limit: (7,) largest correction per action dimension, ``s`` above.
             residual_basis: Number of time functions (never more than C), 0 for one number per
                 control step.
-            num_heads: Last layers.
             use_reference: False: f sees x alone, never the chunk that it corrects.
         """
         super().__init__()
-        self.chunk_len, self.num_heads = chunk_len, num_heads
-        self.use_reference = use_reference
+        self.chunk_len, self.use_reference = chunk_len, use_reference
         rank = min(residual_basis or chunk_len, chunk_len)
         widths = [state_dim + (chunk_len * ACTION_DIM + 1) * use_reference, *net_arch]
         layers: list[nn.Module] = []
         for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], num_heads * rank * ACTION_DIM)
+        self.head = nn.Linear(widths[-1], rank * ACTION_DIM)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         time = (torch.arange(chunk_len) + 0.5) / chunk_len
@@ -127,47 +122,25 @@ class ChunkActor(nn.Module):
         self.register_buffer("basis", basis if residual_basis else torch.eye(chunk_len))
         self.register_buffer("residual_limit", residual_limit)
 
-    def forward(
-        self,
-        x: Tensor,
-        reference: Tensor,
-        keep: Tensor | None = None,
-        bf16: bool = False,
-        head: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, reference: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the mean chunk.
 
         Args:
             x: (B, state_dim) normalised state.
             reference: (B, A) the VLA's chunk.
             keep: (B, 1) 0 where the reference is hidden from the network; None keeps all.
-            bf16: Run the hidden layers in bfloat16.
-            head: (B,) int64 head of each row; None with one head.
 
         Returns:
             (B, A) in [-1, 1].
         """
-        coefficients = self.coefficients(x, reference, keep, bf16, head)
-        return self.chunk(coefficients, reference)
+        return self.chunk(self.coefficients(x, reference, keep), reference)
 
-    def coefficients(
-        self,
-        x: Tensor,
-        reference: Tensor,
-        keep: Tensor | None = None,
-        bf16: bool = False,
-        head: Tensor | None = None,
-    ) -> Tensor:
+    def coefficients(self, x: Tensor, reference: Tensor, keep: Tensor | None = None) -> Tensor:
         """Return the correction, (B, K, 7) in [-1, 1]; arguments as in :meth:`forward`."""
         if keep is None:
             keep = torch.ones(len(x), 1, device=x.device)
         seen = torch.cat([x, reference * keep, keep], dim=1) if self.use_reference else x
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            hidden = self.body(seen)
-        values = self.head(hidden.float())
-        if head is not None:
-            values = values.unflatten(1, (self.num_heads, -1))[torch.arange(len(x)), head]
-        return torch.tanh(values).unflatten(1, (-1, ACTION_DIM))
+        return torch.tanh(self.head(self.body(seen))).unflatten(1, (-1, ACTION_DIM))
 
     def chunk(self, coefficients: Tensor, reference: Tensor) -> Tensor:
         """Return the chunk (B, A) that a correction (B, K, 7) makes of the reference (B, A)."""
@@ -176,18 +149,10 @@ class ChunkActor(nn.Module):
 
 
 class CriticEnsemble(nn.Module):
-    """n independent Q(x, a), evaluated as one batched product per layer, with LayerNorm.
-
-    With several heads each critic has one trunk and a last layer for each of them.
-    """
+    """n independent Q(x, a), evaluated as one batched product per layer, with LayerNorm."""
 
     def __init__(
-        self,
-        state_dim: int,
-        action_size: int,
-        net_arch: Sequence[int],
-        num_critics: int,
-        num_heads: int = 1,
+        self, state_dim: int, action_size: int, net_arch: Sequence[int], num_critics: int
     ) -> None:
         """Build the networks.
 
@@ -196,11 +161,10 @@ class CriticEnsemble(nn.Module):
             action_size: A.
             net_arch: Widths of the hidden layers.
             num_critics: n.
-            num_heads: Last layers.
         """
         super().__init__()
-        self.num_critics, self.num_heads = num_critics, num_heads
-        widths = [state_dim + action_size, *net_arch, num_heads]
+        self.num_critics = num_critics
+        widths = [state_dim + action_size, *net_arch, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
             bound = width_in**-0.5
@@ -208,16 +172,10 @@ class CriticEnsemble(nn.Module):
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(torch.zeros(num_critics, 1, width_out)))
 
-    def forward(
-        self, x: Tensor, action: Tensor, bf16: bool = False, head: Tensor | None = None
-    ) -> Tensor:
-        """Return (B, n) values of x (B, state_dim) and chunk (B, A); head: (B,) int64 or None."""
+    def forward(self, x: Tensor, action: Tensor) -> Tensor:
+        """Return (B, n) values of x (B, state_dim) and chunk (B, A)."""
         hidden = torch.cat([x, action], dim=1).expand(self.num_critics, -1, -1)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-                hidden = torch.bmm(hidden, weight) + bias
-                hidden = nn.functional.layer_norm(hidden, hidden.shape[-1:]).relu()
-        values = torch.baddbmm(self.biases[-1], hidden.float(), self.weights[-1])
-        if head is None:
-            return values[..., 0].T
-        return values.gather(2, head.expand(self.num_critics, -1)[..., None])[..., 0].T
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            hidden = torch.bmm(hidden, weight) + bias
+            hidden = nn.functional.layer_norm(hidden, hidden.shape[-1:]).relu()
+        return torch.baddbmm(self.biases[-1], hidden, self.weights[-1])[..., 0].T

@@ -11,7 +11,7 @@ from vla_gym.suites import NUM_INIT_STATES, get_task
 
 #: What may differ when a run is resumed: nothing that the training so far depends on.
 RESUMABLE = (
-    "total_chunks",
+    "total_timesteps",
     "max_minutes",
     "workers",
     "eval_states",
@@ -32,7 +32,7 @@ class RunConfig:
     #: Settings with a smallest value.
     lowest: ClassVar[dict[str, int]] = {
         "num_envs": 1,
-        "total_chunks": 1,
+        "total_timesteps": 1,
         "eval_states": 0,
         "eval_every": 0,
         "guard_layouts": 0,
@@ -68,26 +68,10 @@ class RunConfig:
     rollout_device: str | None = None
     """Torch device of the VLA and of the actor that collects; None for the learner's."""
 
-    total_chunks: int = 20_000
-    """Chunks to collect, warm-up included."""
+    total_timesteps: int = 20_000
+    """Chunks to collect, warm-up included (one timestep is one chunk)."""
     max_minutes: float | None = None
     """Stop collecting after this wall time, if it comes first."""
-    gamma: float = 0.995
-    """Discount per control step."""
-    learning_rate: float = 3e-4
-    """Adam's step size, all networks."""
-    batch_size: int = 256
-    """Transitions per gradient step."""
-    net_arch: tuple[int, ...] = (256, 256)
-    """Hidden widths of all networks."""
-    residual_scale: float = 1.0
-    """Largest correction of the VLA's action."""
-    residual_basis: int = 2
-    """Correct with this many smooth time functions per dimension; 0: each control step freely."""
-    task_heads: bool = False
-    """One policy for several tasks: a last layer for each of them on a shared trunk."""
-    per_task: bool = False
-    """A policy for each task, trained one after the other, in place of one policy for all."""
 
     eval_states: int = NUM_INIT_STATES
     """Official states per task at the end, for the VLA and the policy; 0 skips it."""

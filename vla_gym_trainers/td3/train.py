@@ -25,13 +25,11 @@ from vla_gym_trainers.runs.settings import check_resumable, read_settings
 from vla_gym_trainers.runs.stopping import stoppable
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
-from vla_gym_trainers.td3.config import TD3Config
-from vla_gym_trainers.td3.per_task import task_folders, train_per_task
+from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.run_config import RESUMABLE, RunConfig
-from vla_gym_trainers.td3.stride_vec_env import make_stride_vec_env
 
 __all__ = [
-    "TD3Config",
+    "TD3RunConfig",
     "TD3Run",
     "build_model",
     "make_vec",
@@ -56,7 +54,7 @@ class TD3Run:
     card: dict[str, Any]
 
 
-def train_td3(config: TD3Config) -> TD3Run:
+def train_td3(config: TD3RunConfig) -> TD3Run:
     """Train, evaluate the VLA and the policy on the same official states, write the card.
 
     Args:
@@ -69,10 +67,6 @@ def train_td3(config: TD3Config) -> TD3Run:
         ConfigError: If the run directory holds another run's checkpoints.
     """
     run = RunDir(config.run_dir or default_run_dir(config))
-    if config.per_task:
-        if task_folders(run.path):
-            raise ConfigError(f"{run.path} holds a run already: resume it, or take another.")
-        return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))
     if run.checkpoints():
         raise ConfigError(
             f"{run.path} holds a run already: go on with 'vla-gym-train td3 --resume {run.path}', "
@@ -81,12 +75,12 @@ def train_td3(config: TD3Config) -> TD3Run:
     return _train(config, run)
 
 
-def resume_td3(run_dir: Path, config: TD3Config | None = None) -> TD3Run:
+def resume_td3(run_dir: Path, config: TD3RunConfig | None = None) -> TD3Run:
     """Go on with a run that was killed or stopped, from its newest checkpoint.
 
-    Without ``pipelined`` changing timing, and with it too, the run goes on bit for bit as it would
-    have gone on; what it had logged after the checkpoint is logged again. A run without a
-    checkpoint begins anew, which with the same seed is the same.
+    With ``ahead`` 0 and 1 the run goes on bit for bit as it would have gone on; what it had logged
+    after the checkpoint is logged again. A run without a checkpoint begins anew, which with the
+    same seed is the same.
 
     Args:
         run_dir: The run's folder.
@@ -97,23 +91,15 @@ def resume_td3(run_dir: Path, config: TD3Config | None = None) -> TD3Run:
         ConfigError: If there is no run, or a setting differs that must not.
     """
     run = RunDir(run_dir)
-    saved = read_settings(run.config, TD3Config)
+    saved = read_settings(run.config, TD3RunConfig)
     if config is not None:
         check_resumable(saved, config, RESUMABLE)
     config = config or saved
-    if config.per_task:
-        return TD3Run(run.path, train_per_task(config, run.path, _train_or_resume))
     newest = run.checkpoints()[-1:]
     return _train(config, run, newest[0] if newest else None)
 
 
-def _train_or_resume(config: TD3Config, run_dir: Path) -> dict[str, Any]:
-    if (run_dir / "config.json").is_file():
-        return resume_td3(run_dir, config).card
-    return train_td3(config).card
-
-
-def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD3Run:
+def _train(config: TD3RunConfig, run: RunDir, checkpoint: Path | None = None) -> TD3Run:
     torch.set_num_threads(config.torch_threads)
     with run.lock(), stoppable(run, "td3") as request, ExitStack() as stack:
         write_json(run.config, config)
@@ -123,7 +109,7 @@ def _train(config: TD3Config, run: RunDir, checkpoint: Path | None = None) -> TD
             model = build_model(config, env)
         else:
             model, state = load_checkpoint(checkpoint, env, TD3BC, config.device)
-        best = open_best(config, run, stack, config.asynchronous)
+        best = open_best(config, run, stack, config.ahead > 1)
         callback = RunCallback(config, run, best, request)
         if state is not None:
             callback.restore(state)
@@ -200,9 +186,9 @@ def _episodes_per_env(config: RunConfig, env: VecEnv, layouts: int) -> int:
     return -(-layouts * len(set(config.task_ids)) // env.num_envs)
 
 
-def learn(model: TD3BC, config: TD3Config, callback: RunCallback) -> None:
-    """Collect and learn up to ``total_chunks``, or to the time limit."""
-    left = config.total_chunks - model.num_timesteps
+def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
+    """Collect and learn up to ``total_timesteps``, or to the time limit."""
+    left = config.total_timesteps - model.num_timesteps
     try:
         if left > 0:
             model.learn(left, callback=callback, log_interval=10, reset_num_timesteps=False)
@@ -227,7 +213,7 @@ def default_run_dir(config: RunConfig) -> Path:
     return Path("runs") / f"{config.algorithm}-{config.suite}-{tasks}-{stamp}"
 
 
-def make_vec(config: RunConfig, evaluation: bool = False) -> VecEnv:
+def make_vec(config: Any, evaluation: bool = False) -> VecEnv:
     """Make the environments of the training, or those of its evaluations on sampled layouts."""
     num_envs = EVAL_ENVS if evaluation else config.num_envs
     workers = config.workers
@@ -241,12 +227,12 @@ def make_vec(config: RunConfig, evaluation: bool = False) -> VecEnv:
         "gamma": config.gamma,
         **_env(config),
     }
-    if isinstance(config, TD3Config) and config.stride and not evaluation:
-        return make_stride_vec_env(env_id, num_envs, config.stride, **settings)
+    if isinstance(config, TD3RunConfig) and config.stride and not evaluation:
+        settings["stride"] = config.stride
     return make_sb3_vec_env(env_id, num_envs, **settings)
 
 
-def make_single(config: RunConfig) -> Any:
+def make_single(config: Any) -> Any:
     """Make the environment of the final evaluation."""
     return make_env(config.suite, task_ids=config.task_ids, gamma=config.gamma, **_env(config))
 
@@ -262,44 +248,16 @@ def _env(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def build_model(config: TD3Config, env: Any) -> TD3BC:
+def build_model(config: TD3RunConfig, env: Any) -> TD3BC:
     """Return the untrained algorithm for an environment (also a toy with the same spaces)."""
-    shared = (
-        "learning_rate",
-        "buffer_size",
-        "learning_starts",
-        "batch_size",
-        "tau",
-        "gamma",
-        "train_freq",
-        "utd_ratio",
-        "policy_delay",
-        "target_policy_noise",
-        "target_noise_clip",
-        "bc_weight",
-        "mc_weight",
-        "critic_warmup_steps",
-        "reference_dropout",
-        "pessimism",
-        "noise_white",
-        "noise_chunk",
-        "noise_correlation",
-        "balanced_replay",
-        "pipelined",
-        "asynchronous",
-        "max_ahead",
-        "rollout_device",
-        "device",
-        "seed",
+    return TD3BC(
+        "RLTokenPolicy",
+        env,
+        config.of_algorithm(),
+        seed=config.seed,
+        device=config.device,
+        rollout_device=config.rollout_device,
     )
-    of_policy = ("net_arch", "n_critics", "residual_scale", "residual_basis", "precision")
-    policy_kwargs = {
-        name: getattr(config, name) for name in (*of_policy, "use_rl_token", "use_reference")
-    }
-    if config.task_heads:
-        policy_kwargs["task_heads"] = tuple(sorted(set(config.task_ids)))
-    settings = {name: getattr(config, name) for name in shared}
-    return TD3BC("RLTokenPolicy", env, policy_kwargs=policy_kwargs, **settings)
 
 
 def final_evaluation(config: RunConfig, model: TD3BC, env: Any) -> dict[str, Any]:

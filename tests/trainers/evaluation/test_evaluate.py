@@ -25,16 +25,15 @@ from vla_gym_trainers.evaluation.evaluate import (
 )
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
 from vla_gym_trainers.runs.settings import load_preset, parse_config, preset_names
-from vla_gym_trainers.td3.train import TD3Config, train_td3
+from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 SMALL: dict[str, Any] = {
-    "total_chunks": 120,
+    "total_timesteps": 120,
     "learning_starts": 40,
     "critic_warmup_steps": 10,
     "batch_size": 16,
     "utd_ratio": 1.0,
     "net_arch": (16,),
-    "precision": "fp32",
     "checkpoint_every": 50,
     "eval_states": 6,
     "progress": False,
@@ -101,14 +100,14 @@ def test_unpaired_results_are_refused() -> None:
 
 
 def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
-    run = train_td3(TD3Config(run_dir=tmp_path / "run", **SMALL))
+    run = train_td3(TD3RunConfig(run_dir=tmp_path / "run", **SMALL))
     names = {path.name for path in run.run_dir.iterdir()}
     files = {"config.json", "card.json", "policy.zip", "last.zip", "metrics.jsonl"}
     assert files | {"checkpoints", "tensorboard"} <= names
     kept = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
     assert kept == ["000000104", "000000120"]  # at 56, 104 and the end; the newest two
     card = json.loads((run.run_dir / "card.json").read_text())
-    assert card["config"]["total_chunks"] == 120
+    assert card["config"]["total_timesteps"] == 120
     assert card["versions"]["mujoco"]
     assert card["versions"]["libero"]
     training = card["results"]["training"]
@@ -126,8 +125,8 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
 
 
 def test_max_minutes_stops_the_run(tmp_path: Path, toy_env: None) -> None:
-    settings = {**SMALL, "total_chunks": 10**6, "max_minutes": 0.02, "eval_states": 0}
-    run = train_td3(TD3Config(run_dir=tmp_path, **settings))
+    settings = {**SMALL, "total_timesteps": 10**6, "max_minutes": 0.02, "eval_states": 0}
+    run = train_td3(TD3RunConfig(run_dir=tmp_path, **settings))
     assert run.card["results"]["training"]["minutes"] < 0.5
     assert (tmp_path / "policy.zip").is_file()
 
@@ -169,18 +168,18 @@ def test_option_out_of_range_is_a_usage_error(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", [n for n in preset_names() if n.startswith("td3")])
 def test_shipped_presets_are_valid(name: str) -> None:
-    config = load_preset(TD3Config, name)
-    assert config.learning_starts < config.total_chunks
+    config = load_preset(TD3RunConfig, name)
+    assert config.learning_starts < config.total_timesteps
 
 
 def test_command_line_beats_preset(tmp_path: Path) -> None:
     preset = tmp_path / "p.yaml"
     preset.write_text("bc_weight: 0.7\ntask_ids: [1, 2]\n")
-    config = parse_config(TD3Config, [f"--preset={preset}", "--task-ids", "3"])
+    config = parse_config(TD3RunConfig, [f"--preset={preset}", "--task-ids", "3"])
     assert (config.bc_weight, config.task_ids) == (0.7, (3,))
     preset.write_text("bc_wait: 0.7\n")
     with pytest.raises(ConfigError, match="bc_wait"):
-        load_preset(TD3Config, str(preset))
+        load_preset(TD3RunConfig, str(preset))
 
 
 @pytest.mark.parametrize(
@@ -188,13 +187,13 @@ def test_command_line_beats_preset(tmp_path: Path) -> None:
     [
         ({"task_ids": (11,)}, "out of range"),
         ({"task_ids": ()}, "task_ids"),
-        ({"learning_starts": 500, "total_chunks": 400}, "learning_starts"),
+        ({"learning_starts": 500, "total_timesteps": 400}, "learning_starts"),
         ({"eval_states": 51}, "eval_states"),
     ],
 )
 def test_config_mistakes(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TD3Config(**changes)
+        TD3RunConfig(**changes)
 
 
 def test_load_policy_errors(tmp_path: Path) -> None:

@@ -223,11 +223,11 @@ def test_the_goal_that_comes_first_is_noticed() -> None:
 def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
     from vla_gym_trainers.evaluation.evaluate import make_env
     from vla_gym_trainers.evaluation.trained import TrainedPolicy
-    from vla_gym_trainers.td3.train import TD3Config, build_model
+    from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
     (tmp_path / "config.json").write_text('{"vla": "mini"}')
     env = make_env("goal", task_ids=8, chunk_len=4)
-    build_model(TD3Config(net_arch=(16,), buffer_size=10), env).save(tmp_path / "policy.zip")
+    build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env).save(tmp_path / "policy.zip")
     env.close()
     policy = TrainedPolicy(tmp_path)
     assert policy.chunk_len == 4 and policy.identity["vla"]["name"] == "mini"
@@ -244,11 +244,11 @@ def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
     from vla_gym.rl_token import load_rl_token
     from vla_gym_trainers.evaluation.evaluate import make_env
     from vla_gym_trainers.evaluation.trained import TrainedPolicy
-    from vla_gym_trainers.td3.train import TD3Config, build_model
+    from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
     token = tmp_path / "token"
     load_rl_token("mini-few").save_pretrained(token)
-    config = TD3Config(net_arch=(16,), buffer_size=10)
+    config = TD3RunConfig(net_arch=(16,), buffer_size=10)
     names = {}
     for name, text in (("own", str(token)), ("mean", "mean"), ("shipped", "auto")):
         run = tmp_path / name

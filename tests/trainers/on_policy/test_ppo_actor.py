@@ -31,7 +31,7 @@ from vla_gym_trainers.runs.stopping import StopRequest
 
 SMALL: dict[str, Any] = {
     "num_envs": 2,
-    "total_chunks": 256,
+    "total_timesteps": 256,
     "rollout_chunks": 64,
     "value_rollouts": 1,
     "batch_size": 32,
@@ -208,7 +208,7 @@ def test_learns_beyond_the_reference() -> None:
 
 def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path: Path) -> None:
     whole = train_ppo_actor(PPOActorConfig(run_dir=tmp_path / "whole", **SMALL))
-    part = {**SMALL, "total_chunks": 128}
+    part = {**SMALL, "total_timesteps": 128}
     train_ppo_actor(PPOActorConfig(run_dir=tmp_path / "part", **part))
     config = PPOActorConfig(run_dir=tmp_path / "part", **SMALL)
     resumed = resume_ppo_actor(tmp_path / "part", config)

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
-from vla_gym_trainers import TD3BC
+from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
 
 pytest_plugins = ("vector_fixtures",)
@@ -355,11 +355,9 @@ def test_td3bc_takes_each_transitions_discount():
     model = TD3BC(
         "RLTokenPolicy",
         env,
-        learning_starts=16,
-        batch_size=8,
-        critic_warmup_steps=2,
-        buffer_size=100,
-        gamma=0.99,
+        TD3Config(
+            learning_starts=16, batch_size=8, critic_warmup_steps=2, buffer_size=100, gamma=0.99
+        ),
         seed=0,
     )
     model.learn(32)

@@ -111,9 +111,7 @@ def _toy_run(monkeypatch: pytest.MonkeyPatch, at_chunks: int | None) -> None:
     monkeypatch.setattr(train_td3_module, "RunCallback", Interrupted)
 
 
-@pytest.mark.parametrize(
-    "options", [["--no-pipelined"], ["--pipelined"], ["--no-pipelined", "--asynchronous"]]
-)
+@pytest.mark.parametrize("options", [["--ahead", "0"], ["--ahead", "1"], ["--ahead", "3"]])
 def test_a_stopped_run_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -136,15 +134,3 @@ def test_a_stopped_run_goes_on(
     _toy_run(monkeypatch, None)
     assert main(["td3", "--resume", str(tmp_path)]) == 0
     assert (tmp_path / "card.json").exists()
-
-
-def test_tasks_one_by_one_name_the_whole_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def make_vec(*_: Any, **__: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(train_td3_module, "make_vec", make_vec)
-    arguments = ["--per-task", "--task-ids", "1", "2", "--run-dir", str(tmp_path)]
-    assert main(["td3", *arguments]) == 130
-    assert f"--resume {tmp_path}\n" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers import TD3BC
+from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.critic_check import (
@@ -33,10 +33,7 @@ def write_run(folder: Path, success: Success, episodes: int = 600, size: int = 1
     model = TD3BC(
         "RLTokenPolicy",
         ToyReach(),
-        buffer_size=size,
-        batch_size=64,
-        learning_rate=3e-3,
-        policy_kwargs={"net_arch": (64,), "precision": "fp32"},
+        TD3Config(buffer_size=size, batch_size=64, learning_rate=3e-3, net_arch=(64,)),
         seed=0,
     )
     rng = np.random.default_rng(0)

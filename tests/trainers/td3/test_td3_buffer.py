@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
 OBSERVATION = spaces.Dict(
     {"rl_token": spaces.Box(-np.inf, np.inf, (2,), np.float32), "task_id": spaces.Discrete(10)}

@@ -9,24 +9,18 @@ import numpy as np
 import pytest
 from toy_env import ToyReach
 
-from vla_gym_trainers import TD3BC
-from vla_gym_trainers.td3.train import TD3Config, build_model
+from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
 Obs = dict[str, Any]
 
 
-def make(**policy_kwargs: Any) -> TD3BC:
+def make(**changes: Any) -> TD3BC:
     """Return a policy after some training, so that its correction is not zero."""
-    kwargs = {"net_arch": (16,), "precision": "fp32", **policy_kwargs}
-    return TD3BC(
-        "RLTokenPolicy",
-        ToyReach(),
-        learning_starts=16,
-        critic_warmup_steps=5,
-        batch_size=16,
-        policy_kwargs=kwargs,
-        seed=1,
-    ).learn(64)
+    config = TD3Config(
+        learning_starts=16, critic_warmup_steps=5, batch_size=16, net_arch=(16,), **changes
+    )
+    return TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(64)
 
 
 def correction(model: TD3BC, obs: Obs) -> np.ndarray:
@@ -72,28 +66,19 @@ def test_what_is_left_out_has_no_influence(option: str, key: str, tmp_path: Path
 def test_pessimism_changes_what_the_actor_learns() -> None:
     weights = []
     for pessimism in (0.0, 0.0, 5.0):
-        model = TD3BC(
-            "RLTokenPolicy",
-            ToyReach(),
-            learning_starts=16,
-            critic_warmup_steps=5,
-            batch_size=16,
-            pessimism=pessimism,
-            policy_kwargs={"net_arch": (16,), "precision": "fp32"},
-            seed=1,
-        ).learn(64)
+        model = make(pessimism=pessimism)
         weights.append(model.policy.actor.head.weight.detach().numpy())
     np.testing.assert_array_equal(weights[0], weights[1])
     assert np.abs(weights[2] - weights[0]).max() > 1e-4
 
 
 def test_the_command_sets_both() -> None:
-    config = TD3Config(task_ids=(5,), use_rl_token=False, use_reference=False, net_arch=(16,))
+    config = TD3RunConfig(task_ids=(5,), use_rl_token=False, use_reference=False, net_arch=(16,))
     config.pessimism, config.noise_correlation = 0.7, 0.4
     model = build_model(config, ToyReach())
-    assert model._settings().pessimism == 0.7
+    assert model.config.pessimism == 0.7
     assert model.exploration is not None
     assert model.exploration.correlation == 0.4
     policy = model.policy
-    assert policy.settings["use_rl_token"] is policy.settings["use_reference"] is False
+    assert policy.config.use_rl_token is policy.config.use_reference is False
     assert policy.actor.body[0].in_features == policy.observation_space["proprio"].shape[0]

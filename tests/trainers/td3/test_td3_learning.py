@@ -16,15 +16,15 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers import TD3BC
+from vla_gym_trainers import TD3BC, TD3Config
 
 FAST: dict[str, Any] = {
     "learning_starts": 60,
     "critic_warmup_steps": 20,
     "batch_size": 32,
     "utd_ratio": 1.0,
-    "policy_kwargs": {"net_arch": (16, 16), "precision": "fp32"},
-    "seed": 3,
+    "net_arch": (16, 16),
+    "ahead": 0,
 }
 
 
@@ -37,7 +37,9 @@ def one_thread() -> Any:
 
 
 def make(env: Any = None, **changes: Any) -> TD3BC:
-    return TD3BC("RLTokenPolicy", env or ToyReach(), **{**FAST, **changes})
+    apart = {k: changes.pop(k) for k in ("seed", "tensorboard_log") if k in changes}
+    config = TD3Config(**{**FAST, **changes})
+    return TD3BC("RLTokenPolicy", env or ToyReach(), config, **{"seed": 3, **apart})
 
 
 def success_rate(model: TD3BC | None, episodes: int = 100) -> float:
@@ -69,7 +71,7 @@ def test_toy_env_is_a_good_env() -> None:
 
 
 def test_untrained_actor_is_exactly_the_reference() -> None:
-    model, env = make(policy_kwargs={}), ToyReach()
+    model, env = make(net_arch=(256, 256)), ToyReach()
     obs, _ = env.reset(seed=0)
     action, _ = model.predict(obs, deterministic=True)
     np.testing.assert_array_equal(action, obs["vla_action"])
@@ -82,12 +84,12 @@ def test_actor_moves_only_after_warm_up() -> None:
     model.learn(56)  # blocks of 8 chunks: all of it warm-up
     np.testing.assert_array_equal(greedy_actions(model), reference)
     assert not model._critics_are_warm
-    model.critic_warmup_steps = 50
-    model.utd_ratio = 0.0
+    model.config.critic_warmup_steps = 50
+    model.config.utd_ratio = 0.0
     model.learn(8, reset_num_timesteps=False)  # critics only
     assert model._critics_are_warm
     np.testing.assert_array_equal(greedy_actions(model), reference)
-    model.utd_ratio = 1.0
+    model.config.utd_ratio = 1.0
     model.learn(8, reset_num_timesteps=False)
     assert np.abs(greedy_actions(model) - reference).max() > 0
 
@@ -102,7 +104,7 @@ def test_learns_beyond_the_reference() -> None:
         learning_rate=1e-3,
         bc_weight=0.02,
         noise_chunk=0.3,
-        policy_kwargs={"net_arch": (64, 64), "precision": "fp32"},
+        net_arch=(64, 64),
         seed=0,
     )
     baseline = success_rate(None)
@@ -113,12 +115,12 @@ def test_learns_beyond_the_reference() -> None:
     assert success_rate(model) >= baseline + 0.25
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_same_seed_same_result(pipelined: bool) -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_same_seed_same_result(ahead: int) -> None:
     results = []
     for global_seed in (0, 1):
         torch.manual_seed(global_seed)
-        model = make(pipelined=pipelined)
+        model = make(ahead=ahead)
         model.learn(120)
         results.append((greedy_actions(model), model.replay_buffer.actions[:120].copy()))
     np.testing.assert_array_equal(results[0][0], results[1][0])
@@ -126,8 +128,8 @@ def test_same_seed_same_result(pipelined: bool) -> None:
     assert np.abs(results[0][0] - greedy_actions(make())).max() > 0
 
 
-def test_pipelined_errors_surface() -> None:
-    model = make(pipelined=True)
+def test_errors_of_learning_surface() -> None:
+    model = make(ahead=1)
     model.learn(61)
 
     def broken(batch_size: int, env: Any = None) -> Any:
@@ -145,7 +147,7 @@ def test_save_and_load_give_equal_actions_and_go_on(tmp_path: Path) -> None:
     model.save_replay_buffer(tmp_path / "replay.pkl")
     loaded = TD3BC.load(tmp_path / "model.zip", env=ToyReach())
     np.testing.assert_array_equal(greedy_actions(loaded), greedy_actions(model))
-    assert (loaded.num_timesteps, loaded.bc_weight) == (model.num_timesteps, model.bc_weight)
+    assert (loaded.num_timesteps, loaded.config) == (model.num_timesteps, model.config)
     loaded.load_replay_buffer(tmp_path / "replay.pkl")
     for trained in (model, loaded):  # same optimisers, generators and replay: same gradient steps
         trained.set_logger(model.logger)
@@ -185,9 +187,9 @@ def test_bootstrap_through_truncation_only() -> None:
     [
         ({"mc_weight": 1.5}, "mc_weight"),
         ({"bc_weight": -1.0}, "bc_weight"),
-        ({"policy_kwargs": {"n_critics": 1}}, "n_critics"),
-        ({"policy_kwargs": {"residual_basis": -1}}, "residual_basis"),
-        ({"policy_kwargs": {"action_scale": (1.0, 1.0)}}, "action_scale"),
+        ({"n_critics": 1}, "n_critics"),
+        ({"residual_basis": -1}, "residual_basis"),
+        ({"ahead": -1}, "ahead"),
     ],
 )
 def test_bad_settings(changes: dict[str, Any], message: str) -> None:
@@ -212,7 +214,7 @@ def test_wrong_spaces_are_refused() -> None:
 
 
 def test_low_rank_residual_is_smooth_in_time() -> None:
-    model = make(policy_kwargs={"net_arch": (16,), "residual_basis": 1, "precision": "fp32"})
+    model = make(net_arch=(16,), residual_basis=1)
     model.learn(120)
     env = ToyReach()
     obs, _ = env.reset(seed=0)

@@ -12,14 +12,13 @@ import pytest
 from vla_gym_trainers.evaluation.evaluate import evaluate, make_env
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.runs.settings import load_preset
-from vla_gym_trainers.td3.stride_vec_env import make_stride_vec_env
-from vla_gym_trainers.td3.train import TD3Config, train_td3
+from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 
 def test_short_run_on_libero(tmp_path: Path) -> None:
-    config = TD3Config(
+    config = TD3RunConfig(
         task_ids=(9,),
-        total_chunks=64,
+        total_timesteps=64,
         learning_starts=32,
         critic_warmup_steps=20,
         batch_size=32,
@@ -68,7 +67,7 @@ def test_a_chunk_in_pieces_is_the_chunk() -> None:
     """Physics and final frames are equal; the VLA sees as many frames more as there are pieces."""
     settings = {"task_ids": [5], "gamma": 0.99, "workers": 0}
     whole = make_sb3_vec_env("LiberoVLA-goal-v0", 1, **settings)
-    pieces = make_stride_vec_env("LiberoVLA-goal-v0", 1, 2, **settings)
+    pieces = make_sb3_vec_env("LiberoVLA-goal-v0", 1, stride=2, **settings)
     try:
         whole.seed(3), pieces.seed(3)
         a, b = whole.reset(), pieces.reset()
@@ -92,7 +91,7 @@ def test_a_chunk_in_pieces_is_the_chunk() -> None:
 @pytest.mark.slow
 def test_demo_preset_beats_the_vla(tmp_path: Path) -> None:
     """About 5 minutes on 2 cores; by chance the sign test passes less than once in 100."""
-    config = load_preset(TD3Config, "td3_demo")
+    config = load_preset(TD3RunConfig, "td3_demo")
     config.run_dir, config.progress = tmp_path, False
     results = train_td3(config).card["results"]
     paired = results["paired"][0]

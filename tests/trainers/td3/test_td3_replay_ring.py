@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
-from vla_gym_trainers.td3.replay_ring import GroupIndex
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.ring import TaskIndex
 
 OBSERVATION = spaces.Dict(
     {"rl_token": spaces.Box(-np.inf, np.inf, (3,), np.float32), "task_id": spaces.Discrete(10)}
@@ -50,7 +50,7 @@ def test_the_ring_is_the_newest_rows_of_a_list() -> None:
 
 
 def test_group_index_against_brute_force() -> None:
-    rng, index, groups = np.random.default_rng(1), GroupIndex(50), {}
+    rng, index, groups = np.random.default_rng(1), TaskIndex(50), {}
     for number in range(2000):
         slot, group = number % 50, int(rng.choice([2, 5, 7], p=[0.8, 0.15, 0.05]))
         index.put(slot, group)
@@ -62,9 +62,7 @@ def test_group_index_against_brute_force() -> None:
             share = [sum(groups[s] == g for s in drawn.tolist()) for g in expected]
             assert sum(share) == 60
             assert max(share) - min(share) <= 1
-            state = pickle.loads(pickle.dumps(index.state()))
-            other = GroupIndex(50)
-            other.restore(state)
+            other = pickle.loads(pickle.dumps(index))
             assert other.counts == expected
             seeds = np.random.default_rng(3), np.random.default_rng(3)
             np.testing.assert_array_equal(index.sample(9, seeds[0]), other.sample(9, seeds[1]))

@@ -25,11 +25,11 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.metrics import TIME_KEYS, JsonlWriter, read_metrics
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
-from vla_gym_trainers.td3.train import TD3Config, resume_td3, train_td3
+from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
 
 #: Seconds for anything that takes a few: machines may be busy.
 PATIENCE = 280
-Uninterrupted = Callable[[bool], tuple[dict[str, Any], float]]
+Uninterrupted = Callable[[int], tuple[dict[str, Any], float]]
 _CONTEXT = multiprocessing.get_context("forkserver")
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 _CONTEXT.set_forkserver_preload(["resume_target"])
@@ -103,13 +103,13 @@ def assert_same(mine: Any, its: Any, where: str = "") -> None:
 @pytest.fixture(scope="module")
 def uninterrupted(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[bool], tuple[dict[str, Any], float]]:
-    """Result of the run that nobody killed, and how many seconds it trained; by ``pipelined``."""
+) -> Callable[[int], tuple[dict[str, Any], float]]:
+    """Result of the run that nobody killed, and how many seconds it trained; by ``ahead``."""
 
     @functools.cache
-    def train(pipelined: bool) -> tuple[dict[str, Any], float]:
+    def train(ahead: int) -> tuple[dict[str, Any], float]:
         folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-        finish(start(folder, pipelined=pipelined))
+        finish(start(folder, ahead=ahead))
         made = result(folder)
         assert made["name"] == "000000240"
         assert len(made["metrics"]) >= 3
@@ -119,13 +119,13 @@ def uninterrupted(
     return train
 
 
-def kill_and_resume(folder: Path, delays: list[float], pipelined: bool) -> int:
+def kill_and_resume(folder: Path, delays: list[float], ahead: int) -> int:
     """Kill a run after each delay (seconds after it began to log), then let it end.
 
     Returns:
         How many kills came before its end.
     """
-    kills, process = 0, start(folder, pipelined=pipelined)
+    kills, process = 0, start(folder, ahead=ahead)
     for delay in delays:
         deadline = time.monotonic() + PATIENCE
         while process.is_alive() and not (folder / "metrics.jsonl").exists():
@@ -144,13 +144,13 @@ def kill_and_resume(folder: Path, delays: list[float], pipelined: bool) -> int:
     return kills
 
 
-@pytest.mark.parametrize(("seed", "pipelined"), [(0, False), (1, True)])
+@pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 1)])
 def test_a_killed_run_goes_on_bit_for_bit(
-    tmp_path: Path, uninterrupted: Uninterrupted, seed: int, pipelined: bool
+    tmp_path: Path, uninterrupted: Uninterrupted, seed: int, ahead: int
 ) -> None:
-    expected, seconds = uninterrupted(pipelined)
+    expected, seconds = uninterrupted(ahead)
     delay = float(np.random.default_rng(seed).uniform(0.1, 0.8)) * seconds
-    assert kill_and_resume(tmp_path / "run", [delay], pipelined) == 1
+    assert kill_and_resume(tmp_path / "run", [delay], ahead) == 1
     assert_same(result(tmp_path / "run"), expected)
 
 
@@ -159,12 +159,12 @@ def test_a_run_killed_while_it_writes_a_checkpoint(
 ) -> None:
     folder = tmp_path / "run"
     # Five files and the folder a checkpoint: inside the third one.
-    finish(start(folder, kill_in_save=15, pipelined=False), -signal.SIGKILL)
+    finish(start(folder, kill_in_save=15, ahead=0), -signal.SIGKILL)
     assert [p.name for p in RunDir(folder).checkpoints()] == ["000000048", "000000096"]
     assert list((folder / "checkpoints").glob(".*.draft"))
     finish(start(folder, resume=True))
     assert not list((folder / "checkpoints").glob(".*"))
-    assert_same(result(folder), uninterrupted(False)[0])
+    assert_same(result(folder), uninterrupted(0)[0])
 
 
 @pytest.mark.slow
@@ -173,18 +173,18 @@ def test_a_run_killed_twice_goes_on_bit_for_bit(
     tmp_path: Path, uninterrupted: Uninterrupted, seed: int
 ) -> None:
     """Ten runs, two kills each at moments that nobody chose."""
-    pipelined = seed % 2 == 1
-    expected, seconds = uninterrupted(pipelined)
+    ahead = seed % 2
+    expected, seconds = uninterrupted(ahead)
     delays = np.random.default_rng(seed).uniform(0.0, 0.5, 2) * seconds
-    assert kill_and_resume(tmp_path / "run", delays.tolist(), pipelined) == 2
+    assert kill_and_resume(tmp_path / "run", delays.tolist(), ahead) == 2
     assert_same(result(tmp_path / "run"), expected)
 
 
-def test_a_pipelined_run_resumes_bit_for_bit_too(tmp_path: Path) -> None:
-    settings = {**TINY, "pipelined": True, "total_chunks": 300, "eval_every": 0, "eval_states": 0}
-    train_td3(TD3Config(run_dir=tmp_path / "whole", **settings))
-    train_td3(TD3Config(run_dir=tmp_path / "part", **{**settings, "total_chunks": 160}))
-    config = TD3Config(run_dir=tmp_path / "part", **settings)
+def test_a_run_that_collects_ahead_goes_on_to_a_longer_limit(tmp_path: Path) -> None:
+    settings = {**TINY, "ahead": 1, "total_timesteps": 300, "eval_every": 0, "eval_states": 0}
+    train_td3(TD3RunConfig(run_dir=tmp_path / "whole", **settings))
+    train_td3(TD3RunConfig(run_dir=tmp_path / "part", **{**settings, "total_timesteps": 160}))
+    config = TD3RunConfig(run_dir=tmp_path / "part", **settings)
     run = resume_td3(tmp_path / "part", config)
     assert run.card["results"]["training"]["chunks"] == 304  # whole blocks of 2 x 8
     archives = [zipfile.ZipFile(tmp_path / name / "last.zip") for name in ("whole", "part")]
@@ -196,16 +196,16 @@ def test_a_pipelined_run_resumes_bit_for_bit_too(tmp_path: Path) -> None:
 
 
 def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Path) -> None:
-    settings = {**TINY, "total_chunks": 80, "eval_every": 0, "eval_states": 0}
-    config = TD3Config(run_dir=tmp_path, **settings)
+    settings = {**TINY, "total_timesteps": 80, "eval_every": 0, "eval_states": 0}
+    config = TD3RunConfig(run_dir=tmp_path, **settings)
     train_td3(config)
     with pytest.raises(ConfigError, match="holds a run already"):
         train_td3(config)
     with pytest.raises(ConfigError, match="gamma"):
-        resume_td3(tmp_path, TD3Config(run_dir=tmp_path, **{**settings, "gamma": 0.9}))
+        resume_td3(tmp_path, TD3RunConfig(run_dir=tmp_path, **{**settings, "gamma": 0.9}))
     assert main(["td3", "--resume", str(tmp_path), "--batch-size", "7"]) == 2
     assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 2
-    assert main(["td3", f"--resume={tmp_path}", "--total-chunks", "160"]) == 0
+    assert main(["td3", f"--resume={tmp_path}", "--total-timesteps", "160"]) == 0
     state = json.loads((RunDir(tmp_path).checkpoints()[-1] / "state.json").read_text())
     assert state["chunks"] == 160
     replay = RunDir(tmp_path).checkpoints()[-1] / "replay.pkl"

@@ -13,11 +13,10 @@ from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym_trainers import TD3BC
+from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.rollout.chunks import ChunkEnvs, Piece
 from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv
-from vla_gym_trainers.td3.buffers import ChunkReplayBuffer
-from vla_gym_trainers.td3.stride_replay import StrideReplayBuffer
-from vla_gym_trainers.td3.stride_vec_env import Piece, StrideVecEnv
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
 GAMMA = 0.9
 
@@ -31,14 +30,13 @@ class InPieces(ToyReach):
 
 
 def make(rows: int, num_envs: int = 3) -> Any:
-    adapter = SB3VecEnv if rows == 4 else StrideVecEnv
     envs = LiberoVectorEnv(
         num_envs,
         env_factory=lambda _: InPieces(rows=rows),
         workers=0,
         autoreset_mode="SAME_STEP",
     )
-    return adapter(envs)
+    return SB3VecEnv(envs)
 
 
 def assert_equal(actual: Any, expected: Any) -> None:
@@ -88,7 +86,7 @@ def test_a_chunk_in_pieces_is_the_chunk() -> None:
 def test_the_stride_must_divide_the_chunk() -> None:
     with closing(make(2)) as env, pytest.raises(ConfigError, match="divide"):
         env.vector_env.single_action_space = spaces.Box(-1.0, 1.0, (3, 7), np.float32)
-        StrideVecEnv(env.vector_env)
+        ChunkEnvs(env.vector_env)
 
 
 OBSERVATION = spaces.Dict(
@@ -96,9 +94,11 @@ OBSERVATION = spaces.Dict(
 )
 
 
-def buffer(cls: Any = StrideReplayBuffer, size: int = 50) -> Any:
+def buffer(size: int = 50) -> Any:
     action = spaces.Box(-1.0, 1.0, (4, 7), np.float32)
-    return cls(size, OBSERVATION, action, "cpu", 1, gamma=GAMMA, seed=0, balanced=True)
+    return ChunkReplayBuffer(
+        size, OBSERVATION, action, "cpu", 1, gamma=GAMMA, seed=0, balanced=True
+    )
 
 
 def seen(tag: float) -> dict[str, np.ndarray]:
@@ -196,7 +196,7 @@ def test_faults_break_the_chain() -> None:
 
 
 def test_without_pieces_it_is_the_plain_buffer_and_with_them_it_survives_pickling() -> None:
-    mine, plain = buffer(size=5), buffer(ChunkReplayBuffer, size=5)
+    mine, plain = buffer(size=5), buffer(size=5)
     for replay in (mine, plain):
         for t in (0, 4, 8, 12):
             batch = [{k: v[None] for k, v in seen(x).items()} for x in (t, t + 4)]
@@ -214,19 +214,22 @@ def test_without_pieces_it_is_the_plain_buffer_and_with_them_it_survives_picklin
         assert stored(mine)[start][-1] == pytest.approx(0.9 ** (5 - start))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_they_reach_the_buffer_of_a_training(asynchronous: bool) -> None:
+@pytest.mark.parametrize(("ahead", "groups"), [(0, 1), (0, 2), (1, 2), (3, 1)])
+def test_they_reach_the_buffer_of_a_training(ahead: int, groups: int) -> None:
     with closing(make(2, num_envs=2)) as env:
         model = TD3BC(
             "RLTokenPolicy",
             env,
-            learning_starts=16,
-            critic_warmup_steps=2,
-            batch_size=8,
-            utd_ratio=0.5,
-            gamma=GAMMA,
-            asynchronous=asynchronous,
-            policy_kwargs={"net_arch": (8,), "precision": "fp32"},
+            TD3Config(
+                learning_starts=16,
+                critic_warmup_steps=2,
+                batch_size=8,
+                utd_ratio=0.5,
+                gamma=GAMMA,
+                ahead=ahead,
+                groups=groups,
+                net_arch=(8,),
+            ),
             seed=0,
         )
         model.learn(64)

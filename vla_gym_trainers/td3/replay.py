@@ -1,4 +1,4 @@
-"""Replay for chunked transitions with dict observations."""
+"""Replay of chunked transitions: flat, sampled evenly over tasks, with a stride too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.td3.replay_ring import GroupIndex, ReplayRing
+from vla_gym_trainers.td3.ring import Ring, TaskIndex
+from vla_gym_trainers.td3.windows import Pieces, Window
 
 _SCALARS = ("rewards", "dones", "discounts", "mc_returns")
 
@@ -44,8 +45,12 @@ class ChunkReplayBuffer(ReplayBuffer):
     """Flat preallocated ring of transitions from all environments.
 
     SB3's buffers are indexed [position, env], which makes dropping one row impossible; this one is
-    indexed by transition. Each transition brings its own discount: ``info["discount"]`` if the
-    environment gives it, else ``gamma ** info["executed_steps"]``, else ``gamma``.
+    indexed by transition.
+
+    Each transition brings its own discount: ``info["discount"]`` if the environment gives it, else
+    ``gamma ** info["executed_steps"]``, else ``gamma``. Where an info has ``pieces`` and ``stride``
+    (see :mod:`vla_gym_trainers.rollout.chunks`), each piece after a chunk's first begins a
+    transition of its own.
 
     When an episode ends, its transitions get their Monte-Carlo return
     ``G_t = r_t + discount_t * G_(t+1)``. After a time limit the missing tail counts as 0, which is
@@ -57,6 +62,12 @@ class ChunkReplayBuffer(ReplayBuffer):
     With ``balanced`` each batch holds as many transitions of every ``task_id`` as of any other,
     however many there are of each. Pickling keeps the filled rows only; a buffer that comes back
     goes on as the original would, its sampling included.
+
+    Attributes:
+        observations: Key -> (buffer_size, ...) view.
+        next_observations: The same.
+        actions: (buffer_size, C * 7) view.
+        num_dropped: Transitions that were not stored.
     """
 
     observations: dict[str, np.ndarray]  # type: ignore[assignment]
@@ -105,40 +116,40 @@ class ChunkReplayBuffer(ReplayBuffer):
                 f"{sorted(observation_space.keys())}."
             )
         # ReplayBuffer.__init__ would allocate [position, env] arrays: only its base is wanted.
-        BaseBuffer.__init__(
-            self,
-            max(buffer_size, n_envs),
-            observation_space,
-            action_space,
-            device,
-            n_envs=n_envs,
-        )
+        size = max(buffer_size, n_envs)
+        BaseBuffer.__init__(self, size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage, self.handle_timeout_termination = False, True
         self.gamma, self.balanced = gamma, balanced
         self.rng = np.random.default_rng(seed)
-        self._allocate()
-        self.num_dropped = 0
-        # Running numbers (not slots) of each environment's current episode.
-        self._episodes: list[list[int]] = [[] for _ in range(n_envs)]
+        discrete = [k for k, s in observation_space.items() if isinstance(s, spaces.Discrete)]
+        self._integers = [f"{prefix}/{key}" for prefix in ("obs", "next") for key in discrete]
+        self._clear()
 
-    def _allocate(self) -> None:
-        space = self.observation_space
-        assert isinstance(space, spaces.Dict)
-        columns: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-            f"{prefix}/{key}": (shape, np.dtype(space[key].dtype))
+    def _clear(self) -> None:
+        shapes = {
+            f"{prefix}/{key}": shape
             for prefix in ("obs", "next")
             for key, shape in self.obs_shape.items()
         }
-        columns["actions"] = ((self.action_dim,), np.dtype(np.float32))
-        columns |= {name: ((), np.dtype(np.float32)) for name in _SCALARS}
-        self._ring = ring = ReplayRing(self.buffer_size, columns, self.n_envs)
-        self._tasks = GroupIndex(self.buffer_size)
-        self.observations = {key: ring.views[f"obs/{key}"] for key in self.obs_shape}
-        self.next_observations = {key: ring.views[f"next/{key}"] for key in self.obs_shape}
-        self.actions, self.rewards = ring.views["actions"], ring.views["rewards"]
-        self.dones, self.discounts = ring.views["dones"], ring.views["discounts"]
-        self.mc_returns = ring.views["mc_returns"]
+        shapes["actions"] = (self.action_dim,)
+        shapes |= {name: () for name in _SCALARS}
+        self._ring = Ring(self.buffer_size, shapes, self.n_envs)
+        self._tasks = TaskIndex(self.buffer_size if self.balanced else 0)
+        self.num_dropped = 0
+        # Of each environment's current episode: running numbers (not slots) of its chunks; its
+        # pieces; running numbers and first pieces of what begins inside its chunks.
+        self._episodes: list[list[int]] = [[] for _ in range(self.n_envs)]
+        self._pieces = [Pieces() for _ in range(self.n_envs)]
+        self._begun: list[list[tuple[int, int]]] = [[] for _ in range(self.n_envs)]
+        self._bind()
         self.mc_returns[:] = np.nan
+
+    def _bind(self) -> None:
+        self._stage, views = self._ring.stage, self._ring.views
+        self.observations = {key: views[f"obs/{key}"] for key in self.obs_shape}
+        self.next_observations = {key: views[f"next/{key}"] for key in self.obs_shape}
+        self.actions, self.rewards, self.dones = (views[k] for k in ("actions", *_SCALARS[:2]))
+        self.discounts, self.mc_returns = views["discounts"], views["mc_returns"]
 
     @property
     def num_added(self) -> int:
@@ -157,9 +168,7 @@ class ChunkReplayBuffer(ReplayBuffer):
     def reset(self) -> None:
         """Forget all transitions."""
         super().reset()
-        self._allocate()
-        self.num_dropped = 0
-        self._episodes = [[] for _ in range(self.n_envs)]
+        self._clear()
 
     def add(  # type: ignore[override]
         self,
@@ -170,7 +179,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         done: np.ndarray,
         infos: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Push one transition per environment.
+        """Push one transition per environment, and what begins inside.
 
         Args:
             obs: Key -> (n_envs, ...) observation before the chunk.
@@ -179,25 +188,20 @@ class ChunkReplayBuffer(ReplayBuffer):
             reward: (n_envs,) rewards.
             done: (n_envs,) episode ended, for whatever reason.
             infos: One per environment: ``discount`` or ``executed_steps``, ``TimeLimit.truncated``,
-                ``worker_restarted``.
+                ``worker_restarted``, ``pieces``.
         """
-        stage = self._ring.stage
-        for key in self.obs_shape:
-            stage[f"obs/{key}"][...] = np.reshape(obs[key], stage[f"obs/{key}"].shape)
-            stage[f"next/{key}"][...] = np.reshape(next_obs[key], stage[f"next/{key}"].shape)
-        stage["actions"][...] = np.reshape(action, stage["actions"].shape)
-        stage["rewards"][:] = reward
-        stage["discounts"][:] = [self._discount(info) for info in infos]
         limit = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        stage["dones"][:] = np.logical_and(done, ~limit)
-        stage["mc_returns"][:] = 0.0
-        finite = self._ring.staged_finite(self.n_envs)
-        stage["mc_returns"][:] = np.nan
+        self._put(slice(None), obs, next_obs, action)
+        self._stage["rewards"][:] = reward
+        self._stage["discounts"][:] = [self._discount(info) for info in infos]
+        self._stage["dones"][:] = np.logical_and(done, ~limit)
+        finite = np.isfinite(self._ring.staged[:, : self._ring.places["mc_returns"].start]).all(
+            axis=1
+        )
         restarted = np.array([bool(info.get("worker_restarted", False)) for info in infos])
         kept = np.flatnonzero(finite & ~restarted)
         number = self.num_added
-        if len(kept):
-            self._push(kept)
+        self._push(kept)
         self.num_dropped += self.n_envs - len(kept)
         for env in np.flatnonzero(~finite | restarted).tolist():
             self._episodes[env] = []  # the chain of this episode's returns is broken here
@@ -206,13 +210,29 @@ class ChunkReplayBuffer(ReplayBuffer):
             number += 1
         for env in np.flatnonzero(done).tolist():
             self._finish_episode(env)
+        for env, info in enumerate(infos):
+            if "pieces" in info:
+                mine = {key: np.asarray(value[env]) for key, value in obs.items()}
+                terminated = bool(done[env] and not limit[env])
+                self._add_pieces(env, mine, action[env], info, bool(done[env]), terminated)
+
+    def _put(self, rows: Any, obs: Any, next_obs: Any, action: np.ndarray) -> None:
+        """Stage observations and actions; the returns are not known yet."""
+        stage = self._stage
+        for prefix, values in (("obs", obs), ("next", next_obs)):
+            for key in self.obs_shape:
+                part = stage[f"{prefix}/{key}"]
+                part[rows] = np.reshape(values[key], part[rows].shape)
+        stage["actions"][rows] = np.reshape(action, stage["actions"][rows].shape)
+        stage["mc_returns"][rows] = np.nan
 
     def _push(self, rows: np.ndarray) -> None:
+        """Copy staged rows into the ring, over the oldest ones if it is full."""
         slots = self._ring.push(rows)
         if self.balanced:
-            tasks = self._ring.stage["obs/task_id"].reshape(self.n_envs)[rows]
+            tasks = self._stage["obs/task_id"].reshape(self.n_envs)[rows]
             for slot, task in zip(slots.tolist(), tasks.tolist(), strict=True):
-                self._tasks.put(slot, task)
+                self._tasks.put(slot, int(task))
         self.pos = self.num_added % self.buffer_size
         self.full = self.num_added >= self.buffer_size
 
@@ -232,6 +252,40 @@ class ChunkReplayBuffer(ReplayBuffer):
             value = float(self.rewards[slot]) + float(self.discounts[slot]) * value
             self.mc_returns[slot] = value
         self._episodes[env] = []
+
+    def _add_pieces(
+        self,
+        env: int,
+        obs: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        info: Mapping[str, Any],
+        done: bool,
+        terminated: bool,
+    ) -> None:
+        """Push what begins inside one environment's chunk."""
+        pieces = info["pieces"]
+        seen = [*obs.values(), *(v for piece in pieces for v in piece.obs.values()), action]
+        if info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen):
+            self._pieces[env], self._begun[env] = Pieces(), []
+            return
+        assert self.action_space.shape is not None
+        chunk = np.reshape(action, (-1, self.action_space.shape[-1]))
+        running = self._pieces[env]
+        for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
+            self._begun[env].append((self.num_added, window.start))
+            self._push_window(window)
+        if done:
+            returns, oldest = running.returns(), self.num_added - self.buffer_size
+            for number, start in self._begun[env]:
+                if number >= oldest:
+                    self.mc_returns[number % self.buffer_size] = returns[start]
+            self._pieces[env], self._begun[env] = Pieces(), []
+
+    def _push_window(self, window: Window) -> None:
+        self._put(0, window.obs, window.next_obs, window.action)
+        self._stage["rewards"][0] = window.reward
+        self._stage["discounts"][0], self._stage["dones"][0] = window.discount, window.terminated
+        self._push(np.array([0]))
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None
@@ -256,24 +310,19 @@ class ChunkReplayBuffer(ReplayBuffer):
             index: (B,) integer slots, each below ``size()``.
         """
         batch = self._ring.gather(index, self.device)
-        return ChunkReplaySamples(
-            {key: batch[f"obs/{key}"] for key in self.obs_shape},
-            batch["actions"],
-            {key: batch[f"next/{key}"] for key in self.obs_shape},
-            batch["dones"],
-            batch["rewards"],
-            batch["discounts"],
-            batch["mc_returns"],
+        for name in self._integers:
+            batch[name] = batch[name].long()
+        obs, next_obs = (
+            {key: batch[f"{prefix}/{key}"] for key in self.obs_shape} for prefix in ("obs", "next")
         )
+        scalars = {name: batch[name] for name in _SCALARS}
+        return ChunkReplaySamples(obs, batch["actions"], next_obs, **scalars)
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ("observations", "next_observations", "actions", "rewards", "dones", "discounts")
-        state = {k: v for k, v in vars(self).items() if k not in (*views, "mc_returns")}
-        return {**state, "_ring": self._ring.state(), "_tasks": self._tasks.state()}
+        views = ("observations", "next_observations", "actions", *_SCALARS, "_stage")
+        return {key: value for key, value in vars(self).items() if key not in views}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ring, tasks = state.pop("_ring"), state.pop("_tasks")
         vars(self).update(state)
-        self._allocate()
-        self._ring.restore(ring)
-        self._tasks.restore(tasks)
+        self._bind()
+        self.mc_returns[self.size() :] = np.nan
