@@ -22,7 +22,9 @@ from pathlib import Path
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
-os.environ.setdefault("LP_NUM_THREADS", "0")  # see vla_gym.sim.renderer.drawn_by_the_caller
+os.environ.setdefault(
+    "LP_NUM_THREADS", "0"
+)  # see rendering.renderer.without_mesa_threads
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from render_pairs import PainterPair, fixed_camera
 
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.model_io import load_shared
-from vla_gym.sim.renderer import CAMERAS
+from vla_gym.sim.rendering.renderer import CAMERAS
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 

@@ -21,7 +21,7 @@ for _variable in (
     "NUMBA_NUM_THREADS",
 ):
     os.environ.setdefault(_variable, "1")
-# Upstream's renderer as well; see vla_gym.sim.renderer.drawn_by_the_caller.
+# Upstream's renderer as well; see vla_gym.sim.rendering.renderer.without_mesa_threads.
 os.environ.setdefault("LP_NUM_THREADS", "0")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

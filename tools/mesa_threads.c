@@ -4,7 +4,7 @@
 //   LP_NUM_THREADS=1 ./mesa_threads 60    # several at once, on busy cores; 0: without threads
 //   GLIBC_TUNABLES=glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0   # finds damage sooner
 //
-// Needs no OpenGL headers. See vla_gym.sim.renderer.drawn_by_the_caller and docs/limits.md.
+// Needs no OpenGL headers. See vla_gym.sim.rendering.renderer.without_mesa_threads and docs/limits.md.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

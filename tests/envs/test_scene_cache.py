@@ -14,7 +14,7 @@ import pytest
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
 from vla_gym.errors import AssetError, ConfigError
-from vla_gym.sim import renderer as renderer_module
+from vla_gym.sim.rendering import renderer as renderer_module
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel
 

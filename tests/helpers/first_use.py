@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from vla_gym.envs.scene_cache import load_task
-from vla_gym.sim import LiberoSim, painters
+from vla_gym.sim import LiberoSim
 from vla_gym.sim.compiled import is_compiled
-from vla_gym.sim.draw_scene import draw_scene
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_fast import _run
+from vla_gym.sim.rendering import painter, software
+from vla_gym.sim.rendering.software.draw_scene import draw_scene
 from vla_gym.suites import get_task
 
 
@@ -24,7 +25,7 @@ def _physics() -> None:
 
 
 def _drawing() -> None:
-    painters.preload(load_shared(load_task(get_task("goal", 0), "lite")))
+    software.preload(load_shared(load_task(get_task("goal", 0), "lite")))
 
 
 def compile_once(folder: Path, number: int) -> None:
@@ -35,7 +36,7 @@ def compile_once(folder: Path, number: int) -> None:
         number: Of this process.
     """
     parts = [("physics", _run, _physics)]
-    if painters.surely_in_software():
+    if painter.surely_in_software():
         parts.append(("drawing", draw_scene, _drawing))
     for name, function, compile_it in parts[:: -1 if number % 2 else 1]:
         with open(folder / f"compile-{name}.lock", "w") as lock:

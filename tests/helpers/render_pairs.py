@@ -1,4 +1,4 @@
-"""Two painters of one model side by side: MuJoCo's own and the lean one."""
+"""Two painters of one model side by side: MuJoCo's own and the software painter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import mujoco
 import numpy as np
 
 from vla_gym.sim.model_io import SharedModel
-from vla_gym.sim.painters import LeanPainter, PlainPainter
-from vla_gym.sim.renderer import _new_gl_context
+from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
+from vla_gym.sim.rendering.renderer import _new_gl_context
+from vla_gym.sim.rendering.software import SoftwarePainter
 
 
 class PainterPair:
@@ -16,7 +17,7 @@ class PainterPair:
     def __init__(self, shared: SharedModel, size: int, *, fast: bool = False) -> None:
         self.shared, self.size = shared, size
         self.contexts, self.painters = [], []
-        for kind in (PlainPainter, LeanPainter):
+        for kind in (MujocoPainter, SoftwarePainter):
             context = _new_gl_context(size, size)
             context.make_current()
             self.contexts.append(context)
@@ -32,12 +33,12 @@ class PainterPair:
         return self._images[0].copy(), self._images[1].copy()
 
     def triangles_drawn(self) -> int:
-        """Return how many triangles of meshes the lean painter's last image took."""
+        """Return how many triangles of meshes the software painter's last image took."""
         painter = self.painters[1]
-        desk, count = painter._desk, painter._scene.ngeom
-        drawn = desk.first[:count] >= 0
-        runs = zip(desk.first[:count][drawn], desk.end[:count][drawn], strict=True)
-        return sum(int(desk.runs[first:end, 1].sum()) for first, end in runs) // 3
+        buffers, count = painter._buffers, painter._scene.ngeom
+        drawn = buffers.first[:count] >= 0
+        runs = zip(buffers.first[:count][drawn], buffers.end[:count][drawn], strict=True)
+        return sum(int(buffers.runs[first:end, 1].sum()) for first, end in runs) // 3
 
     def close(self) -> None:
         for context, painter in zip(self.contexts, self.painters, strict=True):

@@ -143,10 +143,10 @@ def simulation(payload: bytes, fds: list[int]) -> None:
 
 def _can_draw(model: Any) -> bool:
     """Whether compiled drawing code and the model's cut meshes are there already."""
-    from vla_gym.sim.draw_scene import draw_scene
     from vla_gym.sim.model_io import load_shared
+    from vla_gym.sim.rendering.software.draw_scene import draw_scene
 
-    return bool(draw_scene.signatures) and load_shared(model).mesh_chunks is not None
+    return bool(draw_scene.signatures) and "mesh_chunks" in load_shared(model).derived
 
 
 def warn_in_mujoco(payload: bytes, fds: list[int]) -> None:

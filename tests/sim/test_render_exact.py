@@ -1,4 +1,4 @@
-"""The lean painter draws what MuJoCo draws, to the last bit, and much less of it."""
+"""The software painter draws what MuJoCo draws, to the last bit, and much less of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 from render_pairs import PainterPair, fixed_camera, random_camera, scatter
 from toy_scene import toy_model
 
-from vla_gym.sim import LiberoSim, culling, painters, scene_memory
+from vla_gym.sim import LiberoSim
 from vla_gym.sim.compiled import _folder_stamp
-from vla_gym.sim.draw_scene import draw_scene
 from vla_gym.sim.model_io import SharedModel, load_shared
-from vla_gym.sim.painters import LeanPainter, PlainPainter, make_painter, preload
-from vla_gym.sim.renderer import CAMERAS, _new_gl_context
+from vla_gym.sim.rendering import painter as door
+from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
+from vla_gym.sim.rendering.painter import make_painter
+from vla_gym.sim.rendering.renderer import CAMERAS, _new_gl_context
+from vla_gym.sim.rendering.software import SoftwarePainter, culling, preload, scene_memory
+from vla_gym.sim.rendering.software.draw_scene import draw_scene
+from vla_gym.sim.rendering.software.mesh_chunks import mesh_chunks
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel, load_task_model
 
@@ -177,24 +181,24 @@ def test_who_draws(monkeypatch: pytest.MonkeyPatch, toy: SharedModel, context: N
         painter.free()
         return type(painter)
 
-    assert kind(toy) is LeanPainter
+    assert kind(toy) is SoftwarePainter
     shadows = SharedModel(toy_model(shadow=True))
-    assert kind(shadows) is PlainPainter
-    assert kind(shadows, fast=True) is LeanPainter, "the fast profile has no shadows"
-    assert kind(SharedModel(toy_model(infinite_floor=True))) is PlainPainter
+    assert kind(shadows) is MujocoPainter
+    assert kind(shadows, fast=True) is SoftwarePainter, "the fast profile has no shadows"
+    assert kind(SharedModel(toy_model(infinite_floor=True))) is MujocoPainter
     with monkeypatch.context() as patch:
         patch.setattr(scene_memory, "COLUMNS", 60)
-        assert kind(toy) is PlainPainter, "another layout of MuJoCo's geoms"
+        assert kind(toy) is MujocoPainter, "another layout of MuJoCo's geoms"
     with monkeypatch.context() as patch:
         patch.setattr(scene_memory, "_INTEGERS", {"type": 1})
-        assert kind(toy) is PlainPainter
+        assert kind(toy) is MujocoPainter
     monkeypatch.setattr("OpenGL.GL.glGetString", lambda _: b"NVIDIA H100/PCIe/SSE2")
-    assert kind(toy) is PlainPainter
+    assert kind(toy) is MujocoPainter
 
 
-@pytest.mark.parametrize("kind", [PlainPainter, LeanPainter])
+@pytest.mark.parametrize("kind", [MujocoPainter, SoftwarePainter])
 def test_a_painter_leaves_the_model_as_it_was(
-    toy: SharedModel, context: None, kind: type[PlainPainter]
+    toy: SharedModel, context: None, kind: type[MujocoPainter]
 ) -> None:
     def copy() -> list[np.ndarray]:
         quality, size = toy.model.vis.quality, toy.model.vis.global_
@@ -210,7 +214,7 @@ def test_a_painter_leaves_the_model_as_it_was(
 
 def test_preload_is_what_drawing_needs(toy: SharedModel) -> None:
     preload(toy)
-    assert toy.mesh_chunks is not None
+    assert "mesh_chunks" in toy.derived
     data = mujoco.MjData(toy.model)
     mujoco.mj_forward(toy.model, data)
     pair = PainterPair(toy, SIZE)
@@ -228,9 +232,9 @@ def test_without_a_gpu_images_are_drawn_in_software(
 ) -> None:
     for name in gpus:
         (tmp_path / name).touch()
-    monkeypatch.setattr(painters, "_GPUS", (str(tmp_path / "nothing*"), str(tmp_path / "render*")))
+    monkeypatch.setattr(door, "_GPUS", (str(tmp_path / "nothing*"), str(tmp_path / "render*")))
     monkeypatch.setenv("LIBGL_ALWAYS_SOFTWARE", told)
-    assert painters.surely_in_software() == expected
+    assert door.surely_in_software() == expected
 
 
 def test_compiled_code_knows_of_changes_in_other_files() -> None:
@@ -239,7 +243,7 @@ def test_compiled_code_knows_of_changes_in_other_files() -> None:
 
 
 def test_chunks_hold_all_triangles_in_order(toy: SharedModel) -> None:
-    model, chunks = toy.model, painters.mesh_chunks(toy)
+    model, chunks = toy.model, mesh_chunks(toy)
     for mesh in range(model.nmesh):
         first, last = chunks.first_chunk[mesh], chunks.first_chunk[mesh + 1]
         triangles = chunks.triangles[chunks.first_triangle[first] : chunks.first_triangle[last]]

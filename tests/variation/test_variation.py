@@ -31,11 +31,11 @@ from vla_gym.experts import make_expert
 from vla_gym.play.command import play as play_video
 from vla_gym.play.config import PlayConfig
 from vla_gym.sim import LiberoSim
-from vla_gym.sim.clutter import geom_points
 from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.suites.libero import load_task_model
 from vla_gym.variation import VARIATION_WIDTH
+from vla_gym.variation.clutter import geom_points
 from vla_gym.variation.drawn import CLUTTER_KINDS, PARTS, part, plain_vector
 from vla_gym.vector import LiberoVectorEnv
 

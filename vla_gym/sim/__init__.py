@@ -9,7 +9,7 @@ check_egl()  # before MuJoCo is imported
 ensure_numba_cache(Path(__file__).parent)
 
 from vla_gym.sim.libero_sim import LiberoSim  # noqa: E402
-from vla_gym.sim.renderer import SceneRenderer  # noqa: E402
+from vla_gym.sim.rendering.renderer import SceneRenderer  # noqa: E402
 from vla_gym.sim.snapshot import Snapshot  # noqa: E402
 
 __all__ = ["LiberoSim", "SceneRenderer", "Snapshot"]

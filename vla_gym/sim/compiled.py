@@ -2,8 +2,8 @@
 
 numba stores compiled code on disk and compiles again when the function's own file has changed. It
 does not notice a change in another file whose functions were compiled into this one; after an
-update of some files that would run old code. With this decorator a change of any file of this
-folder counts.
+update of some files that would run old code. With this decorator a change of any file of
+``vla_gym/sim`` counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @functools.cache
 def _folder_stamp() -> tuple[int, int]:
     """Return the newest change, in nanoseconds, and the total size of the folder's sources."""
-    states = [path.stat() for path in Path(__file__).parent.glob("*.py")]
+    states = [path.stat() for path in Path(__file__).parent.rglob("*.py")]
     return max(state.st_mtime_ns for state in states), sum(state.st_size for state in states)
 
 

@@ -11,16 +11,16 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.sim.access import SimAccess
-from vla_gym.sim.clutter import clutter_places
 from vla_gym.sim.controller_data import ControllerState, check_actions
 from vla_gym.sim.goal_tests import compile_tests
-from vla_gym.sim.look import Look, ModelLook, make_look, model_look
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.suites.libero.goals import evaluate_goal
 from vla_gym.suites.libero.spec import ACTION, SETTLE_STEPS, Layout
+from vla_gym.variation.appearance import Appearance, ModelAppearance, make_appearance
+from vla_gym.variation.clutter import ClutterPlaces, find_places
 from vla_gym.variation.drawn import check_vector
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LiberoSim(SimAccess):
         self.elapsed_steps = 0
         self.init_state_id = -1
         self._variation: np.ndarray | None = None
-        self._look: Look | None = None
+        self._appearance: Appearance | None = None
         self.set_task(task_model)
 
     def set_task(self, task_model: TaskModel) -> None:
@@ -106,10 +106,10 @@ class LiberoSim(SimAccess):
             _settled.move_to_end(key)
             self._restore(_settled[key])
             return
-        look = self._look
+        appearance = self._appearance
         if self.task_model.clutter:
             # Clutter comes when all is settled: an episode begins as it would without.
-            self._look = None
+            self._appearance = None
         self._start(layout)
         if settle:
             self._settle(until_rest=layout.init_state_id < 0)
@@ -117,8 +117,8 @@ class LiberoSim(SimAccess):
                 _settled[key] = self.get_state()
                 if len(_settled) > _MAX_SETTLED:
                     _settled.popitem(last=False)
-        if self._look is not look:
-            self._look = look
+        if self._appearance is not appearance:
+            self._appearance = appearance
             self._restore(self.get_state())
 
     def _settled_key(self, layout: Layout) -> _SettledKey:
@@ -232,30 +232,29 @@ class LiberoSim(SimAccess):
         return None if self._variation is None else self._variation.copy()
 
     def set_variation(self, vector: np.ndarray | None) -> None:
-        """Give the scene another look from now on; a reset keeps it.
+        """Give the scene another appearance from now on; a reset keeps it.
 
         Light, cameras and colours change nothing but images. Distractors are solid; set before a
         reset, they are there from the first step of the episode on.
 
         Args:
             vector: float64 (VARIATION_WIDTH,), see ``DomainVariation.describe``; None for LIBERO's
-                own look.
+                own appearance.
 
         Raises:
             ConfigError: If it is no such vector, or has clutter that the scene lacks.
         """
         if vector is None and self._variation is None:
             return
-        look = None
+        appearance = None
         if vector is not None:
             vector = check_vector(vector)
             with self._shared.lock:
-                plain = model_look(self._shared, self.task_model)
-                sizes = {}
-                if self.task_model.clutter:
-                    sizes = clutter_places(self._shared, self.task_model).sizes
-                look = make_look(plain, self._model, self.task_model, vector, sizes)
-        self._variation, self._look = vector, look
+                sizes = self._clutter_places().sizes if self.task_model.clutter else {}
+                appearance = make_appearance(
+                    self._model_appearance(), self._model, self.task_model, vector, sizes
+                )
+        self._variation, self._appearance = vector, appearance
         with self._shared.lock:
             self._write_model()
             mujoco.mj_camlight(self._model, self._data)
@@ -263,14 +262,27 @@ class LiberoSim(SimAccess):
     def place_distractors(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Draw where clutter stands, see ``ClutterPlaces.draw``; nothing is changed yet."""
         with self._shared.lock:
-            return clutter_places(self._shared, self.task_model).draw(count, rng)
+            return self._clutter_places().draw(count, rng)
+
+    def _model_appearance(self) -> ModelAppearance:
+        """Return what the shared model looks like; its lock is held."""
+        make = lambda: ModelAppearance(self._model, self.task_model)  # noqa: E731
+        return self._shared.once("appearance", make)
+
+    def _clutter_places(self) -> ClutterPlaces:
+        """Return where clutter may stand in the task; the model's lock is held."""
+
+        def find() -> ClutterPlaces:
+            # Without anybody's variation; simulations write theirs before they need it.
+            self._model_appearance().show(None)
+            return find_places(self._model, self.task_model)
+
+        return self._shared.once(f"clutter places of {self.task_model.task.key}", find)
 
     def _write_model(self) -> None:
         super()._write_model()
-        look = self._shared.look
-        if look is not None:
-            assert isinstance(look, ModelLook)
-            look.show(self._look)
+        if "appearance" in self._shared.derived:  # somebody has varied it
+            self._model_appearance().show(self._appearance)
 
     @property
     def data(self) -> mujoco.MjData:
@@ -317,7 +329,7 @@ class LiberoSim(SimAccess):
         self._restore(snapshot)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot of this scene, with the present look."""
+        """Continue from a snapshot of this scene, with the present appearance."""
         data = self._data
         self._fixture_pos = snapshot.fixture_pos.copy()
         self._fixture_quat = snapshot.fixture_quat.copy()

@@ -6,9 +6,10 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mujoco
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("vla_gym.mujoco")
+_T = TypeVar("_T")
 
 
 def _log_warnings() -> None:
@@ -38,21 +40,27 @@ _log_warnings()
 class SharedModel:
     """A model and the lock that its users hold while they write into it or depend on it.
 
-    LIBERO keeps a layout's fixture poses and the look of a hot stove in the model itself, and so
+    LIBERO keeps a layout's fixture poses and the colour of a hot stove in the model itself, and so
     do variations of light, cameras, colours and clutter: a simulation writes its own before each
-    chunk and each render, and no other one may do so until
-    that is over.
+    chunk and each render, and no other one may do so until that is over.
+
+    Attributes:
+        model: The model.
+        lock: See above.
+        derived: What was computed from the model, see :meth:`once`.
     """
 
     model: mujoco.MjModel
     lock: threading.RLock = field(default_factory=threading.RLock)
-    #: Filled by :func:`vla_gym.sim.mesh_chunks.mesh_chunks` when a software renderer needs them.
-    mesh_chunks: object | None = None
-    #: What the model looks like; filled by :func:`vla_gym.sim.look.model_look` at the first
-    #: variation.
-    look: object | None = None
-    #: By task; filled by :func:`vla_gym.sim.clutter.clutter_places`.
-    clutter_places: dict[str, object] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], _T]) -> _T:
+        """Return what ``make`` returned at the first call with this name; all users share it."""
+        with self.lock:
+            if name not in self.derived:
+                self.derived[name] = make()
+            found: _T = self.derived[name]
+            return found
 
 
 _Key = tuple[str, Path]

@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 
+AGENT_CAMERA, WRIST_CAMERA = "agentview", "robot0_eye_in_hand"
 #: Colours for the objects and fixtures of a scene, in the order of ``TaskModel.objects``.
 MAX_OBJECTS = 16
 MAX_DISTRACTORS = 6

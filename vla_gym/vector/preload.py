@@ -45,12 +45,12 @@ def preload(
     for suite, task_id in tasks:
         model = load_task(get_task(suite, task_id), assets, clutter=clutter)
         _import_mujoco()
-        from vla_gym.sim import painters
         from vla_gym.sim.model_io import load_shared
+        from vla_gym.sim.rendering import painter
 
         shared = load_shared(model)
-        if images and painters.surely_in_software():
-            painters.preload(shared)
+        if images:
+            painter.preload(shared)
         if not _warm:
             _warm_up(model)
             for name in _WORKER_MODULES:

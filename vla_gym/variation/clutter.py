@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 import numpy as np
 
-from vla_gym.sim.look import AGENT_CAMERA, model_look
-from vla_gym.variation.drawn import CLUTTER_KINDS, MAX_DISTRACTORS
+from vla_gym.variation.drawn import AGENT_CAMERA, CLUTTER_KINDS, MAX_DISTRACTORS
 
 if TYPE_CHECKING:
-    from vla_gym.sim.model_io import SharedModel
     from vla_gym.suites.libero import TaskModel
 
 # Metres between clutter and what it keeps clear of: a finger fits in between, with room to spare.
@@ -94,16 +92,9 @@ class ClutterPlaces:
         return rows
 
 
-def clutter_places(shared: SharedModel, task_model: TaskModel) -> ClutterPlaces:
-    """Return where clutter may stand in a task; made once a process. The model's lock is held."""
-    key = task_model.task.key
-    if key not in shared.clutter_places:
-        # Measured without anybody's variation; simulations write theirs before they need it.
-        model_look(shared, task_model).show(None)
-        shared.clutter_places[key] = _Survey(shared.model, task_model).places()
-    found = shared.clutter_places[key]
-    assert isinstance(found, ClutterPlaces)
-    return found
+def find_places(model: mujoco.MjModel, task_model: TaskModel) -> ClutterPlaces:
+    """Return where clutter may stand in a task; its model is as it is without any variation."""
+    return _Survey(model, task_model).places()
 
 
 def geom_points(model: mujoco.MjModel, geom: int) -> np.ndarray:

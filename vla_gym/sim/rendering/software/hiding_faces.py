@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_gym.sim.compiled import compiled, copy_matrix, copy_vector
-from vla_gym.sim.render_views import EDGE_PIXELS, View, dot, edge_planes, reach, subtract
-from vla_gym.sim.scene_memory import ALPHA, BOX, MAT, POS, SIZE, TYPE
+from vla_gym.sim.rendering.software.scene_memory import ALPHA, BOX, MAT, POS, SIZE, TYPE
+from vla_gym.sim.rendering.software.view import EDGE_PIXELS, View, dot, edge_planes, reach, subtract
 
 # A face is worth a test if it looks at least this large: area / distance^2; and if it covers that
 # many of the 8 x 8 points of a grid on the image.

@@ -3,7 +3,7 @@
 numba refuses to cache a function that holds an address, and OpenGL's addresses are known only in a
 process that draws. So each function here takes a table of addresses as its first argument, made by
 :func:`load_table` at run time, and a tuple with OpenGL's own arguments:
-``gl_translatef(table, (x, y, z))``. A pointer is an integer, an enumeration an int.
+``gl.translatef(table, (x, y, z))``. A pointer is an integer, an enumeration an int.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ def _entry(name: str, *parameters: Any) -> Callable[..., None]:
     return call
 
 
-gl_active_texture = _entry("glActiveTexture", _INT)
-gl_bind_texture = _entry("glBindTexture", _INT, _INT)
-gl_blend_func = _entry("glBlendFunc", _INT, _INT)
-gl_call_list = _entry("glCallList", _INT)
-gl_clear = _entry("glClear", _INT)
-gl_clip_plane = _entry("glClipPlane", _INT, _POINTER)
-gl_color4f = _entry("glColor4f", _FLOAT, _FLOAT, _FLOAT, _FLOAT)
-gl_color_mask = _entry("glColorMask", _INT, _INT, _INT, _INT)
-gl_cull_face = _entry("glCullFace", _INT)
-gl_depth_mask = _entry("glDepthMask", _INT)
-gl_disable = _entry("glDisable", _INT)
-gl_disable_client_state = _entry("glDisableClientState", _INT)
-gl_draw_elements = _entry("glDrawElements", _INT, _INT, _INT, _POINTER)
-gl_enable = _entry("glEnable", _INT)
-gl_enable_client_state = _entry("glEnableClientState", _INT)
-gl_front_face = _entry("glFrontFace", _INT)
-gl_lightfv = _entry("glLightfv", _INT, _INT, _POINTER)
-gl_materialf = _entry("glMaterialf", _INT, _INT, _FLOAT)
-gl_materialfv = _entry("glMaterialfv", _INT, _INT, _POINTER)
-gl_mult_matrixf = _entry("glMultMatrixf", _POINTER)
-gl_pop_matrix = _entry("glPopMatrix")
-gl_push_matrix = _entry("glPushMatrix")
-gl_scalef = _entry("glScalef", _FLOAT, _FLOAT, _FLOAT)
-gl_scissor = _entry("glScissor", _INT, _INT, _INT, _INT)
-gl_stencil_func = _entry("glStencilFunc", _INT, _INT, _INT)
-gl_stencil_op = _entry("glStencilOp", _INT, _INT, _INT)
-gl_tex_genfv = _entry("glTexGenfv", _INT, _INT, _POINTER)
-gl_translatef = _entry("glTranslatef", _FLOAT, _FLOAT, _FLOAT)
+active_texture = _entry("glActiveTexture", _INT)
+bind_texture = _entry("glBindTexture", _INT, _INT)
+blend_func = _entry("glBlendFunc", _INT, _INT)
+call_list = _entry("glCallList", _INT)
+clear = _entry("glClear", _INT)
+clip_plane = _entry("glClipPlane", _INT, _POINTER)
+color4f = _entry("glColor4f", _FLOAT, _FLOAT, _FLOAT, _FLOAT)
+color_mask = _entry("glColorMask", _INT, _INT, _INT, _INT)
+cull_face = _entry("glCullFace", _INT)
+depth_mask = _entry("glDepthMask", _INT)
+disable = _entry("glDisable", _INT)
+disable_client_state = _entry("glDisableClientState", _INT)
+draw_elements = _entry("glDrawElements", _INT, _INT, _INT, _POINTER)
+enable = _entry("glEnable", _INT)
+enable_client_state = _entry("glEnableClientState", _INT)
+front_face = _entry("glFrontFace", _INT)
+lightfv = _entry("glLightfv", _INT, _INT, _POINTER)
+materialf = _entry("glMaterialf", _INT, _INT, _FLOAT)
+materialfv = _entry("glMaterialfv", _INT, _INT, _POINTER)
+mult_matrixf = _entry("glMultMatrixf", _POINTER)
+pop_matrix = _entry("glPopMatrix")
+push_matrix = _entry("glPushMatrix")
+scalef = _entry("glScalef", _FLOAT, _FLOAT, _FLOAT)
+scissor = _entry("glScissor", _INT, _INT, _INT, _INT)
+stencil_func = _entry("glStencilFunc", _INT, _INT, _INT)
+stencil_op = _entry("glStencilOp", _INT, _INT, _INT)
+tex_genfv = _entry("glTexGenfv", _INT, _INT, _POINTER)
+translatef = _entry("glTranslatef", _FLOAT, _FLOAT, _FLOAT)
 
 # OpenGL's enumerations.
 ALWAYS, EQUAL, KEEP, REPLACE = 0x0207, 0x0202, 0x1E00, 0x1E01

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_gym.sim.compiled import compiled
-from vla_gym.sim.hiding_faces import Quads
-from vla_gym.sim.render_views import View
-from vla_gym.sim.triangle_tests import (
+from vla_gym.sim.compiled import compiled, copy_vector
+from vla_gym.sim.rendering.software import scene_memory as mjv
+from vla_gym.sim.rendering.software.draw_geom import is_behind
+from vla_gym.sim.rendering.software.hiding_faces import OPAQUE, Quads
+from vla_gym.sim.rendering.software.structs import Scene, Workspace
+from vla_gym.sim.rendering.software.triangle_tests import (
+    CHECK,
     DROP,
     EPS,
-    LOOK,
     MARGIN,
     ROUNDING,
-    Workspace,
     any_cut,
     gather,
     judge,
@@ -22,6 +23,10 @@ from vla_gym.sim.triangle_tests import (
     project,
     samples_hit,
 )
+from vla_gym.sim.rendering.software.view import View
+
+_ZERO = np.float32(0)
+_FAR_AWAY = np.float32(1e10)
 
 
 @compiled
@@ -81,7 +86,7 @@ def _append(
         verdict = work.verdict[t]
         if verdict == DROP:
             continue
-        if verdict == LOOK and not samples_hit(work.corners, t, view.sign, view.samples):
+        if verdict == CHECK and not samples_hit(work.corners, t, view.sign, view.samples):
             continue
         for k in range(3):
             out[at + k] = triangles[first + t, k]
@@ -99,37 +104,37 @@ def _close_run(start: int, at: int, runs: np.ndarray, run: int) -> int:
 
 
 @compiled
-def visible_triangles(
+def _visible_triangles(
     mesh: int,
     pos: np.ndarray,
     mat: np.ndarray,
+    scene: Scene,
     view: View,
     quads: Quads,
-    chunks: tuple[np.ndarray, ...],
-    work: Workspace,
-    out: np.ndarray,
     at: int,
-    runs: np.ndarray,
     run: int,
 ) -> tuple[int, int]:
-    """Append the vertex numbers of a mesh's visible triangles to ``out``, in runs to draw at once.
+    """Append the vertex numbers of a mesh's visible triangles, in runs to draw at once.
 
     Args:
         mesh: Number of the mesh.
         pos: float32 (3,) position of the geom.
         mat: float32 (9,) its rotation.
+        scene: Its buffers ``indices`` and ``runs`` are filled.
         view: Camera or mirror image.
         quads: Faces that hide what is behind them.
-        chunks: Fields of :class:`vla_gym.sim.mesh_chunks.MeshChunks` from ``positions`` on.
-        work: Scratch arrays.
-        out: uint32, room for all triangles of all geoms.
-        at: Present end of ``out``.
-        runs: int64 (R, 2): first entry of ``out`` and number of entries of each run.
+        at: Present end of ``indices``.
         run: Present end of ``runs``.
 
     Returns:
-        The new ends of ``out`` and ``runs``.
+        The new ends of ``indices`` and ``runs``.
     """
+    chunks, out, runs, work = (
+        scene.chunks,
+        scene.buffers.indices,
+        scene.buffers.runs,
+        scene.buffers.work,
+    )
     positions, triangles, first_triangle, first_vertex, first_chunk, boxes, mesh_boxes = chunks
     local, rows, face = np.empty((len(view.planes), 4)), np.empty((3, 4)), np.empty((5, 4))
     to_local(view.planes, pos, mat, local)
@@ -171,3 +176,86 @@ def visible_triangles(
         )
         at = _append(triangles, first, count, view, work, out, at)
     return at, _close_run(start, at, runs, run)
+
+
+@compiled
+def _bound(number: np.ndarray, geom: np.ndarray) -> np.float32:
+    """Return a geom's radius as mjv_rbound does."""
+    if number[mjv.OBJECT_TYPE] == mjv.MODEL_GEOM:
+        return geom[mjv.BOUND_RADIUS]
+    kind, a, b, c = number[mjv.TYPE], geom[mjv.SIZE], geom[mjv.SIZE + 1], geom[mjv.SIZE + 2]
+    if kind == mjv.SPHERE:
+        return a
+    if kind == mjv.CAPSULE:
+        return a + c
+    if kind == mjv.CYLINDER:
+        return np.sqrt(a * a + c * c)
+    if kind == mjv.BOX:
+        return np.sqrt(a * a + b * b + c * c)
+    return max(a, max(b, c))
+
+
+@compiled
+def sort_transparent(scene: Scene) -> int:
+    """Fill which geoms are transparent and their order, nearest first; return how many are."""
+    head, order, found = scene.head, scene.buffers.order, 0
+    distances = np.zeros(len(scene.numbers), np.float32)
+    for i in range(len(scene.numbers)):
+        number, geom = scene.numbers[i], scene.values[i]
+        pos, mat, _ = mjv.placement(geom)
+        plane = number[mjv.TYPE] == mjv.PLANE
+        transparent = geom[mjv.ALPHA] < OPAQUE or (plane and is_behind(head, pos, mat))
+        scene.buffers.transparent[i] = transparent
+        if not transparent:
+            continue
+        a, b, c = pos[0] - head[0], pos[1] - head[1], pos[2] - head[2]
+        distance = np.sqrt(a * a + b * b + c * c) - _bound(number, geom)
+        distances[i] = _FAR_AWAY if plane else distance
+        at = found
+        while at > 0 and distances[order[at - 1]] > distances[i]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = i
+        found += 1
+    return found
+
+
+@compiled
+def _own_box(number: np.ndarray, geom: np.ndarray, mesh_boxes: np.ndarray, box: np.ndarray) -> None:
+    """Fill centre and half sizes, (6,), of a geom in its own frame."""
+    kind = number[mjv.TYPE]
+    if kind == mjv.MESH:
+        copy_vector(mesh_boxes[number[mjv.DATA_ID] // 2], box)
+        return
+    box[:3] = 0.0
+    for k in range(3):
+        box[3 + k] = geom[mjv.SIZE + k]
+    if kind == mjv.PLANE:
+        box[5] = 0.0
+    elif kind == mjv.CAPSULE:
+        box[5] += max(geom[mjv.SIZE], geom[mjv.SIZE + 1])
+
+
+@compiled
+def find_visible(scene: Scene, skip: int, view: View, quads: Quads) -> None:
+    """Fill which geoms but ``skip``, and which of their triangles, are to be drawn."""
+    local, box, buffers = np.empty((len(view.planes), 4)), np.empty(6), scene.buffers
+    at, run = int(np.int64(0)), int(np.int64(0))  # constants would be compiled for apart
+    for i in range(len(scene.numbers)):
+        number, geom = scene.numbers[i], scene.values[i]
+        pos, mat, _ = mjv.placement(geom)
+        buffers.first[i], buffers.end[i] = -1, run
+        # Blending with alpha 0 leaves what is there; OpenGL clamps negative alpha to it.
+        if i == skip or geom[mjv.ALPHA] <= _ZERO:
+            continue
+        to_local(view.planes, pos, mat, local)
+        _own_box(number, geom, scene.chunks[-1], box)
+        if box_side(local, box) < 0:
+            continue
+        if number[mjv.TYPE] != mjv.MESH:
+            buffers.first[i], buffers.end[i] = run, run
+            continue
+        mesh, start = number[mjv.DATA_ID] // 2, run
+        at, run = _visible_triangles(mesh, pos, mat, scene, view, quads, at, run)
+        if run > start:
+            buffers.first[i], buffers.end[i] = start, run

@@ -7,7 +7,6 @@ triangles are kept: where two surfaces have the same depth, the later one wins.
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 import mujoco
@@ -49,17 +48,9 @@ class MeshChunks(NamedTuple):
     mesh_boxes: np.ndarray
 
 
-_lock = threading.Lock()
-
-
 def mesh_chunks(shared: SharedModel) -> MeshChunks:
     """Return the chunks of a model; made once a process, by the first that asks."""
-    with _lock:
-        if shared.mesh_chunks is None:
-            shared.mesh_chunks = cut_meshes(shared.model)
-        chunks = shared.mesh_chunks
-        assert isinstance(chunks, MeshChunks)
-        return chunks
+    return shared.once("mesh_chunks", lambda: cut_meshes(shared.model))
 
 
 def cut_meshes(model: mujoco.MjModel) -> MeshChunks:

@@ -6,7 +6,7 @@ A triangle is left out if it
 - faces away, so that OpenGL would drop it,
 - contains none of the points at which pixels are sampled (most triangles of a detailed mesh that
   is a few dozen pixels large), or
-- lies behind a large opaque face (:class:`vla_gym.sim.hiding_faces.Quads`).
+- lies behind a large opaque face (:class:`vla_gym.sim.rendering.software.hiding_faces.Quads`).
 
 What is left keeps its order. OpenGL rounds the corners of a triangle to a fraction of a pixel and
 computes in single precision; so a triangle is only left out if that also holds for every triangle
@@ -21,13 +21,11 @@ them), kept in others, and drawn together only with chunks of the same kind.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from vla_gym.sim.compiled import compiled
-from vla_gym.sim.mesh_chunks import CHUNK_TRIANGLES
-from vla_gym.sim.render_views import WIDER
+from vla_gym.sim.rendering.software.structs import Workspace
+from vla_gym.sim.rendering.software.view import WIDER
 
 # Pixels: more than rounding to 1/256 of a pixel and single precision can move a corner.
 EPS = np.float32(0.02)
@@ -44,47 +42,11 @@ ROUNDING = np.float32(1e-4)
 _BORDERS = np.uint32(0x803F)
 _OUTSIDE = np.uint32(0x3FFF)
 _CUT = np.uint32(0x4000)
-# What is to be done with a triangle; LOOK: test all samples of its bounding rectangle.
-DROP, KEEP, LOOK = np.uint32(0), np.uint32(1), np.uint32(2)
+# What is to be done with a triangle; CHECK: test all samples of its bounding rectangle.
+DROP, KEEP, CHECK = np.uint32(0), np.uint32(1), np.uint32(2)
 # Metres: more than single precision can move a point of a scene.
 MARGIN = 1e-4
 _ONE, _NOTHING = np.float32(1), np.float32(0)
-
-
-class Workspace(NamedTuple):
-    """Scratch arrays of one chunk: (3 x CHUNK_TRIANGLES) for vertices, else for triangles.
-
-    Attributes:
-        pixels: float32 (3, vertices): x, y in pixels and depth.
-        bits: uint32 (vertices,): see above.
-        hidden: float32 (vertices,): distance behind the hiding face, -1 beside it.
-        corners: float32 (6, triangles): x and y of the corners.
-        flags: uint32 (2, triangles): bits of all corners, bits of any.
-        buried: float32 (2, triangles): least distance behind the hiding face, range of depth.
-        verdict: uint32 (triangles,).
-    """
-
-    pixels: np.ndarray
-    bits: np.ndarray
-    hidden: np.ndarray
-    corners: np.ndarray
-    flags: np.ndarray
-    buried: np.ndarray
-    verdict: np.ndarray
-
-
-def make_workspace() -> Workspace:
-    """Return scratch arrays."""
-    vertices, triangles = 3 * CHUNK_TRIANGLES, CHUNK_TRIANGLES
-    return Workspace(
-        np.zeros((3, vertices), np.float32),
-        np.zeros(vertices, np.uint32),
-        np.zeros(vertices, np.float32),
-        np.zeros((6, triangles), np.float32),
-        np.zeros((2, triangles), np.uint32),
-        np.zeros((2, triangles), np.float32),
-        np.zeros(triangles, np.uint32),
-    )
 
 
 @compiled
@@ -199,7 +161,7 @@ def judge(
     samples: np.ndarray,
     verdict: np.ndarray,
 ) -> None:
-    """Fill what is to be done with each triangle: 0 leave out, KEEP or LOOK closer.
+    """Fill what is to be done with each triangle: 0 leave out, KEEP or CHECK (its samples).
 
     One pass without branches, so that it becomes vector code. For triangles smaller than a pixel
     one candidate for each sample position is enough. ``slack`` is by how much a triangle may face

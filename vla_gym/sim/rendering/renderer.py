@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, RenderError
 from vla_gym.sim.model_io import load_shared
-from vla_gym.sim.painters import Painter, make_painter
+from vla_gym.sim.rendering.painter import Painter, make_painter
 
 if TYPE_CHECKING:
     from vla_gym.suites.protocol import CompiledTask, Simulation
@@ -201,7 +201,7 @@ class SceneRenderer:
 
 
 @contextlib.contextmanager
-def drawn_by_the_caller() -> Iterator[None]:
+def without_mesa_threads() -> Iterator[None]:
     """Let Mesa's software renderer, if it starts meanwhile, draw without threads of its own.
 
     With threads it damages the heap once in a million images or so: the drawing thread sees without
@@ -235,7 +235,7 @@ def _new_gl_context(width: int, height: int) -> Any:
     # With the class attribute, a context whose constructor failed can be collected in silence.
     context_class = type("HeadlessContext", (egl.GLContext,), {"_context": None})
     try:
-        with drawn_by_the_caller():
+        with without_mesa_threads():
             return context_class(width, height)
     except Exception as error:
         raise RenderError(f"No EGL device can render ({error}). {_EGL_HELP}") from error

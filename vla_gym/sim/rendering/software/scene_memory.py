@@ -13,6 +13,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from vla_gym.sim.compiled import compiled
+
 # Columns of a geom (mjvGeom), in units of four bytes.
 TYPE, DATA_ID, OBJECT_TYPE, OBJECT_ID, CATEGORY, MATERIAL, TEX_COORD, SEGMENT = range(8)
 SIZE, POS, MAT, RGBA = 8, 11, 14, 23
@@ -44,6 +46,12 @@ _FLOATS = {
     "modelrbound": BOUND_RADIUS,
 }
 _ARRAYS = {"size": SIZE, "pos": POS, "mat": MAT, "rgba": RGBA}
+
+
+@compiled
+def placement(geom: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return views of a geom's position (3,), rotation (9,) and size (3,)."""
+    return geom[POS : POS + 3], geom[MAT : MAT + 9], geom[SIZE : SIZE + 3]
 
 
 def geom_memory(scene: mujoco.MjvScene) -> np.ndarray | None:

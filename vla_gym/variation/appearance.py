@@ -1,8 +1,8 @@
-"""The look of a scene in the shared model: lights, cameras, colours and clutter of one simulation.
+"""The appearance of a scene in the shared model: lights, cameras, colours and clutter.
 
-A look holds complete arrays, made once when a variation is set. Showing it copies them into the
-model, which costs microseconds and nothing at all while the model shows it already. Without any
-variation the model is never touched.
+An appearance holds complete arrays, made once when a variation is set. Showing it copies them into
+the model, which costs microseconds and nothing at all while the model shows it already. Without
+any variation the model is never touched.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import mujoco
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.variation.clutter import ClutterSize
 from vla_gym.variation.drawn import (
+    AGENT_CAMERA,
     CLUTTER_KIND,
     CLUTTER_KINDS,
     CLUTTER_X,
     CLUTTER_Y,
     CLUTTER_YAW,
     MAX_OBJECTS,
+    WRIST_CAMERA,
     part,
 )
 
 if TYPE_CHECKING:
-    from vla_gym.sim.clutter import ClutterSize
-    from vla_gym.sim.model_io import SharedModel
     from vla_gym.suites.libero import TaskModel
 
-AGENT_CAMERA, WRIST_CAMERA = "agentview", "robot0_eye_in_hand"
 _HIDDEN_GROUP = 0  # of geoms that no renderer draws, as for collisions
 _ROBOT_ROOT = "robot0_base"
 # MuJoCo takes a geom of exactly this colour for one without, and draws its material's.
@@ -48,7 +48,7 @@ _FIELDS = (
 _HEADLIGHT = ("ambient", "diffuse", "specular")
 
 
-class Look:
+class Appearance:
     """How one simulation looks; its arrays are as in the model and never changed.
 
     Attributes:
@@ -57,19 +57,19 @@ class Look:
         body_pos, body_quat: Poses of the clutter's bodies.
     """
 
-    def __init__(self, plain: ModelLook) -> None:
+    def __init__(self, plain: ModelAppearance) -> None:
         self.fields = {name: array.copy() for name, array in plain.fields.items()}
         self.headlight = {name: array.copy() for name, array in plain.headlight.items()}
         self.body_pos, self.body_quat = plain.body_pos.copy(), plain.body_quat.copy()
 
 
-class ModelLook:
+class ModelAppearance:
     """What a shared model looks like now, and without any variation; its lock is held.
 
     Attributes:
-        fields, headlight, body_pos, body_quat: See :class:`Look`: without variation.
+        fields, headlight, body_pos, body_quat: See :class:`Appearance`: without variation.
         clutter: Bodies of the clutter, in the order of their poses.
-        shown: The look that the model shows; None: its own.
+        shown: The appearance that the model shows; None: its own.
         roots: Body that each geom hangs on and that stands in the world itself.
         paint: Entry of :func:`_palette` that each geom is painted with, or -1.
         colours: (ngeom, 4) as they are seen.
@@ -86,7 +86,7 @@ class ModelLook:
         self.headlight = {name: view.copy() for name, view in self._headlight.items()}
         self.body_pos = model.body_pos[self.clutter].copy()
         self.body_quat = model.body_quat[self.clutter].copy()
-        self.shown: Look | None = None
+        self.shown: Appearance | None = None
         self.roots = model.body_rootid[model.geom_bodyid]
         self.paint = _paint(model, self.roots, task_model)
         # A geom without a colour of its own has its material's.
@@ -95,11 +95,11 @@ class ModelLook:
         unset = (material >= 0) & (self.colours == _UNSET_COLOUR).all(axis=1)
         self.colours[unset] = model.mat_rgba[material[unset]]
 
-    def show(self, look: Look | None) -> None:
-        """Write a look into the model; None for its own."""
-        if look is self.shown:
+    def show(self, appearance: Appearance | None) -> None:
+        """Write an appearance into the model; None for its own."""
+        if appearance is self.shown:
             return
-        source = self if look is None else look
+        source = self if appearance is None else appearance
         for name, view in self._views.items():
             view[:] = source.fields[name]
         for name, view in self._headlight.items():
@@ -107,24 +107,16 @@ class ModelLook:
         if len(self.clutter):
             self._model.body_pos[self.clutter] = source.body_pos
             self._model.body_quat[self.clutter] = source.body_quat
-        self.shown = look
+        self.shown = appearance
 
 
-def model_look(shared: SharedModel, task_model: TaskModel) -> ModelLook:
-    """Return the look of a shared model; its lock is held."""
-    if shared.look is None:
-        shared.look = ModelLook(shared.model, task_model)
-    assert isinstance(shared.look, ModelLook)
-    return shared.look
-
-
-def make_look(
-    plain: ModelLook,
+def make_appearance(
+    plain: ModelAppearance,
     model: mujoco.MjModel,
     task_model: TaskModel,
     vector: np.ndarray,
     sizes: dict[str, ClutterSize],
-) -> Look:
+) -> Appearance:
     """Return how a task looks with a variation.
 
     Args:
@@ -137,34 +129,36 @@ def make_look(
     Raises:
         ConfigError: If it has clutter that the scene lacks.
     """
-    look = Look(plain)
-    _light(look, vector)
+    appearance = Appearance(plain)
+    _light(appearance, vector)
     for camera, prefix in ((AGENT_CAMERA, "camera"), (WRIST_CAMERA, "wrist")):
         index = model.camera(camera).id
-        look.fields["cam_pos"][index] += part(vector, f"{prefix}_position")
+        appearance.fields["cam_pos"][index] += part(vector, f"{prefix}_position")
         turn = np.radians(part(vector, f"{prefix}_rotation"))
         quat, own = np.empty(4), plain.fields["cam_quat"][index]
         if turn.any():
             angle = float(np.linalg.norm(turn))
             mujoco.mju_axisAngle2Quat(quat, turn / angle, angle)
-            mujoco.mju_mulQuat(look.fields["cam_quat"][index], own, quat)
-    look.fields["cam_fovy"][model.camera(AGENT_CAMERA).id] += float(part(vector, "camera_fov"))
-    _surfaces(look, plain, vector)
-    _clutter(look, plain, task_model, vector, sizes)
-    return look
+            mujoco.mju_mulQuat(appearance.fields["cam_quat"][index], own, quat)
+    appearance.fields["cam_fovy"][model.camera(AGENT_CAMERA).id] += float(
+        part(vector, "camera_fov")
+    )
+    _surfaces(appearance, plain, vector)
+    _clutter(appearance, plain, task_model, vector, sizes)
+    return appearance
 
 
-def _light(look: Look, vector: np.ndarray) -> None:
+def _light(appearance: Appearance, vector: np.ndarray) -> None:
     colour = part(vector, "light_intensity") * part(vector, "light_color")
     for name in ("light_diffuse", "light_ambient", "light_specular"):
-        look.fields[name] *= colour.astype(look.fields[name].dtype)
-    for array in look.headlight.values():
+        appearance.fields[name] *= colour.astype(appearance.fields[name].dtype)
+    for array in appearance.headlight.values():
         array *= colour.astype(array.dtype)
     angle = float(np.radians(part(vector, "light_turn")))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     for name in ("light_pos", "light_dir"):
         if angle:
-            look.fields[name][:, :2] = look.fields[name][:, :2] @ turn.T
+            appearance.fields[name][:, :2] = appearance.fields[name][:, :2] @ turn.T
 
 
 def _palette(vector: np.ndarray) -> np.ndarray:
@@ -198,7 +192,7 @@ def _paint(model: mujoco.MjModel, roots: np.ndarray, task_model: TaskModel) -> n
     return paint
 
 
-def _surfaces(look: Look, plain: ModelLook, vector: np.ndarray) -> None:
+def _surfaces(appearance: Appearance, plain: ModelAppearance, vector: np.ndarray) -> None:
     """Tint what is seen; a texture is multiplied by its geom's colour."""
     colour = _palette(vector)[plain.paint]
     chosen = (plain.paint >= 0) & (colour[:, 3] > 0)
@@ -206,18 +200,18 @@ def _surfaces(look: Look, plain: ModelLook, vector: np.ndarray) -> None:
     mixed = own.copy()
     mixed[:, :3] = (1.0 - colour[:, 3:]) * own[:, :3] + colour[:, 3:] * colour[:, :3]
     mixed[(mixed == _UNSET_COLOUR).all(axis=1), 0] += 0.002
-    look.fields["geom_rgba"][chosen] = mixed
+    appearance.fields["geom_rgba"][chosen] = mixed
 
 
 def _clutter(
-    look: Look,
-    plain: ModelLook,
+    appearance: Appearance,
+    plain: ModelAppearance,
     task_model: TaskModel,
     vector: np.ndarray,
     sizes: dict[str, ClutterSize],
 ) -> None:
     """Put clutter where it stands and hide the rest of it."""
-    group = look.fields["geom_group"]
+    group = appearance.fields["geom_group"]
     bodies = list(task_model.clutter)
     group[np.isin(plain.roots, plain.clutter)] = _HIDDEN_GROUP
     for row in part(vector, "distractors"):
@@ -232,7 +226,7 @@ def _clutter(
                 "variation had distractors."
             )
         number, half = bodies.index(name), np.radians(row[CLUTTER_YAW]) / 2
-        look.body_pos[number] = row[CLUTTER_X], row[CLUTTER_Y], sizes[name].height_of_origin
-        look.body_quat[number] = np.cos(half), 0.0, 0.0, np.sin(half)
+        appearance.body_pos[number] = row[CLUTTER_X], row[CLUTTER_Y], sizes[name].height_of_origin
+        appearance.body_quat[number] = np.cos(half), 0.0, 0.0, np.sin(half)
         shown = plain.roots == plain.clutter[number]
         group[shown] = plain.fields["geom_group"][shown]

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_gym.sim.compiled import compiled, copy_vector
-from vla_gym.sim.scene_memory import BOX, MAT, PLANE, POS, REFLECTANCE, SIZE, TYPE
+from vla_gym.sim.rendering.software.scene_memory import (
+    BOX,
+    MAT,
+    PLANE,
+    POS,
+    REFLECTANCE,
+    SIZE,
+    TYPE,
+)
 
 # The frustum that is tested is this much wider than the camera's.
 WIDER = 1.01

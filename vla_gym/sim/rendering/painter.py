@@ -1,0 +1,74 @@
+"""The door to rendering: which painter draws a model here."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+from typing import Protocol
+
+import mujoco
+import numpy as np
+
+from vla_gym.sim.model_io import SharedModel
+from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
+
+_SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
+_GPUS = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/dxg")  # Linux, NVIDIA's, WSL
+
+
+class Painter(Protocol):
+    """Draws the simulation's state as a camera sees it; its OpenGL context is current."""
+
+    def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera, pixels: np.ndarray) -> None:
+        """Fill ``pixels``, uint8 (height, width, 3), first row at the bottom."""
+
+    def free(self) -> None:
+        """Free what the painter holds in the OpenGL context."""
+
+
+def make_painter(shared: SharedModel, width: int, height: int, *, fast: bool) -> Painter:
+    """Return the quickest painter that draws a model exactly, in the current OpenGL context.
+
+    Args:
+        shared: The model; the caller holds its lock.
+        width: Image width in pixels.
+        height: Image height in pixels.
+        fast: Without anti-aliasing, reflections and shadows.
+
+    Raises:
+        RenderError: If the OpenGL library lacks a function.
+        Exception: What MuJoCo raises when it cannot use OpenGL.
+    """
+    gl = importlib.import_module("OpenGL.GL")
+    name = (gl.glGetString(gl.GL_RENDERER) or b"").decode().lower()
+    if any(word in name for word in _SOFTWARE_RENDERERS):
+        from vla_gym.sim.rendering import software  # a GPU never enters it
+
+        if software.can_draw(shared.model, fast):
+            painter = software.SoftwarePainter(shared, width, height, fast=fast)
+            if painter.usable:
+                return painter
+            painter.free()
+    return MujocoPainter(shared, width, height, fast=fast)
+
+
+def surely_in_software() -> bool:
+    """Tell, without OpenGL, whether images here are drawn by a software renderer: there is no GPU.
+
+    False is no answer: OpenGL may fail to use a GPU that is there.
+    """
+    if os.environ.get("LIBGL_ALWAYS_SOFTWARE", "").lower() in ("1", "true"):
+        return True
+    return not any(glob.glob(pattern) for pattern in _GPUS)
+
+
+def preload(shared: SharedModel) -> None:
+    """Load without OpenGL what drawing in software needs, for processes that are forked from here.
+
+    Does nothing where a GPU may draw.
+    """
+    if surely_in_software():
+        from vla_gym.sim.rendering import software
+
+        software.preload(shared)
