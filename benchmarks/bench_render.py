@@ -1,4 +1,4 @@
-"""Cost of an observation's two images: MuJoCo's renderer against the lean one, interleaved.
+"""Cost of an observation's two images: MuJoCo's renderer against the software painter, interleaved.
 
 Both draw the same states one after the other, so that other load on the machine hits both, and the
 images are compared. CPU time of the whole process (the software renderer has threads of its own),
@@ -29,7 +29,7 @@ os.environ.setdefault(
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from render_pairs import PainterPair, fixed_camera
 
@@ -63,8 +63,8 @@ def main() -> None:
         sim.run_chunk(rng.uniform(-1, 1, (8, 7)))
         sim.prepare_render()
         for name, camera in zip(CAMERAS, cameras, strict=True):
-            plain, lean = pair.draw(sim.data, camera)
-            np.testing.assert_array_equal(plain, lean)
+            plain, software = pair.draw(sim.data, camera)
+            np.testing.assert_array_equal(plain, software)
             triangles.append(pair.triangles_drawn())
             for which, (context, painter) in enumerate(
                 zip(pair.contexts, pair.painters, strict=True)
@@ -82,16 +82,16 @@ def main() -> None:
         "mesh_triangles": int(sim._model.mesh_facenum.sum()),
         "mesh_triangles_drawn_an_image": statistics.mean(triangles),
     }
-    for name, (plain_ms, lean_ms) in times.items():
+    for name, (plain_ms, software_ms) in times.items():
         report[f"{name}_ms"] = {
             "mujoco": statistics.median(plain_ms[1:]),
-            "lean": statistics.median(lean_ms[1:]),
+            "software": statistics.median(software_ms[1:]),
         }
     totals = [
         statistics.median(np.add(*(times[name][which][1:] for name in CAMERAS)))
         for which in range(2)
     ]
-    report["both_ms"] = {"mujoco": totals[0], "lean": totals[1]}
+    report["both_ms"] = {"mujoco": totals[0], "software": totals[1]}
     report["times_cheaper"] = totals[0] / totals[1]
     print(json.dumps(report, indent=2))
     if options.json:
