@@ -22,9 +22,7 @@ from pathlib import Path
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
-os.environ.setdefault(
-    "LP_NUM_THREADS", "0"
-)  # see rendering.renderer.without_mesa_threads
+os.environ.setdefault("LP_NUM_THREADS", "0")  # see rendering.renderer.without_mesa_threads
 
 import numpy as np
 
