@@ -33,7 +33,7 @@ class ToyArm:
     def __init__(self, corners: np.ndarray | None = None) -> None:
         self.position = np.zeros(3)
         self.corners = corners if corners is not None else np.zeros((8, 3))
-        self.task_model = SimpleNamespace(task=Task("goal", 99, "x", "x", 300))
+        self.task_model = SimpleNamespace(task=Task("goal", 99, "x", "x", 300, "goal"))
 
     def eef_pose(self) -> tuple[np.ndarray, np.ndarray]:
         return self.position.copy(), GRIPPER_DOWN.copy()

@@ -10,6 +10,7 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.experts.geometry import GRIPPER_DOWN, axis_angle
 from vla_gym.experts.privileged import PrivilegedSim
+from vla_gym.suites.libero.spec import ACTION
 
 OPEN, CLOSED = -1.0, 1.0
 
@@ -148,7 +149,7 @@ class Expert:
             else:
                 self._advance(phase)
         self._steps_in_phase += 1
-        action = np.empty(7)
+        action = np.empty(ACTION.size)
         action[:3] = _limit_norm(position_error * (GAIN / POSITION_SCALE), phase.speed)
         action[3:6] = _limit_norm(rotation_error * (GAIN / ROTATION_SCALE), phase.turn_speed)
         action[6] = phase.gripper

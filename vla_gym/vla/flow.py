@@ -27,11 +27,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, VLAOutput
 from vla_gym.vla.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.preprocess import CAMERAS
 
-ACTION_DIM, PROPRIO_DIM = 7, 8
 NOISES = ("fixed", "zeros", "observation")
 
 
@@ -204,7 +202,7 @@ class FlowBackend(ABC):
         stacked = self._stack(images)
         count = len(stacked)
         proprio = np.asarray(proprio, dtype=np.float32)
-        if proprio.ndim != 2 or proprio.shape[1] != PROPRIO_DIM:
+        if proprio.ndim != 2 or proprio.shape[1] != PROPRIO_SIZE:
             raise ConfigError(f"Expected proprio of shape (B, 8), got {proprio.shape}.")
         if not count == len(instructions) == len(proprio):
             raise ConfigError(
@@ -219,7 +217,7 @@ class FlowBackend(ABC):
             )
         device = self.device
         state = self.files.state.normalize(torch.from_numpy(proprio).to(device))
-        state = F.pad(state, (0, self._state_dim - PROPRIO_DIM))
+        state = F.pad(state, (0, self._state_dim - PROPRIO_SIZE))
         tokens, token_mask = self.tokenize(instructions)
         out = self.sample(
             self.to_pixels(stacked),
@@ -229,7 +227,7 @@ class FlowBackend(ABC):
             state,
             noise.to(device=device, dtype=torch.float32),
         )
-        actions = self.files.action.unnormalize(out.actions[..., :ACTION_DIM])
+        actions = self.files.action.unnormalize(out.actions[..., :ACTION_SIZE])
         # Robosuite's controller clips as well: nothing is lost.
         return VLAOutput(out.hidden, actions.clamp(-1.0, 1.0))
 

@@ -22,12 +22,11 @@ from transformers.utils import ModelOutput
 from transformers.utils import logging as hf_logging
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.files import write_checksums
-from vla_gym.vla.preprocess import CAMERAS
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 
-ACTION_DIM = 7
 PROPRIO_FEATURES = 11
 
 
@@ -135,9 +134,9 @@ class MiniVLA(PreTrainedModel):
         )
         self.norm = nn.LayerNorm(width)
         self.action_head = nn.Sequential(
-            nn.Linear(width, width), nn.GELU(), nn.Linear(width, ACTION_DIM)
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, ACTION_SIZE)
         )
-        inner, logits = config.token_head_width, ACTION_DIM * NUM_BINS
+        inner, logits = config.token_head_width, ACTION_SIZE * NUM_BINS
         self.token_head: nn.Module = nn.Linear(width, logits)
         if inner:
             self.token_head = nn.Sequential(
@@ -189,7 +188,7 @@ class MiniVLA(PreTrainedModel):
         hidden = self.norm(x)
         logits = None
         if with_tokens:
-            logits = self.token_head(hidden).unflatten(-1, (ACTION_DIM, NUM_BINS))
+            logits = self.token_head(hidden).unflatten(-1, (ACTION_SIZE, NUM_BINS))
         return MiniVLAOutput(hidden=hidden, actions=self.action_head(hidden), token_logits=logits)
 
     def save_half(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.llama_layers import run_layers
 from vla_gym.vla.openvla_config import OpenVLAConfig
@@ -18,7 +19,6 @@ from vla_gym.vla.openvla_heads import ACTION_SIZE
 from vla_gym.vla.openvla_images import RENDER_SIZE, normalize_pixels, preprocess
 from vla_gym.vla.openvla_model import OpenVLAModel
 from vla_gym.vla.openvla_sequence import Prompts, Tokenizer, load_tokenizer
-from vla_gym.vla.preprocess import CAMERAS
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 from vla_gym.vla.tokens import actions_to_bins, bins_to_actions
 

@@ -12,14 +12,9 @@ from torch import nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.flow import (
-    ACTION_DIM,
-    PROPRIO_DIM,
-    FlowBackend,
-    FlowOptions,
-    FlowOutput,
-)
+from vla_gym.vla.flow import FlowBackend, FlowOptions, FlowOutput
 from vla_gym.vla.lerobot_files import LeRobotPolicyFiles, backbone_dtype, load_tokenizer
 
 # Sizes of Gemma in the variants that checkpoints name.
@@ -138,7 +133,7 @@ class Pi0Backend(FlowBackend):
         """
         options = FlowOptions(noise, seed, num_steps, image_size)
         files = LeRobotPolicyFiles(
-            Path(folder), "pi0", state_dim=PROPRIO_DIM, action_dim=ACTION_DIM
+            Path(folder), "pi0", state_dim=PROPRIO_SIZE, action_dim=ACTION_SIZE
         )
         files.backbone = files.backbone or "google/paligemma-3b-pt-224"
         config = make_config(files)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.preprocess import CAMERAS
+from vla_gym.vla.base import CAMERAS
 
 #: Height and width in pixels of the renders that the policies were trained on.
 RENDER_SIZE = 256

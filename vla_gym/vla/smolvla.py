@@ -9,14 +9,9 @@ from typing import Any
 import torch
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.flow import (
-    ACTION_DIM,
-    PROPRIO_DIM,
-    FlowBackend,
-    FlowOptions,
-    FlowOutput,
-)
+from vla_gym.vla.flow import FlowBackend, FlowOptions, FlowOutput
 from vla_gym.vla.lerobot_files import LeRobotPolicyFiles, backbone_dtype, load_tokenizer
 from vla_gym.vla.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
 
@@ -96,7 +91,7 @@ class SmolVLABackend(FlowBackend):
 
         options = FlowOptions(noise, seed, num_steps, image_size)
         files = LeRobotPolicyFiles(
-            Path(folder), "smolvla", state_dim=PROPRIO_DIM, action_dim=ACTION_DIM
+            Path(folder), "smolvla", state_dim=PROPRIO_SIZE, action_dim=ACTION_SIZE
         )
         sizes = _read_sizes(files)
         backbone = files.backbone_folder(vlm, "config.json", "tokenizer.json")

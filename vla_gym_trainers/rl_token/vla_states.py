@@ -21,7 +21,7 @@ from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import Task, get_task, suite_tasks
 from vla_gym.suites.libero import load_task_model
 from vla_gym.vla import FrozenVLA
-from vla_gym.vla.preprocess import CAMERAS
+from vla_gym.vla.base import CAMERAS
 
 PLAYERS = ("demos", "expert", "vla")
 # Observations in one forward of the VLA.
