@@ -214,7 +214,7 @@ def _all_ratios(
 
 def machine() -> dict[str, Any]:
     """Return processor, memory, OpenGL renderer, load and the versions that speed depends on."""
-    from vla_gym.cli.doctor import check_gl
+    from vla_gym.cli.doctor import ask, check_gl
 
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     versions = {"python": platform.python_version()}
@@ -227,7 +227,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "gl": check_gl().value,
+        "gl": check_gl(ask).value,
         "load": os.getloadavg()[0],
         "versions": versions,
     }

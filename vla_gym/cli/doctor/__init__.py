@@ -1,27 +1,72 @@
 """``vla-gym doctor``: what this machine has, what is missing, and the exact mend.
 
-Every check is one function that returns a :class:`Check` and never raises. What may crash or hang
-runs in a process of its own, with a deadline.
+:data:`CHECKS` is the list: a name and a function that returns a finding. What may crash or hang
+runs in a process of its own, with a deadline: ``probes.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from typing import Any
 
-from vla_gym.cli.doctor import graphics, probes, system
-from vla_gym.cli.doctor.children import Answer
-from vla_gym.cli.doctor.graphics import check_gl
-from vla_gym.cli.doctor.report import Check, as_json, print_report
+from vla_gym.cli.doctor.asking import Ask, Finding, Status, ask
+from vla_gym.cli.doctor.system import (
+    check_assets,
+    check_cache,
+    check_limits,
+    check_packages,
+    check_python,
+    check_shared_memory,
+    check_weights,
+)
+from vla_gym.cli.doctor.tried import (
+    check_cuda,
+    check_gl,
+    check_imports,
+    check_settle,
+    check_speed,
+)
 
-__all__ = ["Check", "as_json", "check_gl", "print_report", "run_checks"]
+__all__ = ["CHECKS", "Check", "as_json", "ask", "check_gl", "print_report", "run_checks"]
 
-_Named = tuple[str, Callable[[], Check]]
+_PIPED_WIDTH = 120  # columns of a report that goes into a file
+
+
+@dataclass(frozen=True)
+class Check:
+    """A finding with the name of its check; see :class:`Finding`."""
+
+    name: str
+    status: Status
+    value: str
+    mend: str = ""
+
+
+#: Name of a check, the check, whether it takes seconds.
+CHECKS: tuple[tuple[str, Callable[[Ask], Finding], bool], ...] = (
+    ("python", check_python, False),
+    ("packages", partial(check_packages, None), False),
+    ("trainers", partial(check_packages, "trainers"), False),
+    ("cache", check_cache, False),
+    ("assets: lite", partial(check_assets, "lite"), False),
+    ("assets: libero", partial(check_assets, "libero"), False),
+    ("weights: mini", partial(check_weights, "mini"), False),
+    ("weights: mini-few", partial(check_weights, "mini-few"), False),
+    ("shared memory", check_shared_memory, False),
+    ("limits", check_limits, False),
+    ("gl", check_gl, False),
+    ("imports", check_imports, True),
+    ("cuda", check_cuda, True),
+    ("settle", check_settle, True),
+    ("speed", check_speed, True),
+)
 
 
 def run_checks(*, quick: bool = False) -> list[Check]:
-    """Run every check in the order in which the report shows them.
+    """Run every check in the order of :data:`CHECKS`.
 
     Args:
         quick: Leave out what takes seconds: imports, CUDA, settling, speed.
@@ -29,73 +74,48 @@ def run_checks(*, quick: bool = False) -> list[Check]:
     Returns:
         One :class:`Check` each; a check that breaks is reported as failed.
     """
-    # The slow ones that only wait go on while the fast ones run; speed has the machine alone.
-    with ThreadPoolExecutor(2) as pool:
-        pack = _probe_pack()
-        gl = pool.submit(_guard, "gl", lambda: graphics.check_gl())
-        later = {}
-        if not quick:
-            later["imports"] = pool.submit(probes.ask_imports)
-            later["settle"] = pool.submit(probes.ask_simulation, "settle", pack)
-        checks = [_guard(name, check) for name, check in _fast_checks()]
-        checks.insert(len(checks) - 1, gl.result())
-        if quick:
-            return checks
-        imports, settle = later["imports"], later["settle"]
-        checks.append(_guard("imports", lambda: probes.check_imports(imports.result())))
-        data = imports.result().data if imports.exception() is None else None
-        checks.append(_guard("cuda", lambda: graphics.check_cuda_and_egl(data)))
-        checks.append(_guard("settle", lambda: probes.check_settle(settle.result())))
-    rates = _guarded_speed()
-    checks.append(_guard("speed", lambda: probes.check_speed(rates, gl.result().value)))
-    if rates.data is not None:
-        cost = probes.image_cost_ms(rates.data)
-        checks = [graphics.with_cost(c, cost) if c.name == "gl" else c for c in checks]
+    remembered = cache(ask)  # two checks look at the same probe
+    checks = []
+    for name, check, is_slow in CHECKS:
+        if quick and is_slow:
+            continue
+        try:
+            finding = check(remembered)
+        except Exception as error:  # the report must come out whatever is broken
+            finding = Finding("fail", f"{type(error).__name__}: {error}", "Install vla-gym again.")
+        checks.append(Check(name, *finding))
     return checks
 
 
-def _guarded_speed() -> Answer:
-    try:
-        return probes.ask_simulation("speed", "lite")
-    except Exception as error:  # such as a machine that starts no process
-        return Answer(None, f"{type(error).__name__}: {error}")
+def as_json(checks: Sequence[Check]) -> dict[str, Any]:
+    """Return the report as plain data: ``{"ok": bool, "checks": [{name, status, ...}]}``."""
+    return {
+        "ok": all(check.status != "fail" for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
 
 
-def _fast_checks() -> list[_Named]:
-    checks: list[_Named] = [("python", system.check_python)]
-    for name, spec in system.REQUIREMENTS.items():
-        checks.append((name, partial(system.check_package, name, spec)))
-    for name, spec in system.OPTIONAL.items():
-        checks.append((name, partial(system.check_package, name, spec, required=False)))
-    return [
-        *checks,
-        ("cache", system.check_cache),
-        ("assets: lite", partial(system.check_assets, "lite")),
-        ("assets: libero", partial(system.check_assets, "libero")),
-        *(
-            (f"weights: {name}", partial(system.check_weights, name))
-            for name in ("mini", "mini-few")
-        ),
-        ("shared memory", system.check_shared_memory),
-        ("open files", system.check_files),
-        ("cores", system.check_cores),
-    ]
+def print_report(checks: Sequence[Check]) -> None:
+    """Show the report as a table, then the mends, then one line that sums up."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _probe_pack() -> str:
-    """Settling is judged on the real meshes where they are."""
-    from vla_gym.assets import resolve_asset_pack
-    from vla_gym.errors import VlaGymError
-
-    try:
-        resolve_asset_pack("libero")
-    except VlaGymError:
-        return "lite"
-    return "libero"
-
-
-def _guard(name: str, check: Callable[[], Check]) -> Check:
-    try:
-        return check()
-    except Exception as error:  # the report must come out whatever is broken
-        return Check(name, "fail", f"{type(error).__name__}: {error}", "Install vla-gym again.")
+    colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    table = Table(title="vla-gym doctor", title_justify="left", show_edge=False)
+    for heading in ("check", "", "found"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        mark = Text(check.status, style=colours[check.status])
+        table.add_row(check.name, mark, Text(check.value))
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console.print(table)
+    for check in checks:
+        if check.mend:
+            line = Text(f"\n{check.name}: ", style=colours[check.status])
+            console.print(line.append(check.mend, style="default"), soft_wrap=True)
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    verdict = f"{failed} to mend" if failed else "vla-gym works here"
+    warnings = f", {warned} warning{'s' if warned > 1 else ''}" if warned else ""
+    console.print(f"\n{verdict}{warnings}.")

@@ -1,114 +1,213 @@
-"""Checks that try things out: imports, physics and speed, each in a process of its own."""
+"""What the doctor tries out in a process of its own: ``python probes.py PROBE [PACK]``.
+
+Prints one JSON object. Imports nothing but the standard library at the top, and runs by its path,
+so that it has an answer where nothing else works.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
-from vla_gym.cli.doctor.children import Answer, ask
-from vla_gym.cli.doctor.report import Check
-
-IMPORT_TIMEOUT = 60.0
-PROBE_TIMEOUT = 120.0  # compiling the scene, and the first time the simulation, included
-
-# How far in cm the bowl of libero_spatial task 5 slides while official state 0 settles; all states
-# alike to 1e-6. Upstream's own environment with the real meshes: 1.460 with mujoco 3.3.7, 3.69
-# with 3.8.1. On the lite pack, whose ramekin is level: 0.0005.
-SETTLED_CM = {"libero": 1.46, "lite": 0.0}
-SETTLED_TOLERANCE_CM = 0.5
-SLOW_IMAGES_MS = 50.0
-
-
-def ask_imports(timeout: float = IMPORT_TIMEOUT) -> Answer:
-    """Import torch, torchvision and transformers in a process of its own."""
-    return ask(
-        ["-m", "vla_gym.cli.doctor.imports_probe"], timeout, {"TOKENIZERS_PARALLELISM": "false"}
-    )
+_EXTENSIONS, _VENDOR = 0x3055, 0x3053
+_CUDA_DEVICE, _DRM_FILE = 0x323A, 0x3233
+_PLATFORM_DEVICE = 0x313F
+_MAX_DEVICES = 64
+#: What a vision-language model of transformers needs; a broken torchvision shows only here.
+_CLASSES = ("PreTrainedModel", "AutoModel", "AutoProcessor")
+SPEED_SECONDS = 5.0
+IMAGE_SIZE = 128
+#: "Pick up the black bowl on the ramekin": the task that newer MuJoCo versions spoil.
+SETTLE_TASK = ("spatial", 5)
+SETTLE_JOINT, SETTLE_BODY = "akita_black_bowl_1_joint0", "akita_black_bowl_1_main"
 
 
-def check_imports(answer: Answer) -> Check:
-    """Do torch and transformers import, and does torchvision fit them?"""
-    if answer.data is None:
-        value = f"importing torch and transformers failed: {answer.trouble}"
-        return Check("imports", "fail", value, "pip install --force-reinstall torch transformers")
-    torch, vision, transformers = (
-        answer.data[name] for name in ("torch", "torchvision", "transformers")
-    )
-    shown = ", ".join(
-        f"{name} {answer.data[name]['version']}"
-        for name in ("torch", "torchvision", "transformers")
-        if answer.data[name]["version"]
-    )
-    if not torch["version"]:
-        value = torch["error"] or "torch is not installed"
-        return Check("imports", "fail", value, "pip install --force-reinstall torch")
-    if vision["error"]:
-        mend = (
-            f"torchvision does not fit torch {torch['version']} and breaks models of transformers. "
-            "vla_gym does not need it: pip uninstall -y torchvision (or install the one made for "
-            "this torch, from the same package index)"
-        )
-        broken = "fail" if transformers["error"] else "warn"
-        value = f"{shown}; torchvision: {vision['error']}"
-        return Check("imports", broken, value, mend)  # type: ignore[arg-type]
-    if not transformers["version"]:
-        value = f"{shown}; transformers: {transformers['error'] or 'not installed'}"
-        return Check("imports", "fail", value, "pip install -U transformers")
-    return Check("imports", "ok", shown)
-
-
-def ask_simulation(probe: str, pack: str, timeout: float = PROBE_TIMEOUT) -> Answer:
-    """Run the ``settle`` or the ``speed`` probe in a process of its own."""
-    answer = ask(["-m", "vla_gym.cli.doctor.sim_probe", probe, pack], timeout)
-    if answer.data is not None and "error" in answer.data:
-        return Answer(None, str(answer.data["error"]))
+def gl() -> dict[str, Any]:
+    """Return what EGL offers: ``library``, ``devices``, ``renderer``; null where there is none."""
+    answer: dict[str, Any] = {"library": True, "devices": [], "renderer": None, "error": ""}
+    try:
+        answer["devices"] = egl_devices()
+    except OSError as error:
+        return {**answer, "library": False, "error": str(error)}
+    try:
+        answer["renderer"] = gl_renderer()
+    except Exception as error:
+        answer["error"] = f"{type(error).__name__}: {error}"
     return answer
 
 
-def check_settle(answer: Answer) -> Check:
-    """Does the bowl of libero_spatial task 5 settle where LIBERO's data has it?"""
-    if answer.data is None:
-        return Check("settle", "fail", answer.trouble, _simulation_mend(answer.trouble))
-    pack, found = answer.data["pack"], answer.data["cm"]
-    expected = SETTLED_CM[pack]
-    value = (
-        f"bowl of libero_spatial task 5 slides {found:.2f} cm, expected {expected:.2f} "
-        f"({pack} pack, mujoco {answer.data['mujoco']})"
+def egl_devices() -> list[dict[str, Any]]:
+    """Return EGL's devices in EGL's own order, which MUJOCO_EGL_DEVICE_ID counts.
+
+    Raises:
+        OSError: If libEGL is missing.
+    """
+    egl = ctypes.CDLL("libEGL.so.1")
+    egl.eglGetProcAddress.restype = ctypes.c_void_p
+    egl.eglGetProcAddress.argtypes = [ctypes.c_char_p]
+
+    def function(name: str, result: Any, *arguments: Any) -> Any:
+        address = egl.eglGetProcAddress(name.encode())
+        return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
+
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    many = ctypes.POINTER(pointer)
+    query = function("eglQueryDevicesEXT", integer, integer, many, ctypes.POINTER(integer))
+    text = function("eglQueryDeviceStringEXT", ctypes.c_char_p, pointer, integer)
+    attribute = function(
+        "eglQueryDeviceAttribEXT", integer, pointer, integer, ctypes.POINTER(ctypes.c_ssize_t)
     )
-    if abs(found - expected) <= SETTLED_TOLERANCE_CM:
-        return Check("settle", "ok", value)
-    mend = (
-        "Physics differ from LIBERO's data, so success rates are not comparable: "
-        "pip install 'mujoco>=3.3,<3.4', then run this again"
-    )
-    return Check("settle", "fail", value, mend)
+    display = function("eglGetPlatformDisplayEXT", pointer, integer, pointer, pointer)
+    if query is None or display is None:
+        return []
+    found, count = (pointer * _MAX_DEVICES)(), integer(0)
+    if not query(_MAX_DEVICES, found, ctypes.byref(count)):
+        return []
+    egl.eglInitialize.argtypes = [pointer, pointer, pointer]
+    egl.eglQueryString.argtypes = [pointer, integer]
+    egl.eglQueryString.restype = ctypes.c_char_p
+    egl.eglTerminate.argtypes = [pointer]
+    rows = []
+    for device in found[: count.value]:
+        extensions = (text(device, _EXTENSIONS) or b"").decode() if text else ""
+        row: dict[str, Any] = {"cuda": None, "file": None, "vendor": None}
+        value = ctypes.c_ssize_t()
+        if "EGL_NV_device_cuda" in extensions and attribute is not None:
+            if attribute(device, _CUDA_DEVICE, ctypes.byref(value)):
+                row["cuda"] = value.value
+        if "EGL_EXT_device_drm" in extensions.split():
+            row["file"] = (text(device, _DRM_FILE) or b"").decode() or None
+        shown = display(_PLATFORM_DEVICE, device, None)
+        row["works"] = bool(shown and egl.eglInitialize(shown, None, None))
+        if row["works"]:
+            row["vendor"] = (egl.eglQueryString(shown, _VENDOR) or b"").decode()
+            egl.eglTerminate(shown)
+        rows.append(row)
+    return rows
 
 
-def image_cost_ms(rates: Mapping[str, Any]) -> float:
-    """Return what two images cost beside a control step, in milliseconds."""
-    return float(1000 / rates["images"] - 1000 / rates["states"])
+def gl_renderer() -> str:
+    """Return the GL_RENDERER and GL_VERSION strings of the context that MuJoCo would use."""
+    import mujoco.egl
+
+    context = mujoco.egl.GLContext(16, 16)
+    context.make_current()
+    from OpenGL import GL
+
+    text = f"{GL.glGetString(GL.GL_RENDERER).decode()} | {GL.glGetString(GL.GL_VERSION).decode()}"
+    context.free()
+    return text
 
 
-def check_speed(answer: Answer, renderer: str = "") -> Check:
-    """How fast is one environment?"""
-    if answer.data is None:
-        return Check("speed", "fail", answer.trouble, _simulation_mend(answer.trouble))
-    rates, images_ms = answer.data, image_cost_ms(answer.data)
-    value = (
-        f"{rates['images']:.0f} control steps/s with two 128x128 images each, "
-        f"{rates['states']:.0f} without; images take {images_ms:.1f} ms "
-        f"(one environment, {rates['pack']} pack)"
-    )
-    if images_ms > SLOW_IMAGES_MS:
-        mend = (
-            f"Images are slow ({renderer or 'unknown renderer'}): look at 'gl', use "
-            "visual_profile='fast', smaller images, chunk_len (one image a chunk) or assets='lite'"
+def imports() -> dict[str, Any]:
+    """Import torch, torchvision and transformers; say how that went and which CUDA devices are."""
+    answer: dict[str, Any] = {"torch": attempt("torch"), "cuda": []}
+    answer["torchvision"] = attempt("torchvision")
+    answer["transformers"] = attempt("transformers", _CLASSES)
+    if answer["torch"]["version"]:
+        import torch
+
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            answer["cuda"] = [torch.cuda.get_device_name(i) for i in range(count)]
+    return answer
+
+
+def attempt(name: str, classes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Import a module and some of its names; return version and error, null where there is none."""
+    try:
+        module = importlib.import_module(name)
+        for member in classes:
+            getattr(module, member)
+    except ModuleNotFoundError as error:
+        missing = error.name == name
+        return {"version": None, "error": None if missing else f"ModuleNotFoundError: {error}"}
+    except Exception as error:  # a broken library may raise anything
+        line = str(error).strip().splitlines()
+        return {
+            "version": None,
+            "error": f"{type(error).__name__}: {line[0] if line else ''}"[:300],
+        }
+    return {"version": getattr(module, "__version__", "unknown"), "error": None}
+
+
+def settle(pack: str) -> dict[str, Any]:
+    """Return how far, in cm, the bowl slides sideways while an official state settles."""
+    import mujoco
+    import numpy as np
+
+    from vla_gym.sim import LiberoSim
+    from vla_gym.suites import get_task
+    from vla_gym.suites.libero import load_task_model
+
+    model = load_task_model(get_task(*SETTLE_TASK), pack)
+    sim = LiberoSim(model)
+    layout = model.official_layout(0)
+    scene = mujoco.MjModel.from_binary_path(str(model.mjb_path))
+    start = layout.qpos[scene.joint(SETTLE_JOINT).qposadr[0] :][:2]
+    sim.reset(layout)
+    slid = np.linalg.norm(sim.body_pos(SETTLE_BODY)[:2] - start)
+    return {"pack": model.assets.name, "cm": 100 * float(slid), "mujoco": mujoco.__version__}
+
+
+def speed(pack: str) -> dict[str, Any]:
+    """Return control steps a second of one environment, with two images each and without."""
+    import gymnasium as gym
+    import numpy as np
+
+    import vla_gym  # noqa: F401
+
+    rates = {}
+    for name, cameras in (("images", ("agentview", "wrist")), ("states", ())):
+        env = gym.make(
+            "Libero-goal-v0",
+            task_ids=8,
+            assets=pack,
+            cameras=cameras,
+            image_size=IMAGE_SIZE,
+            max_control_steps=10**6,  # never over while the clock runs
         )
-        return Check("speed", "warn", value, mend)
-    return Check("speed", "ok", value)
+        env.reset(seed=0)
+        action = np.zeros(7, dtype=np.float32)
+        env.step(action)
+        rates[name] = _rate(lambda env=env, action=action: env.step(action), SPEED_SECONDS / 2)  # type: ignore[misc]
+        env.close()
+    return {"pack": pack, **rates, "cores": len(os.sched_getaffinity(0))}
 
 
-def _simulation_mend(trouble: str) -> str:
-    if "no answer" in trouble:
-        return "Try again on an idle machine: the first run compiles the simulation."
-    return "Mend what is marked above first, then run this again."
+def _rate(step: Callable[[], Any], seconds: float) -> float:
+    count, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        step()
+        count += 1
+    return count / passed
+
+
+def main() -> None:
+    """Run the probe that the arguments name."""
+    probes: dict[str, Callable[..., dict[str, Any]]] = {
+        "gl": gl,
+        "imports": imports,
+        "settle": settle,
+        "speed": speed,
+    }
+    try:
+        answer = probes[sys.argv[1]](*sys.argv[2:])
+    except Exception as error:
+        # A broken library may raise anything; one of this package's errors says it in one line.
+        line = (str(error).strip().splitlines() or [""])[0][:300]
+        is_ours = type(error).__module__ == "vla_gym.errors"
+        answer = {"error": line if is_ours else f"{type(error).__name__}: {line}"}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # what counts is out; graphics drivers are known to crash while unloaded
+
+
+if __name__ == "__main__":
+    main()
