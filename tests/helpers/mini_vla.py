@@ -1,5 +1,8 @@
 """A small MiniVLA configuration, inputs for it and demonstrations to clone."""
 
+import json
+
+import h5py
 import numpy as np
 
 from vla_gym.vla.mini import MiniVLAConfig
@@ -27,19 +30,19 @@ def write_demos(folder, episodes=5, length=12, seed=0):
     """Two tasks whose action is a plain function of task, image brightness and position."""
     rng = np.random.default_rng(seed)
     for task, instruction in enumerate(INSTRUCTIONS):
-        lengths = np.full(episodes, length)
-        count = int(lengths.sum())
+        count = episodes * length
         level = rng.uniform(0, 255, count)
         images = np.broadcast_to(level[:, None, None, None, None], (count, 2, 64, 64, 3))
         proprio = rng.normal(size=(count, 8)).astype(np.float32)
         actions = np.zeros((count, 7), np.float32)
         actions[:, 0] = 0.8 if task else -0.8
         actions[:, 6] = np.sign(0.5 - task)
-        np.savez(
-            folder / f"task_{task}.npz",
-            images=images.astype(np.uint8),
-            proprio=proprio,
-            actions=actions,
-            episode_lengths=lengths,
-            instruction=instruction,
-        )
+        with h5py.File(folder / f"task_{task}_demo.hdf5", "w") as file:
+            data = file.create_group("data")
+            data.attrs["problem_info"] = json.dumps({"language_instruction": instruction})
+            for episode, rows in enumerate(np.split(np.arange(count), episodes)):
+                obs = data.create_group(f"demo_{episode}/obs")
+                for camera, key in enumerate(("agentview_rgb", "eye_in_hand_rgb")):
+                    obs[key] = images[rows, camera].astype(np.uint8)
+                obs["ee_states"], obs["gripper_states"] = proprio[rows, :6], proprio[rows, 6:]
+                data[f"demo_{episode}/actions"] = actions[rows]

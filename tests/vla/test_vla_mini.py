@@ -199,8 +199,8 @@ def test_chunks_stop_at_the_end_of_the_episode(tmp_path):
 def test_load_demos_names_the_problem(tmp_path):
     with pytest.raises(ConfigError, match="vla-gym demos"):
         load_demos(tmp_path)
-    np.savez(tmp_path / "bad.npz", images=np.zeros(3))
-    with pytest.raises(ConfigError, match=r"bad\.npz"):
+    (tmp_path / "bad_demo.hdf5").write_bytes(b"no HDF5")
+    with pytest.raises(ConfigError, match=r"bad_demo\.hdf5"):
         load_demos(tmp_path)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from vla_gym.demos.files import read_episodes, read_instruction
 from vla_gym.errors import ConfigError
-from vla_gym.vla.preprocess import IMAGE_SIZE, area_downsample, proprio_features
+from vla_gym.vla.preprocess import area_downsample, proprio_features
 
 
 @dataclass
@@ -115,10 +115,7 @@ def load_demos(
 
 
 def demo_files(folder: str | Path) -> list[Path]:
-    """Return the files of demonstrations below a folder, or the file itself, in a fixed order.
-
-    These are ``*_demo.hdf5`` in LIBERO's layout, which ``vla-gym demos`` writes, and ``*.npz`` of
-    its first version.
+    """Return the ``*_demo.hdf5`` below a folder, or the file itself, in a fixed order.
 
     Raises:
         ConfigError: If there is none.
@@ -126,7 +123,7 @@ def demo_files(folder: str | Path) -> list[Path]:
     folder = Path(folder).expanduser()
     if folder.is_file():
         return [folder]
-    files = sorted([*folder.rglob("*_demo.hdf5"), *folder.glob("*.npz")])
+    files = sorted(folder.rglob("*_demo.hdf5"))
     if not files:
         raise ConfigError(
             f"No *_demo.hdf5 below {folder}: record demonstrations with 'vla-gym demos'."
@@ -137,7 +134,7 @@ def demo_files(folder: str | Path) -> list[Path]:
 def read_demo_file(
     path: Path, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
-    """Read and check one file; keep the first ``limit`` episodes.
+    """Read one file in LIBERO's layout, one episode at a time; keep the first ``limit`` episodes.
 
     Images are brought to the size that the embedded VLA works on.
 
@@ -146,33 +143,8 @@ def read_demo_file(
         the instruction.
 
     Raises:
-        ConfigError: If the file is unreadable or an array has another shape.
+        ConfigError: If the file is damaged, has another layout or holds no episode.
     """
-    if path.suffix == ".hdf5":
-        return _read_hdf5(path, limit)
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            lengths = np.asarray(data["episode_lengths"], dtype=np.int64)[:limit]
-            count = int(lengths.sum())
-            images, proprio = data["images"][:count], data["proprio"][:count]
-            actions, instruction = data["actions"][:count], str(data["instruction"])
-    except Exception as error:  # zip, key and dtype errors alike: the file is unusable
-        raise ConfigError(f"Cannot read demonstrations from {path}: {error}") from error
-    expected = (count, 2, IMAGE_SIZE, IMAGE_SIZE, 3)
-    if count == 0 or images.shape != expected or images.dtype != np.uint8:
-        raise ConfigError(f"{path}: expected images {expected} uint8, got {images.shape}.")
-    if proprio.shape != (count, 8) or actions.shape != (count, 7):
-        raise ConfigError(
-            f"{path}: expected proprio ({count}, 8) and actions ({count}, 7), got "
-            f"{proprio.shape} and {actions.shape}."
-        )
-    return images, proprio, actions.astype(np.float32), lengths, instruction
-
-
-def _read_hdf5(
-    path: Path, limit: int | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
-    """Do the work of :func:`read_demo_file` for LIBERO's layout, one episode at a time."""
     columns: tuple[list[np.ndarray], ...] = ([], [], [])
     for images, proprio, actions in read_episodes(path, limit):
         for column, value in zip(columns, (area_downsample(images), proprio, actions), strict=True):

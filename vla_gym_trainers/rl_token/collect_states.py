@@ -21,7 +21,7 @@ from vla_gym.experts.recording import episode_rng
 from vla_gym.suites import SUITES, Task, suite_tasks
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.preprocess import area_downsample
-from vla_gym_trainers.cloning.data import demo_files, read_demo_file
+from vla_gym_trainers.cloning.data import demo_files
 from vla_gym_trainers.rl_token.vla_states import (
     PLAYERS,
     Stage,
@@ -72,12 +72,6 @@ def states_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> VLAState
 
 
 def _demo_episodes(path: Path, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    if path.suffix != ".hdf5":  # the first version's files hold what the embedded VLA works on
-        images, proprio, _, lengths, instruction = read_demo_file(path, None)
-        ends = np.cumsum(lengths)[:-1]
-        for part, state in zip(np.split(images, ends), np.split(proprio, ends), strict=True):
-            yield part, state, instruction
-        return
     instruction = read_instruction(path)
     for images, proprio, _ in read_episodes(path):
         if images.shape[2] % size:

@@ -232,6 +232,11 @@ def _by_suite(difference: np.ndarray, rows: np.ndarray, suites: np.ndarray) -> d
     return result | {"all": float(error[rows].mean())}
 
 
+def main(config: ProbeConfig) -> str:
+    """Run ``vla-gym-train probe``; return the tables that are printed."""
+    return format_probes(probe_rl_token(config)["results"])
+
+
 def format_probes(result: dict[str, Any]) -> str:
     """Return Markdown tables of :func:`run_probes`' result."""
     return "\n\n".join(_tables(result))

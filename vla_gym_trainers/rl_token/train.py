@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from vla_gym.errors import ConfigError
@@ -24,7 +23,9 @@ from vla_gym.rl_token import (
 from vla_gym.vla import load
 from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
-from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
+from vla_gym_trainers.runs.result_card import machine_facts
+from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.settings import RunSettings
 
 # States that scale and principal components are taken from, and those in a forward of the report.
 SCALE_STATES, REPORT_BATCH = 4096, 256
@@ -41,15 +42,19 @@ WAYS = {
 
 
 @dataclass
-class RLTokenConfig(StatesConfig):
-    """Pretrain the RL token of any VLA on states that it and disturbed experts come to."""
+class RLTokenConfig(StatesConfig, RunSettings):
+    """Pretrain the RL token of any VLA on states that it and disturbed experts come to.
+
+    The run directory gets model/ (encoder and decoder, float16, with a README.md). A run takes
+    minutes and has no checkpoints: one that is resumed begins anew.
+    """
+
+    algorithm: ClassVar[str] = "rl-token"
 
     vla: str = "mini"
     """VLA whose hidden states are compressed, e.g. openvla-oft:/path?unnorm_key=libero_goal."""
     demos: str | None = None
     """Folder of demonstrations whose frames the VLA looks at too; None for none."""
-    output: str = "runs/rl-token"
-    """Run directory: TensorBoard, model/ (encoder and decoder, float16; README.md), card.json."""
     dim: int = 256
     """Size D of the RL token."""
     width: int = 128
@@ -90,6 +95,11 @@ class RLTokenConfig(StatesConfig):
                 raise ConfigError(f"Expected 0 <= {name} <= 1, got {value}.")
         if min(self.steps, self.batch_size, self.threads, self.layers) < 1:
             raise ConfigError("steps, batch_size, layers and threads must be positive.")
+
+
+def main(config: RLTokenConfig) -> str:
+    """Run ``vla-gym-train rl-token``; return the table that is printed."""
+    return format_reports(train_rl_token(config))
 
 
 def collect(config: RLTokenConfig) -> VLAStates:
@@ -164,12 +174,19 @@ def report(
 
 
 def fit(
-    hidden: torch.Tensor, config: RLTokenConfig, writer: SummaryWriter | None = None
+    hidden: torch.Tensor,
+    config: RLTokenConfig,
+    log: Callable[[dict[str, float], int], None] | None = None,
 ) -> tuple[RLTokenEncoder, RLTokenDecoder]:
-    """Train encoder and decoder together on hidden states (N, M, H) of any float type.
+    """Train encoder and decoder together.
 
     Loss: :func:`~vla_gym.rl_token.reconstruction_loss` of the decoder's prediction against the
     standardised states, which are constants (the VLA is frozen).
+
+    Args:
+        hidden: (N, M, H) hidden states of any float type.
+        config: Sizes, steps and seed.
+        log: Takes metrics and the step, every 50 steps.
     """
     torch.manual_seed(config.seed)
     sizes = RLTokenModelConfig(
@@ -208,8 +225,8 @@ def fit(
         optimizer.step()
         if step % 50 == 0:
             bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-            if writer is not None:
-                writer.add_scalar("train/reconstruction_mse", loss.item(), step)
+            if log is not None:
+                log({"train/reconstruction_mse": loss.item()}, step)
     return encoder, decoder
 
 
@@ -223,42 +240,32 @@ def train_rl_token(config: RLTokenConfig) -> dict[str, Any]:
     """
     config.check()
     torch.set_num_threads(config.threads)
-    output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "config.json", config)
-    started = time.perf_counter()
-    states = collect(config)
-    collected = time.perf_counter()
-    held = states.held_out(config.held_out_share)
-    if not held.any():
-        raise ConfigError("No episode is left to report on: ask for two or more a task.")
-    train, rest = (states.select(rows) for rows in (~held, held))
-    tokens = []
-    with SummaryWriter(str(output)) as writer:
-        encoder, decoder = fit(train.hidden, config, writer)
-        encoder.save_pretrained(output / "model", decoder)
-        tokens.append(_reported(config, encoder, decoder, rest.hidden))
-        for key, value in tokens[0].items():
-            writer.add_scalar(f"val/{key}", value, config.steps)
-    if config.compare_dropout is not None:
-        second = replace(config, context_dropout=config.compare_dropout)
-        tokens.append(_reported(second, *fit(train.hidden, second), rest.hidden))
-    results = {
-        "hidden_shape": list(states.hidden.shape[1:]),
-        "states": {"train": _counts(train), "held_out": _counts(rest)},
-        "tokens": tokens,
-        "seconds": {
-            "states": round(collected - started, 1),
-            "training": round(time.perf_counter() - collected, 1),
-        },
-    }
-    environment = {"asset_pack": config.assets, **machine_facts()}
-    seeds: dict[str, int | None] = {"run": config.seed}
-    card = make_card(
-        "rl-token", config=config, seeds=seeds, environment=environment, results=results
-    )
-    write_json(output / "card.json", card)
-    (output / "model" / "README.md").write_text(model_card(card), encoding="utf-8")
+    with Run(config, total=config.steps) as run:
+        states = collect(config)
+        collected = run.seconds
+        held = states.held_out(config.held_out_share)
+        if not held.any():
+            raise ConfigError("No episode is left to report on: ask for two or more a task.")
+        train, rest = (states.select(rows) for rows in (~held, held))
+        encoder, decoder = fit(train.hidden, config, run.log)
+        folder = run.dir.path / "model"
+        encoder.save_pretrained(folder, decoder)
+        tokens = [_reported(config, encoder, decoder, rest.hidden)]
+        run.log({f"val/{key}": value for key, value in tokens[0].items()}, config.steps)
+        if config.compare_dropout is not None:
+            second = replace(config, context_dropout=config.compare_dropout)
+            tokens.append(_reported(second, *fit(train.hidden, second), rest.hidden))
+        results = {
+            "hidden_shape": list(states.hidden.shape[1:]),
+            "states": {"train": _counts(train), "held_out": _counts(rest)},
+            "tokens": tokens,
+            "seconds": {
+                "states": round(collected, 1),
+                "training": round(run.seconds - collected, 1),
+            },
+        }
+        card = run.write_card(results, {"asset_pack": config.assets, **machine_facts()})
+        (folder / "README.md").write_text(model_card(card), encoding="utf-8")
     return card
 
 

@@ -230,7 +230,7 @@ def test_pretraining_command_end_to_end(tmp_path):
         expert_episodes=2,
         rollout_episodes=0,
         demos=str(tmp_path),
-        output=str(tmp_path / "run"),
+        run_dir=tmp_path / "run",
         frame_stride=4,
         width=32,
         steps=20,
