@@ -32,7 +32,7 @@ def write_demos(folder, episodes=5, length=12, seed=0):
     for task, instruction in enumerate(INSTRUCTIONS):
         count = episodes * length
         level = rng.uniform(0, 255, count)
-        images = np.broadcast_to(level[:, None, None, None, None], (count, 2, 64, 64, 3))
+        images = np.broadcast_to(level[:, None, None, None, None], (count, 2, 128, 128, 3))
         proprio = rng.normal(size=(count, 8)).astype(np.float32)
         actions = np.zeros((count, 7), np.float32)
         actions[:, 0] = 0.8 if task else -0.8

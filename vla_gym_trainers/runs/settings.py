@@ -185,10 +185,13 @@ def load_run_settings(path: Path, kind: type[Config]) -> Config:
     Raises:
         ConfigError: If there is no run of this command.
     """
-    run_dir, _ = run_of(path)
+    run_dir, checkpoint = run_of(path)
     settings = read_settings(run_dir / "config.json", kind)
-    is_run = isinstance(settings, RunSettings)
-    return dataclasses.replace(settings, resume=path) if is_run else settings
+    if isinstance(settings, RunSettings):
+        return dataclasses.replace(settings, resume=path)
+    if checkpoint is not None:
+        raise ConfigError(f"This command goes on from the newest checkpoint: --resume {run_dir}.")
+    return settings
 
 
 def read_settings(path: Path, kind: type[Config]) -> Config:
