@@ -133,20 +133,24 @@ def place(settings: Any) -> dict[str, Any]:
 
 def record_start(settings: Any, run_dir: Path) -> None:
     """Record the expert and the VLA on the first official state."""
-    from vla_gym.play.command import record_expert, record_policy
+    from vla_gym.rollout import ExpertPolicy, Start
+    from vla_gym.rollout.film import record_video
+    from vla_gym.rollout.vla_policy import VLAPolicy
 
-    where = (settings.suite, settings.task_ids[0])
-    expert = record_expert(run_dir / "expert.mp4", *where, **place(settings))
-    report_video(run_dir / "expert.mp4", expert)
-    vla = {"vla": settings.vla, "chunk_len": settings.chunk_len}
-    success = record_policy(run_dir / "vla.mp4", *where, **vla, **place(settings))
-    report_video(run_dir / "vla.mp4", success)
+    start = Start(settings.suite, settings.task_ids[0], 0)
+    vla = VLAPolicy(settings.vla, chunk_len=settings.chunk_len)
+    for name, policy in (("expert", ExpertPolicy()), ("vla", vla)):
+        path = run_dir / f"{name}.mp4"
+        (episode,) = record_video(path, policy, [start], **place(settings))
+        report_video(path, episode.success)
 
 
 def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
     """Record VLA and policy on the first state where only the policy succeeded, if there is one."""
-    from vla_gym.play.command import record_policy
-    from vla_gym_trainers.evaluation.evaluate import load_policy
+    from vla_gym.rollout import Policy, Start
+    from vla_gym.rollout.film import record_video
+    from vla_gym.rollout.vla_policy import VLAPolicy
+    from vla_gym_trainers.evaluation.trained import load_trained
 
     vla, policy = results["vla"][0], results["policy"][0]
     outcomes = zip(policy["init_state_ids"], policy["successes"], vla["successes"], strict=True)
@@ -154,26 +158,16 @@ def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
     if not wins:
         console.print("There is none in this run.")
         return
-    model = load_policy(run_dir)
-
-    def act(obs: dict[str, Any]) -> Any:
-        return model.predict(obs, deterministic=True)[0]
-
-    common = {"vla": settings.vla, "chunk_len": int(model.action_space.shape[0])}
-    for name, player, label in (("vla", None, "VLA"), ("policy", act, "TD3+BC")):
+    trained = load_trained(run_dir)
+    players: dict[str, Policy] = {
+        "vla": VLAPolicy(settings.vla, chunk_len=trained.chunk_len),
+        "policy": trained,
+    }
+    start = Start(settings.suite, settings.task_ids[0], wins[0])
+    for name, player in players.items():
         path = run_dir / f"state{wins[0]:02d}_{name}.mp4"
-        where = (path, settings.suite, settings.task_ids[0])
-        report_video(
-            path,
-            record_policy(
-                *where,
-                policy=player,
-                label=label,
-                init_state_id=wins[0],
-                **common,
-                **place(settings),
-            ),
-        )
+        (episode,) = record_video(path, player, [start], **place(settings))
+        report_video(path, episode.success)
 
 
 def report_video(path: Path, success: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from resume_target import TINY, make_toy_env, make_toy_vec
+from resume_target import TINY, make_toy_player, make_toy_vec
 from safetensors import SafetensorError
 
 import vla_gym_trainers.td3.train as train_td3_module
@@ -67,7 +67,7 @@ def test_a_full_quota_counts_and_other_errors_do_not() -> None:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
     monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
 
 
@@ -103,7 +103,7 @@ def test_a_run_says_how_to_go_on_and_goes_on(
         path.name for path in run.checkpoints()
     ]
     monkeypatch.undo()
-    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
     monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
     assert main(["td3", "--resume", str(tmp_path)]) == 0
     assert run.card.exists()

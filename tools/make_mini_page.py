@@ -19,9 +19,9 @@ from typing import Any
 
 from page_blocks import fill_blocks
 
+from vla_gym.rollout.vla_policy import vla_identity
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym_trainers.evaluation.cards import read_card
-from vla_gym_trainers.evaluation.policies import vla_identity
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 
 ROOT = Path(__file__).parent.parent

@@ -100,7 +100,7 @@ def _run(command: str, arguments: Sequence[str]) -> None:
 def _train_td3(config: Any, resumed: bool) -> str:
     with redirect_stderr(StringIO()):
         import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.evaluation.evaluate import format_table
+    from vla_gym_trainers.evaluation.eval_result import format_table
     from vla_gym_trainers.td3.train import resume_td3, train_td3
 
     run = resume_td3(config.run_dir, config) if resumed else train_td3(config)
@@ -111,7 +111,7 @@ def _train_td3(config: Any, resumed: bool) -> str:
 def _train_ppo_actor(config: Any, resumed: bool) -> str:
     with redirect_stderr(StringIO()):
         import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.evaluation.evaluate import format_table
+    from vla_gym_trainers.evaluation.eval_result import format_table
     from vla_gym_trainers.ppo_actor.train import resume_ppo_actor, train_ppo_actor
 
     run = resume_ppo_actor(config.run_dir, config) if resumed else train_ppo_actor(config)

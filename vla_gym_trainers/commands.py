@@ -12,13 +12,11 @@ from vla_gym.errors import ConfigError
 
 def play(arguments: Sequence[str]) -> int:
     """``vla-gym play``."""
-    from vla_gym.play.config import PlayConfig
+    from vla_gym_trainers.evaluation.play import PlayConfig, main
 
     config = parse_options(PlayConfig, arguments, "play")
     if config.who == "policy":
         _import_sb3()
-    from vla_gym.play.command import main
-
     return main(config)
 
 

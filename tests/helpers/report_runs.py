@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from vla_gym.rollout import Episode, Start
 from vla_gym_trainers.evaluation import summary
-from vla_gym_trainers.evaluation.episodes import Episode
 from vla_gym_trainers.evaluation.eval_result import EvalResult, summarize
 from vla_gym_trainers.on_policy.config import GRPOConfig
 from vla_gym_trainers.runs import metrics
@@ -127,7 +127,7 @@ def eval_card(
 ) -> Path:
     """Write a card of ``vla-gym eval`` for tasks of goal; by default it is the VLA's."""
     episodes = [
-        Episode("goal", task_id, state, won, won, not won, 100)
+        Episode(Start("goal", task_id, state), won, won, not won, 100)
         for task_id, outcomes in successes.items()
         for state, won in enumerate(outcomes)
     ]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from toy_env import ToyReach
+from toy_env import CHUNK_LEN, ToyReach
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.runs import run_dir as run_dir_module
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
@@ -38,10 +39,10 @@ TINY: dict[str, Any] = {
 }
 
 
-def make_toy_vec(config: TD3RunConfig, evaluation: bool = False) -> Any:
+def make_toy_vec(config: TD3RunConfig) -> Any:
     """Stand in for ``train_td3.make_vec``."""
     envs = LiberoVectorEnv(
-        2 if evaluation else config.num_envs,
+        config.num_envs,
         env_factory=lambda _: ToyReach(gamma=config.gamma),
         workers=0,
         autoreset_mode="SAME_STEP",
@@ -49,9 +50,12 @@ def make_toy_vec(config: TD3RunConfig, evaluation: bool = False) -> Any:
     return sb3_vec_env(envs)
 
 
-def make_toy_env(suite: str, **kwargs: Any) -> ToyReach:
-    """Stand in for ``train_td3.make_env``."""
-    return ToyReach()
+def make_toy_player(config: Any = None) -> RunPlayer:
+    """Stand in for ``train_td3.make_player``."""
+    envs = LiberoVectorEnv(
+        2, env_factory=lambda _: ToyReach(), workers=0, autoreset_mode="DISABLED"
+    )
+    return RunPlayer(envs, CHUNK_LEN)
 
 
 def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int = 0) -> None:
@@ -65,7 +69,7 @@ def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int
     """
     torch.set_num_threads(1)
     train_td3_module.make_vec = make_toy_vec  # type: ignore[assignment]
-    train_td3_module.make_env = make_toy_env  # type: ignore[assignment]
+    train_td3_module.make_player = make_toy_player  # type: ignore[assignment]
     if kill_in_save:
         sync, calls = run_dir_module._sync, iter(range(1, kill_in_save + 1))
 

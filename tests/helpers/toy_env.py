@@ -22,6 +22,8 @@ class ToyReach(gym.Env[dict[str, Any], np.ndarray]):
     about a third of them and a policy can learn to correct the bias but not the error.
     """
 
+    known = {"task_id": 0, "init_state_id": -1}  # what a reset was asked for
+
     def __init__(self, gamma: float = 0.98, max_control_steps: int = 24) -> None:
         self.gamma, self.max_control_steps = gamma, max_control_steps
         self.mix = np.random.default_rng(0).normal(size=(9, TOKEN_DIM)).astype(np.float32)
@@ -41,9 +43,10 @@ class ToyReach(gym.Env[dict[str, Any], np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
-        rng = self.np_random
-        if options and "init_state_id" in options:
+        rng, options = self.np_random, options or {}
+        if "init_state_id" in options:
             rng = np.random.default_rng(options["init_state_id"])
+        self.known = {"task_id": 0, "init_state_id": -1, **options}
         self.position = rng.uniform(0.0, 0.4, 3)
         self.goal = rng.uniform(0.6, 1.0, 3)
         self.error = rng.normal(0.0, 0.02, 3)
@@ -98,6 +101,5 @@ class ToyReach(gym.Env[dict[str, Any], np.ndarray]):
             "executed_steps": executed,
             "elapsed_steps": self.elapsed,
             "discount": self.gamma**executed,
-            "task_id": 0,
-            "init_state_id": -1,
+            **self.known,
         }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from toy_env import ToyReach
+from toy_env import CHUNK_LEN, ToyReach
 
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv, sb3_vec_env
 
 #: Task 0: the reference misses by a constant that a policy can learn. Task 1: it hardly misses.
@@ -21,7 +22,7 @@ class ToyTasks(ToyReach):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed, options=options)
-        self.task = int(self.np_random.integers(2))
+        self.task = (options or {}).get("task_id", int(self.np_random.integers(2)))
         self.bias = np.array(BIASES[self.task])
         return self._observe(), self._info(False, 0)
 
@@ -34,6 +35,13 @@ class ToyTasks(ToyReach):
 
     def _observe(self) -> dict[str, Any]:
         return {**super()._observe(), "task_id": np.int64(self.task)}
+
+
+def make_task_player() -> RunPlayer:
+    envs = LiberoVectorEnv(
+        4, env_factory=lambda _: ToyTasks(), workers=0, autoreset_mode="DISABLED"
+    )
+    return RunPlayer(envs, CHUNK_LEN)
 
 
 def make_tasks(num_envs: int = 4) -> SB3VecEnv:

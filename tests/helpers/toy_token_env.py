@@ -57,10 +57,11 @@ class ToyTokenEnv(gym.Env[dict[str, Any], np.ndarray]):
         self._seed_value, self._next = seed, episode
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
+        super().reset(seed=seed)
         if seed is not None:
             self._seed_value, self._next = int(seed), 0
         self.task, _, rng = self.schedule.task_and_rng(self._seed_value, self._next)
+        self.task = (options or {}).get("task_id", self.task)
         self.episode = self._next
         self._next += 1
         self.x, self.elapsed = float(rng.uniform(-0.2, 0.2)), 0

@@ -13,20 +13,23 @@ import pytest
 from vla_gym.cli import main as cli
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, UnknownTaskError
-from vla_gym.play.camera import Camera
-from vla_gym.play.command import play, record_expert, record_policy
-from vla_gym.play.config import PlayConfig
 from vla_gym.play.video import (
     GREEN,
     RED,
     Status,
     TileFrames,
-    TilePainter,
+    _wrap,
     compose_grid,
+    draw_tile,
     num_columns,
+    text_rows,
     tiled_frames,
     write_video,
 )
+from vla_gym.rollout import Policy, Start
+from vla_gym.rollout.film import film, record_video
+from vla_gym.rollout.vla_policy import VLAPolicy
+from vla_gym_trainers.evaluation.play import PlayConfig, play_video
 
 LONG = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 HOLD = 30  # frames that the last picture stays
@@ -38,7 +41,7 @@ def has_colour(picture: np.ndarray, colour: tuple[int, int, int], tolerance: int
 
 def draw(instruction: str, status: Status, size: int = 128) -> np.ndarray:
     images = [np.full((size, size, 3), value, np.uint8) for value in (40, 80)]
-    return TilePainter(size, 2, [instruction, LONG]).draw(images, instruction, status)
+    return draw_tile(images, instruction, status, text_rows([instruction, LONG], 2 * size))
 
 
 def test_tiles_have_one_shape_and_show_the_images() -> None:
@@ -66,11 +69,10 @@ def test_the_outcome_has_its_colour(status: Status, shown: Any, absent: Any) -> 
 
 
 def test_the_instruction_is_never_wider_than_the_tile() -> None:
-    painter = TilePainter(64, 1, [LONG])
-    lines = painter._wrap(LONG)
-    assert len(lines) > 4 and " ".join(lines) == LONG
-    tile = painter.draw([np.zeros((64, 64, 3), np.uint8)], LONG, Status("a long name", 9, 10))
-    assert tile.shape == (painter.height, 64, 3)
+    lines = _wrap(LONG, 64)
+    assert len(lines) > 5 and " ".join(lines) == LONG
+    tile = draw_tile([np.zeros((64, 64, 3), np.uint8)], LONG, Status("a long name", 9, 10))
+    assert tile.shape[1:] == (64, 3) and tile.shape[0] > 64 + 10 * len(lines)
 
 
 @pytest.mark.parametrize(("tiles", "columns"), [(1, 1), (2, 2), (4, 2), (10, 4)])
@@ -124,7 +126,7 @@ def test_an_expert_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
     arguments = ["--task-id", "7", "--init-state-id", "3", "--size", "64", "--out", str(out)]
     assert cli.main(["play", *arguments]) == 0
     text = capsys.readouterr().out
-    assert "goal 7, state 3: success, " in text and f"{out}: success" in text
+    assert "goal 7 state 3: success, " in text and f"{out}: success" in text
     steps = int(text.split("success, ")[1].split()[0])
     film = iio.imread(out)
     assert len(film) == 1 + steps + HOLD and film.shape[2] == 128
@@ -138,42 +140,47 @@ def test_tiles_of_tasks_and_seeds(tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["play", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:4]] == [
-        f"goal {task}, seed {seed}" for task in (1, 8) for seed in (5, 6)
+        f"goal {task} seed {seed}" for task in (1, 8) for seed in (5, 6)
     ]
     assert lines[4] == f"{out}: 0 of 4 succeeded"
     assert iio.imread(out).shape[2] > 2 * 64
 
 
-def test_the_film_starts_where_the_environment_does(tmp_path: Path) -> None:
+def test_the_film_starts_where_the_environment_does() -> None:
     """Tile and environment of the same seed show the same picture."""
-    painter = TilePainter(64, 1, ["x"])
-    camera = Camera(painter, ("agentview",), 64)
+    ((episode, frames),) = film(
+        VLAPolicy("mini"),
+        [Start("goal", 8, -1, 4)],
+        cameras=("agentview",),
+        size=64,
+        max_control_steps=2,
+    )
+    assert (episode.length, len(frames)) == (2, 3)
     env = LiberoEnv("goal", task_ids=8, image_size=64)
     try:
-        obs, info = env.reset(seed=4)
-        camera.begin("x")
-        camera.take(env, info, over=False)
-        difference = camera.frames[0][:64].astype(int) - obs["agentview"]
+        obs, _ = env.reset(seed=4)
+        difference = frames[0][:64].astype(int) - obs["agentview"]
         assert np.abs(difference).mean() < 4  # JPEG
-        assert camera.limit == 300 and len(camera.frames) == 1
     finally:
-        camera.close()
         env.close()
 
 
-def test_the_vla_and_a_policy_above_it(tmp_path: Path) -> None:
-    seen = []
+class Stays(VLAPolicy):
+    """Sees what the VLA sees, and does nothing."""
 
-    def stay(obs: dict[str, Any]) -> np.ndarray:
-        seen.append(obs["vla_action"].shape)
-        return np.zeros_like(obs["vla_action"])
+    def act(self, observations: Any, infos: Any) -> np.ndarray:
+        return np.zeros_like(super().act(observations, infos))
 
-    options: dict[str, Any] = {"max_steps": 6, "size": 64, "chunk_len": 4}
-    assert not record_policy(tmp_path / "vla.mp4", "goal", 8, **options)
-    assert not record_policy(tmp_path / "own.mp4", "goal", 8, policy=stay, label="me", **options)
-    assert seen == [(4, 7), (4, 7)]  # two chunks, the second cut by the limit
-    films = [iio.imread(tmp_path / name) for name in ("vla.mp4", "own.mp4")]
-    assert [len(film) for film in films] == [1 + 6 + HOLD] * 2  # every control step
+
+def test_every_control_step_is_filmed_whoever_acts(tmp_path: Path) -> None:
+    films = []
+    for name, kind in (("vla.mp4", VLAPolicy), ("own.mp4", Stays)):
+        policy: Policy = kind("mini", chunk_len=4)
+        settings: dict[str, Any] = {"size": 64, "max_control_steps": 6}
+        (episode,) = record_video(tmp_path / name, policy, [Start("goal", 8, 0)], **settings)
+        assert episode.truncated and episode.length == 6  # two chunks, the second one cut
+        films.append(iio.imread(tmp_path / name))
+    assert [len(frames) for frames in films] == [1 + 6 + HOLD] * 2
     assert np.abs(films[0][6].astype(int) - films[1][6]).mean() > 0.5
 
 
@@ -188,31 +195,8 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
     out = tmp_path / "policy.mp4"
     arguments = ["--who", "policy", "--policy", str(tmp_path), "--max-steps", "7", "--size", "64"]
     assert cli.main(["play", *arguments, "--out", str(out)]) == 0
-    assert "goal 8, state 0: no success, 7 steps" in capsys.readouterr().out
+    assert "goal 8 state 0: no success, 7 steps" in capsys.readouterr().out
     assert len(iio.imread(out)) == 1 + 7 + HOLD
-
-
-def test_a_policy_is_played_on_the_vla_of_its_run(tmp_path: Path) -> None:
-    from vla_gym.play.episodes import Players
-    from vla_gym_trainers import TD3BC, TD3Config, make_sb3_vec_env
-
-    env = make_sb3_vec_env("LiberoVLA-goal-v0", vla="mini-few", rl_token="mean", task_ids=8)
-    try:
-        TD3BC("RLTokenPolicy", env, TD3Config(buffer_size=10)).save(tmp_path / "policy.zip")
-    finally:
-        env.close()
-    (tmp_path / "config.json").write_text('{"vla": "mini-few", "rl_token": "mean"}')
-    config = PlayConfig(task_ids=(8,), who="policy", policy=tmp_path, max_steps=8, size=64)
-    players = Players(config, None)
-    assert players._vla.name == "mini-few" and players._rl_token is None
-    (outcome,) = play(replace(config, out=tmp_path / "policy.mp4"))
-    assert outcome.steps == 8
-    assert Players(replace(config, vla="mini"), None)._vla.name == "mini"
-
-
-def test_the_expert_as_a_function(tmp_path: Path) -> None:
-    assert record_expert(tmp_path / "stove.mp4", "goal", 7, size=64)
-    assert (tmp_path / "stove.mp4").exists()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +214,7 @@ def test_the_expert_as_a_function(tmp_path: Path) -> None:
         ({"who": "policy"}, ConfigError, "belong together"),
         ({"who": "vla", "rl_token": "mean"}, ConfigError, "belongs to --who policy"),
         ({"who": "vla", "device": "cuda:99"}, ConfigError, "is not there"),
-        ({"suite": "10", "task_ids": (0,)}, UnknownTaskError, "No expert .* --who vla"),
+        ({"suite": "10", "task_ids": (0,)}, UnknownTaskError, "No expert .*vla-gym tasks"),
     ],
     ids=str,
 )
@@ -239,5 +223,5 @@ def test_mistakes_are_said_before_anything_is_played(
 ) -> None:
     config = replace(PlayConfig(out=tmp_path / "film.mp4"), **change)
     with pytest.raises(error, match=message):
-        next(play(config))
+        play_video(config)
     assert not list(tmp_path.iterdir())

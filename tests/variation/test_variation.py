@@ -28,8 +28,6 @@ from vla_gym.demos.record import record_demos
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert
-from vla_gym.play.command import play as play_video
-from vla_gym.play.config import PlayConfig
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import SUITES, get_task, suite_tasks
@@ -38,6 +36,7 @@ from vla_gym.variation import VARIATION_WIDTH
 from vla_gym.variation.clutter import geom_points
 from vla_gym.variation.drawn import CLUTTER_KINDS, PARTS, part, plain_vector
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.evaluation.play import PlayConfig, play_video
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -624,11 +623,11 @@ def test_play_and_demos_take_a_level(tmp_path):
     frames = []
     for level in (None, "strong"):
         config = replace(config, variation=level, out=tmp_path / f"{level}.gif")
-        assert len(list(play_video(config))) == 2
+        assert len(play_video(config)) == 2
         frames.append(imageio.imread(config.out, index=0))
     assert frames[0].shape == frames[1].shape and (frames[0] != frames[1]).mean() > 0.1
     with pytest.raises(ConfigError, match="wild"):
-        list(play_video(replace(config, variation="wild")))
+        play_video(replace(config, variation="wild"))
     demos = DemosConfig(
         str(tmp_path), task_ids=(7,), num_demos=2, image_size=32, num_workers=0, variation="mild"
     )

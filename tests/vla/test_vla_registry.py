@@ -105,7 +105,7 @@ def test_class_by_path_only_from_code(example_package, checkpoint):
 def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     pytest.importorskip("stable_baselines3")
     from vla_gym_trainers.evaluation import evaluate
-    from vla_gym_trainers.evaluation.trained import TrainedPolicy
+    from vla_gym_trainers.evaluation.trained import load_trained
     from vla_gym_trainers.rl_token.train import RLTokenConfig
     from vla_gym_trainers.runs.settings import load_preset
 
@@ -117,7 +117,7 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(evaluate, "load_policy", str)
     (tmp_path / "config.json").write_text(json.dumps({"vla": spec}))
     with pytest.raises(ConfigError, match="comes from a file"):
-        TrainedPolicy(tmp_path)
+        load_trained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_an_option_is_set_or_replaced():
 
 
 def test_results_name_the_options(example_package, checkpoint):
-    from vla_gym_trainers.evaluation.policies import vla_identity
+    from vla_gym.rollout.vla_policy import vla_identity
 
     plain = vla_identity(f"constant:{checkpoint}")
     assert plain.keys() == {"name", "sha256"}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -56,79 +55,75 @@ class Status:
         return GREEN if self.success else RED if self.over else WHITE
 
 
-class TilePainter:
-    """Draws tiles of one size: camera images side by side over an instruction and a status."""
+def draw_tile(
+    images: Sequence[np.ndarray], instruction: str, status: Status, rows: int | None = None
+) -> np.ndarray:
+    """Return a tile: camera images side by side over an instruction and a status.
 
-    def __init__(self, image_size: int, num_cameras: int, instructions: Iterable[str]) -> None:
-        """Choose the font, and leave room for the longest of the instructions.
+    Args:
+        images: (S, S, 3) uint8, one a camera.
+        instruction: What the policy is told.
+        status: The rest of the caption.
+        rows: Lines that the instruction has room for, see :func:`text_rows`, so that tiles of
+            several instructions are equally high; None: as many as it needs.
 
-        Args:
-            image_size: Height and width of a camera's image in pixels.
-            num_cameras: Images side by side.
-            instructions: All that will be shown.
-        """
-        self.width = image_size * num_cameras
-        self._image_size = image_size
-        self._font_size = max(10, min(16, self.width // 28))
-        self._line = round(1.35 * self._font_size)
-        rows = max((len(self._wrap(text)) for text in instructions), default=1)
-        self._rows = rows
-        caption = 2 * (_MARGIN // 2) + (rows + 1) * self._line + _BAR
-        self.height = image_size + caption + caption % 2  # H.264 wants even sides
+    Returns:
+        (height, width, 3) uint8; both are even, as H.264 wants them, if S is.
+    """
+    from PIL import Image, ImageDraw
 
-    def draw(self, images: Sequence[np.ndarray], instruction: str, status: Status) -> np.ndarray:
-        """Return a tile, (height, width, 3) uint8.
+    size, width = len(images[0]), len(images[0]) * len(images)
+    font, line = _font(width)
+    lines = _wrap(instruction, width)
+    rows = len(lines) if rows is None else rows
+    height = size + _MARGIN + (rows + 1) * line + _BAR
+    height += height % 2
+    tile = Image.new("RGB", (width, height), BACKGROUND)
+    tile.paste(Image.fromarray(np.concatenate(images, axis=1)), (0, 0))
+    draw = ImageDraw.Draw(tile)
+    y = size + _MARGIN // 2
+    for row, text in enumerate(lines):
+        draw.text((_MARGIN, y + row * line), text, fill=WHITE, font=font)
+    y += rows * line
+    steps = f"step {status.step}/{status.limit}"
+    left, right = f"{status.label}   {steps}", status.outcome
+    if right and font.getlength(f"{left}   {right}") > width - 2 * _MARGIN:
+        left = steps  # the outcome matters more than who acts
+    draw.text((_MARGIN, y), left, fill=GREY, font=font)
+    if right:
+        draw.text((width - _MARGIN, y), right, fill=status.colour, font=font, anchor="ra")
+    draw.rectangle((0, height - _BAR, width, height), fill=TRACK)
+    done = round(width * min(1.0, status.step / status.limit))
+    draw.rectangle((0, height - _BAR, done, height), fill=status.colour)
+    if status.over:
+        draw.rectangle((0, 0, width - 1, size - 1), outline=status.colour, width=_BORDER)
+    return np.asarray(tile)
 
-        Args:
-            images: (S, S, 3) uint8, one a camera.
-            instruction: What the policy is told.
-            status: The rest of the caption.
-        """
-        from PIL import Image, ImageDraw
 
-        size, font = self._image_size, _font(self._font_size)
-        tile = Image.new("RGB", (self.width, self.height), BACKGROUND)
-        tile.paste(Image.fromarray(np.concatenate(images, axis=1)), (0, 0))
-        draw = ImageDraw.Draw(tile)
-        y = size + _MARGIN // 2
-        for row, text in enumerate(self._wrap(instruction)):
-            draw.text((_MARGIN, y + row * self._line), text, fill=WHITE, font=font)
-        y += self._rows * self._line
-        steps = f"step {status.step}/{status.limit}"
-        left, right = f"{status.label}   {steps}", status.outcome
-        room = self.width - 2 * _MARGIN
-        if right and font.getlength(f"{left}   {right}") > room:
-            left = steps  # the outcome matters more than who acts
-        draw.text((_MARGIN, y), left, fill=GREY, font=font)
-        if right:
-            at = (self.width - _MARGIN, y)
-            draw.text(at, right, fill=status.colour, font=font, anchor="ra")
-        bottom = self.height - _BAR
-        draw.rectangle((0, bottom, self.width, self.height), fill=TRACK)
-        done = round(self.width * min(1.0, status.step / status.limit))
-        draw.rectangle((0, bottom, done, self.height), fill=status.colour)
-        if status.over:
-            frame = (0, 0, self.width - 1, size - 1)
-            draw.rectangle(frame, outline=status.colour, width=_BORDER)
-        return np.asarray(tile)
+def text_rows(instructions: Iterable[str], width: int) -> int:
+    """Return how many lines the longest of the instructions takes in a tile of that width."""
+    return max((len(_wrap(text, width)) for text in instructions), default=1)
 
-    def _wrap(self, text: str) -> list[str]:
-        """Break a text into lines that fit; a word that is too long is left as it is."""
-        font, room = _font(self._font_size), self.width - 2 * _MARGIN
-        lines: list[str] = []
-        for word in text.split():
-            if lines and font.getlength(f"{lines[-1]} {word}") <= room:
-                lines[-1] += f" {word}"
-            else:
-                lines.append(word)
-        return lines or [""]
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Break a text into lines that fit; a word that is too long is left as it is."""
+    font, _ = _font(width)
+    lines: list[str] = []
+    for word in text.split():
+        if lines and font.getlength(f"{lines[-1]} {word}") <= width - 2 * _MARGIN:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
 
 
 @cache
-def _font(size: int) -> Any:
+def _font(width: int) -> tuple[Any, int]:
+    """Return the font of a tile's caption, and the height of a line."""
     from PIL import ImageFont
 
-    return ImageFont.load_default(size=size)
+    size = max(10, min(16, width // 28))
+    return ImageFont.load_default(size=size), round(1.35 * size)
 
 
 class TileFrames:
@@ -205,12 +200,6 @@ def tiled_frames(tiles: Sequence[TileFrames], hold_seconds: float = 1.5) -> Iter
         yield compose_grid([tile[index] for tile in tiles], columns)
 
 
-class _Append(Protocol):
-    def __call__(self, frame: np.ndarray, /) -> None:
-        """Add a frame, (H, W, 3) uint8 with even sides, the same for all."""
-        ...
-
-
 def check_video_path(path: Path) -> None:
     """Check that a video can be written to ``path``.
 
@@ -244,64 +233,30 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray]) -> Path:
     """
     path = Path(path)
     check_video_path(path)
-    scratch = _scratch(path)
-    writer = _gif_writer if path.suffix.lower() == ".gif" else _mp4_writer
+    from imageio_ffmpeg import write_frames
+
+    # Any even size is fine for players; the default would rescale to multiples of 16.
+    options: dict[str, Any] = {"fps": FPS, "macro_block_size": 2}
+    if path.suffix.lower() == ".gif":
+        # One palette for all frames and no dithering, so that still parts stay still.
+        filters = f"fps={GIF_FPS},split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none"
+        options |= {"codec": "gif", "quality": None, "pix_fmt_out": "pal8"}
+        options["output_params"] = ["-filter_complex", filters, "-loop", "0"]
+    else:
+        options |= {"codec": "libx264", "quality": 7}
+    scratch, writer = _scratch(path), None
     try:
-        with writer(scratch) as append:
+        try:
             for frame in frames:
-                append(frame)
+                if writer is None:
+                    height, width = frame.shape[:2]
+                    writer = write_frames(scratch, (width, height), **options)
+                    writer.send(None)
+                writer.send(np.ascontiguousarray(frame))
+        finally:
+            if writer is not None:
+                writer.close()
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
     return path
-
-
-@contextmanager
-def _mp4_writer(path: Path) -> Iterator[_Append]:
-    import imageio
-
-    # Any even size is fine for players; imageio's default would rescale to multiples of 16.
-    writer: Any = imageio.get_writer(path, fps=FPS, codec="libx264", quality=7, macro_block_size=2)
-    try:
-        yield writer.append_data
-    finally:  # its own "with" leaves ffmpeg running after an exception
-        writer.close()
-
-
-@contextmanager
-def _gif_writer(path: Path) -> Iterator[_Append]:
-    """Keep every second frame; in the end all get one palette, so that still parts stay still."""
-    from PIL import Image
-
-    kept = TileFrames()
-    count = 0
-
-    def append(frame: np.ndarray) -> None:
-        nonlocal count
-        if count % (FPS // GIF_FPS) == 0:
-            kept.append(frame)
-        count += 1
-
-    yield append
-    palette = _palette([kept[i] for i in np.linspace(0, len(kept) - 1, 6).astype(int)])
-    # Without dithering, which flickers and does not compress.
-    pictures = (
-        Image.fromarray(kept[i]).quantize(palette=palette, dither=Image.Dither.NONE)
-        for i in range(len(kept))
-    )
-    pace = 1000 // GIF_FPS  # milliseconds a frame
-    next(pictures).save(
-        path, save_all=True, append_images=pictures, duration=pace, loop=0, optimize=False
-    )
-
-
-def _palette(frames: Sequence[np.ndarray]) -> Any:
-    """Return a palette of some frames in which small bright things have their place too."""
-    from PIL import Image
-
-    colours = np.concatenate([frame[::2, ::2].reshape(-1, 3) for frame in frames])
-    shades, counts = np.unique(colours, axis=0, return_counts=True)
-    # How often a colour occurs overstates how much it would be missed: take the square root.
-    pixels = np.repeat(shades, np.ceil(np.sqrt(counts)).astype(int), axis=0)
-    picture = Image.fromarray(pixels[None])
-    return picture.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=4)

@@ -6,11 +6,14 @@ import copy
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from vla_gym.rollout import Start, play
+from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import SUITES, suite_tasks
 from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig, load_model
 from vla_gym.vla.paraphrases import paraphrases
@@ -141,11 +144,8 @@ def _evaluate(
     run: Run, state: CloningState, demos: DemoSet, config: MiniConfig
 ) -> dict[str, dict[str, float]]:
     """Play sampled layouts with the averaged weights; keep them in best/ if none were better."""
-    from vla_gym_trainers.rl_token.vla_rollout import evaluate_sampled, tasks_of_instructions
-
     vla = MiniBackend(copy.deepcopy(state.ema), "mini")
-    tasks = tasks_of_instructions(demos.instructions)
-    table = evaluate_sampled(vla, tasks, config.eval_episodes, seed=10_000 + config.seed)
+    table = _play_sampled(vla, demos.instructions, config.eval_episodes, 10_000 + config.seed)
     rates = {key: row["successes"] / row["episodes"] for key, row in table.items()}
     mean = float(np.mean(list(rates.values())))
     metrics = {"eval/success_rate": mean}
@@ -158,3 +158,32 @@ def _evaluate(
         state.best, state.best_step = mean, state.step
         state.ema.save_half(run.dir.path / "best")
     return table
+
+
+def _play_sampled(
+    vla: MiniBackend, instructions: Sequence[str], count: int, seed: int
+) -> dict[str, dict[str, float]]:
+    """Play ``count`` sampled layouts of the first task with each instruction; unknown ones are not.
+
+    Returns:
+        ``{"<suite>/<task_id>": {"successes", "episodes", "mean_steps"}}``; ``mean_steps`` is over
+        the successful episodes (0 if there are none).
+    """
+    known = {task.instruction: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
+    tasks = [known[text] for text in instructions if text in known]
+    starts = [Start(task.suite, task.task_id, -1, seed + k) for task in tasks for k in range(count)]
+    lengths: dict[str, list[int]] = {}
+    episodes = list(play(VLAPolicy(vla), starts))
+    for start in starts:
+        lengths.setdefault(f"{start.suite}/{start.task_id}", [])
+    for episode in episodes:
+        if episode.success:
+            lengths[f"{episode.suite}/{episode.task_id}"].append(episode.length)
+    return {
+        key: {
+            "successes": len(won),
+            "episodes": count,
+            "mean_steps": float(np.mean(won)) if won else 0.0,
+        }
+        for key, won in lengths.items()
+    }

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.evaluation.episodes import Episode, Start
+from vla_gym.rollout import Episode, Start
+from vla_gym_trainers.evaluation.episodes import from_row, to_row
 from vla_gym_trainers.evaluation.summary import compare, summarize
 from vla_gym_trainers.runs.result_card import to_plain
 
@@ -100,7 +101,7 @@ def read_card(path: Path) -> EvalCard:
         missing = [key for key in ("protocol", "versions", "environment") if key not in content]
         if missing:
             raise KeyError(*missing)
-        return EvalCard(file, content, tuple(Episode.from_row(row) for row in rows))
+        return EvalCard(file, content, tuple(from_row(row) for row in rows))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error!r}. Evaluate again.") from error
 
@@ -263,7 +264,7 @@ class RowsFile:
                 raise ValueError("its first line is no JSON object")
             check_same(self._header, header, self.path)
             for row in rows:
-                episodes.append(Episode.from_row(row["episode"]))
+                episodes.append(from_row(row["episode"]))
                 seconds = float(row["seconds"])
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
@@ -279,7 +280,7 @@ class RowsFile:
 
     def append(self, episode: Episode, seconds: float) -> None:
         """Add an episode; it is in the file when this returns."""
-        line = json.dumps({"episode": episode.row(), "seconds": round(seconds, 3)})
+        line = json.dumps({"episode": to_row(episode), "seconds": round(seconds, 3)})
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

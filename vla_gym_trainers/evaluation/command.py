@@ -12,6 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
+from vla_gym.rollout import Episode, ExpertPolicy, Policy, RandomPolicy, Start, play
+from vla_gym.rollout.vla_policy import VLAPolicy
+from vla_gym.rollout.workers import WatchGoals
 from vla_gym_trainers.evaluation.cards import (
     KIND,
     SCHEMA,
@@ -27,23 +30,10 @@ from vla_gym_trainers.evaluation.cards import (
     world_of,
 )
 from vla_gym_trainers.evaluation.config import POLICIES, EvalConfig
-from vla_gym_trainers.evaluation.episodes import (
-    Episode,
-    Start,
-    all_starts,
-    parse_shard,
-    shard,
-)
-from vla_gym_trainers.evaluation.player import Player
-from vla_gym_trainers.evaluation.policies import (
-    ExpertPolicy,
-    Policy,
-    RandomPolicy,
-    VLAPolicy,
-)
+from vla_gym_trainers.evaluation.episodes import all_starts, parse_shard, shard
 from vla_gym_trainers.evaluation.summary import can_be_confused
 from vla_gym_trainers.evaluation.tables import print_card
-from vla_gym_trainers.evaluation.trained import TrainedPolicy
+from vla_gym_trainers.evaluation.trained import load_trained
 from vla_gym_trainers.evaluation.trained_on import trained_on, trained_vla
 from vla_gym_trainers.runs.result_card import (
     machine_facts,
@@ -101,9 +91,11 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         if other is not None:
             check_comparable(protocol, other)
             _check_paired(mine, other)
-        player = Player(
-            policy, assets, config.physics, config.num_envs, config.workers, config.confusion
-        )
+        settings: dict[str, Any] = {
+            "assets": assets,
+            "physics": config.physics,
+            "env_wrappers": [WatchGoals] if config.confusion else [],
+        }
         header = {
             "kind": "eval-rows",
             "shard": [part, parts],
@@ -111,7 +103,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
             "versions": software_versions(),
         }
         rows = None if config.out is None else RowsFile(card_path(config.out), header)
-        episodes, seconds, facts = _play(config, player, mine, rows, header)
+        episodes, seconds, facts = _play(config, policy, settings, mine, rows, header)
         card = make_card(
             KIND,
             config=config,
@@ -131,7 +123,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
             assert rows is not None
             rows.remove()
             if config.films:
-                card["films"] = [str(p) for p in _films(config, player, episodes)]
+                card["films"] = _films(config, policy, settings, episodes)
                 write_json(card_path(config.out), card)
     plain: dict[str, Any] = to_plain(card)
     return plain
@@ -167,7 +159,7 @@ def make_policy(config: EvalConfig) -> Policy:
         )
     if (tokens := _trained_on_tokens(path, config)) is not None:
         return tokens
-    policy = TrainedPolicy(
+    policy = load_trained(
         path, config.vla, config.batch_size, rl_token=config.rl_token, device=config.device
     )
     if config.chunk_len not in (None, policy.chunk_len):
@@ -238,13 +230,23 @@ def _check_tasks(config: EvalConfig, starts: Sequence[Start]) -> None:
             f"as goal; got {', '.join(suites)}."
         )
     if config.policy == "expert":
-        from vla_gym.experts import EXPERT_TASKS
+        check_expert(starts)
 
-        for suite, task_id in dict.fromkeys((start.suite, start.task_id) for start in starts):
-            if task_id not in EXPERT_TASKS.get(suite, ()):
-                raise UnknownTaskError(
-                    f"No expert for task {task_id} of suite {suite!r}: see 'vla-gym tasks'."
-                )
+
+def check_expert(starts: Sequence[Start]) -> None:
+    """Check that a scripted expert can play.
+
+    Raises:
+        UnknownTaskError: If a task has none.
+    """
+    from vla_gym.experts import EXPERT_TASKS
+
+    for suite, task_id in dict.fromkeys((start.suite, start.task_id) for start in starts):
+        if task_id not in EXPERT_TASKS.get(suite, ()):
+            raise UnknownTaskError(
+                f"No expert for task {task_id} of suite {suite!r}: see 'vla-gym tasks', or let "
+                "another policy act."
+            )
 
 
 def _check_paired(mine: Sequence[Start], other: EvalCard) -> None:
@@ -266,57 +268,64 @@ def _torch_threads(config: EvalConfig) -> AbstractContextManager[None]:
 
 def _play(
     config: EvalConfig,
-    player: Player,
+    policy: Policy,
+    settings: dict[str, Any],
     starts: Sequence[Start],
     rows: RowsFile | None,
     header: dict[str, Any],
 ) -> tuple[list[Episode], float, dict[str, Any]]:
     """Play what is left to play; return all episodes, the seconds they took, and facts."""
-    episodes, before = _earlier(config, rows, header, player)
+    episodes, before, facts = _earlier(config, rows, header)
     known = {episode.start for episode in episodes}
     left = [start for start in starts if start not in known]
     if rows is not None and left and not rows.path.exists():
         rows.begin()
     started = time.perf_counter()
     won = sum(episode.success for episode in episodes)
+    size: dict[str, Any] = {"num_envs": config.num_envs, "workers": config.workers}
     with tqdm(
         total=len(starts),
         initial=len(episodes),
-        desc=player.policy.name,
+        desc=policy.name,
         unit="episode",
         disable=not config.progress,
     ) as bar:
-        for episode in player.play(left) if left else ():
+        for episode in play(policy, left, facts=facts, **size, **settings):
             episodes.append(episode)
             won += episode.success
+            facts["worker_restarts"] += episode.replays
             if rows is not None:
                 rows.append(episode, before + time.perf_counter() - started)
             bar.set_postfix_str(f"{won}/{len(episodes)} succeeded", refresh=False)
             bar.update()
-    return episodes, before + time.perf_counter() - started, player.facts
+    return episodes, before + time.perf_counter() - started, facts
 
 
 def _earlier(
-    config: EvalConfig, rows: RowsFile | None, header: dict[str, Any], player: Player
-) -> tuple[list[Episode], float]:
-    """Return what an earlier run with ``--resume`` left: rows, or a card."""
+    config: EvalConfig, rows: RowsFile | None, header: dict[str, Any]
+) -> tuple[list[Episode], float, dict[str, Any]]:
+    """Return what an earlier run with ``--resume`` left, rows or a card, and its facts."""
+    facts: dict[str, Any] = {"worker_restarts": 0}
     if rows is None or config.out is None or not config.resume:
-        return [], 0.0
+        return [], 0.0, facts
     if rows.path.exists():
-        return rows.read()
+        return *rows.read(), facts
     if not card_path(config.out).exists():
-        return [], 0.0
+        return [], 0.0, facts
     card = read_card(card_path(config.out))
     check_same(header, card.content, card.path)
-    facts = card.content["environment"]
-    player.facts |= {k: facts.get(k) for k in ("worker_restarts", "gl_renderer", "visual_profile")}
-    return list(card.episodes), float(card.content.get("wall_seconds", 0.0))
+    known = card.content["environment"]
+    facts = {k: known.get(k) for k in ("worker_restarts", "gl_renderer", "visual_profile")}
+    return list(card.episodes), float(card.content.get("wall_seconds", 0.0)), facts
 
 
-def _films(config: EvalConfig, player: Player, episodes: Sequence[Episode]) -> list[Path]:
+def _films(
+    config: EvalConfig, policy: Policy, settings: dict[str, Any], episodes: Sequence[Episode]
+) -> list[str]:
     from vla_gym_trainers.evaluation.films import choose, make_films
 
     assert config.out is not None
     chosen = choose(sorted(episodes, key=lambda episode: episode.start), config.films)
     with tqdm(total=len(chosen), desc="films", unit="film", disable=not config.progress) as bar:
-        return make_films(player, chosen, films_folder(config.out), bar.update)
+        files = make_films(policy, settings, chosen, films_folder(config.out), bar.update)
+    return [str(file) for file in files]

@@ -1,86 +1,49 @@
-"""Which episodes an evaluation consists of, and what became of each."""
+"""Which episodes an evaluation consists of, and their rows in a result card."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 from vla_gym.envs.checks import parse_tasks
 from vla_gym.errors import ConfigError
+from vla_gym.rollout import Episode, Start
 from vla_gym.suites import get_suite
 
+_COLUMNS = ("success", "terminated", "truncated", "length", "achieved", "achieved_step")
 
-class Start(NamedTuple):
-    """Where an episode begins; sorts into the order in which episodes are listed.
 
-    Attributes:
-        suite: Suite name.
-        task_id: Task in the suite.
-        init_state_id: Official state, 0..49.
+def to_row(episode: Episode) -> dict[str, Any]:
+    """Return an episode on an official state as plain JSON types."""
+    row = asdict(episode)
+    del row["start"], row["replays"]
+    start = episode.start
+    return {
+        "suite": start.suite,
+        "task_id": start.task_id,
+        "init_state_id": start.init_state_id,
+        **row,
+    }
+
+
+def from_row(row: Mapping[str, Any]) -> Episode:
+    """Return the episode that :func:`to_row` described.
+
+    Raises:
+        ConfigError: If the row lacks something or holds a wrong type.
     """
-
-    suite: str
-    task_id: int
-    init_state_id: int
-
-    def __str__(self) -> str:
-        """Return what messages call it."""
-        return f"{self.suite} {self.task_id} state {self.init_state_id}"
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One episode that was played to its end.
-
-    Attributes:
-        suite, task_id, init_state_id: Where it began.
-        success: The goal was reached.
-        terminated: It ended because of that.
-        truncated: It ended at the step limit.
-        length: Control steps executed.
-        achieved: With ``--confusion``: the task whose goal was the first to become true, of all
-            tasks of the suite that share the scene; None: no goal did. Goals that held when the
-            episode began do not count.
-        achieved_step: Control step at which it did.
-    """
-
-    suite: str
-    task_id: int
-    init_state_id: int
-    success: bool
-    terminated: bool
-    truncated: bool
-    length: int
-    achieved: int | None = None
-    achieved_step: int | None = None
-
-    @property
-    def start(self) -> Start:
-        """Where it began."""
-        return Start(self.suite, self.task_id, self.init_state_id)
-
-    def row(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Episode:
-        """Return the episode that :meth:`row` described.
-
-        Raises:
-            ConfigError: If the row lacks something or holds a wrong type.
-        """
-        kinds = {"suite": str, "success": bool, "terminated": bool, "truncated": bool}
-        values: dict[str, Any] = {}
-        for name in (field.name for field in fields(cls)):
-            value = row.get(name) if isinstance(row, Mapping) else None
-            optional = name.startswith("achieved") and value is None
-            if not optional and type(value) is not kinds.get(name, int):
-                raise ConfigError(f"An episode's {name!r} cannot be {value!r} (row {row!r}).")
-            values[name] = value
-        return cls(**values)
+    kinds = {"suite": str, "success": bool, "terminated": bool, "truncated": bool}
+    values: dict[str, Any] = {}
+    for name in ("suite", "task_id", "init_state_id", *_COLUMNS):
+        value = row.get(name) if isinstance(row, Mapping) else None
+        optional = name.startswith("achieved") and value is None
+        if not optional and type(value) is not kinds.get(name, int):
+            raise ConfigError(f"An episode's {name!r} cannot be {value!r} (row {row!r}).")
+        values[name] = value
+    start = Start(*(values.pop(name) for name in ("suite", "task_id", "init_state_id")))
+    return Episode(start, **values)
 
 
 def all_starts(

@@ -1,168 +1,81 @@
-"""Greedy evaluation on one environment that is there, as training does at its end.
-
-The VLA alone and a trained policy take exactly the same action path. ``vla-gym eval`` plays many
-environments at once, see :mod:`vla_gym_trainers.evaluation`.
-"""
+"""Evaluation from Python: the same episodes as ``vla-gym eval`` plays, as a table row a task."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-import vla_gym
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rollout import Episode, Policy, Start, play
+from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import NUM_INIT_STATES
-from vla_gym_trainers.evaluation.eval_result import (
-    EvalResult,
-    compare_results,
-    format_table,
-    summarize,
-)
-
-assert vla_gym.__version__  # importing it registers the environment ids
-
-__all__ = [
-    "EvalResult",
-    "VLAPolicy",
-    "compare_results",
-    "evaluate",
-    "format_table",
-    "load_policy",
-    "make_env",
-    "play_episode",
-    "summarize",
-]
-
-
-class GreedyPolicy(Protocol):
-    """Anything with SB3's ``predict``."""
-
-    def predict(
-        self, observation: dict[str, Any], *, deterministic: bool
-    ) -> tuple[np.ndarray, Any]:
-        """Return the action of one observation, and a state that is ignored."""
-        ...
-
-
-class VLAPolicy:
-    """The frozen VLA itself: executes the chunk that it proposes."""
-
-    def predict(
-        self,
-        observation: dict[str, Any],
-        *,
-        deterministic: bool = True,  # noqa: ARG002
-    ) -> tuple[np.ndarray, None]:
-        """Return ``observation["vla_action"]``."""
-        return np.array(observation["vla_action"], np.float32), None
+from vla_gym_trainers.evaluation.eval_result import EvalResult
 
 
 def evaluate(
-    policy: GreedyPolicy | None,
+    policy: Policy | None,
     suite: str,
     task_id: int,
     init_state_ids: Iterable[int] = range(NUM_INIT_STATES),
-    *,
-    name: str | None = None,
-    env: gym.Env[Any, Any] | None = None,
-    progress: bool = False,
-    **env_kwargs: Any,
+    **settings: Any,
 ) -> EvalResult:
     """Play a policy greedily on official initial states of one task.
 
-    Both the VLA and a learned policy hand a (C, 7) chunk in [-1, 1] to the same environment, which
-    clips it and lets the simulation take the gripper's sign; nothing else differs.
-
     Args:
-        policy: Object with SB3's ``predict``; None plays the VLA itself.
+        policy: Who acts, e.g. :func:`load_trained <vla_gym_trainers.evaluation.trained>`; None for
+            the shipped VLA ``mini``.
         suite: Suite name.
         task_id: Task index.
-        init_state_ids: Official states to play, in this order.
-        name: Name in the result (default ``"vla"`` or ``"policy"``).
-        env: A ``LiberoVLA-*`` environment to use and leave open; made and closed here if None.
-        progress: Show a progress bar.
-        **env_kwargs: Passed on to ``gym.make`` (vla, chunk_len, assets, physics, ...).
+        init_state_ids: Official states to play.
+        **settings: Of the environments, see :func:`vla_gym.rollout.make_envs`.
 
     Raises:
         ConfigError: If no state is given.
     """
-    states = tuple(int(i) for i in init_state_ids)
-    if not states:
+    starts = [Start(suite.removeprefix("libero_"), task_id, int(i)) for i in init_state_ids]
+    if not starts:
         raise ConfigError("init_state_ids is empty: give at least one official state (0..49).")
-    player = VLAPolicy() if policy is None else policy
-    label = name or ("vla" if policy is None else "policy")
-    own_env = env is None
-    if env is None:
-        env = make_env(suite, task_ids=task_id, **env_kwargs)
+    policy = VLAPolicy("mini") if policy is None else policy
     started = time.perf_counter()
-    try:
-        episodes = [
-            play_episode(env, player, {"task_id": task_id, "init_state_id": state})
-            for state in _with_bar(states, f"{label} on {suite} {task_id}", progress)
-        ]
-    finally:
-        if own_env:
-            env.close()
-    squares = np.concatenate([episode.squared_distances for episode in episodes])
-    return EvalResult(
-        policy=label,
-        suite=suite,
-        task_id=task_id,
-        init_state_ids=states,
-        successes=tuple(episode.success for episode in episodes),
-        control_steps=tuple(episode.control_steps for episode in episodes),
-        reference_rms=float(np.sqrt(squares.mean())),
-        seconds=time.perf_counter() - started,
-    )
+    episodes = list(play(policy, starts, **settings))
+    (result,) = results_by_task(episodes, policy, time.perf_counter() - started)
+    return result
 
 
-@dataclass
-class Episode:
-    """One greedy episode.
-
-    Attributes:
-        success: The goal was reached.
-        control_steps: Control steps executed.
-        squared_distances: Mean squared difference to the VLA's chunk, one number per chunk.
-    """
-
-    success: bool = False
-    control_steps: int = 0
-    squared_distances: list[float] = field(default_factory=list)
-
-
-def play_episode(
-    env: gym.Env[Any, Any],
-    policy: GreedyPolicy,
-    options: dict[str, Any] | None = None,
-    seed: int | None = None,
-) -> Episode:
-    """Play one greedy episode to its end.
+def results_by_task(
+    episodes: Sequence[Episode], policy: Policy, seconds: float
+) -> list[EvalResult]:
+    """Return one result a task of episodes on official states, in the order of tasks and states.
 
     Args:
-        env: A ``LiberoVLA-*`` environment.
-        policy: The policy.
-        options: Reset options (``task_id``, ``init_state_id``).
-        seed: Reset seed.
+        episodes: In any order.
+        policy: Who played them.
+        seconds: Wall time of all; a task gets its share by control steps.
     """
-    episode = Episode()
-    obs, _ = env.reset(seed=seed, options=options)
-    done = False
-    while not done:
-        action, _ = policy.predict(obs, deterministic=True)
-        difference = np.clip(action, -1.0, 1.0) - obs["vla_action"]
-        episode.squared_distances.append(float(np.mean(np.square(difference))))
-        obs, _, terminated, truncated, info = env.step(action)
-        episode.control_steps += int(info["executed_steps"])
-        episode.success = bool(info["success"])
-        done = terminated or truncated
-    return episode
+    episodes = sorted(episodes, key=lambda episode: episode.start)
+    steps = sum(episode.length for episode in episodes)
+    distances: dict[int, list[float]] = getattr(policy, "squared_distances", {})
+    results = []
+    for suite, task_id in dict.fromkeys((e.suite, e.task_id) for e in episodes):
+        mine = [e for e in episodes if (e.suite, e.task_id) == (suite, task_id)]
+        lengths = tuple(episode.length for episode in mine)
+        results.append(
+            EvalResult(
+                policy=policy.name,
+                suite=suite,
+                task_id=task_id,
+                init_state_ids=tuple(episode.init_state_id for episode in mine),
+                successes=tuple(episode.success for episode in mine),
+                control_steps=lengths,
+                reference_rms=float(np.sqrt(np.mean(distances.get(task_id, [0.0])))),
+                seconds=seconds * sum(lengths) / max(1, steps),
+            )
+        )
+    return results
 
 
 def load_policy(path: Path) -> Any:
@@ -183,17 +96,3 @@ def load_policy(path: Path) -> Any:
         return TD3BC.load(file, device="cpu", custom_objects={"buffer_size": 1})
     except Exception as error:  # zipfile, pickle and torch each raise their own kinds
         raise WeightsError(f"{file} is not a TD3BC checkpoint or is corrupt: {error}") from error
-
-
-def make_env(suite: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    """Make ``LiberoVLA-<suite>-v0`` without Gymnasium's per-step checker, which copies a lot."""
-    suite = suite.removeprefix("libero_")
-    return gym.make(f"LiberoVLA-{suite}-v0", disable_env_checker=True, **kwargs)
-
-
-def _with_bar(items: Sequence[int], title: str, show: bool) -> Iterable[int]:
-    if not show:
-        return items
-    from tqdm import tqdm
-
-    return tqdm(items, desc=title, unit="episode")

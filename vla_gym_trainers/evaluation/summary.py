@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from vla_gym.errors import ConfigError
+from vla_gym.rollout import Episode, Start
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym_trainers.evaluation.episodes import Episode, Start
+from vla_gym_trainers.evaluation.episodes import to_row
 from vla_gym_trainers.evaluation.statistics import compare_paired, wilson_interval
 
 
@@ -45,7 +46,7 @@ def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[s
             for suite in _suites(episodes)
             if can_be_confused(suite)
         ]
-    results["episodes"] = [episode.row() for episode in episodes]
+    results["episodes"] = [to_row(episode) for episode in episodes]
     return results
 
 

@@ -134,13 +134,13 @@ class Worlds:
         train: Makes those of training, with groups.
         evaluation: Makes those of validation.
         max_control_steps: Longest episode.
-        tasks: Tasks of an evaluation.
+        tasks: Ids of the tasks of an evaluation.
     """
 
     train: Callable[[], LiberoVectorEnv]
     evaluation: Callable[[], LiberoVectorEnv]
     max_control_steps: int
-    tasks: int
+    tasks: tuple[int, ...]
 
 
 def libero_worlds(config: OnPolicyConfig, parts: Parts) -> Worlds:
@@ -173,11 +173,11 @@ def libero_worlds(config: OnPolicyConfig, parts: Parts) -> Worlds:
         return LiberoVectorEnv(config.num_envs, config.suite, **own, **shared)
 
     def evaluation() -> LiberoVectorEnv:
-        own: dict[str, Any] = {"task_sampling": "round_robin"}
+        own: dict[str, Any] = {"autoreset_mode": "DISABLED"}
         return LiberoVectorEnv(config.eval_envs, config.suite, **own, **shared)
 
     limit = max(get_task(config.suite, task_id).max_control_steps for task_id in tasks)
-    return Worlds(train, evaluation, limit, len(tasks))
+    return Worlds(train, evaluation, limit, tuple(tasks))
 
 
 def make_collector(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.evaluation.trained_on import trained_vla
 from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import World, world
@@ -116,10 +117,12 @@ def _train(
         validation = None
         if is_first and config.eval_every:
             eval_envs = stack.enter_context(closing(worlds.evaluation()))
-            episodes = -(-config.eval_layouts * worlds.tasks // config.eval_envs)
             seed = EVAL_SEED + config.seed
+            starts = sampled_starts(
+                config.suite.removeprefix("libero_"), worlds.tasks, config.eval_layouts, seed
+            )
             validation = Validation(
-                eval_envs, parts.policy, parts.teacher, config.eval_every, episodes, seed
+                eval_envs, parts.policy, parts.teacher, starts, config.eval_every
             )
         logger = None
         if is_first:

@@ -2,82 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
+from vla_gym.rollout import Episode, Start, rollout
+from vla_gym.rollout.episodes import mean_success, success_by_task
+from vla_gym.rollout.policies import BATCH_SIZE, CAMERAS, Info, Observations, in_fixed_batches
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.on_policy.policy import Frames, TokenPolicy
 from vla_gym_trainers.on_policy.teacher import Teacher
 
-#: Chooses chunks (B, C, 7) from frames, instructions and proprio.
-Play = Callable[[Frames, Sequence[str], np.ndarray], Tensor]
-#: (environment, episode) -> (task, success).
-Outcomes = dict[tuple[int, int], tuple[int, bool]]
+#: Success by start.
+Outcomes = dict[Start, bool]
 
 
-def play_layouts(envs: LiberoVectorEnv, play: Play, episodes_per_env: int, seed: int) -> Outcomes:
-    """Play the same sampled layouts as any other call with this seed.
-
-    Every environment plays its first ``episodes_per_env`` episodes and then waits, so that long
-    episodes count as much as short ones.
-
-    Args:
-        envs: Autoreset mode NEXT_STEP, chunked, both cameras.
-        play: Who acts.
-        episodes_per_env: Episodes of each environment.
-        seed: Environment i plays seed + i.
-
-    Returns:
-        Task and success by (environment, episode); episodes that were lost with a worker are
-        missing.
-    """
-    obs, infos = envs.reset(seed=seed)
-    count, steps = envs.num_envs, (envs.single_action_space.shape or (0,))[0]
-    texts, ids = infos["instruction"].copy(), np.arange(count)
-    episode, resetting = np.zeros(count, np.int64), np.zeros(count, bool)
-    outcomes: Outcomes = {}
-    while len(ids):
-        tasks = np.array(obs["task_id"], np.int64)
-        frames = {key: value for key, value in obs.items() if value.ndim == 4}
-        actions = np.zeros((len(ids), steps, 7), np.float32)
-        due = resetting[ids]  # these are reset now: what they are sent is ignored
-        if not due.all():
-            seen = {camera: images[~due] for camera, images in frames.items()}
-            chunks = play(seen, texts[ids[~due]].tolist(), np.array(obs["proprio"])[~due])
-            actions[~due] = np.clip(chunks[:, :steps].cpu().numpy(), -1.0, 1.0)
-        envs.send(actions, ids)
-        obs, _, terminated, truncated, infos = envs.recv()
-        texts[ids[due]] = infos["instruction"][due]
-        over = ~due & (terminated | truncated)
-        lost = infos.get("worker_restarted", np.zeros(len(ids), bool))
-        for row in np.flatnonzero(over & ~lost).tolist():
-            key = int(ids[row]), int(episode[ids[row]])
-            outcomes[key] = int(tasks[row]), bool(terminated[row])
-        episode[ids[over]] += 1
-        resetting[ids] = over
-        more = episode[ids] < episodes_per_env
-        obs = {key: value[more] for key, value in obs.items()}
-        ids = ids[more]
-    return outcomes
+class _Chunks(Protocol):
+    actions: Tensor
 
 
-def success_by_task(outcomes: Outcomes) -> dict[int, float]:
-    """Return the success rate of every task that was played."""
-    tasks: dict[int, list[bool]] = {}
-    for task, won in outcomes.values():
-        tasks.setdefault(task, []).append(won)
-    return {task: float(np.mean(won)) for task, won in sorted(tasks.items())}
+class _Chooses(Protocol):
+    def __call__(
+        self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray, /
+    ) -> _Chunks:
+        """Choose chunks (B, C, 7)."""
+        ...
 
 
-def mean_success(outcomes: Outcomes) -> float:
-    """Return the mean over tasks of their success rates; 0 if nothing was played."""
-    rates = success_by_task(outcomes)
-    return float(np.mean(list(rates.values()))) if rates else 0.0
+class GreedyPlayer:
+    """Lets a token policy or a teacher play episodes, greedily; see ``rollout.Policy``."""
+
+    expert = False
+    cameras: tuple[str, ...] = CAMERAS
+
+    def __init__(self, choose: _Chooses, policy: TokenPolicy, chunk_len: int) -> None:
+        """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
+        self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
+        self.image_size, self.name = policy.vla.image_size, "policy"
+        self.identity: dict[str, Any] = {"kind": "tokens"}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
+        """Return the chunks."""
+        return in_fixed_batches(self._forward, observations, infos, BATCH_SIZE)
+
+    def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+        frames = self._policy.shrink({camera: observations[camera] for camera in CAMERAS})
+        proprio = observations["proprio"]
+        chunks = self._choose(frames, [instruction] * len(proprio), proprio).actions
+        return np.clip(chunks[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
 
 
 @dataclass
@@ -88,12 +64,11 @@ class Validation:
     them. The teacher never changes, so it plays once.
 
     Attributes:
-        envs: Environments of its own.
+        envs: Environments of its own, in autoreset mode DISABLED.
         policy: The student.
         teacher: Or None.
+        starts: Sampled layouts, the same at every evaluation.
         every: Control steps between two evaluations; the first one is at 0.
-        episodes_per_env: Episodes of each environment.
-        seed: Of the layouts.
         next_at: Control steps at which the next evaluation is due.
         best: Best mean success so far.
         history: (control steps, mean success of the student) of every evaluation.
@@ -102,9 +77,8 @@ class Validation:
     envs: LiberoVectorEnv
     policy: TokenPolicy
     teacher: Teacher | None
+    starts: Sequence[Start]
     every: int
-    episodes_per_env: int
-    seed: int
     next_at: int = 0
     best: float | None = None
     history: list[tuple[int, float]] = field(default_factory=list)
@@ -116,8 +90,8 @@ class Validation:
         Raises:
             ConfigError: If a number is not positive.
         """
-        if self.every < 1 or self.episodes_per_env < 1:
-            raise ConfigError("every and episodes_per_env must be at least 1.")
+        if self.every < 1:
+            raise ConfigError(f"every must be at least 1, got {self.every}.")
 
     def is_due(self, steps: int) -> bool:
         """Tell whether a threshold is passed."""
@@ -131,37 +105,39 @@ class Validation:
         """
         while self.next_at <= steps:
             self.next_at += self.every
-        won = self._play(lambda *x: self.policy.act(*x).actions)
-        score = mean_success(won)
+        episodes = self._play(self.policy.act)
+        score = mean_success(episodes)
         is_best = self.best is None or score > self.best
         self.best = score if is_best else self.best
         self.history.append((steps, score))
         assert self.best is not None
-        metrics = {"eval/success": score, "eval/best": self.best, "eval/episodes": float(len(won))}
-        by_task = success_by_task(won)
+        metrics = {
+            "eval/success": score,
+            "eval/best": self.best,
+            "eval/episodes": float(len(episodes)),
+        }
+        by_task = success_by_task(episodes)
         metrics |= {f"eval/success_task_{task}": rate for task, rate in by_task.items()}
         if self.teacher is not None:
             if self._taught is None:
-                teacher = self.teacher
-                self._taught = self._play(lambda *x: teacher(*x).actions)
-            metrics |= self._gap(won, self._taught)
+                self._taught = _outcomes(self._play(self.teacher))
+            metrics |= self._gap(_outcomes(episodes), self._taught)
         return metrics, is_best
 
     @staticmethod
     def _gap(won: Outcomes, taught: Outcomes) -> dict[str, float]:
-        both = won.keys() & taught.keys()
+        rates = [_mean_over_tasks(outcomes) for outcomes in (won, taught)]
         return {
-            "eval/teacher_success": mean_success(taught),
-            "eval/gap": mean_success(won) - mean_success(taught),
-            "eval/student_only": float(sum(won[k][1] > taught[k][1] for k in both)),
-            "eval/teacher_only": float(sum(won[k][1] < taught[k][1] for k in both)),
+            "eval/teacher_success": rates[1],
+            "eval/gap": rates[0] - rates[1],
+            "eval/student_only": float(sum(won[start] > taught[start] for start in won)),
+            "eval/teacher_only": float(sum(won[start] < taught[start] for start in won)),
         }
 
-    def _play(self, play: Play) -> Outcomes:
-        def shrunk(frames: Frames, texts: Sequence[str], proprio: np.ndarray) -> Tensor:
-            return play(self.policy.shrink(frames), texts, proprio)
-
-        return play_layouts(self.envs, shrunk, self.episodes_per_env, self.seed)
+    def _play(self, choose: Any) -> list[Episode]:
+        chunk_len = (self.envs.single_action_space.shape or (0,))[0]
+        player = GreedyPlayer(choose, self.policy, chunk_len)
+        return list(rollout(self.envs, player, self.starts))
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain numbers."""
@@ -170,7 +146,7 @@ class Validation:
             "next_at": self.next_at,
             "best": self.best,
             "history": [list(pair) for pair in self.history],
-            "taught": None if taught is None else [[*k, *v] for k, v in sorted(taught.items())],
+            "taught": None if taught is None else [[*k, v] for k, v in sorted(taught.items())],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -178,4 +154,15 @@ class Validation:
         self.next_at, self.best = state["next_at"], state["best"]
         self.history = [(int(steps), float(score)) for steps, score in state["history"]]
         if state["taught"] is not None:
-            self._taught = {(i, k): (task, bool(won)) for i, k, task, won in state["taught"]}
+            self._taught = {Start(*start): bool(won) for *start, won in state["taught"]}
+
+
+def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
+    return {episode.start: episode.success for episode in episodes}
+
+
+def _mean_over_tasks(outcomes: Outcomes) -> float:
+    tasks: dict[int, list[bool]] = {}
+    for start, won in outcomes.items():
+        tasks.setdefault(start.task_id, []).append(won)
+    return float(np.mean([np.mean(won) for won in tasks.values()])) if tasks else 0.0

@@ -4,66 +4,23 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from vla_gym.errors import ConfigError
+from vla_gym.rollout import Start
+from vla_gym.rollout.episodes import mean_success, success_by_task
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 
 if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv
-
+    from vla_gym_trainers.evaluation.run_player import RunPlayer
     from vla_gym_trainers.td3.algorithm import TD3BC
     from vla_gym_trainers.td3.policy import RLTokenPolicy
 
-#: A policy: batched observations in, batched chunks out.
-Act = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 #: Added to a run's seed for the layouts of its evaluation: training seeds are far smaller.
 EVAL_SEED = 1_000_000_000
-
-
-def vla_act(observation: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Play the VLA's own chunks."""
-    return np.asarray(observation["vla_action"], np.float32)
-
-
-def play_layouts(env: VecEnv, act: Act, episodes_per_env: int, seed: int) -> dict[int, list[bool]]:
-    """Play the same sampled layouts as any other call with this seed.
-
-    Each environment plays its first ``episodes_per_env`` episodes; what a fast one begins beyond
-    them does not count, so long episodes weigh as much as short ones.
-
-    Args:
-        env: Environments whose episodes follow from the seed alone (not the training's).
-        act: The policy.
-        episodes_per_env: Counted episodes of each environment.
-        seed: Environment i plays seed + i.
-
-    Returns:
-        Successes by task, in no particular order. Episodes that a dead worker cut off are left out.
-    """
-    env.seed(seed)
-    obs: Any = env.reset()
-    left = np.full(env.num_envs, episodes_per_env)
-    outcomes: dict[int, list[bool]] = {}
-    while (left > 0).any():
-        tasks = np.asarray(obs["task_id"]).reshape(env.num_envs)
-        obs, _, dones, infos = env.step(np.clip(act(obs), -1.0, 1.0))
-        for i in np.flatnonzero(dones & (left > 0)).tolist():
-            left[i] -= 1
-            if not infos[i].get("worker_restarted", False):
-                outcome = bool(infos[i].get("is_success", False))
-                outcomes.setdefault(int(tasks[i]), []).append(outcome)
-    return outcomes
-
-
-def mean_success(outcomes: Mapping[int, list[bool]]) -> float:
-    """Return the mean over tasks of the success rate; 0 if nothing was played."""
-    return float(np.mean([np.mean(won) for won in outcomes.values()])) if outcomes else 0.0
 
 
 @dataclass
@@ -77,11 +34,10 @@ class BestModel:
     learning go on; :meth:`poll` then has the result.
 
     Attributes:
-        env: Environments of its own.
+        player: Plays the policies.
+        starts: Sampled layouts, the same at every evaluation.
         run: Where ``best.zip`` goes.
         every: Chunks between two evaluations.
-        episodes_per_env: Counted episodes of each environment.
-        seed: Of the layouts.
         background: Play in a thread.
         next_at: Chunks at which the next evaluation is due.
         best: Best mean success so far, None before the first evaluation.
@@ -89,11 +45,10 @@ class BestModel:
         history: (chunks, mean success, mean success by task) of every evaluation.
     """
 
-    env: VecEnv
+    player: RunPlayer
+    starts: Sequence[Start]
     run: RunDir
     every: int
-    episodes_per_env: int
-    seed: int
     background: bool = False
     next_at: int = 0
     best: float | None = None
@@ -101,8 +56,8 @@ class BestModel:
     history: list[tuple[int, float, dict[int, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.episodes_per_env < 1:
-            raise ConfigError("every and episodes_per_env must be at least 1.")
+        if self.every < 1:
+            raise ConfigError(f"every must be at least 1, got {self.every}.")
         self.next_at = self.next_at or self.every
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pending: Future[dict[str, float]] | None = None
@@ -149,10 +104,9 @@ class BestModel:
     def _evaluate(self, policy: RLTokenPolicy, model: bytes, num_chunks: int) -> dict[str, float]:
         """Play the policy (and once the VLA) on the layouts; keep the model if it is the best."""
         if self.vla is None:
-            self.vla = mean_success(self._play(vla_act))
-        outcomes = self._play(lambda obs: policy.predict(obs, deterministic=True)[0])  # type: ignore[arg-type]
-        score = mean_success(outcomes)
-        by_task = {task: float(np.mean(won)) for task, won in sorted(outcomes.items())}
+            self.vla = mean_success(self.player.play(None, self.starts))
+        episodes = self.player.play(policy, self.starts)
+        score, by_task = mean_success(episodes), success_by_task(episodes)
         self.history.append((num_chunks, score, by_task))
         if self.best is None or score > self.best:
             self.best = score
@@ -165,9 +119,6 @@ class BestModel:
             "eval/chunks": float(num_chunks),
         }
         return metrics | {f"eval/success_task_{task}": rate for task, rate in by_task.items()}
-
-    def _play(self, act: Act) -> dict[int, list[bool]]:
-        return play_layouts(self.env, act, self.episodes_per_env, self.seed)
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.closed_loop import play_layouts, vla_act
+from vla_gym.rollout import Episode, Start
 
 if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv
-
+    from vla_gym_trainers.evaluation.run_player import RunPlayer
     from vla_gym_trainers.td3.algorithm import TD3BC
 
 #: Added to a run's seed: layouts that neither training nor the choice of the best policy played.
@@ -52,38 +52,22 @@ class Guard:
         return {"num_guarded": len(guarded), "guarded_tasks": list(guarded), "by_task": rows}
 
 
-def guard_policy(model: TD3BC, env: VecEnv, episodes_per_env: int, seed: int) -> Guard:
-    """Compare a policy with the VLA on sampled layouts and guard it where it was worse.
+def guard_policy(model: TD3BC, player: RunPlayer, starts: Sequence[Start]) -> Guard:
+    """Compare a policy with the VLA on the same starts and guard it where it was worse.
 
     Args:
         model: Its ``guarded_tasks`` are set; what it was guarded in before does not count here.
-        env: Environments whose episodes follow from the seed alone.
-        episodes_per_env: Episodes of each environment, for each of the two.
-        seed: Environment i plays seed + i.
-
-    Raises:
-        ConfigError: If the environments did not play the same tasks for both.
+        player: Plays both.
+        starts: Sampled layouts.
     """
     model.guarded_tasks = ()
-    vla = play_layouts(env, vla_act, episodes_per_env, seed)
-    policy = play_layouts(
-        env,
-        lambda obs: model.predict(obs, deterministic=True)[0],
-        episodes_per_env,
-        seed,
-    )
-    if vla.keys() != policy.keys():
-        raise ConfigError(
-            f"The VLA played tasks {sorted(vla)}, the policy {sorted(policy)}: the environments "
-            "must draw their tasks by seed, environment and episode alone."
-        )
-    tasks = sorted(vla)
-    # A worker's death may have cost one of the two an episode: the last ones are left out.
-    counts = {task: min(len(vla[task]), len(policy[task])) for task in tasks}
-    guard = Guard(
-        counts,
-        {task: sum(vla[task][: counts[task]]) for task in tasks},
-        {task: sum(policy[task][: counts[task]]) for task in tasks},
-    )
+    vla, policy = player.play(None, starts), player.play(model, starts)
+
+    def successes(episodes: Sequence[Episode]) -> dict[int, int]:
+        won = Counter(episode.task_id for episode in episodes if episode.success)
+        return {task: won[task] for task in counts}
+
+    counts = dict(sorted(Counter(start.task_id for start in starts).items()))
+    guard = Guard(counts, successes(vla), successes(policy))
     model.guarded_tasks = guard.guarded
     return guard

@@ -44,27 +44,6 @@ def software_versions() -> dict[str, str | None]:
     return versions
 
 
-def environment_facts(env: Any) -> dict[str, Any]:
-    """Return what a result depends on besides versions, read from a LIBERO environment.
-
-    Args:
-        env: A ``Libero-*`` or ``LiberoVLA-*`` environment after its first reset. Environments
-            that lack a fact (toys) give None for it.
-    """
-    base = env.unwrapped
-    pack = getattr(getattr(base, "task_model", None), "assets", None)
-    renderer = getattr(base, "renderer", None)
-    return {
-        "asset_pack": getattr(pack, "name", None),
-        "asset_pack_digest": getattr(pack, "digest", None),
-        "gl_renderer": renderer.renderer_info() if renderer is not None else None,
-        "visual_profile": getattr(renderer, "profile", None),
-        "physics": getattr(base, "physics", None),
-        "chunk_len": getattr(base, "chunk_len", None),
-        **machine_facts(),
-    }
-
-
 def machine_facts() -> dict[str, Any]:
     """Return which machine this is; what torch makes of its processor decides how it rounds."""
     import torch
@@ -100,7 +79,7 @@ def make_card(
         kind: What was done, e.g. ``"eval"`` or ``"td3"``.
         config: The dataclass of settings, written whole.
         seeds: Every seed that was used, by purpose.
-        environment: From :func:`environment_facts`.
+        environment: What the results depend on besides versions: asset pack, renderer, machine.
         results: Measurements; states, counts and intervals belong here.
     """
     return {

@@ -271,7 +271,7 @@ class Run:
 
         Args:
             results: Measurements.
-            environment: See :func:`~vla_gym_trainers.runs.result_card.environment_facts`.
+            environment: What the results depend on besides versions: asset pack, renderer, machine.
         """
         card = make_card(
             self.config.algorithm,

@@ -12,13 +12,17 @@ from typing import Any
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.evaluation.evaluate import evaluate, load_policy, make_env, summarize
+from vla_gym.rollout import Start
+from vla_gym.rollout.episodes import sampled_starts
+from vla_gym_trainers.evaluation.evaluate import load_policy
+from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.runs.checkpoint import load_checkpoint
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
 from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.runs.metrics import RunLogger
-from vla_gym_trainers.runs.result_card import environment_facts, make_card, write_json
+from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.runs.settings import check_resumable, read_settings
@@ -128,12 +132,16 @@ def open_best(
     """Return what evaluates during training, with environments of its own; None without."""
     if not config.eval_every:
         return None
-    env = stack.enter_context(closing(make_vec(config, evaluation=True)))
-    episodes = _episodes_per_env(config, env, config.eval_layouts)
-    seed = EVAL_SEED + config.seed
-    best = BestModel(env, run, config.eval_every, episodes, seed, background)
+    player = stack.enter_context(closing(make_player(config)))
+    starts = _sampled_starts(config, config.eval_layouts, EVAL_SEED)
+    best = BestModel(player, starts, run, config.eval_every, background)
     stack.enter_context(closing(best))
     return best
+
+
+def _sampled_starts(config: RunConfig, layouts: int, seed: int) -> list[Start]:
+    suite = config.suite.removeprefix("libero_")
+    return sampled_starts(suite, config.task_ids, layouts, seed + config.seed)
 
 
 def conclude(
@@ -151,39 +159,46 @@ def conclude(
     results: dict[str, Any] = {"training": training}
     _save(model, run.last)
     final = load_policy(run.best) if run.best.is_file() else model
+    player = stack.enter_context(closing(make_player(config)))
     if config.guard_layouts:
-        env = stack.enter_context(closing(make_vec(config, evaluation=True)))
-        episodes = _episodes_per_env(config, env, config.guard_layouts)
-        guard = guard_policy(final, env, episodes, GUARD_SEED + config.seed)
-        results["guard"] = guard.report()
+        starts = _sampled_starts(config, config.guard_layouts, GUARD_SEED)
+        results["guard"] = guard_policy(final, player, starts).report()
     _save(final, run.policy)
-    single = stack.enter_context(closing(make_single(config)))
+    policy = load_policy(run.policy)
     if config.eval_states:
-        results.update(final_evaluation(config, load_policy(run.policy), single))
-    else:
-        single.reset()
-    facts = environment_facts(single)
+        results.update(player.evaluate(policy, _official_starts(config, config.eval_states)))
     if config.videos:
-        film(config, run)
+        film(config, run, policy, player)
     card = make_card(
         config.algorithm,
         config=config,
         seeds={"run": config.seed},
-        environment=facts,
+        environment={**world_facts(config), **player.facts(), **machine_facts()},
         results=results,
     )
     write_json(run.card, card)
     return TD3Run(run.path, card)
 
 
+def world_facts(config: RunConfig) -> dict[str, Any]:
+    """Return what was played with, for a result card."""
+    pack = resolve_asset_pack(config.assets)
+    return {
+        "asset_pack": pack.name,
+        "asset_pack_digest": pack.digest,
+        "physics": config.physics,
+        "chunk_len": config.chunk_len,
+    }
+
+
+def _official_starts(config: RunConfig, states: int) -> list[Start]:
+    suite = config.suite.removeprefix("libero_")
+    return [Start(suite, task_id, i) for task_id in config.task_ids for i in range(states)]
+
+
 def _save(model: TD3BC, path: Path) -> None:
     with replacing(path) as file:
         model.save(file)  # type: ignore[arg-type]
-
-
-def _episodes_per_env(config: RunConfig, env: VecEnv, layouts: int) -> int:
-    """Return how many episodes of each environment make ``layouts`` a task, or a few more."""
-    return -(-layouts * len(set(config.task_ids)) // env.num_envs)
 
 
 def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
@@ -213,28 +228,33 @@ def default_run_dir(config: RunConfig) -> Path:
     return Path("runs") / f"{config.algorithm}-{config.suite}-{tasks}-{stamp}"
 
 
-def make_vec(config: Any, evaluation: bool = False) -> VecEnv:
-    """Make the environments of the training, or those of its evaluations on sampled layouts."""
-    num_envs = EVAL_ENVS if evaluation else config.num_envs
-    workers = config.workers
+def make_vec(config: Any) -> VecEnv:
+    """Make the environments of the training."""
+    num_envs, workers = config.num_envs, config.workers
     if workers is None and num_envs == 1:
         workers = 0
     env_id = f"LiberoVLA-{config.suite.removeprefix('libero_')}-v0"
     settings: dict[str, Any] = {
         "workers": workers,
         "task_ids": list(config.task_ids),
-        "task_sampling": "round_robin" if evaluation else "uniform",
+        "task_sampling": "uniform",
         "gamma": config.gamma,
         **_env(config),
     }
-    if isinstance(config, TD3RunConfig) and config.stride and not evaluation:
+    if isinstance(config, TD3RunConfig) and config.stride:
         settings["stride"] = config.stride
     return make_sb3_vec_env(env_id, num_envs, **settings)
 
 
-def make_single(config: Any) -> Any:
-    """Make the environment of the final evaluation."""
-    return make_env(config.suite, task_ids=config.task_ids, gamma=config.gamma, **_env(config))
+def make_player(config: RunConfig) -> RunPlayer:
+    """Make what plays the run's policies: on sampled layouts and on the official states."""
+    return make_run_player(
+        config.suite,
+        config.task_ids,
+        num_envs=EVAL_ENVS,
+        workers=config.workers,
+        **_env(config),
+    )
 
 
 def _env(config: RunConfig) -> dict[str, Any]:
@@ -260,39 +280,10 @@ def build_model(config: TD3RunConfig, env: Any) -> TD3BC:
     )
 
 
-def final_evaluation(config: RunConfig, model: TD3BC, env: Any) -> dict[str, Any]:
-    """Evaluate VLA and policy on the same official states of every trained task."""
-    baseline, trained = [], []
-    for task_id in config.task_ids:
-        states = range(config.eval_states)
-        common: dict[str, Any] = {"env": env, "progress": config.progress}
-        baseline.append(evaluate(None, config.suite, task_id, states, **common))
-        trained.append(evaluate(model, config.suite, task_id, states, **common))
-    return summarize(baseline, trained)
-
-
-def film(config: RunConfig, run: RunDir) -> None:
+def film(config: RunConfig, run: RunDir, policy: TD3BC, player: RunPlayer) -> None:
     """Film the VLA and the policy on the first official states of every task."""
-    from vla_gym.play.command import record_policy
-
-    model = load_policy(run.policy)
     run.videos.mkdir(exist_ok=True)
-    place = _env(config)
-    rl_token, place["chunk_len"] = place.pop("rl_token"), int(model.action_space.shape[0])
-
-    def act(obs: dict[str, Any]) -> Any:
-        return model.predict(obs, deterministic=True)[0]
-
-    for task_id in config.task_ids:
-        for state in range(config.videos):
-            for name, policy, label in (("vla", None, "VLA"), ("policy", act, config.algorithm)):
-                record_policy(
-                    run.videos / f"task{task_id:02d}_state{state:02d}_{name}.mp4",
-                    config.suite,
-                    task_id,
-                    policy=policy,
-                    label=label,
-                    init_state_id=state,
-                    rl_token=None if policy is None else rl_token,
-                    **place,
-                )
+    for start in _official_starts(config, config.videos):
+        place = f"task{start.task_id:02d}_state{start.init_state_id:02d}"
+        player.film(None, [start], run.videos / f"{place}_vla.mp4", "VLA")
+        player.film(policy, [start], run.videos / f"{place}_policy.mp4", config.algorithm)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from resume_target import make_toy_vec
-from toy_env import ToyReach
+from resume_target import make_toy_player, make_toy_vec
 
 import vla_gym_trainers
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rollout import Start
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.config import EvalConfig
-from vla_gym_trainers.evaluation.evaluate import (
-    VLAPolicy,
-    compare_results,
-    evaluate,
-    format_table,
-    load_policy,
-    summarize,
-)
+from vla_gym_trainers.evaluation.eval_result import compare_results, format_table
+from vla_gym_trainers.evaluation.evaluate import evaluate, load_policy
+from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
 from vla_gym_trainers.runs.settings import load_preset, parse_config, preset_names
 from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
@@ -42,14 +39,8 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def toy_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the LIBERO environment by the toy one."""
-
-    def make(suite: str, **kwargs: Any) -> ToyReach:
-        assert suite == "goal"
-        return ToyReach(gamma=kwargs.get("gamma") or 0.98)
-
-    monkeypatch.setattr("vla_gym_trainers.evaluation.evaluate.make_env", make)
-    monkeypatch.setattr("vla_gym_trainers.td3.train.make_env", make)
+    """Replace the LIBERO environments by the toy ones."""
+    monkeypatch.setattr("vla_gym_trainers.td3.train.make_player", make_toy_player)
     monkeypatch.setattr("vla_gym_trainers.td3.train.make_vec", make_toy_vec)
 
 
@@ -60,43 +51,47 @@ def test_lazy_exports() -> None:
         vla_gym_trainers.__getattr__("nonsense")
 
 
-def test_vla_is_paired_with_itself() -> None:
-    first = evaluate(None, "goal", 0, range(30), env=ToyReach())
-    again = evaluate(VLAPolicy(), "goal", 0, range(30), env=ToyReach(), name="same")
+def starts(states: Sequence[int], task_id: int = 0) -> list[Start]:
+    return [Start("goal", task_id, state) for state in states]
+
+
+@pytest.fixture
+def player() -> Iterator[RunPlayer]:
+    with closing(make_toy_player()) as player:
+        yield player
+
+
+def test_vla_is_paired_with_itself(player: RunPlayer) -> None:
+    (first,) = player._results(None, starts(range(30)), "vla")
+    (again,) = player._results(None, starts(range(30)), "same")
     assert first.successes == again.successes
     assert first.control_steps == again.control_steps
     assert 0 < first.num_successes < 30
     assert first.reference_rms == 0.0
     paired = compare_results(again, first)
     assert (paired.wins, paired.losses, paired.p_value) == (0, 0, 1.0)
+    (other,) = player._results(None, starts([0, 2]), "vla")
+    with pytest.raises(ConfigError, match="init_state_ids"):
+        compare_results(first, other)
+    with pytest.raises(ConfigError, match="empty"):
+        evaluate(None, "goal", 0, [])
 
 
-def test_a_policy_that_corrects_the_bias_wins() -> None:
+def test_a_policy_that_corrects_the_bias_wins(player: RunPlayer) -> None:
     class Corrects:
         def predict(self, observation: Any, *, deterministic: bool) -> tuple[np.ndarray, None]:
             assert deterministic
             action = observation["vla_action"].copy()
-            action[:, :3] -= [0.3, -0.24, 0.18]
+            action[..., :3] -= [0.3, -0.24, 0.18]
             return action, None
 
-    baseline = evaluate(None, "goal", 0, range(40), env=ToyReach())
-    policy = evaluate(Corrects(), "goal", 0, range(40), env=ToyReach())
-    results = summarize([baseline], [policy])
+    results = player.evaluate(Corrects(), starts(range(40)))
     assert results["paired"][0].wins > results["paired"][0].losses
-    assert policy.reference_rms > 0.05
+    assert results["policy"][0]["reference_rms"] > 0.05
     assert results["policy"][0]["init_state_ids"] == tuple(range(40))
     table = format_table({"results": results})
-    assert f"{policy.num_successes}/40" in table
+    assert f"{results['policy'][0]['num_successes']}/40" in table
     assert "exact sign test" in table
-
-
-def test_unpaired_results_are_refused() -> None:
-    first = evaluate(None, "goal", 0, [0, 1], env=ToyReach())
-    other = evaluate(None, "goal", 0, [0, 2], env=ToyReach())
-    with pytest.raises(ConfigError, match="init_state_ids"):
-        compare_results(first, other)
-    with pytest.raises(ConfigError, match="empty"):
-        evaluate(None, "goal", 0, [], env=ToyReach())
 
 
 def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
@@ -118,7 +113,8 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     assert len(card["results"]["policy"][0]["successes"]) == 6
 
     # The saved policy, loaded again from disk, plays the same episodes.
-    again = evaluate(load_policy(run.run_dir), "goal", 9, range(6), env=ToyReach())
+    with closing(make_toy_player()) as player:
+        (again,) = player._results(load_policy(run.run_dir), starts(range(6), 9), "policy")
     assert list(again.successes) == card["results"]["policy"][0]["successes"]
     assert list(again.control_steps) == card["results"]["policy"][0]["control_steps"]
     assert "goal 9" in format_table(card)

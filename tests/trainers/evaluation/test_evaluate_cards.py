@@ -16,11 +16,18 @@ from rich.console import Console
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
 from vla_gym.play.video import GREEN
+from vla_gym.rollout import Episode, Start
 from vla_gym_trainers.evaluation import command
 from vla_gym_trainers.evaluation.cards import RowsFile, read_card
 from vla_gym_trainers.evaluation.command import main, run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
-from vla_gym_trainers.evaluation.episodes import Episode, all_starts, parse_shard, shard
+from vla_gym_trainers.evaluation.episodes import (
+    all_starts,
+    from_row,
+    parse_shard,
+    shard,
+    to_row,
+)
 from vla_gym_trainers.evaluation.films import choose
 from vla_gym_trainers.evaluation.merging import run_merge
 from vla_gym_trainers.evaluation.summary import compare, summarize
@@ -33,7 +40,7 @@ EXPERT = EvalConfig(
 
 
 def episode(task_id: int, state: int, success: bool, length: int = 10, **more: Any) -> Episode:
-    return Episode("goal", task_id, state, success, success, not success, length, **more)
+    return Episode(Start("goal", task_id, state), success, success, not success, length, **more)
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +168,13 @@ def test_a_run_cut_short_goes_on(
         run_eval(dataclasses.replace(config, resume=True, episodes=3))
 
     played: list[int] = []
-    play = command.Player.play
+    play = command.play
 
-    def counting(self: Any, starts: Any, *args: Any) -> Any:
-        played.append(len(starts))
-        return play(self, starts, *args)
+    def counting(policy: Any, starts: Any, **settings: Any) -> Any:
+        played.extend([len(starts)] if starts else [])
+        return play(policy, starts, **settings)
 
-    monkeypatch.setattr(command.Player, "play", counting)
+    monkeypatch.setattr(command, "play", counting)
     card = run_eval(dataclasses.replace(config, resume=True))
     assert played == [3] and not rows.exists()
     assert card["results"] == whole["results"]
@@ -255,4 +262,4 @@ def test_files_that_are_no_cards_are_refused(tmp_path: Path, capsys: Any) -> Non
         error = capsys.readouterr().err
         assert str(file) in error and error.count("\n") == 1
     with pytest.raises(ConfigError, match="'length' cannot be '10'"):
-        Episode.from_row({**episode(1, 0, True).row(), "length": "10"})
+        from_row({**to_row(episode(1, 0, True)), "length": "10"})

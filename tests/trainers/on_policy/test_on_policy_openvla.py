@@ -12,13 +12,11 @@ from safetensors.torch import load_file
 from toy_token_env import LIMIT
 
 from vla_gym.errors import WeightsError
-from vla_gym.play.config import PlayConfig
-from vla_gym.play.episodes import Players
+from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters
 from vla_gym_trainers.evaluation.command import make_policy
 from vla_gym_trainers.evaluation.config import EvalConfig
-from vla_gym_trainers.evaluation.policies import VLAPolicy, vla_identity
 from vla_gym_trainers.evaluation.tables import policy_name
 from vla_gym_trainers.evaluation.trained_on import trained_vla
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
@@ -57,7 +55,7 @@ def test_two_updates_with_lora(tmp_path, kind):
     def envs():
         return toy_envs(4, size=256, tasks=(0,), goal=-0.05, group_size=config.group_size)
 
-    train(config, worlds=Worlds(envs, envs, LIMIT, 1))
+    train(config, worlds=Worlds(envs, envs, LIMIT, (0,)))
     rows = [
         row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train/updates" in row
     ]
@@ -89,12 +87,11 @@ def test_two_updates_with_lora(tmp_path, kind):
     assert all(torch.equal(v, before[k]) for k, v in load(spec).model.state_dict().items())
     digest = vla_identity(name)["options"]["adapters"]
     assert len(digest) == 64 and vla_identity(name)["sha256"] == vla_identity(spec)["sha256"]
-    # eval and play take the run itself.
+    # eval (and play, by the same function) takes the run itself.
     played = make_policy(EvalConfig(policy=str(tmp_path / "run")))
     assert played.identity == VLAPolicy(name, head="token").identity
     assert f"oft (adapters {digest[:8]}), token head" in policy_name(played.identity)
-    players = Players(PlayConfig(who="policy", policy=tmp_path / "run"), None)
     with torch.no_grad():
-        assert torch.equal(players._vla.infer(*seen).actions, merged.infer(*seen).actions)
+        assert torch.equal(played._vla.infer(*seen).actions, merged.infer(*seen).actions)
     with pytest.raises(WeightsError, match="No adapters in /nowhere"):
         load(f"{spec}?adapters=/nowhere")

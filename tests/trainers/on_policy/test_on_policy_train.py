@@ -58,7 +58,12 @@ def toy_worlds(config, **toy):
     def train_envs():
         return toy_envs(config.num_envs, group_size=config.group_size, **toy)
 
-    return Worlds(train_envs, lambda: toy_envs(config.eval_envs, **toy), LIMIT, len(toy["tasks"]))
+    return Worlds(
+        train_envs,
+        lambda: toy_envs(config.eval_envs, autoreset_mode="DISABLED", **toy),
+        LIMIT,
+        toy["tasks"],
+    )
 
 
 def run(kind, folder, vla=None, resume=False, toy=None, **changes):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resume_target import make_toy_env, make_toy_vec
+from resume_target import make_toy_player, make_toy_vec
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_env import ToyReach
 
@@ -49,7 +49,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
-    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resume_target import TINY, make_toy_env, make_toy_vec
+from resume_target import TINY, make_toy_player, make_toy_vec
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym_trainers.cli import main
@@ -96,7 +96,7 @@ def test_other_threads_leave_signals_alone(tmp_path: Path) -> None:
 
 def _toy_run(monkeypatch: pytest.MonkeyPatch, at_chunks: int | None) -> None:
     """Train on the toy; send the process SIGINT when so many chunks are collected."""
-    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
     monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
     callback = train_td3_module.RunCallback
     if at_chunks is None:

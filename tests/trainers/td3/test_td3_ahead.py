@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resume_target import TINY, make_toy_env, make_toy_vec
+from resume_target import TINY, make_toy_player, make_toy_vec
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_env import ToyReach
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError
+from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.runs.closed_loop import BestModel
 from vla_gym_trainers.runs.metrics import read_metrics
@@ -125,13 +126,17 @@ def test_other_environments_of_sb3_have_no_groups() -> None:
 def test_evaluation_goes_on_beside_collecting(tmp_path: Path) -> None:
     run, release, seeds = RunDir(tmp_path), threading.Event(), []
 
-    class Held(DummyVecEnv):
-        def reset(self) -> Any:
-            seeds.append(self._seeds[0])
-            assert release.wait(60)
-            return super().reset()
+    starts = sampled_starts("toy", (0,), 4, 5)
+    player = make_toy_player()
+    play = player.play
 
-    best = BestModel(Held([ToyReach]), run, 20, 2, seed=5, background=True)
+    def held(model: Any, some: Any) -> Any:
+        seeds.append([start.seed for start in some])
+        assert release.wait(60)
+        return play(model, some)
+
+    player.play = held  # type: ignore[method-assign]
+    best = BestModel(player, starts, run, 20, background=True)
 
     class Evaluate(BaseCallback):
         def _on_rollout_start(self) -> None:
@@ -150,14 +155,14 @@ def test_evaluation_goes_on_beside_collecting(tmp_path: Path) -> None:
     metrics = best.poll(wait=True)
     assert 20 <= metrics["eval/chunks"] < 30  # of the policy as it was then
     assert run.best.is_file()
-    assert seeds == [5, 5]  # the VLA and the policy on the same layouts
+    assert seeds == [[5, 6, 7, 8]] * 2  # the VLA and the policy on the same layouts
     assert best.is_due(80)
     best.close()
 
 
 def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
-    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
     settings = {**TINY, "ahead": 3, "eval_states": 0}
     train_td3(TD3RunConfig(run_dir=tmp_path, **{**settings, "total_timesteps": 150}))
     run = RunDir(tmp_path)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from resume_target import TINY
 from toy_env import ToyReach
-from toy_tasks import make_tasks
+from toy_tasks import make_task_player, make_tasks
 
+from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.evaluate import load_policy
 from vla_gym_trainers.runs.guard import guard_policy
@@ -76,10 +77,10 @@ def test_the_actor_weighs_each_task_by_its_own_values(monkeypatch: pytest.Monkey
 
 
 def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> None:
-    with closing(make_tasks()) as env:
+    with closing(make_tasks()) as env, closing(make_task_player()) as player:
         model = make(env)
         worsen(model)
-        guard = guard_policy(model, env, 4, seed=7)
+        guard = guard_policy(model, player, sampled_starts("toy", (0, 1), 8, 7))
         worse = tuple(t for t in (0, 1) if guard.policy[t] < guard.vla[t])
         assert guard.guarded == model.guarded_tasks == worse
         assert 1 in worse

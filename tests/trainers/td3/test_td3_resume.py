@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import resume_target
 import torch
-from resume_target import TINY, make_toy_env, make_toy_vec
+from resume_target import TINY, make_toy_player, make_toy_vec
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError
@@ -38,7 +38,7 @@ _CONTEXT.set_forkserver_preload(["resume_target"])
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
-    monkeypatch.setattr(train_td3_module, "make_env", make_toy_env)
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -1,145 +1,26 @@
-"""Who acts in an evaluation: one method, ``act(observations, infos) -> chunks``."""
+"""A frozen VLA that plays episodes, and which files and options it is loaded from."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any
 
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.rollout.policies import (
+    BATCH_SIZE,
+    CAMERAS,
+    Info,
+    Observations,
+    episode_key,
+    in_fixed_batches,
+)
 from vla_gym.vla.base import FrozenVLA, TokenVLA
 from vla_gym.vla.paraphrases import paraphrases
-
-CAMERAS = ("agentview", "wrist")
-Observations = Mapping[str, np.ndarray]
-
-
-class Info(TypedDict):
-    """What a policy is told about a row besides its observation."""
-
-    suite: str
-    task_id: int
-    init_state_id: int
-    instruction: str
-    elapsed_steps: int
-
-
-class Policy(Protocol):
-    """Anything that can be evaluated.
-
-    Attributes:
-        name: What tables call it.
-        chunk_len: Rows of a chunk.
-        cameras: What it must see; empty: only ``proprio`` and ``task_id``.
-        image_size: Height and width of the images in pixels.
-        expert: The scripted expert acts in the worker; what ``act`` returns is ignored.
-        identity: What its results depend on, as plain JSON types; results of policies with the
-            same identity may be merged.
-    """
-
-    name: str
-    chunk_len: int
-    cameras: tuple[str, ...]
-    image_size: int
-    expert: bool
-    identity: dict[str, Any]
-
-    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
-        """Choose the next chunks.
-
-        A row of the result must depend on its own observation and info alone, bit for bit: which
-        rows come together depends on timing.
-
-        Args:
-            observations: As ``Libero-*``, n rows each.
-            infos: One for each row.
-
-        Returns:
-            (n, chunk_len, 7) in [-1, 1].
-        """
-        ...
-
-
-class ExpertPolicy:
-    """The scripted expert; it acts in the worker, where it sees the simulation."""
-
-    name, expert, image_size = "expert", True, 128
-    cameras: tuple[str, ...] = ()
-
-    def __init__(self, chunk_len: int = 8) -> None:
-        """Choose how many control steps a call executes; the episodes do not depend on it."""
-        self.chunk_len = chunk_len
-        self.identity: dict[str, Any] = {"kind": "expert"}
-
-    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
-        """Return chunks that are ignored."""
-        return np.zeros((len(infos), self.chunk_len, 7), np.float32)
-
-
-class RandomPolicy:
-    """Uniform random actions, a function of seed, start and control step."""
-
-    name, expert, image_size = "random", False, 128
-    cameras: tuple[str, ...] = ()
-
-    def __init__(self, seed: int = 0, chunk_len: int = 8) -> None:
-        """Choose the seed."""
-        self.seed, self.chunk_len = seed, chunk_len
-        self.identity: dict[str, Any] = {"kind": "random", "seed": seed}
-
-    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
-        """Return uniform chunks."""
-        shape = (self.chunk_len, 7)
-        rows = [np.random.default_rng(_key(self.seed, i)).uniform(-1, 1, shape) for i in infos]
-        return np.array(rows, np.float32)
-
-
-def _key(seed: int, info: Info) -> list[int]:
-    suite = zlib.crc32(info["suite"].encode())
-    return [seed, suite, info["task_id"], info["init_state_id"], info["elapsed_steps"]]
-
-
-def in_fixed_batches(
-    forward: Callable[[dict[str, np.ndarray], str], np.ndarray],
-    observations: Observations,
-    infos: Sequence[Info],
-    batch_size: int,
-) -> np.ndarray:
-    """Run a network on rows in batches that all have one size and one instruction.
-
-    Matrix products round differently for other batch sizes, and attention for other padded
-    lengths: a chunk changes in its last bits, and a long episode with contacts may end otherwise.
-    In batches of one size, filled up with copies of a row, and one instruction, a row's result
-    depends on that row alone. Episodes come task by task, so nearly always all rows that are ready
-    fit into one forward pass.
-
-    Args:
-        forward: From observations of ``batch_size`` rows and their instruction to (batch_size,
-            ...); row i must not depend on what the other rows show.
-        observations: n rows each.
-        infos: One for each row.
-        batch_size: Rows of a forward pass.
-
-    Returns:
-        (n, ...).
-    """
-    rows_of: dict[str, list[int]] = {}
-    for row, info in enumerate(infos):
-        rows_of.setdefault(info["instruction"], []).append(row)
-    result: list[np.ndarray] = [np.empty(0)] * len(infos)
-    for instruction, rows in rows_of.items():
-        for first in range(0, len(rows), batch_size):
-            real = rows[first : first + batch_size]
-            batch = real + [real[0]] * (batch_size - len(real))
-            out = forward({key: value[batch] for key, value in observations.items()}, instruction)
-            for k, row in enumerate(real):
-                result[row] = np.array(out[k])
-    return np.stack(result)
 
 
 class VLAPolicy:
@@ -150,13 +31,13 @@ class VLAPolicy:
 
     def __init__(
         self,
-        vla: str | Path,
+        vla: str | Path | FrozenVLA,
         *,
         head: str = "l1",
         temperature: float = 0.0,
         seed: int = 0,
         chunk_len: int | None = None,
-        batch_size: int = 8,
+        batch_size: int = BATCH_SIZE,
         phrasing: str = "original",
         device: str = "cpu",
         allow_class: bool = True,
@@ -164,7 +45,7 @@ class VLAPolicy:
         """Load the VLA.
 
         Args:
-            vla: As ``vla_gym.vla.load`` takes it.
+            vla: As ``vla_gym.vla.load`` takes it, or the model itself.
             head: ``"l1"``, or ``"token"`` for a VLA with a token head.
             temperature: 0 takes the most likely tokens, more samples them.
             seed: Of the sampling.
@@ -186,7 +67,8 @@ class VLAPolicy:
         self.chunk_len = check_chunk_len(chunk_len, self._vla)
         self.image_size = self._vla.image_size
         self.name = f"{self._vla.name}, {head} head" if head != "l1" else self._vla.name
-        self.identity: dict[str, Any] = {"kind": "vla", "vla": vla_identity(vla), "head": head}
+        known = {"name": vla.name} if isinstance(vla, FrozenVLA) else vla_identity(vla)
+        self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": head}
         if temperature > 0.0:
             self.name += f" sampled at T={temperature:g}"
             self.identity |= {"temperature": temperature, "seed": seed}
@@ -215,7 +97,9 @@ class VLAPolicy:
         import torch
 
         assert isinstance(self._vla, TokenVLA)
-        state = np.random.SeedSequence(_key(self._seed, info)).generate_state(1, np.uint64)[0]
+        state = np.random.SeedSequence(episode_key(self._seed, info)).generate_state(1, np.uint64)[
+            0
+        ]
         tokens, _ = self._vla.act_tokens(
             {camera: observations[camera][row : row + 1] for camera in CAMERAS},
             [info["instruction"]],
@@ -247,7 +131,7 @@ def in_held_out_words(info: Info) -> Info:
 
 
 def load_vla(
-    vla: str | Path, head: str, device: str = "cpu", *, allow_class: bool = True
+    vla: str | Path | FrozenVLA, head: str, device: str = "cpu", *, allow_class: bool = True
 ) -> FrozenVLA:
     """Return a VLA that acts with one of its heads.
 
@@ -257,7 +141,10 @@ def load_vla(
     """
     from vla_gym.vla import load
 
-    model = load(vla, device=device, allow_class=allow_class)
+    model = vla
+    if isinstance(vla, str | Path):
+        model = load(vla, device=device, allow_class=allow_class)
+    assert not isinstance(model, str | Path)
     if head == getattr(model, "head", "l1"):
         return model
     if not hasattr(model, "head"):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -18,24 +19,27 @@ from vla_gym.envs.scene_cache import load_task
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.experts import make_expert
 from vla_gym.experts.registry import _BUILDERS
-from vla_gym.suites import get_task
-from vla_gym.suites.libero import evaluate_goal
-from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vla.paraphrases import paraphrases
-from vla_gym_trainers.evaluation import player
-from vla_gym_trainers.evaluation.command import run_eval
-from vla_gym_trainers.evaluation.config import EvalConfig
-from vla_gym_trainers.evaluation.episodes import Episode, Start
-from vla_gym_trainers.evaluation.player import Player
-from vla_gym_trainers.evaluation.policies import (
+from vla_gym.rollout import (
+    Episode,
     ExpertPolicy,
     Info,
     Policy,
     RandomPolicy,
-    VLAPolicy,
-    in_fixed_batches,
+    Start,
+    make_envs,
+    play,
+    rollout,
 )
-from vla_gym_trainers.evaluation.worker_env import EvalEnv, GoalWatch
+from vla_gym.rollout.policies import in_fixed_batches
+from vla_gym.rollout.vla_policy import VLAPolicy
+from vla_gym.rollout.workers import ExpertActs, WatchGoals
+from vla_gym.suites import get_task
+from vla_gym.suites.libero import evaluate_goal
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.paraphrases import paraphrases
+from vla_gym_trainers.evaluation.command import run_eval
+from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.trained import load_trained
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -45,7 +49,7 @@ STARTS = [Start("goal", task, state) for task in (0, 8) for state in (0, 1)]
 
 
 def played(policy: Policy, starts: Sequence[Start] = STARTS, **settings: Any) -> list[Episode]:
-    episodes = list(Player(policy, **settings).play(starts))
+    episodes = list(play(policy, starts, **settings))
     assert sorted(e.start for e in episodes) == sorted(starts)  # each once
     return sorted(episodes, key=lambda e: e.start)
 
@@ -53,7 +57,7 @@ def played(policy: Policy, starts: Sequence[Start] = STARTS, **settings: Any) ->
 def test_episodes_do_not_depend_on_environments_and_workers() -> None:
     policy = VLAPolicy("mini-few", batch_size=4)
     starts = [Start("goal", 0, 2), *(Start("goal", 7, state) for state in (0, 1, 3))]
-    settings: dict[str, Any] = {"env_kwargs": {"max_control_steps": 104}}
+    settings: dict[str, Any] = {"max_control_steps": 104}
     one = played(policy, starts, num_envs=1, workers=0, **settings)
     assert played(policy, starts, num_envs=5, workers=2, **settings) == one
     assert {e.success for e in one} == {True, False}, "choose states that tell more"
@@ -74,6 +78,7 @@ def infos(tasks: Sequence[int]) -> list[Info]:
             suite="goal",
             task_id=task,
             init_state_id=row,
+            seed=0,
             instruction=get_task("goal", task).instruction,
             elapsed_steps=8 * row,
         )
@@ -126,30 +131,29 @@ def test_fixed_batches_have_one_size_and_one_instruction() -> None:
     assert seen == [(3, name) for name in names]
 
 
-def test_the_eval_env_plays_as_the_chunked_env() -> None:
-    chunked = LiberoEnv("goal", chunk_len=8, image_size=64)
-    inner = LiberoEnv("goal", cameras=())
-    env = EvalEnv(
-        inner, chunk_len=8, cameras=("agentview", "wrist"), image_size=64, watch_goals=True
-    )
-    assert env.observation_space == chunked.observation_space
-    assert env.action_space == chunked.action_space
+def test_functions_of_every_control_step_change_nothing() -> None:
+    plain = LiberoEnv("goal", chunk_len=8, image_size=64)
+    watched = LiberoEnv("goal", chunk_len=8, image_size=64)
+    steps: list[int] = []
+    watched.on_control_step.append(lambda _, info: steps.append(info["elapsed_steps"]))
     rng = np.random.default_rng(1)
     try:
-        results = [e.reset(options={"task_id": 7, "init_state_id": 4}) for e in (chunked, env)]
+        results = [e.reset(options={"task_id": 7, "init_state_id": 4}) for e in (plain, watched)]
         for _ in range(5):
             (want, _), (got, _) = results
-            assert want.keys() == got.keys()
             for key in want:
                 np.testing.assert_array_equal(got[key], want[key])
             action = rng.uniform(-1, 1, (8, 7)).astype(np.float32)
-            steps = [e.step(action) for e in (chunked, env)]
-            assert steps[0][1:4] == steps[1][1:4]
-            assert steps[0][4] == steps[1][4]  # infos
-            results = [(step[0], step[4]) for step in steps]
+            first, second = (e.step(action) for e in (plain, watched))
+            assert first[1:] == second[1:]
+            results = [(step[0], step[4]) for step in (first, second)]
+        assert steps == list(range(41))
+        watched.replace_action = lambda row: 0 * row
+        watched.step(action)
+        assert steps[-1] == 48
     finally:
-        chunked.close()
-        env.close()
+        plain.close()
+        watched.close()
 
 
 def test_the_expert_plays_as_by_hand() -> None:
@@ -180,31 +184,58 @@ class Killer(RandomPolicy):
         return super().act(observations, infos)
 
 
-def test_an_episode_whose_worker_died_is_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_whose_worker_died_is_played_again() -> None:
     killer = Killer(seed=5)
-
-    def make(*args: Any, **kwargs: Any) -> LiberoVectorEnv:
-        killer.envs = LiberoVectorEnv(*args, **kwargs)
-        return killer.envs
-
-    monkeypatch.setattr(player, "LiberoVectorEnv", make)
     starts = [Start("goal", 1, state) for state in range(3)]
-    settings: dict[str, Any] = {"env_kwargs": {"max_control_steps": 80}}
-    disturbed = Player(killer, num_envs=2, workers=1, **settings)
-    with pytest.warns(WorkerRestartWarning):
-        episodes = sorted(disturbed.play(starts), key=lambda e: e.start)
-    assert disturbed.facts["worker_restarts"] >= 1
-    monkeypatch.undo()
+    settings: dict[str, Any] = {"max_control_steps": 80}
+    killer.envs = make_envs("goal", [1], killer, num_envs=2, workers=1, **settings)
+    try:
+        with pytest.warns(WorkerRestartWarning):
+            episodes = sorted(rollout(killer.envs, killer, starts), key=lambda e: e.start)
+    finally:
+        killer.envs.close()
+    assert sum(episode.replays for episode in episodes) >= 1
+    episodes = [replace(episode, replays=0) for episode in episodes]
     assert episodes == played(RandomPolicy(seed=5), starts, num_envs=3, workers=0, **settings)
     assert all(e.truncated and e.length == 80 and not e.success for e in episodes)
 
 
+def test_starts_may_come_one_by_one() -> None:
+    """The next one may depend on what has ended; None means: ask again then."""
+    policy = RandomPolicy(seed=2)
+    left, running = [Start("goal", 1, -1, seed) for seed in (9, 4, 9)], []
+
+    def one_at_a_time() -> Start | None:
+        if running or not left:
+            return None
+        running.append(left.pop(0))
+        return running[0]
+
+    envs = make_envs("goal", [1], policy, num_envs=2, workers=0, max_control_steps=16)
+    try:
+        seen = []
+        for episode in rollout(envs, policy, one_at_a_time):
+            seen.append(episode)
+            running.remove(episode.start)
+    finally:
+        envs.close()
+    assert [episode.start.seed for episode in seen] == [9, 4, 9]
+    assert seen[0] == seen[2] and seen[0].length == 16
+    own = LiberoVectorEnv(1, "goal", workers=0)
+    try:
+        with pytest.raises(ConfigError, match="autoreset_mode='DISABLED', got NEXT_STEP"):
+            next(rollout(own, policy, []))
+    finally:
+        own.close()
+
+
 def test_the_goal_that_comes_first_is_noticed() -> None:
     """Told to put the bowl on the cabinet (4), it puts it on the plate (8)."""
-    inner = LiberoEnv("goal", cameras=(), max_control_steps=150)
-    env = EvalEnv(inner, chunk_len=8, expert=True, watch_goals=True)
+    inner = LiberoEnv("goal", cameras=(), chunk_len=8, max_control_steps=150)
+    env = WatchGoals(ExpertActs(inner))
     env.reset(options={"task_id": 4, "init_state_id": 1})
-    env._expert = _BUILDERS["goal"][8](inner.sim)
+    other = _BUILDERS["goal"][8](inner.sim)
+    inner.replace_action = lambda _: other.act()
     over = False
     while not over:
         _, _, terminated, over, info = env.step(np.zeros((8, 7), np.float32))
@@ -212,29 +243,27 @@ def test_the_goal_that_comes_first_is_noticed() -> None:
     assert info["achieved"] == 8 and 0 < info["achieved_step"] < 150
 
     # What holds when an episode begins does not count in it.
-    watch = GoalWatch(inner)
+    watch = WatchGoals(inner)
     assert evaluate_goal(load_task(get_task("goal", 8), "lite").goal, inner.sim.view)
-    watch.begin(inner.sim)
-    watch.look(inner.sim, 1)
-    assert watch.first is None
+    for step in (0, 1):
+        watch.watch(inner, {"elapsed_steps": step})
+    assert watch._first == (-1, -1)
     env.close()
 
 
 def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
-    from vla_gym_trainers.evaluation.evaluate import make_env
-    from vla_gym_trainers.evaluation.trained import TrainedPolicy
     from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
     (tmp_path / "config.json").write_text('{"vla": "mini"}')
-    env = make_env("goal", task_ids=8, chunk_len=4)
+    env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, chunk_len=4)
     build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env).save(tmp_path / "policy.zip")
     env.close()
-    policy = TrainedPolicy(tmp_path)
+    policy = load_trained(tmp_path)
     assert policy.chunk_len == 4 and policy.identity["vla"]["name"] == "mini"
     obs, told = observations(3), infos([8, 0, 8])
     chunks = policy.act(obs, told)
     # An untrained actor starts at the VLA's chunk, but for the rounding of the action's scaling.
-    vla = VLAPolicy("mini", chunk_len=4, batch_size=8).act(obs, told)
+    vla = VLAPolicy("mini", chunk_len=4).act(obs, told)
     np.testing.assert_allclose(chunks, vla, atol=1e-5)
     alone = policy.act({key: value[2:] for key, value in obs.items()}, told[2:])
     np.testing.assert_array_equal(alone[0], chunks[2])
@@ -242,8 +271,6 @@ def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
 
 def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
     from vla_gym.rl_token import load_rl_token
-    from vla_gym_trainers.evaluation.evaluate import make_env
-    from vla_gym_trainers.evaluation.trained import TrainedPolicy
     from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
     token = tmp_path / "token"
@@ -254,19 +281,19 @@ def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
         run = tmp_path / name
         run.mkdir()
         (run / "config.json").write_text(json.dumps({"vla": "mini-few", "rl_token": text}))
-        env = make_env("goal", task_ids=8, vla="mini-few", rl_token=text)
+        env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini-few", rl_token=text)
         build_model(config, env).save(run / "policy.zip")
         env.close()
         # Its .zip knows them too, as it lies beside the configuration.
-        policy = TrainedPolicy(run / "policy.zip")
-        assert policy.identity == TrainedPolicy(run).identity
+        policy = load_trained(run / "policy.zip")
+        assert policy.identity == load_trained(run).identity
         assert policy.identity["vla"]["name"] == "mini-few"
         names[name] = policy.identity["rl_token"]["name"]
         assert policy.act(observations(2), infos([8, 0])).shape == (2, 8, 7)
     assert names == {"own": "token", "mean": "mean", "shipped": "mini-few-rl-token"}
     with pytest.raises(ConfigError, match="--rl-token \\(now auto\\)"):
-        TrainedPolicy(tmp_path / "mean", rl_token="auto")
-    shape = TrainedPolicy(tmp_path / "mean").act(observations(1), infos([8])).shape
+        load_trained(tmp_path / "mean", rl_token="auto")
+    shape = load_trained(tmp_path / "mean").act(observations(1), infos([8])).shape
     assert shape == (1, 8, 7)
 
 

@@ -1,0 +1,144 @@
+"""Who acts in episodes: one method, ``act(observations, infos) -> chunks``."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+
+CAMERAS = ("agentview", "wrist")
+#: Rows of each forward pass of a VLA. The rounding of its actions depends on it: everything that
+#: plays episodes takes this number if it is given none, so that the same policy acts the same.
+BATCH_SIZE = 4
+Observations = Mapping[str, np.ndarray]
+
+
+class Info(TypedDict):
+    """What a policy is told about a row besides its observation."""
+
+    suite: str
+    task_id: int
+    init_state_id: int
+    seed: int
+    instruction: str
+    elapsed_steps: int
+
+
+class Policy(Protocol):
+    """Anything that can play episodes.
+
+    Attributes:
+        name: What tables call it.
+        chunk_len: Rows of a chunk.
+        cameras: What it must see; empty: only ``proprio`` and ``task_id``.
+        image_size: Height and width of the images in pixels.
+        expert: The scripted expert acts in the worker; what ``act`` returns is ignored.
+        identity: What its results depend on, as plain JSON types; results of policies with the
+            same identity may be merged.
+    """
+
+    name: str
+    chunk_len: int
+    cameras: tuple[str, ...]
+    image_size: int
+    expert: bool
+    identity: dict[str, Any]
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
+        """Choose the next chunks.
+
+        A row of the result must depend on its own observation and info alone, bit for bit: which
+        rows come together depends on timing.
+
+        Args:
+            observations: As ``Libero-*``, n rows each.
+            infos: One for each row.
+
+        Returns:
+            (n, chunk_len, 7) in [-1, 1].
+        """
+        ...
+
+
+class ExpertPolicy:
+    """The scripted expert; it acts in the worker, where it sees the simulation."""
+
+    name, expert, image_size = "expert", True, 128
+    cameras: tuple[str, ...] = ()
+
+    def __init__(self, chunk_len: int = 8) -> None:
+        """Choose how many control steps a call executes; the episodes do not depend on it."""
+        self.chunk_len = chunk_len
+        self.identity: dict[str, Any] = {"kind": "expert"}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
+        """Return chunks that are ignored."""
+        return np.zeros((len(infos), self.chunk_len, 7), np.float32)
+
+
+class RandomPolicy:
+    """Uniform random actions, a function of seed, start and control step."""
+
+    name, expert, image_size = "random", False, 128
+    cameras: tuple[str, ...] = ()
+
+    def __init__(self, seed: int = 0, chunk_len: int = 8) -> None:
+        """Choose the seed."""
+        self.seed, self.chunk_len = seed, chunk_len
+        self.identity: dict[str, Any] = {"kind": "random", "seed": seed}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
+        """Return uniform chunks."""
+        shape = (self.chunk_len, 7)
+        rows = [
+            np.random.default_rng(episode_key(self.seed, i)).uniform(-1, 1, shape) for i in infos
+        ]
+        return np.array(rows, np.float32)
+
+
+def episode_key(seed: int, info: Info) -> list[int]:
+    """Return what a random choice depends on: a seed, the start and the control step."""
+    suite = zlib.crc32(info["suite"].encode())
+    state = info["init_state_id"]
+    start = [state] if state >= 0 else [0, info["seed"]]
+    return [seed, suite, info["task_id"], *start, info["elapsed_steps"]]
+
+
+def in_fixed_batches(
+    forward: Callable[[dict[str, np.ndarray], str], np.ndarray],
+    observations: Observations,
+    infos: Sequence[Info],
+    batch_size: int,
+) -> np.ndarray:
+    """Run a network on rows in batches that all have one size and one instruction.
+
+    Matrix products round differently for other batch sizes, and attention for other padded
+    lengths: a chunk changes in its last bits, and a long episode with contacts may end otherwise.
+    In batches of one size, filled up with copies of a row, and one instruction, a row's result
+    depends on that row alone. Episodes come task by task, so nearly always all rows that are ready
+    fit into one forward pass.
+
+    Args:
+        forward: From observations of ``batch_size`` rows and their instruction to (batch_size,
+            ...); row i must not depend on what the other rows show.
+        observations: n rows each.
+        infos: One for each row.
+        batch_size: Rows of a forward pass.
+
+    Returns:
+        (n, ...).
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row, info in enumerate(infos):
+        rows_of.setdefault(info["instruction"], []).append(row)
+    result: list[np.ndarray] = [np.empty(0)] * len(infos)
+    for instruction, rows in rows_of.items():
+        for first in range(0, len(rows), batch_size):
+            real = rows[first : first + batch_size]
+            batch = real + [real[0]] * (batch_size - len(real))
+            out = forward({key: value[batch] for key, value in observations.items()}, instruction)
+            for k, row in enumerate(real):
+                result[row] = np.array(out[k])
+    return np.stack(result)

@@ -1,0 +1,180 @@
+"""``vla-gym play``: any policy on any tasks, tiled into one video."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tqdm import tqdm
+
+from vla_gym.envs.checks import as_integer, parse_init_states
+from vla_gym.errors import ConfigError
+from vla_gym.play.video import check_video_path
+from vla_gym.rollout import Episode, Policy, Start
+from vla_gym.suites import get_suite, get_task
+from vla_gym.variation import DomainVariation
+from vla_gym_trainers.evaluation.command import check_expert, make_policy
+from vla_gym_trainers.evaluation.config import EvalConfig
+
+Who = Literal["expert", "vla", "random", "policy"]
+LABELS: dict[Who, str] = {
+    "expert": "scripted expert",
+    "vla": "VLA",
+    "random": "random actions",
+    "policy": "trained policy",
+}
+# Most tiles of one video; more could not be made out.
+MAX_TILES = 100
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """Play episodes and write one video: cameras, instruction, step, outcome.
+
+    Every task is played from every state (or seed); more than one episode are tiled.
+    """
+
+    suite: str = "goal"
+    """Suite name."""
+    task_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--task-id"])] = (8,)
+    """Tasks in the suite; see vla-gym tasks."""
+    who: Who = "expert"
+    """Who acts."""
+    policy: Path | None = None
+    """A run directory of vla-gym-train, or a .zip of its td3; needed for --who policy."""
+    vla: str | None = None
+    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
+    the one of the policy's run."""
+    rl_token: str | None = None
+    """Of a policy: folder of its RL token's encoder, auto or mean; default: the run's."""
+    device: str = "cpu"
+    """Torch device of the VLA, e.g. cuda."""
+    chunk_len: int | None = None
+    """Control steps the VLA executes per decision; default: its horizon. A policy has its own."""
+    init_state_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--init-state-id"])] = (0,)
+    """Official initial states, 0..49."""
+    seeds: tuple[int, ...] = ()
+    """Play layouts sampled with these seeds instead of official states."""
+    cameras: Literal["both", "agentview", "wrist"] = "both"
+    """What the video shows."""
+    size: int | None = None
+    """Pixels of a camera's side; default: 256 for up to four tiles, less for more."""
+    max_steps: int | None = None
+    """End an episode after so many control steps; default: the suite's limit."""
+    assets: str = "lite"
+    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
+    physics: Literal["fast", "exact"] = "fast"
+    """Physics mode."""
+    variation: str | None = None
+    """How light, cameras, colours and clutter vary from tile to tile: mild or strong."""
+    out: Path = Path("episode.mp4")
+    """The video; .mp4 or .gif."""
+
+    def starts(self) -> list[Start]:
+        """Return where the episodes begin."""
+        suite = get_task(self.suite, 0).suite
+        tasks = [get_task(suite, task_id).task_id for task_id in self.task_ids]
+        if self.seeds:
+            seeds = [as_integer(seed, "seeds", 0) for seed in self.seeds]
+            return [Start(suite, task, -1, seed) for task in tasks for seed in seeds]
+        number = get_suite(suite).num_init_states
+        states = [int(state) for state in parse_init_states(self.init_state_ids, number)]
+        # Of an official state the seed decides nothing but how the scene varies.
+        return [Start(suite, task, state, state) for task in tasks for state in states]
+
+    def check(self) -> None:
+        """Check what can be checked without loading anything.
+
+        Raises:
+            ConfigError: If options contradict each other or the video cannot be written.
+            UnknownTaskError: If a task does not exist, or has no expert to play it.
+        """
+        if (self.policy is not None) != (self.who == "policy"):
+            raise ConfigError("--policy and --who policy belong together: give both or neither.")
+        if self.rl_token is not None and self.who != "policy":
+            raise ConfigError(f"--rl-token belongs to --who policy, got --who {self.who}.")
+        starts = self.starts()
+        if not 1 <= len(starts) <= MAX_TILES:
+            raise ConfigError(
+                f"Expected 1..{MAX_TILES} episodes (tasks times states), got {len(starts)}."
+            )
+        if self.size is not None and (self.size % 2 or not 64 <= self.size <= 1024):
+            raise ConfigError(f"size must be even and in 64..1024, got {self.size}.")
+        if self.max_steps is not None:
+            as_integer(self.max_steps, "max_steps", 1)
+        DomainVariation.parse(self.variation)
+        check_video_path(self.out)
+        if self.who == "expert":
+            check_expert(starts)
+
+
+def main(config: PlayConfig) -> int:
+    """Play as configured, write the video and a line an episode; return the exit status."""
+    episodes = play_video(config)
+    won = sum(episode.success for episode in episodes)
+    if len(episodes) == 1:
+        sys.stdout.write(f"{config.out}: {'success' if won else 'no success'}\n")
+    else:
+        sys.stdout.write(f"{config.out}: {won} of {len(episodes)} succeeded\n")
+    return 0
+
+
+def play_video(config: PlayConfig, policy: Policy | None = None) -> list[Episode]:
+    """Play all episodes with a line about each, then write the video.
+
+    Args:
+        config: What to play.
+        policy: Who acts, in place of what the configuration names.
+
+    Raises:
+        ConfigError, UnknownTaskError: See :meth:`PlayConfig.check`.
+        WeightsError: If there is no such policy or VLA, or a file is damaged.
+    """
+    from vla_gym.play.video import tiled_frames, write_video
+    from vla_gym.rollout.film import VIEWS, film
+
+    config.check()
+    starts = config.starts()
+    label = LABELS[config.who] if policy is None else policy.name
+    policy = policy or _policy(config)
+    size = config.size or (256 if len(starts) <= 4 else 192 if len(starts) <= 16 else 128)
+    settings: dict[str, Any] = {
+        "cameras": VIEWS if config.cameras == "both" else (config.cameras,),
+        "size": size,
+        "label": label,
+        "assets": config.assets,
+        "physics": config.physics,
+        "variation": config.variation,
+        "max_control_steps": config.max_steps,
+    }
+    episodes, tiles = [], []
+    # Shown in a terminal only.
+    with tqdm(unit="step", disable=None, leave=False) as bar:
+        for episode, frames in film(policy, starts, on_step=bar.update, **settings):
+            episodes.append(episode)
+            tiles.append(frames)
+            end = "success" if episode.success else "no success"
+            text = get_task(episode.suite, episode.task_id).instruction
+            line = f"{episode.start}: {end}, {episode.length} steps ({text})"
+            tqdm.write(line, file=sys.stdout)
+    length = max(len(tile) for tile in tiles)
+    pictures = tiled_frames(tiles)
+    write_video(
+        config.out, tqdm(pictures, "video", length, unit="frame", disable=None, leave=False)
+    )
+    return episodes
+
+
+def _policy(config: PlayConfig) -> Policy:
+    return make_policy(
+        EvalConfig(
+            policy=str(config.policy) if config.policy is not None else config.who,
+            vla=config.vla,
+            rl_token=config.rl_token,
+            device=config.device,
+            chunk_len=config.chunk_len,
+        )
+    )

@@ -1,0 +1,116 @@
+"""Where the policies of a training run are played: validation, guard, final evaluation, films."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.rollout import Episode, Start, make_envs, rollout
+from vla_gym.rollout.film import record_video
+from vla_gym_trainers.evaluation.eval_result import EvalResult, summarize
+from vla_gym_trainers.evaluation.evaluate import results_by_task
+from vla_gym_trainers.evaluation.trained import ActorPolicy
+
+if TYPE_CHECKING:
+    from vla_gym.rl_token import RLTokenEncoder
+    from vla_gym.vector import LiberoVectorEnv
+    from vla_gym.vla import FrozenVLA
+
+
+class RunPlayer:
+    """Plays policies over the RL token in environments that stay open.
+
+    Attributes:
+        envs: The environments, in autoreset mode DISABLED.
+    """
+
+    def __init__(
+        self,
+        envs: LiberoVectorEnv,
+        chunk_len: int,
+        vla: FrozenVLA | None = None,
+        rl_token: RLTokenEncoder | None = None,
+        **settings: Any,
+    ) -> None:
+        """Put it together.
+
+        Args:
+            envs: See :func:`vla_gym.rollout.make_envs`.
+            chunk_len: Rows of a chunk.
+            vla: The VLA; None where the observations hold its features already.
+            rl_token: The RL token's encoder; None for the mean hidden state.
+            **settings: Of environments that films are made in (assets, physics).
+        """
+        self.envs, self._settings = envs, settings
+        self._parts = vla, rl_token, chunk_len
+
+    def policy(self, model: Any, name: str = "policy") -> ActorPolicy:
+        """Return a policy that can play here.
+
+        Args:
+            model: Has SB3's ``predict``; None for the VLA itself.
+            name: What tables and captions call it.
+        """
+        return ActorPolicy(model, *self._parts, name=name)
+
+    def play(self, model: Any, starts: Sequence[Start]) -> list[Episode]:
+        """Return the episodes of a policy, None for the VLA itself, in the order of the starts."""
+        return sorted(rollout(self.envs, self.policy(model), starts), key=lambda e: e.start)
+
+    def evaluate(self, model: Any, starts: Sequence[Start]) -> dict[str, Any]:
+        """Play the VLA and a policy; return the results part of a run's card."""
+        return summarize(self._results(None, starts, "vla"), self._results(model, starts, "policy"))
+
+    def _results(self, model: Any, starts: Sequence[Start], name: str) -> list[EvalResult]:
+        policy, started = self.policy(model, name), time.perf_counter()
+        episodes = list(rollout(self.envs, policy, starts))
+        return results_by_task(episodes, policy, time.perf_counter() - started)
+
+    def film(self, model: Any, starts: Sequence[Start], path: Path, label: str) -> list[Episode]:
+        """Play a policy, None for the VLA, once more and write a video with a tile an episode."""
+        return record_video(path, self.policy(model, label), starts, **self._settings)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the images depend on; toys have no such facts."""
+        if self._parts[0] is None:
+            return {"gl_renderer": None, "visual_profile": None}
+        self.envs.reset(seed=0)
+        facts: dict[str, Any] = self.envs.call_some([0], "render_facts")[0]
+        return facts
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+def make_run_player(
+    suite: str,
+    task_ids: Sequence[int],
+    *,
+    vla: str,
+    rl_token: str,
+    device: str,
+    chunk_len: int | None,
+    num_envs: int,
+    workers: int | None,
+    assets: str,
+    physics: str,
+) -> RunPlayer:
+    """Load a run's VLA and encoder, and make environments for them.
+
+    Raises:
+        ConfigError, WeightsError: If they cannot be loaded or do not fit each other.
+    """
+    from vla_gym.rl_token import choose_rl_token
+    from vla_gym.vla import load
+
+    model = load(vla, device=device)
+    encoder = choose_rl_token(rl_token, model, device)
+    world: dict[str, Any] = {"assets": assets, "physics": physics}
+    length = chunk_len or model.horizon
+    policy = ActorPolicy(None, model, encoder, length)
+    name = suite.removeprefix("libero_")
+    envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **world)
+    return RunPlayer(envs, length, model, encoder, **world)
