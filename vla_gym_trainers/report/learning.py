@@ -281,15 +281,12 @@ def time_shares(run: Run) -> list[tuple[str, float]]:
         sum(float(row.get(f"time/{key}") or 0.0) for row in rows)
         for key in ("rollout", "forward", "learn", "wait")
     )
-    if run.config.get("asynchronous"):
+    if run.config.get("asynchronous") or run.config.get("ahead"):
         # Collecting goes on meanwhile: what counts is what the learner waits.
         parts = [("waiting for rollouts", wait), ("learning", learn)]
     else:
         collecting = ("environments and the rest of collecting", rollout - forward)
-        # A pipelined learner learns meanwhile: what counts is what collecting waits for it.
-        is_pipelined = run.config.get("pipelined", False)
-        last = ("waiting for the learner", wait) if is_pipelined else ("learning", learn)
-        parts = [("VLA, forward", forward), collecting, last]
+        parts = [("VLA, forward", forward), collecting, ("learning", learn)]
     rest = float(clock[-1]) - sum(seconds for _, seconds in parts)
     parts.append(("evaluation, checkpoints, start", rest))
     return [(name, max(0.0, seconds)) for name, seconds in parts]

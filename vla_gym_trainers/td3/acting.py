@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_gym_trainers.rollout.chunks import ChunkStep
+from vla_gym_trainers.rollout.collector import Collector, Transition
+from vla_gym_trainers.runs.stopwatch import Stopwatch
+from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.networks import ACTION_DIM, reference_chunk
 
 if TYPE_CHECKING:
@@ -64,3 +69,46 @@ class ActingPolicy:
         # An observation that is not finite must not reach the simulation: it gets the VLA's chunk.
         chunk = torch.where(chunk.isfinite(), chunk, reference.nan_to_num(0.0, 0.0, 0.0))
         return np.asarray(chunk.unflatten(1, (-1, ACTION_DIM)).cpu().numpy())
+
+
+class ChunkPlayer:
+    """Collects blocks of chunks with the actor, or with the VLA in the warm-up, plus noise."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        acting: ActingPolicy,
+        exploration: ChunkNoise,
+        config: TD3Config,
+        begun: int,
+    ) -> None:
+        """Put together what plays.
+
+        Args:
+            collector: Steps the environments.
+            acting: Plays the weights of each block.
+            exploration: Noise, added to every chunk.
+            config: Its ``learning_starts`` and ``train_freq`` are used.
+            begun: Chunks collected before.
+        """
+        self.collector, self.acting, self.exploration = collector, acting, exploration
+        self.config, self.begun = config, begun
+
+    def collect(self, weights: ActorWeights, clock: Stopwatch) -> list[Transition]:
+        """Play ``train_freq`` chunks in each environment."""
+        self.acting.load(weights)
+        num_envs = self.collector.num_envs
+
+        def act(obs: Mapping[str, np.ndarray], env_ids: np.ndarray, step: int) -> np.ndarray:
+            is_warm_up = self.begun + step * num_envs < self.config.learning_starts
+            mean = obs["vla_action"] if is_warm_up else self.acting.act(obs)
+            noise = self.exploration.sample(env_ids)
+            return np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
+
+        def on_step(env_ids: np.ndarray, step: ChunkStep) -> None:
+            self.exploration.end_episodes(env_ids[step.dones])
+
+        with clock("rollout"):
+            block = self.collector.collect(act, self.config.train_freq, on_step)
+        self.begun += self.config.train_freq * num_envs
+        return block

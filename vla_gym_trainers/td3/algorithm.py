@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -17,20 +17,17 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from torch import Tensor
 
-from vla_gym_trainers.rollout.chunks import ChunkStep
 from vla_gym_trainers.rollout.collector import Collector, Transition
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import groups_of, sb3_vec_env
 from vla_gym_trainers.runs.stopwatch import Stopwatch
-from vla_gym_trainers.td3 import losses
-from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights
+from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights, ChunkPlayer
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
-from vla_gym_trainers.td3.networks import reference_chunk
 from vla_gym_trainers.td3.policy import ACTION_SCALE, RLTokenPolicy, check_spaces
-from vla_gym_trainers.td3.replay import ChunkReplayBuffer, ChunkReplaySamples
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
 
 #: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
 #: own deadlines, with restarts of its workers, are shorter.
@@ -210,97 +207,20 @@ class TD3BC(TD3):
         self.update_debt -= steps
         with self.clock("learn"):
             if not self._critics_are_warm:
-                self._warm_up(batch_size)
+                warm_up(self.policy, self.replay_buffer, self.config, self._rng, batch_size)
+                self._critics_are_warm = True
             for _ in range(steps):
                 self._n_updates += 1
                 batch = self.replay_buffer.sample(batch_size)
-                values = self.critic_step(batch)
+                values = critic_step(self.policy, batch, self.config, self._rng)
                 if self._n_updates % self.config.policy_delay == 0:
-                    values |= self.actor_step(batch.observations)
+                    values |= actor_step(self.policy, batch.observations, self.config, self._rng)
                 for name, value in values.items():
                     metrics[name].append(value)
         for name, numbers in metrics.items():
             self.logger.record(f"train/{name}", float(np.mean(numbers)))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/replay_size", self.replay_buffer.size())
-
-    def _warm_up(self, batch_size: int) -> None:
-        """Fit the normaliser to the warm-up data, then train the critics alone."""
-        size, data = self.replay_buffer.size(), self.replay_buffer.observations
-        token, proprio = (torch.from_numpy(data[k][:size]) for k in ("rl_token", "proprio"))
-        self.policy.normalizer.fit(token.to(self.device), proprio.to(self.device))
-        for _ in range(self.config.critic_warmup_steps):
-            self.critic_step(self.replay_buffer.sample(batch_size))
-        self._critics_are_warm = True
-
-    def critic_step(self, batch: ChunkReplaySamples) -> dict[str, float]:
-        """Regress the critics to their targets once, and move the target critics."""
-        policy, config = self.policy, self.config
-        x, next_x = (
-            policy.normalizer(batch.observations),
-            policy.normalizer(batch.next_observations),
-        )
-        with torch.no_grad():
-            mean = policy.actor_target(next_x, reference_chunk(batch.next_observations))
-            noise = torch.randn(mean.shape, generator=self._rng, device=mean.device)
-            next_action = losses.smoothed_target_action(
-                mean,
-                noise * config.target_policy_noise * policy.chunk_scale,
-                config.target_noise_clip * policy.chunk_scale,
-            )
-            target = losses.td3_target(
-                batch.rewards[:, 0],
-                batch.dones[:, 0],
-                batch.discounts[:, 0],
-                policy.critic_target(next_x, next_action),
-                batch.mc_returns[:, 0],
-                config.mc_weight,
-                config.value_range,
-            )
-        q = policy.critic(x, batch.actions)
-        loss = losses.critic_loss(q, target)
-        policy.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        policy.critic_optimizer.step()
-        polyak(policy.critic, policy.critic_target, config.tau)
-        return {
-            "critic_loss": loss.item(),
-            "q_mean": q.detach().mean().item(),
-            "target_mean": target.mean().item(),
-        }
-
-    def actor_step(self, observations: dict[str, Tensor]) -> dict[str, float]:
-        """Move the actor up the mean of the critics, held to the reference; and its target."""
-        policy, config = self.policy, self.config
-        x, reference = policy.normalizer(observations), reference_chunk(observations)
-        draw = torch.rand((len(x), 1), generator=self._rng, device=x.device)
-        action = policy.actor(x, reference, keep=(draw >= config.reference_dropout).float())
-        policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
-        values = policy.critic(x, action)
-        q = values.mean(dim=1)
-        if config.pessimism > 0:
-            with torch.no_grad():
-                at_reference = policy.critic(x, reference)
-            q = losses.pessimistic_value(values, at_reference, config.pessimism)
-        tasks = observations.get("task_id")
-        loss = losses.actor_loss(
-            q,
-            action,
-            reference,
-            policy.chunk_scale,
-            config.bc_weight,
-            groups=None if tasks is None else tasks.reshape(-1),
-        )
-        policy.actor_optimizer.zero_grad(set_to_none=True)
-        loss.loss.backward()
-        policy.actor_optimizer.step()
-        policy.critic.requires_grad_(True)
-        polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
-        return {
-            "actor_loss": loss.loss.item(),
-            "actor_q": values.detach().mean().item(),
-            "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
-        }
 
     # ------------------------------------------------------------------- collecting
 
@@ -309,12 +229,15 @@ class TD3BC(TD3):
         """Make the pipeline; what it has collected at the end is kept for the next ``learn``."""
         state = self.pipeline_state
         waiting = 0 if state is None else len(state["ready"])
-        self._num_collected = self.num_timesteps + waiting * self.config.train_freq * self.n_envs
+        begun = self.num_timesteps + waiting * self.config.train_freq * self.n_envs
         assert isinstance(self._last_obs, dict)
         assert self.env is not None
-        self._collector = Collector(groups_of(self.env, self.config.groups), self._last_obs)
+        assert self.exploration is not None
+        groups = groups_of(self.env, self.config.groups)
+        self._collector = Collector(groups, self._last_obs)
+        player = ChunkPlayer(self._collector, self.acting, self.exploration, self.config, begun)
         self.pipeline = Pipeline(
-            self._collect,
+            lambda weights, _: player.collect(weights, self.clock),
             lambda: ActorWeights.of(self.policy),
             ahead=self.config.ahead,
             deadline=BLOCK_SECONDS,
@@ -341,26 +264,6 @@ class TD3BC(TD3):
         with self.pipeline.paused():
             self._keep(self.pipeline)
             yield
-
-    def _collect(self, weights: ActorWeights, index: int) -> list[Transition]:  # noqa: ARG002
-        """Collect a block; runs in the pipeline's thread."""
-        assert self.exploration is not None
-        exploration, config = self.exploration, self.config
-        self.acting.load(weights)
-        first = self._num_collected
-
-        def act(obs: Mapping[str, np.ndarray], env_ids: np.ndarray, step: int) -> np.ndarray:
-            is_warm_up = first + step * self.n_envs < config.learning_starts
-            mean = obs["vla_action"] if is_warm_up else self.acting.act(obs)
-            return np.clip(mean + exploration.sample(env_ids), -1.0, 1.0).astype(np.float32)
-
-        def on_step(env_ids: np.ndarray, step: ChunkStep) -> None:
-            exploration.end_episodes(env_ids[step.dones])
-
-        with self.clock("rollout"):
-            block = self._collector.collect(act, config.train_freq, on_step)
-        self._num_collected += config.train_freq * self.n_envs
-        return block
 
     def _store(
         self,
@@ -407,10 +310,9 @@ class TD3BC(TD3):
         """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``."""
         action, state = super().predict(observation, *args, **kwargs)
         if self.guarded_tasks:
-            guarded = np.isin(np.asarray(observation["task_id"]).reshape(-1), self.guarded_tasks)
             reference = np.asarray(observation["vla_action"], np.float32).reshape(action.shape)
-            mask = guarded.reshape(guarded.shape + (1, 1))
-            action = np.where(mask, reference, action).reshape(action.shape)
+            guarded = np.isin(observation["task_id"], self.guarded_tasks)
+            action = np.where(guarded.reshape(-1, 1, 1), reference, action).reshape(action.shape)
         return action, state
 
     def save(
@@ -429,9 +331,3 @@ class TD3BC(TD3):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.actor_optimizer", "policy.critic_optimizer"], []
-
-
-@torch.no_grad()
-def polyak(source: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
-    """``target <- (1 - tau) * target + tau * source``, parameter by parameter."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)

@@ -17,6 +17,7 @@ from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.networks import reference_chunk
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.updates import critic_step
 
 #: What every fit reports, at every step that is looked at.
 MEASURES = ("seen", "unseen", "advantage")
@@ -194,15 +195,15 @@ def _fit(
     policy.normalizer.load_state_dict(model.policy.normalizer.state_dict())
     for group in policy.critic_optimizer.param_groups:
         group["lr"] = model.lr_schedule(1.0)
-    model.policy = policy
+    numbers = model.config
     if config.mc_weight is not None:
-        model.config = replace(model.config, mc_weight=config.mc_weight)
+        numbers = replace(numbers, mc_weight=config.mc_weight)
     draw = np.random.default_rng(config.seed)
-    model._rng = torch.Generator().manual_seed(config.seed)
+    noise = torch.Generator().manual_seed(config.seed)
     measured = []
     for step in range(1, config.steps + 1):
-        index = train[draw.integers(len(train), size=model.config.batch_size)]
-        model.critic_step(buffer.rows(index))
+        index = train[draw.integers(len(train), size=numbers.batch_size)]
+        critic_step(policy, buffer.rows(index), numbers, noise)
         if step % config.every == 0:
             measured.append(_correlations(policy, buffer, train, test))
     return measured

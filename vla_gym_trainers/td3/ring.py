@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+class ChunkReplaySamples(NamedTuple):
+    """A batch of B transitions; SB3's names, so that stock TD3 can read it too.
+
+    Attributes:
+        observations: Key -> (B, ...) float32 (Discrete keys: (B, 1) int64).
+        actions: (B, C * 7) executed chunks.
+        next_observations: Like ``observations``; at an episode's end its real last observation.
+        dones: (B, 1) 1.0 where the episode terminated; 0.0 at a time limit.
+        rewards: (B, 1) discounted sum of rewards inside the chunk.
+        discounts: (B, 1) ``gamma ** executed_steps``.
+        mc_returns: (B, 1) discounted return to the episode's end, NaN while it is unknown.
+    """
+
+    observations: dict[str, Tensor]
+    actions: Tensor
+    next_observations: dict[str, Tensor]
+    dones: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    mc_returns: Tensor
 
 
 class Ring:

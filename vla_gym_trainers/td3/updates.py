@@ -1,0 +1,128 @@
+"""Gradient steps of TD3+BC: one batch in, networks changed, metrics out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vla_gym_trainers.td3 import losses
+from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.networks import reference_chunk
+from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.ring import ChunkReplaySamples
+
+
+def warm_up(
+    policy: RLTokenPolicy,
+    buffer: ChunkReplayBuffer,
+    config: TD3Config,
+    rng: torch.Generator,
+    batch_size: int,
+) -> None:
+    """Fit the normaliser to the warm-up data, then train the critics alone."""
+    size, data = buffer.size(), buffer.observations
+    token, proprio = (torch.from_numpy(data[key][:size]) for key in ("rl_token", "proprio"))
+    policy.normalizer.fit(token.to(policy.device), proprio.to(policy.device))
+    for _ in range(config.critic_warmup_steps):
+        critic_step(policy, buffer.sample(batch_size), config, rng)
+
+
+def critic_step(
+    policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
+) -> dict[str, float]:
+    """Regress the critics to their targets once, and move the target critics.
+
+    Args:
+        policy: Networks and optimisers, changed in place.
+        batch: B transitions.
+        config: The numbers.
+        rng: Generator of the smoothing noise.
+
+    Returns:
+        ``critic_loss``, ``q_mean`` (over batch and critics), ``target_mean``.
+    """
+    x, next_x = (
+        policy.normalizer(batch.observations),
+        policy.normalizer(batch.next_observations),
+    )
+    with torch.no_grad():
+        mean = policy.actor_target(next_x, reference_chunk(batch.next_observations))
+        noise = torch.randn(mean.shape, generator=rng, device=mean.device)
+        next_action = losses.smoothed_target_action(
+            mean,
+            noise * config.target_policy_noise * policy.chunk_scale,
+            config.target_noise_clip * policy.chunk_scale,
+        )
+        target = losses.td3_target(
+            batch.rewards[:, 0],
+            batch.dones[:, 0],
+            batch.discounts[:, 0],
+            policy.critic_target(next_x, next_action),
+            batch.mc_returns[:, 0],
+            config.mc_weight,
+            config.value_range,
+        )
+    q = policy.critic(x, batch.actions)
+    loss = losses.critic_loss(q, target)
+    policy.critic_optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    policy.critic_optimizer.step()
+    polyak(policy.critic, policy.critic_target, config.tau)
+    return {
+        "critic_loss": loss.item(),
+        "q_mean": q.detach().mean().item(),
+        "target_mean": target.mean().item(),
+    }
+
+
+def actor_step(
+    policy: RLTokenPolicy, observations: dict[str, Tensor], config: TD3Config, rng: torch.Generator
+) -> dict[str, float]:
+    """Move the actor up the mean of the critics, held to the reference; and its target.
+
+    Args:
+        policy: Networks and optimisers; only the actor and its target change.
+        observations: Observations of B transitions.
+        config: The numbers.
+        rng: Generator of the reference dropout.
+
+    Returns:
+        ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled distance
+        to the reference per number of the chunk.
+    """
+    x, reference = policy.normalizer(observations), reference_chunk(observations)
+    draw = torch.rand((len(x), 1), generator=rng, device=x.device)
+    action = policy.actor(x, reference, keep=(draw >= config.reference_dropout).float())
+    policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
+    values = policy.critic(x, action)
+    q = values.mean(dim=1)
+    if config.pessimism > 0:
+        with torch.no_grad():
+            at_reference = policy.critic(x, reference)
+        q = losses.pessimistic_value(values, at_reference, config.pessimism)
+    tasks = observations.get("task_id")
+    loss = losses.actor_loss(
+        q,
+        action,
+        reference,
+        policy.chunk_scale,
+        config.bc_weight,
+        groups=None if tasks is None else tasks.reshape(-1),
+    )
+    policy.actor_optimizer.zero_grad(set_to_none=True)
+    loss.loss.backward()
+    policy.actor_optimizer.step()
+    policy.critic.requires_grad_(True)
+    polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
+    return {
+        "actor_loss": loss.loss.item(),
+        "actor_q": values.detach().mean().item(),
+        "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
+    }
+
+
+@torch.no_grad()
+def polyak(source: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
+    """``target <- (1 - tau) * target + tau * source``, parameter by parameter."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
