@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vla_gym_trainers.rollout.chunks import ChunkStep
 from vla_gym_trainers.rollout.collector import Collector, Transition
+from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.stopwatch import Stopwatch
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -19,6 +20,11 @@ from vla_gym_trainers.td3.networks import ACTION_DIM, reference_chunk
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy
+
+
+#: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
+#: own deadlines, with restarts of its workers, are shorter.
+BLOCK_SECONDS = 3600.0
 
 
 class ActorWeights(NamedTuple):
@@ -112,3 +118,7 @@ class ChunkPlayer:
             block = self.collector.collect(act, self.config.train_freq, on_step)
         self.begun += self.config.train_freq * num_envs
         return block
+
+
+#: Hands blocks out to the learner.
+Blocks = Pipeline[ActorWeights, list[Transition]]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import pathlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -22,18 +20,18 @@ from vla_gym_trainers.rollout.collector import Collector, Transition
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import groups_of, sb3_vec_env
 from vla_gym_trainers.runs.stopwatch import Stopwatch
-from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights, ChunkPlayer
+from vla_gym_trainers.td3.acting import (
+    BLOCK_SECONDS,
+    ActingPolicy,
+    ActorWeights,
+    Blocks,
+    ChunkPlayer,
+)
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.policy import ACTION_SCALE, RLTokenPolicy, check_spaces
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
-
-#: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
-#: own deadlines, with restarts of its workers, are shorter.
-BLOCK_SECONDS = 3600.0
-
-Blocks = Pipeline[ActorWeights, list[Transition]]
 
 
 class TD3BC(TD3):
@@ -70,13 +68,9 @@ class TD3BC(TD3):
         env: GymEnv | VectorEnv[Any, Any, Any] | str | None,
         config: TD3Config | None = None,
         *,
-        seed: int | None = None,
         device: torch.device | str = "cpu",
         rollout_device: torch.device | str | None = None,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        verbose: int = 0,
-        _init_setup_model: bool = True,
+        **sb3: Any,
     ) -> None:
         """Create the algorithm.
 
@@ -85,13 +79,10 @@ class TD3BC(TD3):
             env: With the spaces above: a vector environment of Gymnasium that resets in the same
                 step (``LiberoVLA-*``), a VecEnv of SB3, or a single environment.
             config: All numbers; None for the defaults.
-            seed: Seed of networks, noise and replay sampling, and of the environments' next reset.
             device: Torch device of the learner.
             rollout_device: Torch device of the actor that collects; None for ``device``.
-            stats_window_size: Episodes in ``rollout/success_rate``.
-            tensorboard_log: Folder for TensorBoard.
-            verbose: SB3's verbosity.
-            _init_setup_model: SB3's switch used by ``load``.
+            **sb3: As in SB3's TD3: ``seed`` (of networks, noise, replay sampling and environments),
+                ``tensorboard_log``, ``stats_window_size``, ``verbose``.
 
         Raises:
             ConfigError: If the spaces do not fit.
@@ -123,13 +114,9 @@ class TD3BC(TD3):
             policy_delay=config.policy_delay,
             target_policy_noise=config.target_policy_noise,
             target_noise_clip=config.target_noise_clip,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
             policy_kwargs={"config": config},
-            verbose=verbose,
-            seed=seed,
             device=device,
-            _init_setup_model=_init_setup_model,
+            **sb3,
         )
 
     def _setup_model(self) -> None:
@@ -153,8 +140,6 @@ class TD3BC(TD3):
                 chunk_len, *sizes, ACTION_SCALE, self.seed, config.noise_correlation
             )
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
-
-    # ---------------------------------------------------------------- the two loops
 
     def learn(
         self,
@@ -219,10 +204,9 @@ class TD3BC(TD3):
                     metrics[name].append(value)
         for name, numbers in metrics.items():
             self.logger.record(f"train/{name}", float(np.mean(numbers)))
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/replay_size", self.replay_buffer.size())
-
-    # ------------------------------------------------------------------- collecting
+        if metrics:
+            self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+            self.logger.record("train/replay_size", self.replay_buffer.size())
 
     @contextmanager
     def _collecting(self, num_blocks: int) -> Iterator[Blocks]:
@@ -230,11 +214,9 @@ class TD3BC(TD3):
         state = self.pipeline_state
         waiting = 0 if state is None else len(state["ready"])
         begun = self.num_timesteps + waiting * self.config.train_freq * self.n_envs
-        assert isinstance(self._last_obs, dict)
-        assert self.env is not None
+        assert isinstance(self._last_obs, dict) and self.env is not None
         assert self.exploration is not None
-        groups = groups_of(self.env, self.config.groups)
-        self._collector = Collector(groups, self._last_obs)
+        self._collector = Collector(groups_of(self.env, self.config.groups), self._last_obs)
         player = ChunkPlayer(self._collector, self.acting, self.exploration, self.config, begun)
         self.pipeline = Pipeline(
             lambda weights, _: player.collect(weights, self.clock),
@@ -302,8 +284,6 @@ class TD3BC(TD3):
             self.logger.record(f"time/{part}", seconds)
         super().dump_logs()
 
-    # --------------------------------------------------------- SB3's entry points
-
     def predict(
         self, observation: Any, *args: Any, **kwargs: Any
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
@@ -315,19 +295,14 @@ class TD3BC(TD3):
             action = np.where(guarded.reshape(-1, 1, 1), reference, action).reshape(action.shape)
         return action, state
 
-    def save(
-        self,
-        path: str | pathlib.Path | io.BufferedIOBase,
-        exclude: Iterable[str] | None = None,
-        include: Iterable[str] | None = None,
-    ) -> None:
+    def save(self, *args: Any, **kwargs: Any) -> None:
         """Save networks, optimisers and generators to a zip file (replay: save_replay_buffer)."""
         self._rng_state = self._rng.get_state().cpu().numpy()
-        super().save(path, exclude, include)
+        super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_rng", "acting", "clock", "_vla_seconds", "_collector"]
-        return super()._excluded_save_params() + own + ["pipeline", "pipeline_state"]
+        own = ["_rng", "acting", "clock", "_vla_seconds", "_collector", "pipeline"]
+        return [*super()._excluded_save_params(), *own, "pipeline_state"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.actor_optimizer", "policy.critic_optimizer"], []

@@ -80,9 +80,7 @@ class ChunkReplayBuffer(ReplayBuffer):
             ConfigError: If the observation space does not fit, or an option is not supported.
         """
         if not isinstance(observation_space, spaces.Dict):
-            raise ConfigError(
-                f"ChunkReplayBuffer expects a Dict observation, got {observation_space}."
-            )
+            raise ConfigError(f"Expected a Dict observation, got {observation_space}.")
         if optimize_memory_usage:
             raise ConfigError("optimize_memory_usage is not supported: set it to False.")
         if buffer_size < 1:
@@ -214,9 +212,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         self.full = self.num_added >= self.buffer_size
 
     def _discount(self, info: Mapping[str, Any]) -> float:
-        if "discount" in info:
-            return float(info["discount"])
-        return float(self.gamma ** int(info.get("executed_steps", 1)))
+        return float(info.get("discount", self.gamma ** int(info.get("executed_steps", 1))))
 
     def _finish_episode(self, env: int) -> None:
         """Write the Monte-Carlo returns of the episode that has just ended."""
@@ -245,8 +241,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         if info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen):
             self._pieces[env], self._begun[env] = Pieces(), []
             return
-        assert self.action_space.shape is not None
-        chunk = np.reshape(action, (-1, self.action_space.shape[-1]))
+        chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
         running = self._pieces[env]
         for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
             self._begun[env].append((self.num_added, window.start))
