@@ -45,16 +45,12 @@ class TD3BC(TD3):
        ``critic_warmup_steps`` gradient steps: the actor never follows an untrained critic.
     3. Then ``utd_ratio`` critic steps per collected chunk, an actor step every ``policy_delay``.
 
-    Targets use ``gamma ** executed_steps`` of each transition, stop at success only, and are
-    clamped to ``value_range``; see :func:`vla_gym_trainers.td3.losses.td3_target`.
-
-    ``ahead`` says how far collecting may be ahead of learning, see :class:`Pipeline`; a block is
-    ``train_freq`` chunks of each environment. ``utd_ratio`` holds in all cases.
+    See :func:`vla_gym_trainers.td3.losses.td3_target` for the targets. ``ahead`` says how many
+    blocks collecting may be ahead of learning, see :class:`Pipeline`; ``utd_ratio`` always holds.
 
     Attributes:
         config: The numbers.
         guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see ``runs.guard``.
-        pipeline: Collects while ``learn`` runs, else None.
         max_staleness: Most updates so far that the actor of a block was behind the learner.
     """
 
@@ -90,8 +86,7 @@ class TD3BC(TD3):
         self.config = config = config or TD3Config()
         self.rollout_device = rollout_device
         self.guarded_tasks: tuple[int, ...] = ()
-        self.update_debt = 0.0
-        self.max_staleness = 0
+        self.update_debt, self.max_staleness = 0.0, 0
         self.pipeline: Blocks | None = None
         #: What the pipeline had collected when ``learn`` ended; it is handed out first by the next.
         self.pipeline_state: dict[str, Any] | None = None
@@ -111,9 +106,6 @@ class TD3BC(TD3):
             config.train_freq,
             gradient_steps=-1,
             replay_buffer_class=ChunkReplayBuffer,
-            policy_delay=config.policy_delay,
-            target_policy_noise=config.target_policy_noise,
-            target_noise_clip=config.target_noise_clip,
             policy_kwargs={"config": config},
             device=device,
             **sb3,
@@ -301,8 +293,8 @@ class TD3BC(TD3):
         super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_rng", "acting", "clock", "_vla_seconds", "_collector", "pipeline"]
-        return [*super()._excluded_save_params(), *own, "pipeline_state"]
+        own = "_rng acting clock _vla_seconds _collector pipeline pipeline_state"
+        return [*super()._excluded_save_params(), *own.split()]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.actor_optimizer", "policy.critic_optimizer"], []
