@@ -198,7 +198,7 @@ def _official_starts(config: RunConfig, states: int) -> list[Start]:
 
 def _save(model: TD3BC, path: Path) -> None:
     with replacing(path) as file:
-        model.save(file)  # type: ignore[arg-type]
+        model.save(file)
 
 
 def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
