@@ -1,15 +1,12 @@
 """Keep result cards in results/ and make the tables of docs/results.md of them.
 
-Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION] [--add-mode NAME RUN]
-                                         [--add-phases NAME RUN]
+Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
-the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. ``--add-mode``
-keeps how a run's time was spent in results/modes/NAME/; tools/run_async.py does so in
-results/async/. ``--add-phases`` keeps a run's validations in results/phases/. The tables between
-the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone;
-nothing in them is typed by hand.
+the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. The tables
+between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards and
+of the clocks and validations in results/modes, async and phases alone; nothing is typed by hand.
 """
 
 from __future__ import annotations
@@ -80,37 +77,6 @@ def add(place: str, run: Path, evaluation: Path) -> None:
     (folder / "eval.json").write_text(_without_machine(_compact(card.content), runs))
 
 
-def add_mode(name: str, run: Path) -> None:
-    """Copy a training card and the run's clock into results/modes/."""
-    _add(MODES, name, run, "clock", results_modes.clock_of(run))
-
-
-def add_async(name: str, run: Path, slowness: dict[str, float]) -> None:
-    """Copy a training card and the run's clock into results/async/; see results_async."""
-    _add(ASYNC, name, run, "clock", results_async.clock_of(run, slowness))
-
-
-def add_phases(name: str, run: Path) -> None:
-    """Copy a training card and a run's validations into results/phases/."""
-    _add(PHASES, name, run, "validations", results_phases.validations_of(run))
-
-
-def _add(group: str, name: str, run: Path, what: str, content: Any) -> None:
-    """Write results/GROUP/NAME/: the training card and WHAT.json.
-
-    Raises:
-        ConfigError: If the name cannot be a folder's.
-    """
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise ConfigError(f"Expected a NAME of letters, digits, '.', '_' and '-', got {name!r}.")
-    train = json.dumps(json.loads((run / "card.json").read_text()), indent=1) + "\n"
-    folder = RESULTS / group / name
-    folder.mkdir(parents=True, exist_ok=True)
-    runs = str(run.resolve()).removesuffix(f"{group}/{name}")
-    (folder / "train.json").write_text(_without_machine(train, runs))
-    (folder / f"{what}.json").write_text(json.dumps(content, indent=1) + "\n")
-
-
 def clock_table(group: str) -> list[str]:
     """Return the table of results/modes/ or results/async/."""
     runs = [(train, clock) for _, train, clock in _kept(group, "clock")]
@@ -118,7 +84,7 @@ def clock_table(group: str) -> list[str]:
 
 
 def _kept(group: str, what: str) -> list[tuple[str, Card, Any]]:
-    """Return name, training card and WHAT of each run that :func:`_add` has kept."""
+    """Return name, training card and WHAT of each run in a folder of results/."""
     files = sorted((RESULTS / group).glob(f"*/{what}.json"))
     read = [(file.with_name("train.json").read_text(), file.read_text()) for file in files]
     return [
@@ -304,16 +270,10 @@ def main() -> None:
     """Take cards in, and make the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--add", nargs=3, metavar=("GROUP/NAME", "RUN", "EVALUATION"))
-    parser.add_argument("--add-mode", nargs=2, metavar=("NAME", "RUN"))
-    parser.add_argument("--add-phases", nargs=2, metavar=("NAME", "RUN"))
     arguments = parser.parse_args()
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
-    if arguments.add_mode:
-        add_mode(arguments.add_mode[0], Path(arguments.add_mode[1]))
-    if arguments.add_phases:
-        add_phases(arguments.add_phases[0], Path(arguments.add_phases[1]))
     update()
 
 

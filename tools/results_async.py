@@ -1,21 +1,16 @@
 """PPO with a slow VLA, collecting and learning in turn or asynchronously: time, age, success.
 
-Part of tools/make_results_page.py; tools/run_async.py makes the runs. A row comes from the training
+Part of tools/make_results_page.py. A row comes from the training
 card in results/async/NAME/train.json and from clock.json there: seconds of every part of the loop,
 and how slow the VLA was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from page_blocks import rate
 
-from vla_gym_trainers.report.data import read_rows
-
-PARTS = ("rollout", "forward", "learn", "wait")
 HEAD = (
     "VLA / simulation",
     "",
@@ -32,18 +27,11 @@ HEAD = (
 )
 
 
-def clock_of(run: Path, slowness: Mapping[str, float]) -> dict[str, Any]:
-    """Return the seconds of each part of a run's loop (they overlap), and how slow its VLA was."""
-    rows = read_rows(run / "metrics.jsonl")
-    parts = {part: sum(row.get(f"time/{part}", 0.0) for row in rows) for part in PARTS}
-    return {"parts": parts, "slowness": dict(slowness)}
-
-
 def table(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     """Return the table's lines.
 
     Args:
-        runs: Training card and :func:`clock_of` of each run.
+        runs: Training card and clock.json of each run.
     """
     if not runs:
         return ["None yet."]

@@ -7,40 +7,9 @@ mean of the last 100 episodes, first was 80 %.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from vla_gym_trainers.report.curves import seconds_of
-from vla_gym_trainers.report.data import read_rows
-
-THRESHOLD, EPISODES = 0.8, 100
 PARTS = ("rollout", "forward", "learn", "wait")
-
-
-def clock_of(run: Path) -> dict[str, Any]:
-    """Return what the table needs of a run's ``metrics.jsonl``.
-
-    Returns:
-        ``seconds``: of the whole run; ``parts``: seconds of each of ``PARTS`` (they overlap);
-        ``episodes``; ``reached``: minutes, chunks and episodes at which training success first was
-        80 % over 100 episodes, None if it never was.
-    """
-    rows = read_rows(run / "metrics.jsonl")
-    seconds = seconds_of(rows)
-    assert seconds is not None
-    reached = None
-    for row, time in zip(rows, seconds, strict=True):
-        episodes = row.get("time/episodes", 0)
-        enough = episodes >= EPISODES and row.get("rollout/success_rate", 0.0) >= THRESHOLD
-        if enough and reached is None:
-            chunks = row["time/total_timesteps"]
-            reached = {"minutes": float(time) / 60, "chunks": chunks, "episodes": episodes}
-    return {
-        "seconds": float(seconds[-1]),
-        "parts": {part: sum(row.get(f"time/{part}", 0.0) for row in rows) for part in PARTS},
-        "episodes": max(row.get("time/episodes", 0) for row in rows),
-        "reached": reached,
-    }
 
 
 def mode_of(config: dict[str, Any]) -> str:
@@ -54,7 +23,7 @@ def table(runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     """Return the table's lines.
 
     Args:
-        runs: Training card and :func:`clock_of` of each run.
+        runs: Training card and clock.json of each run.
     """
     if not runs:
         return ["None yet."]

@@ -7,36 +7,20 @@ same sampled layouts.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from page_blocks import rate
 
 from vla_gym_trainers.on_policy.phases import Schedule
-from vla_gym_trainers.report.data import read_rows
 
 HEAD = ("run", "control steps", "phase", "epsilon", "student", "teacher", "of the teacher's")
-
-
-def validations_of(run: Path) -> list[dict[str, float]]:
-    """Return control steps, episodes and both success rates of each validation of a run."""
-    return [
-        {
-            "steps": row["step"],
-            "episodes": row["eval/episodes"],
-            "student": row["eval/success"],
-            "teacher": row["eval/teacher_success"],
-        }
-        for row in read_rows(run / "metrics.jsonl")
-        if "eval/teacher_success" in row
-    ]
 
 
 def table(runs: list[tuple[str, dict[str, Any], list[dict[str, float]]]]) -> list[str]:
     """Return the table's lines.
 
     Args:
-        runs: Name, training card and :func:`validations_of` of each run.
+        runs: Name, training card and validations.json of each run.
     """
     if not runs:
         return ["None yet."]

@@ -69,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         content = f"/datasets/{REPO}/resolve/{COMMIT}/"
         if path in [f"/api/datasets/{REPO}/revision/{name}" for name in ("main", COMMIT)]:
-            self._json({"id": REPO, "sha": COMMIT, "siblings": []})
+            siblings = [{"rfilename": name} for name in self.server.files]
+            self._json({"id": REPO, "sha": COMMIT, "siblings": siblings})
         elif path == f"/api/datasets/{REPO}/tree/{COMMIT}":
             self._json(self._tree())
         elif path.startswith(content) and path.removeprefix(content) in self.server.files:
