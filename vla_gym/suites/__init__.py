@@ -27,4 +27,5 @@ __all__ = [
     "task_number",
 ]
 
+#: What trainers evaluate by default; a suite says by ``num_init_states`` how many it has.
 NUM_INIT_STATES = 50

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES, get_task
+from vla_gym.suites import NUM_INIT_STATES, get_suite, get_task
 
 #: What may differ when a run is resumed: nothing that the training so far depends on.
 RESUMABLE = (
@@ -103,5 +103,6 @@ class RunConfig:
         for name, low in self.lowest.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}.")
-        if max(self.eval_states, self.videos) > NUM_INIT_STATES:
-            raise ConfigError(f"eval_states and videos must be at most {NUM_INIT_STATES}.")
+        states = get_suite(self.suite).num_init_states
+        if max(self.eval_states, self.videos) > states:
+            raise ConfigError(f"eval_states and videos must be at most {states}.")
