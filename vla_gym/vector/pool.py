@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,9 +11,9 @@ import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector import protocol
-from vla_gym.vector.shared_memory import SharedArrays
+from vla_gym.vector.shared_memory import Layout, SharedArrays
 from vla_gym.vector.slot import Slot
-from vla_gym.vector.worker import run_slot
+from vla_gym.vector.worker import WorkerSpec, build_envs, run_slot
 
 
 class Failure(NamedTuple):
@@ -36,9 +37,9 @@ class Failure(NamedTuple):
 class Event(NamedTuple):
     """Something that a worker did.
 
-    ``kind`` is ``"ready"``, ``"done"`` (ids, extras by environment id), ``"value"`` (results of a
-    call), ``"raised"`` (an exception and the ids that it left undone; the worker goes on) or
-    ``"failed"`` (a :class:`Failure`).
+    ``kind`` is ``"ready"`` (the spaces of its environments), ``"done"`` (ids, extras by
+    environment id), ``"value"`` (results of a call), ``"raised"`` (an exception and the ids that
+    it left undone; the worker goes on) or ``"failed"`` (a :class:`Failure`).
     """
 
     kind: str
@@ -48,11 +49,20 @@ class Event(NamedTuple):
 
 
 class Pool(Protocol):
-    """What a vector environment needs of its workers."""
+    """What a vector environment needs of its workers.
+
+    Another implementation may run them elsewhere, say on other machines.
+    """
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the workers."""
+
+    def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
+        """Share a table with the workers, once they are ready; return its arrays.
+
+        They are emptied by :meth:`close`.
+        """
 
     def run(
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
@@ -80,10 +90,20 @@ class LocalPool:
         """There are no processes."""
         return ()
 
-    def __init__(self, slots: dict[int, Slot], memory: SharedArrays) -> None:
-        """Take over built environments."""
-        self._slots, self._memory = slots, memory
-        self._events: list[Event] = []
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Build the environments."""
+        self._owner = os.getpid()
+        self._envs, found = build_envs(spec)
+        self._slots: dict[int, Slot] = {}
+        self._memory: SharedArrays | None = None
+        self._events = [Event("ready", 0, np.empty(0, np.int32), found)]
+
+    def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
+        """Return the table, in memory of this process."""
+        self._memory = SharedArrays(layout)
+        table = self._memory.arrays
+        self._slots = {i: Slot(env, i, table, same_step) for i, env in self._envs.items()}
+        return table
 
     def run(
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
@@ -100,6 +120,7 @@ class LocalPool:
             self._events.append(Event("done", worker, ids, extras))
         except Exception as error:
             self._events.append(Event("raised", worker, ids, error))
+        assert self._memory is not None
         self._memory["busy_s"][worker] = time.perf_counter() - began
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
@@ -123,6 +144,10 @@ class LocalPool:
 
     def close(self) -> None:
         """Close the environments."""
-        slots, self._slots = self._slots, {}
-        for slot in slots.values():
-            slot.env.close()
+        if os.getpid() != self._owner:
+            return  # a fork of the trainer
+        envs, self._envs, self._slots = self._envs, {}, {}
+        for env in envs.values():
+            env.close()
+        if self._memory is not None:
+            self._memory.close()

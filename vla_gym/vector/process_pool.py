@@ -21,7 +21,7 @@ from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector import protocol
 from vla_gym.vector.pool import Event, Failure
 from vla_gym.vector.process_server import ProcessServer, ServerDied, WorkerProcess
-from vla_gym.vector.shared_memory import SharedArrays
+from vla_gym.vector.shared_memory import Layout, SharedArrays
 from vla_gym.vector.worker import WorkerSpec
 
 _CLOSE_S = 5.0  # for a worker to close its environments
@@ -50,7 +50,6 @@ class ProcessPool:
         self,
         specs: Sequence[WorkerSpec],
         blocks: Sequence[np.ndarray],
-        memory: SharedArrays,
         *,
         environ: Callable[[int], Mapping[str, str]],
         prepare: Callable[[ProcessServer], None],
@@ -62,13 +61,12 @@ class ProcessPool:
         Args:
             specs: One per worker.
             blocks: Environment ids of each worker.
-            memory: The shared table.
             environ: Environment variables of worker ``w``.
             prepare: Called with a new server before workers are forked from it.
             step_timeout: Seconds without progress after which a worker counts as hung.
             start_timeout: The same until its environments are built, and to its first answer.
         """
-        self._specs, self._memory, self._environ = specs, memory, environ
+        self._specs, self._environ = specs, environ
         self._prepare, self._blocks = prepare, blocks
         # The message of nearly every step.
         self._run_all = [protocol.pack(protocol.RUN, block) for block in blocks]
@@ -79,6 +77,9 @@ class ProcessPool:
         self._by_fd: dict[int, int] = {}
         self._undelivered: list[Event] = []
         self._server: ProcessServer | None = None
+        self._memory: SharedArrays | None = None
+        self._memory_fd = os.memfd_create("vla-gym")
+        self._attach = b""
         try:
             for worker in range(len(specs)):
                 self._spawn(worker)
@@ -90,6 +91,18 @@ class ProcessPool:
     def pids(self) -> tuple[int, ...]:
         """Process ids, in the order of the workers."""
         return tuple(handle.process.pid for _, handle in sorted(self._handles.items()))
+
+    def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
+        """Share a table with the workers and with those that will replace them."""
+        self._memory = SharedArrays(layout, self._memory_fd)
+        self._attach = protocol.pack_object(protocol.ATTACH, (dict(layout), same_step))
+        for handle in self._handles.values():
+            with contextlib.suppress(OSError):  # its end is noticed with the first command
+                handle.connection.send_bytes(self._attach)
+        return self._memory.arrays
+
+    def _progress(self, worker: int) -> int:
+        return int(self._memory["progress"][worker]) if self._memory is not None else 0
 
     def _spawn(self, worker: int) -> None:
         for attempt in (1, 2):
@@ -117,13 +130,16 @@ class ProcessPool:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             process = server.spawn(
                 cloudpickle.dumps(self._specs[worker]),
-                [theirs.fileno(), self._memory.fd],
+                [theirs.fileno(), self._memory_fd],
                 self._environ(worker),
                 timeout=self._start_timeout,
             )
             connection = Connection(ours.detach())
-        progress = int(self._memory["progress"][worker])
-        return _Handle(connection, process, server, active_at=time.monotonic(), progress=progress)
+        if self._attach:
+            with contextlib.suppress(OSError):
+                connection.send_bytes(self._attach)
+        now, progress = time.monotonic(), self._progress(worker)
+        return _Handle(connection, process, server, active_at=now, progress=progress)
 
     def run(
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
@@ -189,7 +205,7 @@ class ProcessPool:
         for worker, handle in list(self._handles.items()):
             if handle.ready and not handle.outstanding:
                 continue
-            progress = int(self._memory["progress"][worker])
+            progress = self._progress(worker)
             if progress != handle.progress:
                 handle.progress, handle.active_at = progress, now
             elif now >= handle.active_at + self._limit(handle):
@@ -204,11 +220,11 @@ class ProcessPool:
         except (EOFError, OSError):
             return self._fail(worker, None)
         handle.active_at = time.monotonic()
-        handle.progress = int(self._memory["progress"][worker])
+        handle.progress = self._progress(worker)
         code, nothing = message[:1], np.empty(0, np.int32)
         if code == protocol.READY:
             handle.ready = True
-            return Event("ready", worker, nothing, None)
+            return Event("ready", worker, nothing, protocol.unpack_object(message))
         if code == protocol.FAILED:
             error, text = protocol.unpack_object(message)
             return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
@@ -285,6 +301,11 @@ class ProcessPool:
                     handle.process.kill(_KILL_S)
             handle.connection.close()
         self._release()
+        if self._memory is not None:
+            self._memory.close()
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
 
     def _release(self) -> None:
         server, self._server = self._server, None

@@ -1,12 +1,13 @@
 """Messages between the trainer and a worker, over one socket.
 
 From the trainer, first byte:
+    ``A``: once, first: pickled layout of the shared table, and whether autoreset is SAME_STEP;
     ``R``: run; flag byte (1: answer after each environment), then environment ids as int32, then
     optionally the pickled reset options by environment id;
     ``C``: a pickled call (environment ids, method of the slot, list of arguments);
     ``Q``: close the environments and leave.
 From the worker:
-    ``K``: the environments are built;
+    ``K``: the environments are built; their pickled spaces;
     ``D``: done; environment ids as int32, then optionally pickled extras by environment id;
     ``V``: the pickled results of a call; ``X``: a pickled exception of a call or of ``R`` with the
     environments that it left undone, after which the worker goes on; ``F``: an unexpected
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-RUN, CALL, QUIT = b"R", b"C", b"Q"
+ATTACH, RUN, CALL, QUIT = b"A", b"R", b"C", b"Q"
 READY, DONE, VALUE, RAISED, FAILED = b"K", b"D", b"V", b"X", b"F"
 
 _HEAD = struct.Struct("<cBH")  # code, flag, number of ids

@@ -15,6 +15,7 @@ from vla_gym.errors import WorkerError, WorkerRestartWarning
 from vla_gym.vector.pool import Event, Failure, Pool
 from vla_gym.vector.protocol import Extras
 from vla_gym.vector.shared_memory import INFO_BITS, RESET, STEP, TEXT_INFO
+from vla_gym.vector.worker import EnvSpaces
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
 _REMEMBERED = (
@@ -46,7 +47,6 @@ class Runner:
     def __init__(
         self,
         pool: Pool,
-        table: Mapping[str, np.ndarray],
         blocks: Sequence[np.ndarray],
         mode: AutoresetMode,
         *,
@@ -57,13 +57,13 @@ class Runner:
 
         Args:
             pool: The workers.
-            table: The shared arrays.
             blocks: Environment ids of each worker.
             mode: Autoreset mode.
             restart: Whether failed workers are restarted.
             max_restarts: Failures of a worker in which none of its episodes ends, before giving up.
         """
-        self.pool, self.table, self.blocks, self.mode = pool, table, blocks, mode
+        self.pool, self.blocks, self.mode = pool, blocks, mode
+        self.table: dict[str, np.ndarray] = {}
         self._restart, self._max_restarts = restart, max_restarts
         n = sum(len(block) for block in blocks)
         self.everyone = np.arange(n)
@@ -81,9 +81,15 @@ class Runner:
         self._each = np.zeros(n, bool)
         self._options: dict[int, dict[str, Any]] = {}
         self._failures = np.zeros(len(blocks), np.int64)
-        self._known = {key: np.zeros_like(table[key]) for key in _REMEMBERED}
+        self._known: dict[str, np.ndarray] = {}
         self._values: dict[int, Any] = {}
-        self._ready: set[int] = set()
+        self._ready: dict[int, EnvSpaces] = {}
+        self._columns: list[str] = []
+
+    def attach(self, table: dict[str, np.ndarray]) -> None:
+        """Take over the shared table, which must be there before the first command."""
+        self.table = table
+        self._known = {key: np.zeros_like(table[key]) for key in _REMEMBERED}
         self._columns = [name for name in table if name.startswith("obs")]
 
     def seed(self, ids: np.ndarray, seeds: np.ndarray) -> None:
@@ -186,13 +192,14 @@ class Runner:
             if error is not None:
                 raise error
 
-    def wait_ready(self) -> None:
-        """Wait until every worker has built its environments.
+    def wait_ready(self) -> list[EnvSpaces]:
+        """Wait until every worker has built its environments; return the spaces of each.
 
         Raises:
             WorkerError: If environments can't be built.
         """
         self.wait(lambda: len(self._ready) == len(self.blocks))
+        return [self._ready[worker] for worker in range(len(self.blocks))]
 
     def idle(self) -> bool:
         """Tell whether no command is under way."""
@@ -229,7 +236,7 @@ class Runner:
         if event.kind == "done":
             self._finish(event.ids, event.value)
         elif event.kind == "ready":
-            self._ready.add(event.worker)
+            self._ready[event.worker] = event.value
         elif event.kind == "value":
             self._values[event.worker] = event.value
         elif event.kind == "raised":
@@ -321,13 +328,15 @@ class Runner:
             self.broken = message
             raise
         # Whatever it knew is gone: environments are seeded again, calls get no answer.
-        self.table["reseed"][block] = True
+        if self.table:
+            self.table["reseed"][block] = True
         self._values[worker] = WorkerError(message)
         busy, idle = block[self.busy[block]], block[~self.busy[block]]
         self._lost[idle[~self.ended[idle]]] = True
         self.restarted[busy] = True
-        for i in busy[self.table["op"][busy] == STEP].tolist():
-            self._drop_step(i)
+        for i in busy.tolist():
+            if self.table["op"][i] == STEP:
+                self._drop_step(i)
         again = block[self.busy[block]]
         if len(again):
             self._dispatch(again)
@@ -347,10 +356,9 @@ class Runner:
             )
         names = []
         for i in block.tolist():
-            task = f"task {self._known['info/task_id'][i]}, "
-            if not int(self._known["info_set"][i]) & INFO_BITS["task_id"]:
-                task = ""
-            episode = self.next_episode[i] - 1
+            episode, task = self.next_episode[i] - 1, ""
+            if episode >= 0 and int(self._known["info_set"][i]) & INFO_BITS["task_id"]:
+                task = f"task {self._known['info/task_id'][i]}, "
             names.append(f"{i} ({task}episode {episode})" if episode >= 0 else f"{i}")
         return (
             f"Worker {worker} with environments {', '.join(names)} failed during {doing}. It "

@@ -53,16 +53,15 @@ class SharedArrays:
     Attributes:
         layout: Shape and dtype by name.
         arrays: The arrays by name.
-        fd: Descriptor to pass to another process, or -1 for memory of this process alone.
     """
 
-    def __init__(self, layout: Layout, *, fd: int | None = None, shared: bool = True) -> None:
-        """Create the arrays, filled with zeros, or attach to those behind a descriptor.
+    def __init__(self, layout: Layout, fd: int | None = None) -> None:
+        """Map the arrays; they hold zeros at first.
 
         Args:
             layout: Shape and dtype by name; the same on both sides.
-            fd: Descriptor of an existing block, which is closed after mapping; None for a new one.
-            shared: False for plain memory of this process.
+            fd: Descriptor of the block, which grows as needed; None for plain memory of this
+                process.
         """
         self.layout = dict(layout)
         offsets, size = {}, 0
@@ -72,16 +71,11 @@ class SharedArrays:
             size += -(-length // _ALIGNMENT) * _ALIGNMENT
         size = max(size, _ALIGNMENT)
         buffer: Any
-        if not shared:
-            self.fd, buffer = -1, bytearray(size)
-        elif fd is None:
-            self.fd = os.memfd_create("vla-gym")
-            os.ftruncate(self.fd, size)
-            buffer = mmap.mmap(self.fd, size)
+        if fd is None:
+            buffer = bytearray(size)
         else:
-            self.fd = -1
+            os.ftruncate(fd, size)
             buffer = mmap.mmap(fd, size)
-            os.close(fd)
         self.arrays: dict[str, np.ndarray] = {
             name: np.ndarray(shape, dtype, buffer=buffer, offset=offsets[name])
             for name, (shape, dtype) in self.layout.items()
@@ -92,14 +86,11 @@ class SharedArrays:
         return self.arrays[name]
 
     def close(self) -> None:
-        """Close the descriptor and let go of the arrays.
+        """Let go of the arrays.
 
         The memory is freed when the last view of it is gone, here and in other processes.
         """
         self.arrays.clear()  # whoever else holds the mapping lets go of them, too
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 def fits_row(key: str, value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -15,8 +14,8 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays, Batch
-from vla_gym.vector.build import Workforce, start_workforce
 from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.start import start_workers
 from vla_gym.vector.worker_env import WorkerVectorEnv
 
 
@@ -118,7 +117,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
         )
         self.num_envs, self.copy = num_envs, copy
         self.autoreset_mode = _autoreset_mode(autoreset_mode)
-        force: Workforce = start_workforce(
+        self._runner, found = start_workers(
             self._plan,
             workers,
             self.autoreset_mode,
@@ -128,13 +127,13 @@ class LiberoVectorEnv(WorkerVectorEnv):
             step_timeout=step_timeout,
             start_timeout=start_timeout,
         )
-        self._finalizer = weakref.finalize(self, _close, force)
+        self._finalizer = weakref.finalize(self, self._runner.pool.close)
         self.closed = False
-        self._runner, self._table = force.runner, force.memory.arrays
-        self.metadata = {**force.spaces.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = force.spaces.render_mode
-        self.single_observation_space = force.spaces.observation_space
-        self.single_action_space = force.spaces.action_space
+        self._table = self._runner.table
+        self.metadata = {**found.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = found.render_mode
+        self.single_observation_space = found.observation_space
+        self.single_action_space = found.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._batch = Batch(self._runner, self.single_observation_space, copy=copy)
@@ -302,9 +301,3 @@ def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
             return mode
     names = ", ".join(mode.name for mode in AutoresetMode)
     raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")
-
-
-def _close(force: Workforce) -> None:
-    if os.getpid() == force.owner:
-        force.runner.pool.close()
-        force.memory.close()

@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.vector import protocol
-from vla_gym.vector.shared_memory import Layout, SharedArrays
+from vla_gym.vector.shared_memory import SharedArrays
 from vla_gym.vector.slot import Slot
 
 
@@ -28,17 +28,11 @@ class WorkerSpec:
         worker: Index of the worker.
         env_ids: Rows of its environments.
         make_env: Builds environment ``i``.
-        layout: The shared table; None asks for the spaces only, see :func:`probe_spaces`.
-        same_step: Whether episodes that end are reset in the same step.
-        spaces: Observation and action space that every environment must have.
     """
 
     worker: int
     env_ids: tuple[int, ...]
     make_env: Callable[[int], gym.Env[Any, Any]]
-    layout: Layout | None = None
-    same_step: bool = False
-    spaces: tuple[Any, Any] | None = None
 
 
 @dataclass
@@ -61,57 +55,55 @@ def main(payload: bytes, fds: Sequence[int]) -> None:
 
     Args:
         payload: A cloudpickled :class:`WorkerSpec`.
-        fds: The socket to the trainer and, unless only the spaces are asked for, the memory.
+        fds: The socket to the trainer, and the memory of the shared table.
     """
     connection = Connection(fds[0])
     try:
         try:
             spec: WorkerSpec = pickle.loads(payload)
-            if spec.layout is None:
-                env = spec.make_env(spec.env_ids[0])
-                connection.send_bytes(protocol.pack_object(protocol.VALUE, EnvSpaces.of(env)))
-                env.close()
-                return
-            memory = SharedArrays(spec.layout, fd=fds[1])
-            slots = build_slots(spec, memory)
+            envs, found = build_envs(spec)
         except Exception as error:
             connection.send_bytes(_failure(error))
             return
-        connection.send_bytes(protocol.READY)
+        connection.send_bytes(protocol.pack_object(protocol.READY, found))
+        message = connection.recv_bytes()
+        if message[:1] != protocol.ATTACH:
+            return
+        layout, same_step = protocol.unpack_object(message)
+        memory = SharedArrays(layout, fds[1])
+        os.close(fds[1])
+        slots = {i: Slot(env, i, memory.arrays, same_step) for i, env in envs.items()}
         _serve(connection, spec, memory, slots)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the trainer is gone; there is nobody to tell
 
 
-def build_slots(
-    spec: WorkerSpec, memory: SharedArrays, built: Mapping[int, gym.Env[Any, Any]] | None = None
-) -> dict[int, Slot]:
-    """Build the environments of a worker.
-
-    Args:
-        spec: Which.
-        memory: The shared table.
-        built: Environments that exist already.
+def build_envs(spec: WorkerSpec) -> tuple[dict[int, gym.Env[Any, Any]], EnvSpaces]:
+    """Build the environments of a worker, and say what spaces they have.
 
     Raises:
-        ConfigError: If an environment's spaces are not those of the first one.
+        ConfigError: If the spaces of two of them differ.
     """
-    slots = {}
-    for index in spec.env_ids:
-        env = (built or {}).get(index) or spec.make_env(index)
-        for name, space, wanted in zip(
-            ("observation_space", "action_space"),
-            (env.observation_space, env.action_space),
-            spec.spaces or (env.observation_space, env.action_space),
-            strict=True,
-        ):
-            if space != wanted:
-                raise ConfigError(
-                    f"Environment {index} has {name} {space}, the first one {wanted}: all "
-                    "environments of a vector environment need the same spaces."
-                )
-        slots[index] = Slot(env, index, memory.arrays, spec.same_step)
-    return slots
+    envs = {index: spec.make_env(index) for index in spec.env_ids}
+    found = EnvSpaces.of(envs[spec.env_ids[0]])
+    for index, env in envs.items():
+        check_spaces(index, EnvSpaces.of(env), found)
+    return envs, found
+
+
+def check_spaces(index: int, found: EnvSpaces, first: EnvSpaces) -> None:
+    """Check that an environment has the same spaces as the first one.
+
+    Raises:
+        ConfigError: If not.
+    """
+    for name in ("observation_space", "action_space"):
+        space, wanted = getattr(found, name), getattr(first, name)
+        if space != wanted:
+            raise ConfigError(
+                f"Environment {index} has {name} {space}, the first one {wanted}: all "
+                "environments of a vector environment need the same spaces."
+            )
 
 
 def _serve(
