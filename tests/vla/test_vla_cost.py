@@ -17,16 +17,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from vla_gym.cli.bench import vla as bench
 from vla_gym.cli.main import main
 from vla_gym.errors import ConfigError, NotEnoughMemoryError
-from vla_gym.vla import checkpoint_files, load, openvla_random
+from vla_gym.vla import checkpoint_files, load
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.cost import Cost, CountsCost, watched_cost
-from vla_gym.vla.openvla import OpenVLABackend
-from vla_gym.vla.openvla_config import OpenVLAConfig
+from vla_gym.vla.openvla import random_weights
+from vla_gym.vla.openvla.autoregressive import OpenVLABackend
+from vla_gym.vla.openvla.config import OpenVLAConfig
+from vla_gym.vla.openvla.heads import L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla.model import OpenVLAModel
+from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
+from vla_gym.vla.openvla.random_weights import random_policy
 from vla_gym.vla.openvla_cost import autoregressive_cost, parallel_cost
-from vla_gym.vla.openvla_heads import L1ActionHead, ProprioProjector
-from vla_gym.vla.openvla_model import OpenVLAModel
-from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
-from vla_gym.vla.openvla_random import random_policy
 
 FULL = {"horizon": 8, "stop": True, "itemsize": 2}
 
@@ -155,7 +156,7 @@ def test_bench_without_a_path_takes_random_weights(tiny, monkeypatch):
         asked.append((kind, options))
         return random_policy(kind, config=tiny)
 
-    monkeypatch.setattr(openvla_random, "random_policy", small)
+    monkeypatch.setattr(random_weights, "random_policy", small)
     config = bench.VLABenchConfig("openvla-oft", dtype="bfloat16", options=("num_views=1",))
     assert bench.load_vla(config).name == "openvla-oft-random"
     wanted = {"device": "cpu", "dtype": torch.bfloat16, "compile": False, "num_views": 1}
@@ -195,7 +196,7 @@ def test_gpu_script_measures_every_variant(tiny, monkeypatch, tmp_path):
             raise NotEnoughMemoryError("too large")
         return random_policy(kind, config=tiny, **options)  # compiling is another test's matter
 
-    monkeypatch.setattr(openvla_random, "random_policy", small)
+    monkeypatch.setattr(random_weights, "random_policy", small)
     out = tmp_path / "report"
     arguments = ["--out", str(out), "--device", "cpu", "--batches", "1", "--repeats", "1"]
     monkeypatch.setattr(sys, "argv", ["bench_vla_gpu.py", *arguments, "--no-render"])

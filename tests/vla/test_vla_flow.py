@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 import vla_gym  # noqa: F401  (registers the environments)
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
-from vla_gym.vla import FrozenVLA, load, smolvla_model
-from vla_gym.vla.flow import resize_with_padding
+from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla.flow import smolvla_model
+from vla_gym.vla.flow.images import resize_with_padding
+from vla_gym.vla.flow.pi0 import Pi0Backend, make_config
+from vla_gym.vla.flow.smolvla import SmolVLABackend
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
-from vla_gym.vla.pi0 import Pi0Backend, make_config
-from vla_gym.vla.smolvla import SmolVLABackend
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BACKENDS = {"smolvla": SmolVLABackend, "pi0": Pi0Backend}
@@ -178,7 +179,7 @@ def test_noise_options_differ_and_can_be_replaced(name):
         assert (vla.infer(*seen).hidden - base.hidden).abs().max() > 0.1
     given = fixed.infer(*seen, noise=torch.zeros(3, *fixed.noise_shape))
     assert torch.equal(given.hidden, zeros.infer(*seen).hidden)
-    drawn = own._noise(own._stack(seen[0]), seen[1], seen[2])
+    drawn = own._noise(np.stack(list(seen[0].values()), axis=1), *seen[1:])
     assert drawn.shape == (3, 6, 32) and abs(drawn.mean()) < 0.2 and 0.8 < drawn.std() < 1.2
     assert not torch.equal(drawn[0], drawn[1])
     with pytest.raises(ConfigError, match=r"noise of shape \(3, 6, 32\)"):
@@ -208,7 +209,7 @@ def test_preparation_is_lerobots(vla, name):
     images, texts, proprio = observations(vla)
     raw = images["wrist"][:, ::-1]  # upside down, as robosuite returns it
     expected = raw[:, ::-1, ::-1].astype(np.float32) / 255.0 * 2.0 - 1.0
-    pixels = vla.to_pixels(vla._stack(images))
+    pixels = vla.to_pixels(np.stack([images[view] for view in vla.files.views], axis=1))
     np.testing.assert_allclose(pixels[:, 1].permute(0, 2, 3, 1).numpy(), expected, atol=1e-6)
     tokens, mask = vla.tokenize(texts)
     words = vla.tokenizer.convert_ids_to_tokens(tokens[1].tolist())
@@ -249,7 +250,8 @@ def test_images_of_another_size_are_resized_and_padded():
     assert torch.equal(middle[..., 2:10], image) and middle.sum() == image.sum()
     vla = load(f"pi0:{GOLDEN / 'pi0'}", image_size=56)
     assert vla.image_size == 56
-    assert vla.to_pixels(vla._stack(observations(vla)[0])).shape == (3, 2, 3, 28, 28)
+    stacked = np.stack(list(observations(vla)[0].values()), axis=1)
+    assert vla.to_pixels(stacked).shape == (3, 2, 3, 28, 28)
 
 
 def test_wrong_input_is_named(vla):

@@ -20,13 +20,14 @@ from openvla_checkpoints import (
 from PIL import Image
 from torch.nn import functional as F
 
-from vla_gym.vla import FrozenVLA, TokenVLA, load, openvla_images, timm_vit
-from vla_gym.vla import openvla_sequence as sequence
+from vla_gym.vla import FrozenVLA, TokenVLA, load
 from vla_gym.vla.base import TrainableTokenVLA
-from vla_gym.vla.llama_layers import run_layers
-from vla_gym.vla.openvla import OpenVLABackend
-from vla_gym.vla.openvla_config import OpenVLAConfig
-from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
+from vla_gym.vla.openvla import images as openvla_images
+from vla_gym.vla.openvla import sequence, vision
+from vla_gym.vla.openvla.autoregressive import OpenVLABackend
+from vla_gym.vla.openvla.config import OpenVLAConfig
+from vla_gym.vla.openvla.llama_layers import run_layers
+from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.tokens import ActionTokenizer
 
 OFT, BASE = Reference("oft"), Reference("base")
@@ -226,7 +227,7 @@ def test_llama_2_s_own_epsilon_is_noticed(tmp_path):
 def test_another_gelu_or_swapped_towers_are_noticed(policies, monkeypatch):
     vla, wanted = policies["l1_2img_proprio"], OFT.of("l1_2img_proprio", "hidden")
     with monkeypatch.context() as patch:
-        patch.setattr(timm_vit.F, "gelu", partial(F.gelu, approximate="tanh"))
+        patch.setattr(vision.F, "gelu", partial(F.gelu, approximate="tanh"))
         assert gap(hidden_states(vla, "l1_2img_proprio"), wanted) > 1.5e-4
     embed = vla.model.embed_pixels
     for axis in (1, 2):  # agentview and wrist; DINOv2 and SigLIP

@@ -16,12 +16,13 @@ from openvla_checkpoints import (
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
-from vla_gym.vla import load, openvla_images
-from vla_gym.vla import openvla_sequence as sequence
-from vla_gym.vla.llama_layers import run_layers
+from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
-from vla_gym.vla.openvla import OpenVLABackend
-from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
+from vla_gym.vla.openvla import images as openvla_images
+from vla_gym.vla.openvla import sequence
+from vla_gym.vla.openvla.autoregressive import OpenVLABackend
+from vla_gym.vla.openvla.llama_layers import run_layers
+from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.tokens import ActionTokenizer, token_log_probs
 
 OFT = Reference("oft")
@@ -95,47 +96,36 @@ def test_prompts(policies):
         sequence.Prompts(lambda _: [40000], 32064)(["x"])
 
 
-def test_grouping_and_a_fixed_length_change_nothing(checkpoints, monkeypatch):
+def test_a_fixed_prompt_length_changes_nothing(checkpoints, monkeypatch):
     images, texts, proprio = observe()
-    texts = [texts[0], texts[2], texts[0]]
     folder = checkpoints["l1_2img_proprio"]
     wanted = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
-    for option in ({"group_prompts": True}, {"pad_prompt_to": 40}):
-        vla = OpenVLAOFTBackend.from_pretrained(folder, **option)
-        passes = []
-        rewire(monkeypatch, vla, lambda named, passes=passes: passes.append(named) or {})
-        found = vla.infer(images, texts, proprio)
-        assert gap(found.hidden, wanted.hidden) < 1e-5
-        assert gap(found.actions, wanted.actions) < 1e-5
-        if "pad_prompt_to" in option:
-            assert [named["mask"].shape for named in passes] == [(3, 1, 1, 1 + 32 + 1 + 39 + 57)]
-        else:  # no mask, so that the fastest kernels run
-            assert sorted(len(named["rows"]) for named in passes) == [1, 2]
-            assert all(named["mask"] is None for named in passes)
+    vla = OpenVLAOFTBackend.from_pretrained(folder, pad_prompt_to=40)
+    passes = []
+    rewire(monkeypatch, vla, lambda named: passes.append(named) or {})
+    found = vla.infer(images, texts, proprio)
+    assert gap(found.hidden, wanted.hidden) < 1e-5
+    assert gap(found.actions, wanted.actions) < 1e-5
+    assert [named["mask"].shape for named in passes] == [(3, 1, 1, 1 + 32 + 1 + 39 + 57)]
     with pytest.raises(ConfigError, match="pad_prompt_to=40: raise it"):
-        OpenVLAOFTBackend.from_pretrained(folder, pad_prompt_to=40).infer(
-            images, ["put the bowl on the plate " * 10] * 3, proprio
-        )
-    with pytest.raises(ConfigError, match="not both"):
-        OpenVLAOFTBackend.from_pretrained(folder, pad_prompt_to=40, group_prompts=True)
+        vla.infer(images, ["put the bowl on the plate " * 10] * 3, proprio)
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_compiled_policy_computes_the_same(checkpoints, monkeypatch, mode):
+def test_a_compiled_policy_computes_the_same(checkpoints, monkeypatch):
     """Traced as for a GPU and run without code generation, which takes minutes here."""
     compiled = []
 
-    def trace(function, mode):
-        compiled.append(mode)
+    def trace(function):
+        compiled.append(function)
         return torch_compile(function, backend="aot_eager", fullgraph=True)
 
     torch_compile = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
-    options = {"pad_prompt_to": 30, "compile_mode": mode}
-    vla = OpenVLAOFTBackend.from_pretrained(checkpoints["l1_1img"], compile=True, **options)
-    assert compiled == [mode, mode]
+    folder = checkpoints["l1_1img"]
+    vla = OpenVLAOFTBackend.from_pretrained(folder, compile=True, pad_prompt_to=30)
+    assert len(compiled) == 2
     images, texts, proprio = observe()
-    plain = OpenVLAOFTBackend.from_pretrained(checkpoints["l1_1img"]).infer(images, texts, proprio)
+    plain = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     assert gap(vla.infer(images, texts, proprio).hidden, plain.hidden) < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Layers of the embedded VLA and of the RL token."""
+"""Layers that several backends and the RL token have."""
 
 from __future__ import annotations
 
@@ -87,3 +87,30 @@ class CameraStem(nn.Module):
         """Map images (B, 3, 64, 64) to tokens (B, K, width)."""
         tokens = self.proj(self.convs(images).flatten(1))
         return tokens.unflatten(1, (self.num_tokens, -1))
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.ffn(x)
+
+
+class ResidualMLP(nn.Module):
+    """OpenVLA-OFT's action head, (..., inputs) to (..., outputs); named as in the checkpoints."""
+
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer_norm1, self.fc1 = nn.LayerNorm(inputs), nn.Linear(inputs, width)
+        self.mlp_resnet_blocks = nn.ModuleList(_ResidualBlock(width) for _ in range(2))
+        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layers."""
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        result: torch.Tensor = self.fc2(self.layer_norm2(x))
+        return result

@@ -209,6 +209,13 @@ def load_into(
         _assign(module, name, target, replaced[id(target)])
 
 
+def default_dtype(device: str, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype that was asked for, else bfloat16 on a GPU and float32 elsewhere."""
+    if dtype is not None:
+        return dtype
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+
+
 def check_memory(needed: int, device: str | torch.device, what: str) -> None:
     """Raise unless a device has room.
 

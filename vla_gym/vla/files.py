@@ -1,11 +1,14 @@
-"""Checkpoint folders: quiet loading, half-precision saving, checksums."""
+"""Folders of checkpoints: shipped ones, checksums, and the small files that others name."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from vla_gym.errors import WeightsError
+from vla_gym.errors import ConfigError, WeightsError
 
 CHECKSUMS = "SHA256SUMS"
 WEIGHTS_ROOT = Path(__file__).parent.parent / "weights"
@@ -63,3 +66,87 @@ def verify_checksums(folder: Path) -> None:
                 f"Checkpoint file {path} is corrupt: expected sha256 {expected[:12]}..., got "
                 f"{got[:12]}...: restore it, or delete {CHECKSUMS} if you changed it on purpose."
             )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object.
+
+    Raises:
+        WeightsError: If the file is missing or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"Checkpoint {path.parent} lacks {path.name}: copy or download the whole folder."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} is no JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} is no JSON object.")
+    return found
+
+
+def find_base_model(
+    checkpoint: Path,
+    name: str | None,
+    needed: Sequence[str],
+    *,
+    option: str,
+    given: str | Path | None,
+    folders: Sequence[Path],
+) -> Path:
+    """Return a folder of the model that a checkpoint was made from; nothing is downloaded.
+
+    Args:
+        checkpoint: Its folder, for errors.
+        name: Of the model on the hub.
+        needed: Names of files that must be there.
+        option: Name of the caller's option, for errors.
+        given: Its value: a folder or a name on the hub; None looks in ``folders`` and for ``name``
+            in huggingface_hub's cache.
+        folders: Where to look first.
+
+    Raises:
+        ConfigError: If what is given lacks a file.
+        WeightsError: If no folder has them all.
+    """
+    if given is not None:
+        folders, name = [Path(given).expanduser()], str(given)
+    for folder in [*folders, *_cached(name)]:
+        if all((folder / file).is_file() for file in needed):
+            return folder
+    if given is not None:
+        missing = [file for file in needed if not (folders[0] / file).is_file()]
+        raise ConfigError(f"{option}={str(given)!r} lacks {', '.join(missing)}.")
+    raise WeightsError(
+        f"Checkpoint {checkpoint} needs {' and '.join(needed)} of {name}, which it only names: run "
+        f"'hf download {name} --include \"*.json\" --local-dir {checkpoint / 'vlm'}', or give "
+        f"{option}='/path/to/it'. Its weights are not needed."
+    )
+
+
+def _cached(name: str | None) -> list[Path]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return [Path(snapshot_download(name, local_files_only=True))] if name else []
+    except (LocalEntryNotFoundError, HFValidationError):  # the second: a path
+        return []
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return a folder's tokenizer; no code of the folder is run, nothing is downloaded.
+
+    Raises:
+        WeightsError: If its files cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever transformers and tokenizers raise for a broken file
+        raise WeightsError(f"Cannot load the tokenizer in {folder}: {error}") from error

@@ -7,6 +7,8 @@ quietly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from vla_gym.errors import ConfigError
@@ -14,6 +16,39 @@ from vla_gym.vla.base import CAMERAS
 
 #: Height and width in pixels that the embedded VLA works on.
 IMAGE_SIZE = 64
+
+
+def check_images(
+    images: Mapping[str, np.ndarray], cameras: Sequence[str], size: int
+) -> list[np.ndarray]:
+    """Return the images of some cameras, each (B, size, size, 3) uint8 with the same B.
+
+    Raises:
+        ConfigError: If a camera is missing, or a shape, dtype or number of images is another.
+    """
+    if any(name not in images for name in cameras):
+        raise ConfigError(f"Expected images of the cameras {cameras}, got {sorted(images)}.")
+    views = [np.asarray(images[name]) for name in cameras]
+    for name, view in zip(cameras, views, strict=True):
+        if view.dtype != np.uint8 or view.ndim != 4 or view.shape[1:] != (size, size, 3):
+            raise ConfigError(
+                f"Expected {name!r} as (B, {size}, {size}, 3) uint8, got {view.dtype} "
+                f"{view.shape}: make the environment with image_size={size}."
+            )
+    if len({len(view) for view in views}) > 1:
+        raise ConfigError(
+            f"Expected as many images of each camera, got {[len(view) for view in views]}."
+        )
+    return views
+
+
+def check_rows(images: int, instructions: Sequence[str], proprio: np.ndarray) -> None:
+    """Raise ConfigError unless there is one instruction and one proprio row for each image."""
+    if not images == len(instructions) == len(proprio) or not images:
+        raise ConfigError(
+            "Expected one instruction and one proprio row per image, got "
+            f"{images} images, {len(instructions)} instructions, {len(proprio)} rows."
+        )
 
 
 def area_downsample(images: np.ndarray, size: int = IMAGE_SIZE) -> np.ndarray:

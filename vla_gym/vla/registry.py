@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 #: The package's own backends: "module:Class", imported when one is loaded.
 BACKENDS = {
     "mini": "vla_gym.vla.mini:MiniBackend",
-    "openvla": "vla_gym.vla.openvla:OpenVLABackend",
-    "openvla-oft": "vla_gym.vla.openvla_oft:OpenVLAOFTBackend",
-    "qwen-oft": "vla_gym.vla.qwen_oft:QwenOFTBackend",
-    "smolvla": "vla_gym.vla.smolvla:SmolVLABackend",
-    "pi0": "vla_gym.vla.pi0:Pi0Backend",
+    "openvla": "vla_gym.vla.openvla.autoregressive:OpenVLABackend",
+    "openvla-oft": "vla_gym.vla.openvla.oft:OpenVLAOFTBackend",
+    "qwen-oft": "vla_gym.vla.qwen.backend:QwenOFTBackend",
+    "smolvla": "vla_gym.vla.flow.smolvla:SmolVLABackend",
+    "pi0": "vla_gym.vla.flow.pi0:Pi0Backend",
 }
 ENTRY_POINTS = "vla_gym.vla"
 

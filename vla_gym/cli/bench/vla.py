@@ -202,7 +202,7 @@ def load_vla(config: VLABenchConfig) -> FrozenVLA:
 
     options = read_options(config.options)
     if config.vla in ("openvla", "openvla-oft"):
-        from vla_gym.vla.openvla_random import random_policy
+        from vla_gym.vla.openvla.random_weights import random_policy
 
         return random_policy(
             config.vla,

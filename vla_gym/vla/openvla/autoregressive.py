@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError
 from vla_gym.vla.base import VLAOutput
-from vla_gym.vla.cost import Cost
-from vla_gym.vla.llama_layers import KeyValues, run_layers
-from vla_gym.vla.openvla_base import Loaded, OpenVLABase, load_parts
-from vla_gym.vla.openvla_cost import autoregressive_cost
-from vla_gym.vla.openvla_heads import ACTION_SIZE
-from vla_gym.vla.openvla_sequence import Tokenizer, causal_sequences
+from vla_gym.vla.openvla.base import Loaded, OpenVLABase
+from vla_gym.vla.openvla.heads import ACTION_SIZE
+from vla_gym.vla.openvla.llama_layers import KeyValues, run_layers
+from vla_gym.vla.openvla.sequence import causal_sequences
 from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs
 
 
@@ -29,49 +26,12 @@ class OpenVLABackend(OpenVLABase):
     def __init__(
         self, parts: Loaded, *, compile: bool = False, jpeg: bool = True, crop: bool = True
     ) -> None:
-        """Take a checkpoint's parts; :meth:`from_pretrained` describes the options."""
+        """Take a checkpoint's parts; see :class:`OpenVLABase` for the options."""
         super().__init__(
             parts, horizon=1, num_views=1, epsilon=0.0, compile=compile, jpeg=jpeg, crop=crop
         )
         # Its keys and values grow with every token: each length would be compiled anew.
         self._run_layers = run_layers
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: Path,
-        *,
-        device: str = "cpu",
-        dtype: torch.dtype | None = None,
-        compile: bool = False,
-        unnorm_key: str | None = None,
-        tokenizer: str | Path | Tokenizer | None = None,
-        jpeg: bool = True,
-        crop: bool = True,
-    ) -> OpenVLABackend:
-        """Load a checkpoint folder.
-
-        Args:
-            folder: With config.json, the weights and tokenizer.json.
-            device: Torch device.
-            dtype: None: bfloat16 on a GPU, float32 on a CPU.
-            compile: Whether to compile the vision towers.
-            unnorm_key: Data set, if the statistics are of several; ``libero_goal`` stands for
-                ``libero_goal_no_noops`` too.
-            tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
-            jpeg: Whether images are compressed as the training data was.
-            crop: Whether images are cropped, as is right for training on random crops.
-
-        Raises:
-            ConfigError: If options do not fit the checkpoint.
-            WeightsError: If files are missing, damaged or do not fit.
-            NotEnoughMemoryError: If the device has too little memory.
-        """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
-        parts = load_parts(folder, device, dtype, unnorm_key, tokenizer)
-        return cls(parts, compile=compile, jpeg=jpeg, crop=crop)
 
     def generate(
         self,
@@ -193,8 +153,3 @@ class OpenVLABackend(OpenVLABase):
         )
         logits = self.model.action_logits(hidden)[:, None]
         return token_log_probs(logits, tokens.to(logits.device), temperature)
-
-    def cost(self, instruction: str) -> Cost:
-        """Return the cost of an action; see :class:`~vla_gym.vla.cost.CountsCost`."""
-        prompt = len(self.prompts([instruction])[0])
-        return autoregressive_cost(self.model.config, prompt, self.model.dtype.itemsize)

@@ -11,26 +11,15 @@ from torch import nn
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TokenOutput, VLAOutput
 from vla_gym.vla.files import verify_checksums
-from vla_gym.vla.mini_model import (
+from vla_gym.vla.mini.model import (
     MiniVLA,
-    MiniVLAConfig,
     MiniVLAOutput,
     load_model,
     to_pixel_values,
 )
-from vla_gym.vla.preprocess import IMAGE_SIZE, proprio_features, stack_cameras
+from vla_gym.vla.preprocess import IMAGE_SIZE, check_rows, proprio_features, stack_cameras
 from vla_gym.vla.token_head import OnePassTokens
 from vla_gym.vla.tokens import WordTokenizer, actions_to_bins, bins_to_actions
-
-__all__ = [
-    "GRIPPER",
-    "MiniBackend",
-    "MiniVLA",
-    "MiniVLAConfig",
-    "MiniVLAOutput",
-    "load_model",
-    "to_pixel_values",
-]
 
 GRIPPER = 6  # index of the gripper in an action
 
@@ -114,11 +103,7 @@ class MiniBackend(OnePassTokens):
         """
         stacked = stack_cameras(images)
         features = proprio_features(proprio)
-        if not len(stacked) == len(instructions) == len(features):
-            raise ConfigError(
-                "Expected one instruction and one proprio row per image, got "
-                f"{len(stacked)} images, {len(instructions)} instructions, {len(features)} rows."
-            )
+        check_rows(len(stacked), instructions, features)
         device = self.model.device
         output: MiniVLAOutput = self.model(
             to_pixel_values(stacked).to(device),

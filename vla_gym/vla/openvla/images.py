@@ -22,8 +22,6 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from vla_gym.errors import ConfigError
-
 #: Renders that the pipeline starts from: what LIBERO's data was recorded with.
 RENDER_SIZE = 256
 #: Area of the middle that is left of an image: training took random crops of this size.
@@ -159,17 +157,7 @@ def preprocess(
 
     Returns:
         (B * V, size, size, 3) uint8, the views of each row next to each other.
-
-    Raises:
-        ConfigError: If dtypes or shapes do not fit.
     """
-    for view in views:
-        if view.dtype != np.uint8 or view.shape[1:] != (RENDER_SIZE, RENDER_SIZE, 3):
-            raise ConfigError(
-                f"OpenVLA expects uint8 renders of {RENDER_SIZE}x{RENDER_SIZE} pixels, got "
-                f"{view.dtype} of shape {view.shape}: make the environment with image_size="
-                f"{RENDER_SIZE}."
-            )
     # LIBERO's data are upside down and mirrored.
     stacked = np.stack([view[:, ::-1, ::-1] for view in views], axis=1)
     stacked = stacked.reshape(-1, RENDER_SIZE, RENDER_SIZE, 3)

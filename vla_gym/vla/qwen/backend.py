@@ -9,14 +9,13 @@ import torch
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import VLAOutput
-from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.qwen_checkpoint import QwenOFTFiles, find_files, module_name
-from vla_gym.vla.qwen_images import RENDER_SIZE, QwenImages, QwenImageSettings
-from vla_gym.vla.qwen_model import ACTION_SIZE, QwenOFT, build, read_config
-from vla_gym.vla.qwen_prompt import Prompt, QwenPrompts, state_text
+from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
+from vla_gym.vla.preprocess import check_rows
+from vla_gym.vla.qwen.files import QwenOFTFiles, find_files, module_name
+from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings
+from vla_gym.vla.qwen.model import ACTION_SIZE, QwenOFT, build, read_config
+from vla_gym.vla.qwen.prompt import QwenPrompts, state_text
 from vla_gym.vla.statistics import Normalizer, choose_statistics
-
-__all__ = ["QwenOFTBackend"]
 
 GRIPPER = 6  # index of the gripper in an action
 #: Where the authors' evaluation clients resize renders to, for policies that do not do it.
@@ -24,7 +23,7 @@ CLIENT_SIZE = (224, 224)
 
 
 class QwenOFTBackend:
-    """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`~vla_gym.vla.qwen_model.QwenOFT`.
+    """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`~vla_gym.vla.qwen.model.QwenOFT`.
 
     The hidden states are those of the action tokens, which the action head reads: M = C.
 
@@ -43,7 +42,6 @@ class QwenOFTBackend:
         *,
         name: str,
         states: Normalizer | None = None,
-        group_by_length: bool = False,
         pad_to: int | None = None,
     ) -> None:
         """Freeze a network; :meth:`from_pretrained` is the usual way to get here.
@@ -55,7 +53,6 @@ class QwenOFTBackend:
             actions: Scales actions.
             name: Name of the checkpoint.
             states: Scales the proprioception that is written into the prompt; None for none.
-            group_by_length: See :meth:`from_pretrained`.
             pad_to: See :meth:`from_pretrained`.
         """
         self.model = model.eval().requires_grad_(False)
@@ -65,7 +62,7 @@ class QwenOFTBackend:
         self.hidden_size = int(model.vlm.config.text_config.hidden_size)
         self.image_size = RENDER_SIZE
         self._actions, self._states = actions, states
-        self._group_by_length, self._pad_to = group_by_length, pad_to
+        self._pad_to = pad_to
 
     @classmethod
     def from_pretrained(
@@ -78,15 +75,13 @@ class QwenOFTBackend:
         unnorm_key: str | None = None,
         norm_mode: str | None = None,
         base_vlm: str | None = None,
-        checkpoint: str | None = None,
         image_resize: str | None = None,
         num_views: int = 2,
         state_in_prompt: bool = False,
         final_norm: bool | None = None,
-        group_by_length: bool = False,
         pad_to: int | None = None,
     ) -> QwenOFTBackend:
-        """Load a checkpoint of either layout; see :mod:`vla_gym.vla.qwen_checkpoint`.
+        """Load a checkpoint of either layout; see :mod:`vla_gym.vla.qwen.files`.
 
         Args:
             folder: The run's folder, or one file of weights in it.
@@ -98,16 +93,13 @@ class QwenOFTBackend:
             norm_mode: ``"q99"`` or ``"min_max"``; None: the ``norm_mode`` of the statistics, else
                 q99 for AlphaBrain and min_max for starVLA, as their clients do.
             base_vlm: Folder of the VLM's configuration and tokenizer, if it is elsewhere.
-            checkpoint: Name of the file of weights, where there are several.
             image_resize: What is done to the 256x256 renders before Qwen's own resizing:
                 ``"bicubic"`` to the configuration's size, ``"area"`` to 224x224 as in the authors'
                 evaluation clients, or ``"none"`` as in AlphaBrain's RL rollouts. None: bicubic if
                 the configuration has a size, else area.
             num_views: 1 for a policy that was trained on agentview alone.
             state_in_prompt: Whether the policy was trained with the state in the prompt.
-            final_norm: See :class:`~vla_gym.vla.qwen_model.QwenOFT`.
-            group_by_length: Run rows of equal prompt length together and the groups one after the
-                other, instead of one padded batch: no padding, but more passes.
+            final_norm: See :class:`~vla_gym.vla.qwen.model.QwenOFT`.
             pad_to: Pad every prompt to so many tokens, so that shapes never change.
 
         Raises:
@@ -115,7 +107,7 @@ class QwenOFTBackend:
             WeightsError: If a file is missing, damaged or does not fit.
             NotEnoughMemoryError: If the weights do not fit the device.
         """
-        files = find_files(Path(folder), base_vlm, checkpoint)
+        files = find_files(Path(folder), base_vlm)
         stats = choose_statistics(files.statistics, unnorm_key, files.folder)[1]
         actions = _normalizer(stats, "action", norm_mode, files)
         if actions.size != ACTION_SIZE:
@@ -139,13 +131,11 @@ class QwenOFTBackend:
             image_token_id=config.image_token_id,
             positions=model.rope_positions,
         )
-        if dtype is None and torch.device(device).type == "cuda":
-            dtype = torch.bfloat16
         load_into(
             model,
             Checkpoint(files.weights),
             device=device,
-            dtype=dtype or torch.float32,
+            dtype=default_dtype(device, dtype),
             rename=module_name,
             ignore=() if model.has_final_norm else (r".*\.language_model\.norm\.weight",),
             keep_float32=("action_model.",),
@@ -161,7 +151,6 @@ class QwenOFTBackend:
             actions,
             name=files.folder.name,
             states=_normalizer(stats, "state", norm_mode, files) if state_in_prompt else None,
-            group_by_length=group_by_length,
             pad_to=pad_to,
         )
 
@@ -183,22 +172,13 @@ class QwenOFTBackend:
         """
         pixels = self.images.pixels(images)
         proprio = np.asarray(proprio)
-        if not len(pixels) == len(instructions) == len(proprio) or not instructions:
-            raise ConfigError(
-                "Expected one instruction and one proprio row per image, got "
-                f"{len(pixels)} images, {len(instructions)} instructions, {len(proprio)} rows."
-            )
-        texts = self._with_state(instructions, proprio)
-        prompts = [self.prompts.encode(text) for text in texts]
-        if not self._group_by_length:
-            return self._run(pixels, prompts)
-        groups: dict[int, list[int]] = {}
-        for i, prompt in enumerate(prompts):
-            groups.setdefault(len(prompt.ids), []).append(i)
-        parts = [self._run(pixels[rows], [prompts[i] for i in rows]) for rows in groups.values()]
-        order = torch.tensor([i for rows in groups.values() for i in rows]).argsort()
-        hidden, actions = (torch.cat(x) for x in zip(*parts, strict=True))
-        return hidden[order.to(hidden.device)], actions[order.to(actions.device)]
+        check_rows(len(pixels), instructions, proprio)
+        prompts = [self.prompts.encode(text) for text in self._with_state(instructions, proprio)]
+        device = self.model.device
+        patches = self.images.patches(pixels.to(device))
+        batch = self.prompts.batch(prompts, self._pad_to).to(device)
+        output: tuple[torch.Tensor, torch.Tensor] = self.model(patches, batch)
+        return output
 
     @torch.no_grad()
     def infer(
@@ -226,15 +206,6 @@ class QwenOFTBackend:
         # The data say 1 for open, LIBERO -1.
         actions[..., GRIPPER] = torch.where(actions[..., GRIPPER] > 0.5, -1.0, 1.0)
         return actions
-
-    def _run(
-        self, pixels: torch.Tensor, prompts: list[Prompt]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.model.device
-        patches = self.images.patches(pixels.to(device))
-        batch = self.prompts.batch(prompts, self._pad_to).to(device)
-        output: tuple[torch.Tensor, torch.Tensor] = self.model(patches, batch)
-        return output
 
     def _with_state(self, instructions: list[str], proprio: np.ndarray) -> list[str]:
         if self._states is None:

@@ -10,42 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.qwen_prompt import PromptBatch
+from vla_gym.vla.blocks import ResidualMLP
+from vla_gym.vla.qwen.prompt import PromptBatch
 
 #: Model types of config.json that there are policies for.
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
 ACTION_SIZE = 7
-
-
-class ResidualBlock(nn.Module):
-    """x + ReLU(Linear(LayerNorm(x))); named as in the checkpoints."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply to (..., width)."""
-        return x + self.ffn(x)
-
-
-class ActionHead(nn.Module):
-    """One action from one query's hidden state, (..., H) to (..., 7); OpenVLA-OFT's MLP."""
-
-    def __init__(self, hidden_size: int, num_blocks: int = 2) -> None:
-        super().__init__()
-        width = 2 * hidden_size
-        self.layer_norm1, self.fc1 = nn.LayerNorm(hidden_size), nn.Linear(hidden_size, width)
-        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(num_blocks))
-        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, ACTION_SIZE)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return normalised actions."""
-        x = F.relu(self.fc1(self.layer_norm1(hidden)))
-        for block in self.mlp_resnet_blocks:
-            x = block(x)
-        actions: torch.Tensor = self.fc2(self.layer_norm2(x))
-        return actions
 
 
 class EqualSegmentAttention(nn.Module):
@@ -122,7 +92,8 @@ class QwenOFT(nn.Module):
         if not final_norm:
             self.vlm.language_model.norm = nn.Identity()
         self._batch_segments(config.vision_config, grid)
-        self.action_model = nn.ModuleDict({"model": ActionHead(config.text_config.hidden_size)})
+        width = config.text_config.hidden_size
+        self.action_model = nn.ModuleDict({"model": ResidualMLP(width, 2 * width, ACTION_SIZE)})
         self._grid = grid
 
     @property

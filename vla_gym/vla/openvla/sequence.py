@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.openvla_model import OpenVLAModel
+from vla_gym.vla.openvla.model import OpenVLAModel
 
 #: Ids of Llama 2's vocabulary.
 START, STOP, EMPTY = 1, 2, 29871

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.files import load_tokenizer
 
 #: One of these in the prompt for each action of a chunk; the policies read the actions off them.
 ACTION_TOKEN = "\N{LEFT-POINTING MAGNIFYING GLASS}"
@@ -102,13 +103,7 @@ class QwenPrompts:
         Raises:
             WeightsError: If a file is missing or damaged, or there is no such action token.
         """
-        from transformers import AutoTokenizer
-
-        try:
-            # Qwen2VLProcessor would ask for torchvision.
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except Exception as error:  # missing, damaged or foreign files raise all kinds
-            raise WeightsError(f"Cannot load the tokenizer in {folder}: {error}") from error
+        self._tokenizer = load_tokenizer(folder)  # Qwen2VLProcessor would ask for torchvision
         self._template = _chat_template(folder, self._tokenizer)
         self._cot_prompt = cot_prompt
         self._images = [{"type": "image"}] * num_images

@@ -8,14 +8,14 @@ weights. Prompt's tokenizer and VLM's configuration are not in it, they are name
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.files import find_base_model, read_json
 from vla_gym.vla.statistics import MODES, Normalizer
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
@@ -35,25 +35,6 @@ _VIEWS: dict[str, str | None] = {
 }
 # lerobot's name of a way to normalise -> that of vla_gym.vla.statistics.
 _MODES = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "q99"}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object.
-
-    Raises:
-        WeightsError: If the file is missing or holds something else.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise WeightsError(
-            f"Checkpoint {path.parent} lacks {path.name}: copy or download the whole folder."
-        ) from error
-    except ValueError as error:
-        raise WeightsError(f"{path} is no JSON object: {error}") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{path} is no JSON object.")
-    return found
 
 
 class LeRobotPolicyFiles:
@@ -200,60 +181,16 @@ class LeRobotPolicyFiles:
 
         Args:
             given: The caller's; None looks into the checkpoint, its subfolder ``vlm`` and
-                huggingface_hub's cache. Nothing is downloaded.
+                huggingface_hub's cache.
             *needed: Names of files that must be there.
 
         Raises:
             ConfigError: If the given folder lacks one.
             WeightsError: If none is found.
         """
-        if given is not None:
-            folder = Path(given).expanduser()
-            missing = [name for name in needed if not (folder / name).is_file()]
-            if missing:
-                raise ConfigError(f"vlm={str(given)!r} lacks {', '.join(missing)}.")
-            return folder
-        for folder in (self.folder / "vlm", self.folder, *self._cached()):
-            if folder == self.folder and "config.json" in needed:
-                continue  # that one is the policy's
-            if all((folder / name).is_file() for name in needed):
-                return folder
-        raise WeightsError(
-            f"Checkpoint {self.folder} needs {' and '.join(needed)} of {self.backbone}, which it "
-            f'only names: run \'hf download {self.backbone} --include "*.json" --local-dir '
-            f"{self.folder / 'vlm'}', or give vlm='/path/to/it'."
+        folders = [self.folder / "vlm"]
+        if "config.json" not in needed:  # the one in the checkpoint is the policy's
+            folders.append(self.folder)
+        return find_base_model(
+            self.folder, self.backbone, needed, option="vlm", given=given, folders=folders
         )
-
-    def _cached(self) -> list[Path]:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-        if not self.backbone:
-            return []
-        try:
-            return [Path(snapshot_download(self.backbone, local_files_only=True))]
-        except (LocalEntryNotFoundError, HFValidationError):
-            return []
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Return a folder's tokenizer; no code of the folder is run, nothing is downloaded.
-
-    Raises:
-        ConfigError: If its files cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # whatever transformers and tokenizers raise for a broken file
-        raise ConfigError(f"Cannot load the tokenizer in {folder}: {error}") from error
-
-
-def backbone_dtype(dtype: torch.dtype | None, device: str) -> torch.dtype:
-    """Return the dtype to run in: the given one, or bfloat16 on a GPU and float32 elsewhere."""
-    if dtype is not None:
-        return dtype
-    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32

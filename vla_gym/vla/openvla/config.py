@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from transformers import LlamaConfig
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.timm_vit import DINOV2_LARGE, SIGLIP_SO400M, ViTConfig
+from vla_gym.vla.files import read_json
+from vla_gym.vla.openvla.vision import DINOV2_LARGE, SIGLIP_SO400M, ViTConfig
 
 # Heads cannot be read from shapes. timm's names of the towers -> heads.
 _HEADS = {
@@ -96,11 +96,8 @@ class OpenVLAConfig:
             WeightsError: If it is no OpenVLA with both vision towers, or heads are unknown.
         """
         file = folder / "config.json"
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-            fused = config.get("use_fused_vision_backbone", True)
-        except (OSError, ValueError, AttributeError) as error:
-            raise WeightsError(f"{file} is no JSON object: {error}") from error
+        config = read_json(file)
+        fused = config.get("use_fused_vision_backbone", True)
         if config.get("model_type") != "openvla" or not fused:
             raise WeightsError(
                 f"Expected an OpenVLA with two vision towers in {file} (model_type 'openvla', "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from torch import nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
-from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.flow import FlowBackend, FlowOptions, FlowOutput
-from vla_gym.vla.lerobot_files import LeRobotPolicyFiles, backbone_dtype, load_tokenizer
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.flow.backend import FlowBackend, FlowOutput
+from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.flow.options import FlowOptions
 
 # Sizes of Gemma in the variants that checkpoints name.
 _GEMMA = {
@@ -63,6 +64,10 @@ class Pi0Backend(FlowBackend):
     """:class:`~vla_gym.vla.base.FrozenVLA` over transformers' PI0ForConditionalGeneration."""
 
     centred_padding = True
+    policy_type = "pi0"
+    default_backbone = "google/paligemma-3b-pt-224"
+    backbone_files = ("tokenizer.json",)
+    float32_parts = ("embed_action_time", "action_out_proj")
     model: Any  # PI0ForConditionalGeneration, whose annotations are narrower than what it takes
 
     def __init__(
@@ -82,10 +87,10 @@ class Pi0Backend(FlowBackend):
             files,
             tokenizer,
             options,
+            compile=compile,
             hidden_size=config.dit_config.hidden_size,
             pixel_size=(side, side),
             num_steps=config.num_inference_steps,
-            pad_prompts=compile,
         )
         self._image_tokens = (side // config.vlm_config.vision_config.patch_size) ** 2
         # Noise and velocities add up in float32, whatever the layers between run in.
@@ -96,63 +101,19 @@ class Pi0Backend(FlowBackend):
             model.model.vlm.vision_tower.compile(dynamic=False)
             model.model.dit.compile(dynamic=False)
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: Path,
-        *,
-        device: str = "cpu",
-        dtype: torch.dtype | None = None,
-        compile: bool = False,
-        vlm: str | Path | None = None,
-        noise: str = "fixed",
-        seed: int = 0,
-        num_steps: int | None = None,
-        image_size: int | None = None,
-    ) -> Pi0Backend:
-        """Load a policy that lerobot saved.
+    @staticmethod
+    def make_network(files: LeRobotPolicyFiles, backbone: Path, device: str) -> Any:  # noqa: ARG004
+        """See :meth:`FlowBackend.make_network`."""
+        return make_network(make_config(files), device)
 
-        Args:
-            folder: With config.json, model.safetensors, processors and their statistics.
-            device: Torch device.
-            dtype: Of PaliGemma and expert; None for bfloat16 on a GPU and float32 elsewhere. The
-                projections of state, actions and time are float32 always.
-            compile: Whether to compile vision tower and expert; prompts are then padded to one
-                length, so that they are compiled once for each batch size.
-            vlm: Folder with PaliGemma's tokenizer; None looks into the checkpoint, its subfolder
-                ``vlm`` and huggingface_hub's cache.
-            noise: See :mod:`vla_gym.vla.flow`.
-            seed: Of the noise.
-            num_steps: Denoising steps; None for the checkpoint's.
-            image_size: Side in pixels of the renders; None for that of the training data.
-
-        Raises:
-            ConfigError: If an option is out of range or ``vlm`` lacks a file.
-            WeightsError: If a file is missing or corrupt, or does not fit.
-            NotEnoughMemoryError: If the weights do not fit into the device.
-        """
-        options = FlowOptions(noise, seed, num_steps, image_size)
-        files = LeRobotPolicyFiles(
-            Path(folder), "pi0", state_dim=PROPRIO_SIZE, action_dim=ACTION_SIZE
+    @staticmethod
+    def renamer(model: nn.Module, checkpoint: Checkpoint) -> Callable[[str], str | None]:
+        """See :meth:`FlowBackend.renamer`."""
+        return partial(
+            _rename,
+            nested=any("vision_tower.vision_model." in name for name in model.state_dict()),
+            tied=any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes),
         )
-        files.backbone = files.backbone or "google/paligemma-3b-pt-224"
-        config = make_config(files)
-        tokenizer = load_tokenizer(files.backbone_folder(vlm, "tokenizer.json"))
-        model = make_network(config, device)
-        checkpoint = Checkpoint(files.folder)
-        load_into(
-            model,
-            checkpoint,
-            device=device,
-            dtype=backbone_dtype(dtype, device),
-            rename=partial(
-                _rename,
-                nested=any("vision_tower.vision_model." in name for name in model.state_dict()),
-                tied=any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes),
-            ),
-            keep_float32=("embed_action_time", "action_out_proj"),
-        )
-        return cls(model, files, tokenizer, options, compile=compile)
 
     def sample(
         self,

@@ -2,15 +2,7 @@
 
 A flow-matching policy turns noise into a chunk of actions in a few denoising steps. Its hidden
 states are the input of ``action_out_proj`` at the last step, where the actions are almost clean
-(time 0.1 with ten steps). They depend on the noise, so the noise must not depend on chance, on the
-other rows of the batch or on how often the policy was called. Three ways to have that:
-
-- ``"fixed"``, the default: one draw for the seed, the same for every row and call; a typical point
-  of the distribution that the policy was trained on.
-- ``"zeros"``: the middle of that distribution, which no training sample was ever that close to.
-- ``"observation"``: a draw for the seed and the row's own images, instruction and proprioception,
-  so that rows and steps have noise as different as in the original.
-
+(time 0.1 with ten steps). Which noise they start from is an option, see :mod:`.options`.
 An actor that acts through the noise passes its own to :meth:`FlowBackend.infer`.
 """
 
@@ -18,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,10 +20,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, VLAOutput
-from vla_gym.vla.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, VLAOutput
+from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
+from vla_gym.vla.files import load_tokenizer
+from vla_gym.vla.flow.images import resize_with_padding
+from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.flow.options import FlowOptions
+from vla_gym.vla.preprocess import check_images, check_rows
 
-NOISES = ("fixed", "zeros", "observation")
 
 
 class FlowOutput(NamedTuple):
@@ -45,63 +42,6 @@ class FlowOutput(NamedTuple):
     actions: torch.Tensor
 
 
-@dataclass(frozen=True)
-class FlowOptions:
-    """A caller's choices.
-
-    Attributes:
-        noise: ``"fixed"``, ``"zeros"`` or ``"observation"``, see the module.
-        seed: Of the noise.
-        num_steps: Denoising steps; None for the checkpoint's.
-        image_size: Side in pixels of the renders; None for that of the training data.
-    """
-
-    noise: str = "fixed"
-    seed: int = 0
-    num_steps: int | None = None
-    image_size: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: If one is out of range.
-        """
-        if self.noise not in NOISES:
-            raise ConfigError(f"Expected noise in {NOISES}, got {self.noise!r}.")
-        if self.num_steps is not None and self.num_steps < 1:
-            raise ConfigError(f"Expected num_steps >= 1, got {self.num_steps}.")
-        if self.image_size is not None and self.image_size < 1:
-            raise ConfigError(f"Expected image_size >= 1, got {self.image_size}.")
-
-
-def resize_with_padding(
-    images: torch.Tensor, height: int, width: int, *, centred: bool
-) -> torch.Tensor:
-    """Resize images without changing their proportions and fill up with black.
-
-    Args:
-        images: (N, 3, H, W) float32 in [0, 1].
-        height: Of the result.
-        width: Of the result.
-        centred: Whether the image is in the middle (pi0) or at the right and bottom (SmolVLA).
-
-    Returns:
-        (N, 3, height, width), bilinear without anti-aliasing.
-    """
-    old_height, old_width = images.shape[-2:]
-    if (old_height, old_width) == (height, width):
-        return images
-    ratio = max(old_width / width, old_height / height)
-    size = (int(old_height / ratio), int(old_width / ratio))
-    images = F.interpolate(images, size, mode="bilinear", align_corners=False)
-    above, left = height - size[0], width - size[1]
-    if centred:
-        above, left = above // 2, left // 2
-    padding = (left, width - size[1] - left, above, height - size[0] - above)
-    return F.pad(images, padding) if any(padding) else images
-
-
 class FlowBackend(ABC):
     """:class:`~vla_gym.vla.base.FrozenVLA` over a flow-matching network; base of two backends.
 
@@ -114,6 +54,14 @@ class FlowBackend(ABC):
 
     #: Whether images that are not square are centred.
     centred_padding: bool
+    #: ``type`` in config.json.
+    policy_type: str
+    #: Name on the hub of the VLM, where the checkpoint names none.
+    default_backbone: str | None = None
+    #: Files that are needed of the VLM.
+    backbone_files: tuple[str, ...]
+    #: Beginnings of the network's names of what is float32 always.
+    float32_parts: tuple[str, ...]
 
     def __init__(
         self,
@@ -122,10 +70,10 @@ class FlowBackend(ABC):
         tokenizer: Any,
         options: FlowOptions,
         *,
+        compile: bool = False,
         hidden_size: int,
         pixel_size: tuple[int, int],
         num_steps: int,
-        pad_prompts: bool = False,
     ) -> None:
         """Freeze a network.
 
@@ -134,15 +82,15 @@ class FlowBackend(ABC):
             files: Of the checkpoint.
             tokenizer: Of the prompt, called as transformers' tokenizers are.
             options: See the class.
+            compile: Pad to the longest prompt that the checkpoint allows, not to the longest of the
+                batch, so that shapes do not change between calls; subclasses compile.
             hidden_size: Size H of the hidden states.
             pixel_size: Height and width in pixels that the network works on.
             num_steps: Denoising steps of the checkpoint.
-            pad_prompts: Pad to the longest prompt that the checkpoint allows, not to the longest
-                of the batch, so that shapes do not change between calls.
         """
         self.model = model.eval().requires_grad_(False)
         self.files, self.tokenizer, self.options = files, tokenizer, options
-        self.pixel_size, self.pad_prompts = pixel_size, pad_prompts
+        self.pixel_size, self._pad_prompts = pixel_size, compile
         config = files.config
         self.name = files.folder.name
         self.horizon = self.num_hidden_tokens = int(config.get("chunk_size", 50))
@@ -153,6 +101,80 @@ class FlowBackend(ABC):
         self._state_dim = int(config.get("max_state_dim", 32))
         self.noise_shape = (self.horizon, int(config.get("max_action_dim", 32)))
         self._fixed_noise = self._draw(options.seed)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        vlm: str | Path | None = None,
+        noise: str = "fixed",
+        seed: int = 0,
+        num_steps: int | None = None,
+        image_size: int | None = None,
+    ) -> Self:
+        """Load a policy that lerobot saved.
+
+        Args:
+            folder: With config.json, model.safetensors, processors and their statistics.
+            device: Torch device.
+            dtype: Of VLM and expert; None for bfloat16 on a GPU and float32 elsewhere. The
+                projections of state, actions and time are float32 always.
+            compile: Whether to compile the network; prompts are then padded to one length, so
+                that it is compiled once for each batch size.
+            vlm: Folder with tokenizer and, for SmolVLA, config.json of the VLM that the policy was
+                made from; None looks into the checkpoint, its subfolder ``vlm`` and
+                huggingface_hub's cache.
+            noise: See :mod:`.options`.
+            seed: Of the noise.
+            num_steps: Denoising steps; None for the checkpoint's.
+            image_size: Side in pixels of the renders; None for that of the training data.
+
+        Raises:
+            ConfigError: If an option is out of range or ``vlm`` lacks a file.
+            WeightsError: If a file is missing or corrupt, or does not fit.
+            NotEnoughMemoryError: If the weights do not fit into the device.
+        """
+        options = FlowOptions(noise, seed, num_steps, image_size)
+        files = LeRobotPolicyFiles(
+            Path(folder), cls.policy_type, state_dim=PROPRIO_SIZE, action_dim=ACTION_SIZE
+        )
+        files.backbone = files.backbone or cls.default_backbone
+        backbone = files.backbone_folder(vlm, *cls.backbone_files)
+        tokenizer = load_tokenizer(backbone)
+        model = cls.make_network(files, backbone, device)
+        checkpoint = Checkpoint(files.folder)
+        load_into(
+            model,
+            checkpoint,
+            device=device,
+            dtype=default_dtype(device, dtype),
+            rename=cls.renamer(model, checkpoint),
+            keep_float32=cls.float32_parts,
+        )
+        return cls(model, files, tokenizer, options, compile=compile)
+
+    @staticmethod
+    @abstractmethod
+    def make_network(files: LeRobotPolicyFiles, backbone: Path, device: str) -> Any:
+        """Return the network, its parameters on the meta device.
+
+        Args:
+            files: Of the checkpoint.
+            backbone: Folder with the VLM's files.
+            device: Of what is no parameter.
+
+        Raises:
+            WeightsError: If config.json says something that is not implemented.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def renamer(model: nn.Module, checkpoint: Checkpoint) -> Callable[[str], str | None]:
+        """Return a function from a checkpoint's names to the network's; None: never used."""
 
     @property
     def device(self) -> torch.device:
@@ -199,16 +221,12 @@ class FlowBackend(ABC):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        stacked = self._stack(images)
+        stacked = np.stack(check_images(images, self.files.views, self.image_size), axis=1)
         count = len(stacked)
         proprio = np.asarray(proprio, dtype=np.float32)
         if proprio.ndim != 2 or proprio.shape[1] != PROPRIO_SIZE:
             raise ConfigError(f"Expected proprio of shape (B, 8), got {proprio.shape}.")
-        if not count == len(instructions) == len(proprio):
-            raise ConfigError(
-                "Expected one instruction and one proprio row per image, got "
-                f"{count} images, {len(instructions)} instructions, {len(proprio)} rows."
-            )
+        check_rows(count, instructions, proprio)
         if noise is None:
             noise = self._noise(stacked, instructions, proprio)
         elif tuple(noise.shape) != (count, *self.noise_shape):
@@ -238,7 +256,7 @@ class FlowBackend(ABC):
             prompts,
             max_length=self._max_prompt,
             truncation=True,
-            padding="max_length" if self.pad_prompts else "longest",
+            padding="max_length" if self._pad_prompts else "longest",
             padding_side="right",
             return_tensors="pt",
         )
@@ -255,24 +273,6 @@ class FlowBackend(ABC):
         pixels = mirrored.flatten(0, 1).permute(0, 3, 1, 2).float() / 255.0
         pixels = resize_with_padding(pixels, *self.pixel_size, centred=self.centred_padding)
         return (pixels * 2.0 - 1.0).unflatten(0, stacked.shape[:2])
-
-    def _stack(self, images: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the images of the network's cameras as (B, V, S, S, 3) uint8."""
-        missing = [view for view in self.files.views if view not in images]
-        if missing:
-            raise ConfigError(f"Expected images of the cameras {CAMERAS}, got {sorted(images)}.")
-        size = self.image_size
-        for view in self.files.views:
-            found = np.asarray(images[view])
-            if found.dtype != np.uint8 or found.ndim != 4 or found.shape[1:] != (size, size, 3):
-                raise ConfigError(
-                    f"Expected {view!r} as (B, {size}, {size}, 3) uint8, got {found.dtype} "
-                    f"{found.shape}: render with image_size={size}, or load the VLA with another "
-                    "image_size."
-                )
-        if len({len(images[view]) for view in self.files.views}) > 1:
-            raise ConfigError("Expected as many images of one camera as of the other.")
-        return np.stack([images[view] for view in self.files.views], axis=1)
 
     def _draw(self, seed: int) -> torch.Tensor:
         # On the CPU whatever the device, so that a seed gives the same noise everywhere.

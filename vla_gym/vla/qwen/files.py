@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.files import find_base_model
 from vla_gym.vla.statistics import read_statistics
 
 _CONFIGS = {"alphabrain": "framework_config.yaml", "starvla": "config.yaml"}
@@ -27,7 +28,7 @@ class QwenOFTFiles:
         weights: File or folder with all weights.
         vlm: Folder with the VLM's config.json, preprocessor and tokenizer.
         chunk_len: Actions of a chunk.
-        cot_prompt: See :class:`~vla_gym.vla.qwen_prompt.QwenPrompts`.
+        cot_prompt: See :class:`~vla_gym.vla.qwen.prompt.QwenPrompts`.
         image_size: Height and width that the policy resizes images to, or None.
         norm_mode: ``"q99"`` or ``"min_max"``, the default of the policy's own client.
         statistics: By data set.
@@ -44,9 +45,7 @@ class QwenOFTFiles:
     statistics: dict[str, dict[str, Any]]
 
 
-def find_files(
-    path: Path, base_vlm: str | Path | None = None, checkpoint: str | None = None
-) -> QwenOFTFiles:
+def find_files(path: Path, base_vlm: str | Path | None = None) -> QwenOFTFiles:
     """Recognise the layout of a checkpoint.
 
     AlphaBrain: framework_config.yaml, dataset_statistics.json, model.safetensors (or
@@ -57,11 +56,10 @@ def find_files(
         path: The run's folder, or one file of weights in it.
         base_vlm: Folder of the VLM; by default ``vlm_pretrained/``, or what the configuration
             names, if that is a folder of this machine or in the Hugging Face cache.
-        checkpoint: Name of the file of weights, where there are several.
 
     Raises:
         WeightsError: If a part is missing or damaged, or it is no QwenOFT.
-        ConfigError: If there are several files of weights and none is chosen.
+        ConfigError: If there are several files of weights and the path is a folder.
     """
     folder = path
     if path.is_file():
@@ -79,11 +77,21 @@ def find_files(
             f"{config.file} describes a policy of the framework {framework!r}: this backend is for "
             "QwenOFT."
         )
+    configured = config.get("framework.qwenvl.base_vlm")
     return QwenOFTFiles(
         folder=folder,
         layout=layout,
-        weights=path if path.is_file() else _weights(folder, layout, checkpoint),
-        vlm=_vlm(folder, base_vlm, config.get("framework.qwenvl.base_vlm")),
+        weights=path if path.is_file() else _weights(folder, layout),
+        vlm=find_base_model(
+            folder,
+            configured,
+            ("config.json",),
+            option="base_vlm",
+            given=base_vlm,
+            folders=[
+                folder / name for name in (*_VLM_FOLDERS, *([configured] if configured else []))
+            ],
+        ),
         chunk_len=_chunk_len(config, layout),
         cot_prompt=config.get("datasets.vla_data.CoT_prompt"),
         image_size=_image_size(config),
@@ -95,7 +103,7 @@ def find_files(
 
 
 def module_name(name: str) -> str | None:
-    """Return the name in :class:`~vla_gym.vla.qwen_model.QwenOFT` of a checkpoint's tensor.
+    """Return the name in :class:`~vla_gym.vla.qwen.model.QwenOFT` of a checkpoint's tensor.
 
     None for the language model's output layer, which no action depends on.
     """
@@ -161,53 +169,18 @@ def _image_size(config: _Config) -> tuple[int, int] | None:
     return None
 
 
-def _weights(folder: Path, layout: str, checkpoint: str | None) -> Path:
-    where = folder if layout == "alphabrain" else folder / "checkpoints"
-    if checkpoint is not None:
-        if not (where / checkpoint).is_file():
-            raise WeightsError(f"No file of weights {checkpoint!r} in {where}.")
-        return where / checkpoint
+def _weights(folder: Path, layout: str) -> Path:
     if layout == "alphabrain":
         legacy = folder / "pytorch_model.pt"
         safe = any(folder.glob("model.safetensors*"))
         return legacy if legacy.is_file() and not safe else folder
+    where = folder / "checkpoints"
     found = sorted(f for f in where.glob("*") if f.suffix in _WEIGHT_SUFFIXES)
     if not found:
         raise WeightsError(f"No weights in {where}: expected a file *.safetensors or *.pt.")
     if len(found) > 1:
         raise ConfigError(
-            f"Several files of weights in {where}: choose with checkpoint=... among "
-            f"{', '.join(f.name for f in found)}."
+            f"Several files of weights in {where}: give the path of one of "
+            f"{', '.join(f.name for f in found)} instead of the folder."
         )
     return found[0]
-
-
-def _vlm(folder: Path, base_vlm: str | Path | None, configured: str | None) -> Path:
-    """Return the folder of the VLM's configuration and tokenizer; nothing is downloaded."""
-    if base_vlm is not None:
-        candidates = [Path(base_vlm).expanduser()]
-    else:
-        candidates = [folder / name for name in _VLM_FOLDERS]
-        candidates += [folder / configured, Path(configured)] if configured else []
-    for candidate in candidates:
-        if (candidate / "config.json").is_file():
-            return candidate
-    if (cached := _in_cache(str(base_vlm or configured))) is not None:
-        return cached
-    raise WeightsError(
-        f"Checkpoint {folder} needs config, preprocessor and tokenizer of its VLM "
-        f"({base_vlm or configured}): give base_vlm='/path/to/it'. The VLM's weights are not "
-        "needed."
-    )
-
-
-def _in_cache(name: str) -> Path | None:
-    """Return where the Hugging Face cache has a repository ("Qwen/Qwen3-VL-4B-Instruct")."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # a path
-        return None
-    return Path(found).parent if isinstance(found, str) else None

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.preprocess import check_images
 
 #: Height and width in pixels of the renders that the policies were trained on.
 RENDER_SIZE = 256
@@ -208,12 +209,7 @@ class QwenImages:
         Raises:
             ConfigError: If a view is missing or of another shape or dtype.
         """
-        views = [self._checked(images, name) for name in self.cameras]
-        if len({len(view) for view in views}) > 1:
-            raise ConfigError(
-                f"Expected as many images of each view, got {[len(view) for view in views]}."
-            )
-        frames = np.stack(views, axis=1)
+        frames = np.stack(check_images(images, self.cameras, RENDER_SIZE), axis=1)
         batch = len(frames)
         # The policies turn LIBERO's upside-down renders by 180 degrees: upright, but mirrored.
         mirrored = np.ascontiguousarray(frames.reshape(-1, *frames.shape[2:])[:, :, ::-1])
@@ -258,15 +254,3 @@ class QwenImages:
         ).permute(0, 2, 5, 3, 6, 1, 4, 7)
         x = x.unsqueeze(6).expand(*x.shape[:6], s.temporal_patch_size, *x.shape[6:])
         return x.reshape(count * rows * columns, -1)
-
-    def _checked(self, images: dict[str, np.ndarray], name: str) -> np.ndarray:
-        if name not in images:
-            raise ConfigError(f"Expected images of {self.cameras}, got {sorted(images)}.")
-        view = np.asarray(images[name])
-        wanted = (RENDER_SIZE, RENDER_SIZE, 3)
-        if view.dtype != np.uint8 or view.ndim != 4 or view.shape[1:] != wanted:
-            raise ConfigError(
-                f"Expected {name} images uint8 of shape (B, {RENDER_SIZE}, {RENDER_SIZE}, 3), got "
-                f"{view.dtype} {view.shape}: make the environment with image_size={RENDER_SIZE}."
-            )
-        return view

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +11,15 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.checkpoint_files import check_memory
-from vla_gym.vla.openvla import OpenVLABackend
-from vla_gym.vla.openvla_base import Loaded, default_dtype
-from vla_gym.vla.openvla_config import OpenVLAConfig
-from vla_gym.vla.openvla_heads import PROPRIO_SIZE, L1ActionHead, ProprioProjector
-from vla_gym.vla.openvla_model import OpenVLAModel
-from vla_gym.vla.openvla_oft import OpenVLAOFTBackend
-from vla_gym.vla.openvla_sequence import START, Prompts
-from vla_gym.vla.timm_vit import VisionTower
+from vla_gym.vla.checkpoint_files import check_memory, default_dtype
+from vla_gym.vla.openvla.autoregressive import OpenVLABackend
+from vla_gym.vla.openvla.base import Loaded
+from vla_gym.vla.openvla.config import OpenVLAConfig
+from vla_gym.vla.openvla.heads import PROPRIO_SIZE, L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla.model import OpenVLAModel
+from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
+from vla_gym.vla.openvla.sequence import START, Prompts
+from vla_gym.vla.openvla.vision import VisionTower
 
 #: Backends that :func:`random_policy` makes.
 KINDS = ("openvla", "openvla-oft")
@@ -71,15 +70,12 @@ def random_policy(
     for module in modules:
         _fill(module, device, dtype, generator)
     model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
-    parts = Loaded(
-        Path(f"{kind}-random"), model, Prompts(_hash, config.text.vocab_size), "random", _RANGES
-    )
+    prompts = Prompts(_hash, config.text.vocab_size)
+    parts = Loaded(f"{kind}-random", model, prompts, _RANGES, action_head, projector)
     try:
         if not oft:
             return OpenVLABackend(parts, **options)
-        return OpenVLAOFTBackend(
-            parts, action_head, projector, num_views=num_views, head=head, **options
-        )
+        return OpenVLAOFTBackend(parts, num_views=num_views, head=head, **options)
     except TypeError as error:
         raise ConfigError(f"Random weights of {kind!r} do not take this: {error}.") from error
 

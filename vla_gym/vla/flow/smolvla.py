@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
-from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.flow import FlowBackend, FlowOptions, FlowOutput
-from vla_gym.vla.lerobot_files import LeRobotPolicyFiles, backbone_dtype, load_tokenizer
-from vla_gym.vla.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.flow.backend import FlowBackend, FlowOutput
+from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.flow.options import FlowOptions
+from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
 
 # Values of config.json that the network has no code for; all published LIBERO policies have them.
 _EXPECTED = {"attention_mode": "cross_attn", "add_image_special_tokens": False}
@@ -23,6 +25,9 @@ class SmolVLABackend(FlowBackend):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`SmolVLANetwork`."""
 
     centred_padding = False
+    policy_type = "smolvla"
+    backbone_files = ("config.json", "tokenizer.json")
+    float32_parts = ("state_proj", "action_")
     model: SmolVLANetwork
 
     def __init__(
@@ -41,76 +46,33 @@ class SmolVLABackend(FlowBackend):
             files,
             tokenizer,
             options,
+            compile=compile,
             hidden_size=model.hidden_size,
             pixel_size=(int(height), int(width)),
             num_steps=model.sizes.num_steps,
-            pad_prompts=compile,
         )
         self._prefill, self._denoise = model.prefill, model.denoise
         if compile:
             self._prefill = torch.compile(model.prefill, dynamic=False)
             self._denoise = torch.compile(model.denoise, dynamic=False)
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: Path,
-        *,
-        device: str = "cpu",
-        dtype: torch.dtype | None = None,
-        compile: bool = False,
-        vlm: str | Path | None = None,
-        noise: str = "fixed",
-        seed: int = 0,
-        num_steps: int | None = None,
-        image_size: int | None = None,
-    ) -> SmolVLABackend:
-        """Load a policy that lerobot saved.
-
-        Args:
-            folder: With config.json, model.safetensors, processors and their statistics.
-            device: Torch device.
-            dtype: Of VLM and expert; None for bfloat16 on a GPU and float32 elsewhere. The
-                projections of state, actions and time are float32 always.
-            compile: Whether to compile the network; prompts are then padded to one length, so
-                that it is compiled once for each batch size.
-            vlm: Folder with config.json and tokenizer of the SmolVLM that the policy was made
-                from; None looks into the checkpoint, its subfolder ``vlm`` and huggingface_hub's
-                cache.
-            noise: See :mod:`vla_gym.vla.flow`.
-            seed: Of the noise.
-            num_steps: Denoising steps; None for the checkpoint's.
-            image_size: Side in pixels of the renders; None for that of the training data.
-
-        Raises:
-            ConfigError: If an option is out of range or ``vlm`` lacks a file.
-            WeightsError: If a file is missing or corrupt, or does not fit.
-            NotEnoughMemoryError: If the weights do not fit into the device.
-        """
+    @staticmethod
+    def make_network(files: LeRobotPolicyFiles, backbone: Path, device: str) -> SmolVLANetwork:  # noqa: ARG004
+        """See :meth:`FlowBackend.make_network`."""
         from transformers import SmolVLMConfig
 
-        options = FlowOptions(noise, seed, num_steps, image_size)
-        files = LeRobotPolicyFiles(
-            Path(folder), "smolvla", state_dim=PROPRIO_SIZE, action_dim=ACTION_SIZE
-        )
         sizes = _read_sizes(files)
-        backbone = files.backbone_folder(vlm, "config.json", "tokenizer.json")
-        tokenizer = load_tokenizer(backbone)
         try:
             vlm_config = SmolVLMConfig.from_pretrained(str(backbone), local_files_only=True)
         except Exception as error:  # whatever transformers raises for a broken file
             raise WeightsError(f"Cannot read {backbone / 'config.json'}: {error}") from error
         with torch.device("meta"):
-            model = SmolVLANetwork(sizes, vlm_config)
-        load_into(
-            model,
-            Checkpoint(files.folder),
-            device=device,
-            dtype=backbone_dtype(dtype, device),
-            rename=_rename,
-            keep_float32=("state_proj", "action_"),
-        )
-        return cls(model, files, tokenizer, options, compile=compile)
+            return SmolVLANetwork(sizes, vlm_config)
+
+    @staticmethod
+    def renamer(model: nn.Module, checkpoint: Checkpoint) -> Callable[[str], str | None]:  # noqa: ARG004
+        """See :meth:`FlowBackend.renamer`."""
+        return _rename
 
     def sample(
         self,

@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, find_file, load_into
+from vla_gym.vla.openvla.config import OpenVLAConfig
+from vla_gym.vla.openvla.heads import ACTION_SIZE, PROPRIO_SIZE, L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
+from vla_gym.vla.openvla.llama_layers import run_layers
+from vla_gym.vla.openvla.model import OpenVLAModel
+from vla_gym.vla.openvla.sequence import Prompts, Tokenizer, load_tokenizer
 from vla_gym.vla.base import CAMERAS
-from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.llama_layers import run_layers
-from vla_gym.vla.openvla_config import OpenVLAConfig
-from vla_gym.vla.openvla_heads import ACTION_SIZE
-from vla_gym.vla.openvla_images import RENDER_SIZE, normalize_pixels, preprocess
-from vla_gym.vla.openvla_model import OpenVLAModel
-from vla_gym.vla.openvla_sequence import Prompts, Tokenizer, load_tokenizer
+from vla_gym.vla.preprocess import check_images
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 from vla_gym.vla.tokens import actions_to_bins, bins_to_actions
 
 GRIPPER = 6  # index of the gripper in an action
-#: Of ``torch.compile``; the last two record CUDA graphs, one for each shape.
-COMPILE_MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint's parts that both backends need.
+    """A checkpoint's parts.
 
     Attributes:
-        folder: Where it is.
+        name: Name of its folder.
         model: The network.
         prompts: From instructions to ids.
-        unnorm_key: Data set whose statistics are used.
-        statistics: Of that data set.
+        statistics: Of the data set whose actions are predicted.
+        action_head: OpenVLA-OFT's; None for a policy of tokens.
+        proprio_projector: OpenVLA-OFT's; None for a policy without proprioception.
     """
 
-    folder: Path
+    name: str
     model: OpenVLAModel
     prompts: Prompts
-    unnorm_key: str
     statistics: dict[str, Any]
+    action_head: L1ActionHead | None = None
+    proprio_projector: ProprioProjector | None = None
 
 
 def load_parts(
@@ -53,40 +55,25 @@ def load_parts(
     unnorm_key: str | None,
     tokenizer: str | Path | Tokenizer | None,
 ) -> Loaded:
-    """Load network, tokenizer and statistics of a checkpoint folder.
-
-    Raises:
-        ConfigError: If the data set is unknown, or must be chosen.
-        WeightsError: If a file is missing, damaged or does not fit.
-        NotEnoughMemoryError: If the device has too little.
-    """
+    """Load a checkpoint folder; see :meth:`OpenVLABase.from_pretrained`."""
     # What is small comes first: loading the network may take minutes.
-    key, statistics = choose_statistics(read_statistics(folder), unnorm_key, folder)
+    files = [find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")]
+    _, statistics = choose_statistics(read_statistics(folder), unnorm_key, folder)
     if not callable(tokenizer):
         tokenizer = load_tokenizer(folder if tokenizer is None else tokenizer)
     checkpoint = Checkpoint(folder)
     config = OpenVLAConfig.from_checkpoint(folder, checkpoint.shapes)
     model = OpenVLAModel.from_checkpoint(checkpoint, config, device, default_dtype(device, dtype))
-    return Loaded(folder, model, Prompts(tokenizer, config.text.vocab_size), key, statistics)
-
-
-def default_dtype(device: str, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that was asked for, else bfloat16 on a GPU and float32 on a CPU."""
-    if dtype is not None:
-        return dtype
-    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-
-
-def _compiled(function: Callable[..., torch.Tensor], mode: str) -> Callable[..., torch.Tensor]:
-    compiled = torch.compile(function, mode=mode)
-    if mode not in ("reduce-overhead", "max-autotune"):
-        return compiled
-
-    def run(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        # A graph writes its result into the same memory every time; callers keep theirs.
-        return compiled(*arguments, **keywords).clone()
-
-    return run
+    width = config.text.hidden_size
+    with torch.device("meta"):
+        action_head = L1ActionHead(width) if files[0] else None
+        projector = ProprioProjector(PROPRIO_SIZE, width) if files[1] else None
+    for head, file in zip((action_head, projector), files, strict=True):
+        if head is not None and file is not None:
+            load_into(head, Checkpoint(file), device=device, dtype=model.dtype)
+            head.eval().requires_grad_(False)
+    prompts = Prompts(tokenizer, config.text.vocab_size)
+    return Loaded(folder.name, model, prompts, statistics, action_head, projector)
 
 
 class OpenVLABase:
@@ -113,7 +100,6 @@ class OpenVLABase:
         num_views: int,
         epsilon: float,
         compile: bool,
-        compile_mode: str = "default",
         jpeg: bool,
         crop: bool,
     ) -> None:
@@ -125,22 +111,15 @@ class OpenVLABase:
             num_views: 1 or 2.
             epsilon: Added to the actions' range.
             compile: Whether to compile the parts that take time.
-            compile_mode: One of :data:`COMPILE_MODES`.
-            jpeg: See :func:`vla_gym.vla.openvla_images.preprocess`.
-            crop: As ``jpeg``.
+            jpeg: Whether images are compressed as the training data was.
+            crop: Whether images are cropped, as is right for training on random crops.
 
         Raises:
-            ConfigError: If the number of views or the mode is another.
+            ConfigError: If the number of views is another.
         """
         if num_views not in (1, 2):
             raise ConfigError(f"Expected num_views 1 or 2, got {num_views}.")
-        if compile_mode not in COMPILE_MODES:
-            raise ConfigError(
-                f"Expected compile_mode {', '.join(COMPILE_MODES)}, got {compile_mode!r}."
-            )
-        self.model, self.prompts = parts.model, parts.prompts
-        self.name = parts.folder.name
-        self.unnorm_key = parts.unnorm_key
+        self.model, self.prompts, self.name = parts.model, parts.prompts, parts.name
         self.horizon = horizon
         self.num_hidden_tokens = horizon * ACTION_SIZE
         self.hidden_size = int(parts.model.config.text.hidden_size)
@@ -150,8 +129,51 @@ class OpenVLABase:
         self._run_layers: Callable[..., torch.Tensor] = run_layers
         self._embed_pixels: Callable[..., torch.Tensor] = self.model.embed_pixels
         if compile:
-            self._run_layers = _compiled(run_layers, compile_mode)
-            self._embed_pixels = _compiled(self.model.embed_pixels, compile_mode)
+            self._run_layers = torch.compile(run_layers)
+            self._embed_pixels = torch.compile(self.model.embed_pixels)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        unnorm_key: str | None = None,
+        tokenizer: str | Path | Tokenizer | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a checkpoint folder.
+
+        Args:
+            folder: With config.json, the weights, tokenizer.json, dataset_statistics.json and, if
+                the policy has them, ``action_head--*_checkpoint.pt`` and
+                ``proprio_projector--*_checkpoint.pt``.
+            device: Torch device.
+            dtype: None: bfloat16 on a GPU, float32 on a CPU.
+            compile: Whether to compile vision towers and, for OpenVLA-OFT, the Llama.
+            unnorm_key: Data set, if the statistics are of several; ``libero_goal`` stands for
+                ``libero_goal_no_noops`` too.
+            tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
+            **options: Of the constructor.
+
+        Raises:
+            ConfigError: If options do not fit the checkpoint.
+            WeightsError: If files are missing, damaged or do not fit.
+            NotEnoughMemoryError: If the device has too little memory.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
+        known = list(inspect.signature(cls).parameters)[1:]
+        if unknown := set(options) - set(known):
+            raise ConfigError(
+                f"{cls.__name__} does not take these options: {', '.join(sorted(unknown))}. It "
+                f"takes: device, dtype, unnorm_key, tokenizer, {', '.join(known)}."
+            )
+        parts = load_parts(folder, device, dtype, unnorm_key, tokenizer)
+        return cls(parts, compile=compile, **options)
 
     def pixels(self, images: dict[str, np.ndarray], instructions: Sequence[str]) -> torch.Tensor:
         """Return what the vision towers see, before normalisation.
@@ -166,14 +188,11 @@ class OpenVLABase:
         Raises:
             ConfigError: If a camera is missing, or dtypes, shapes or batch sizes do not fit.
         """
-        cameras = CAMERAS[: self.num_views]
-        if any(camera not in images for camera in cameras):
-            raise ConfigError(f"Expected images of {cameras}, got {tuple(images)}.")
-        views = [np.asarray(images[camera]) for camera in cameras]
-        if {len(view) for view in views} != {len(instructions)} or not instructions:
+        views = check_images(images, CAMERAS[: self.num_views], self.image_size)
+        if len(views[0]) != len(instructions) or not instructions:
             raise ConfigError(
-                f"Expected one image of {' and '.join(cameras)} for each instruction, got "
-                f"{len(instructions)} instructions and {[len(view) for view in views]} images."
+                f"Expected one image of each camera for each instruction, got {len(views[0])} "
+                f"images and {len(instructions)} instructions."
             )
         side = self.model.config.image_size
         return preprocess(views, side, self.model.device, jpeg=self._jpeg, crop=self._crop)

@@ -9,8 +9,8 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.openvla_config import OpenVLAConfig
-from vla_gym.vla.timm_vit import VisionTower
+from vla_gym.vla.openvla.config import OpenVLAConfig
+from vla_gym.vla.openvla.vision import VisionTower
 
 #: Bins of the action head.
 NUM_ACTION_IDS = 256
@@ -43,7 +43,7 @@ class _VisionBackbone(nn.Module):
 
 
 class OpenVLAModel(nn.Module):
-    """The network; :mod:`vla_gym.vla.openvla_sequence` puts its sequences together.
+    """The network; :mod:`vla_gym.vla.openvla.sequence` puts its sequences together.
 
     Attributes:
         config: Its sizes.

@@ -1,0 +1,1 @@
+"""Flow-matching policies as lerobot saves them: SmolVLA and pi0."""

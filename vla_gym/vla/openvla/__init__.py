@@ -1,0 +1,1 @@
+"""OpenVLA, token after token, and OpenVLA-OFT, a chunk at once."""

@@ -1,0 +1,187 @@
+"""OpenVLA-OFT: all tokens of a chunk at once, with attention in both directions.
+
+After "Fine-Tuning Vision-Language-Action Models: Optimizing Speed and Success" (arXiv 2502.19645).
+The reference computes one observation at a time; here rows with any instructions share a forward
+pass. Not covered: FiLM and the diffusion head, which no checkpoint for LIBERO uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from vla_gym.errors import ConfigError
+from vla_gym.vla.base import TokenOutput, VLAOutput
+from vla_gym.vla.openvla.base import Loaded, OpenVLABase
+from vla_gym.vla.openvla.heads import ACTION_SIZE, PROPRIO_SIZE
+from vla_gym.vla.openvla.sequence import parallel_sequences
+from vla_gym.vla.statistics import Normalizer
+from vla_gym.vla.token_head import OnePassTokens
+from vla_gym.vla.tokens import bins_to_actions
+
+_EPSILON = 1e-8  # of OpenVLA-OFT's normalisation
+
+
+class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
+    """:class:`~vla_gym.vla.base.TrainableTokenVLA` over an OpenVLA-OFT checkpoint.
+
+    The hidden states are those that the action head reads: of the token before the placeholders
+    and of all placeholders but the last.
+    """
+
+    def __init__(
+        self,
+        parts: Loaded,
+        *,
+        num_views: int | None = None,
+        head: str | None = None,
+        horizon: int = 8,
+        append_stop: bool = True,
+        pad_prompt_to: int | None = None,
+        compile: bool = False,
+        jpeg: bool = True,
+        crop: bool = True,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            parts: Of the checkpoint.
+            num_views: 1 or 2; None: 2 for a policy that reads proprioception, else 1.
+            head: ``"l1"`` or ``"token"``; None: l1 where there is one.
+            horizon: Actions in a chunk, as it was trained.
+            append_stop: Whether ``</s>`` follows the placeholders: False for policies of RLinf.
+            pad_prompt_to: Length in tokens that all prompts are padded to, so that shapes never
+                change.
+            compile: See :class:`OpenVLABase`.
+            jpeg: As ``compile``.
+            crop: As ``compile``.
+
+        Raises:
+            ConfigError: If an option does not fit the checkpoint.
+        """
+        self.action_head, self.proprio_projector = parts.action_head, parts.proprio_projector
+        super().__init__(
+            parts,
+            horizon=horizon,
+            num_views=num_views or (1 if self.proprio_projector is None else 2),
+            epsilon=_EPSILON,
+            compile=compile,
+            jpeg=jpeg,
+            crop=crop,
+        )
+        self.append_stop, self.pad_prompt_to = append_stop, pad_prompt_to
+        self.head = head or ("token" if self.action_head is None else "l1")
+        if self.proprio_projector is not None:
+            self.proprio_normalizer = Normalizer(
+                parts.statistics.get("proprio", {}), epsilon=_EPSILON, clip=True
+            )
+
+    @property
+    def head(self) -> str:
+        """``"l1"`` or ``"token"``: which head ``infer`` takes the actions from.
+
+        Raises:
+            ConfigError: On setting one that there is not.
+        """
+        return self._head
+
+    @head.setter
+    def head(self, head: str) -> None:
+        known = ("token",) if self.action_head is None else ("l1", "token")
+        if head not in known:
+            raise ConfigError(
+                f"The checkpoint {self.name!r} has no head {head!r}, but {' and '.join(known)}."
+            )
+        self._head = head
+
+    def hidden_states(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> torch.Tensor:
+        """Return the states (B, M, H) that predict actions, with gradients where there are any.
+
+        Args:
+            images: As in :meth:`infer`.
+            instructions: As in :meth:`infer`.
+            proprio: As in :meth:`infer`.
+
+        Raises:
+            ConfigError: If shapes, dtypes or batch sizes do not fit.
+        """
+        observed = self.embed_images(self.pixels(images, instructions), len(instructions))
+        return self.decode(self.observe(observed, proprio), self.prompts(instructions))
+
+    def observe(self, patches: torch.Tensor, proprio: np.ndarray) -> torch.Tensor:
+        """Append the token of proprioception (B, 8) to patches (B, P, H), if the policy has one.
+
+        Raises:
+            ConfigError: If the shape is another.
+        """
+        if self.proprio_projector is None:
+            return patches
+        if proprio.shape != (len(patches), PROPRIO_SIZE):
+            raise ConfigError(f"Expected proprio ({len(patches)}, 8), got {proprio.shape}.")
+        values = torch.from_numpy(np.asarray(proprio, np.float64))
+        values = self.proprio_normalizer.normalize(values).to(patches.device, patches.dtype)
+        return torch.cat([patches, self.proprio_projector(values)[:, None]], dim=1)
+
+    def decode(self, observed: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Run the Llama.
+
+        Args:
+            observed: (B, P, H).
+            prompts: Ids of each row.
+
+        Returns:
+            (B, M, H) in the model's dtype.
+        """
+        sequences = parallel_sequences(
+            self.model,
+            observed,
+            prompts,
+            self.num_hidden_tokens,
+            append_stop=self.append_stop,
+            pad_prompt_to=self.pad_prompt_to,
+        )
+        return self._run_layers(
+            self.model.llama,
+            sequences.embeddings,
+            sequences.positions,
+            rows=sequences.rows,
+            mask=sequences.mask,
+        )
+
+    @torch.no_grad()
+    def infer(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> VLAOutput:
+        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
+
+        Raises:
+            ConfigError: If shapes, dtypes or batch sizes do not fit.
+        """
+        hidden = self.hidden_states(images, instructions, proprio)
+        return VLAOutput(hidden.float(), self.to_env(self.normalized_actions(hidden)))
+
+    def normalized_actions(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the actions (B, C, 7) float32 of states (B, M, H), normalised; greedy."""
+        if self.head == "l1":
+            assert self.action_head is not None
+            return self.action_head(hidden).float()
+        return bins_to_actions(self.token_logits(hidden).argmax(dim=-1))
+
+    def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, C, 7, 256) float32 of states (B, M, H)."""
+        return self.model.action_logits(hidden).unflatten(1, (self.horizon, ACTION_SIZE))
+
+    def token_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> TokenOutput:
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`.
+
+        Raises:
+            ConfigError: If inputs do not fit.
+        """
+        hidden = self.hidden_states(images, instructions, proprio)
+        return TokenOutput(hidden, self.token_logits(hidden))

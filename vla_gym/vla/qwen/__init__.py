@@ -1,0 +1,1 @@
+"""QwenOFT policies of AlphaBrain and starVLA, on Qwen2.5-VL and Qwen3-VL."""
