@@ -1,4 +1,4 @@
-"""``vla-gym bench --vla``: chunks a second of a frozen VLA beside the device's roofline."""
+"""``vla-gym bench --vla``: chunks a second of a frozen VLA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from vla_gym.suites import suite_tasks
 
 if TYPE_CHECKING:
     from vla_gym.vla.base import FrozenVLA
-    from vla_gym.vla.cost import Cost
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class VLABenchConfig:
     compile: bool = False
     """Compile the network with torch.compile."""
     options: tuple[str, ...] = ()
-    """The backend's own, as name=value: e.g. pad_prompt_to=40 compile_mode=reduce-overhead."""
+    """The backend's own, as name=value: e.g. pad_prompt_to=40."""
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     """Observations in a forward pass."""
     suite: str = "goal"
@@ -51,10 +50,6 @@ class VLABenchConfig:
     """Timed passes for each batch size."""
     warmup: int = 3
     """Passes before them: compilation, memory, caches."""
-    peak_tflops: float | None = None
-    """What the device can do in that dtype, dense, 10^12 operations/s; for the roofline."""
-    bandwidth_tb: float | None = None
-    """Its memory bandwidth, 10^12 bytes/s; for the roofline."""
     json: Path | None = None
     """Also write the figures here."""
 
@@ -68,10 +63,6 @@ class VLABenchConfig:
             raise ConfigError(f"batch_sizes must be positive, got {self.batch_sizes}.")
         if self.repeats < 1 or self.warmup < 0:
             raise ConfigError("repeats must be at least 1 and warmup at least 0.")
-        if (self.peak_tflops is None) != (self.bandwidth_tb is None):
-            raise ConfigError("The roofline needs both peak_tflops and bandwidth_tb.")
-        if min(self.peak_tflops or 1.0, self.bandwidth_tb or 1.0) <= 0.0:
-            raise ConfigError("peak_tflops and bandwidth_tb must be positive.")
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ConfigError(f"{self.json}: its folder does not exist.")
 
@@ -85,9 +76,6 @@ class BatchSpeed:
         ms: Median time of a pass in milliseconds.
         spread_ms: Half of the range of the times.
         chunks_per_s: batch / median time.
-        tflops_per_s: Operations that were counted, over that time; None if not counted.
-        roofline: Chunks a second that the device could reach; None without its figures.
-        share: chunks_per_s / roofline.
         peak_mb: Memory that PyTorch held at most, in 10^6 bytes; None on a CPU.
     """
 
@@ -95,9 +83,6 @@ class BatchSpeed:
     ms: float
     spread_ms: float
     chunks_per_s: float
-    tflops_per_s: float | None
-    roofline: float | None
-    share: float | None
     peak_mb: float | None
 
 
@@ -109,21 +94,8 @@ def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...
     return images, [texts[i % len(texts)] for i in range(batch)], np.zeros((batch, 8), np.float32)
 
 
-def count_cost(vla: FrozenVLA, texts: list[str], compiled: bool) -> Cost | None:
-    """Return the cost of a pass with the longest instruction, or None if it cannot be told."""
-    from vla_gym.vla.cost import CountsCost, watched_cost
-
-    longest = max(texts, key=len)
-    if isinstance(vla, CountsCost):
-        return vla.cost(longest)
-    if compiled:  # a compiled network's products cannot be watched
-        return None
-    images, _, proprio = observations(vla, 1, texts)
-    return watched_cost(vla, images, longest, proprio)
-
-
 def measure_batch(
-    vla: FrozenVLA, batch: int, texts: list[str], config: VLABenchConfig, cost: Cost | None
+    vla: FrozenVLA, batch: int, texts: list[str], config: VLABenchConfig
 ) -> BatchSpeed:
     """Time the passes of one batch size."""
     import torch
@@ -141,17 +113,11 @@ def measure_batch(
         vla.infer(*arguments).actions.cpu()
         times.append(time.perf_counter() - begin)
     median = statistics.median(times)
-    roofline = None
-    if cost is not None and config.peak_tflops is not None and config.bandwidth_tb is not None:
-        roofline = cost.roofline(batch, config.peak_tflops * 1e12, config.bandwidth_tb * 1e12)
     return BatchSpeed(
         batch=batch,
         ms=1e3 * median,
         spread_ms=1e3 * (max(times) - min(times)) / 2,
         chunks_per_s=batch / median,
-        tflops_per_s=None if cost is None else batch * cost.total_flops / median / 1e12,
-        roofline=roofline,
-        share=None if roofline is None else batch / median / roofline,
         peak_mb=torch.cuda.max_memory_allocated(config.device) / 1e6 if on_gpu else None,
     )
 
@@ -170,10 +136,9 @@ def measure_vla(
 
     texts = [task.instruction for task in suite_tasks(config.suite)]
     texts = texts[:1] if config.one_task else texts
-    cost = count_cost(vla, texts, config.compile)
     rows = []
     for batch in config.batch_sizes:
-        rows.append(measure_batch(vla, batch, texts, config, cost))
+        rows.append(measure_batch(vla, batch, texts, config))
         done(rows[-1])
     on_gpu = torch.device(config.device).type == "cuda"
     return {
@@ -184,7 +149,6 @@ def measure_vla(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "config": {name: str(value) for name, value in asdict(config).items()},
-        "cost": None if cost is None else asdict(cost),
         "batches": [asdict(row) for row in rows],
     }
 
@@ -227,9 +191,8 @@ def main(config: VLABenchConfig) -> int:
             bar.update()
 
         report = measure_vla(config, vla, advance)
-    cost = report["cost"]
     table = Table(title=f"{report['vla']} on {report['device']}, {report['date']}")
-    for heading in ("batch", "ms a pass", "chunks/s", "actions/s", "TFLOP/s", "roofline", "share"):
+    for heading in ("batch", "ms a pass", "chunks/s", "actions/s", "GPU MB"):
         table.add_column(heading, justify="right")
     for row in report["batches"]:
         table.add_row(
@@ -237,23 +200,10 @@ def main(config: VLABenchConfig) -> int:
             f"{row['ms']:.1f} ± {row['spread_ms']:.1f}",
             f"{row['chunks_per_s']:.2f}",
             f"{row['chunks_per_s'] * report['horizon']:.1f}",
-            *(
-                "-" if row[name] is None else text.format(row[name])
-                for name, text in (
-                    ("tflops_per_s", "{:.3g}"),
-                    ("roofline", "{:.1f}"),
-                    ("share", "{:.0%}"),
-                )
-            ),
+            "-" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}",
         )
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    if cost is not None:
-        flops = sum(cost["flops"].values())
-        console.print(
-            f"A chunk: {flops / 1e12:.3g} TFLOP (from the {cost['counted']}); a pass reads "
-            f"{cost['weight_bytes'] / 1e9:.3g} GB of weights."
-        )
     if config.json is not None:
         config.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0

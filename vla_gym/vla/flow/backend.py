@@ -155,7 +155,9 @@ class FlowBackend(ABC):
             rename=cls.renamer(model, checkpoint),
             keep_float32=cls.float32_parts,
         )
-        return cls(model, files, tokenizer, options, compile=compile)
+        subclass: Any = cls  # reads the sizes off the network
+        made: Self = subclass(model, files, tokenizer, options, compile=compile)
+        return made
 
     @staticmethod
     @abstractmethod
