@@ -29,7 +29,6 @@ from vla_gym.vla.flow.options import FlowOptions
 from vla_gym.vla.preprocess import check_images, check_rows
 
 
-
 class FlowOutput(NamedTuple):
     """Result of all denoising steps.
 

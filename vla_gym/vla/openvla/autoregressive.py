@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, VLAOutput
 from vla_gym.vla.openvla.base import Loaded, OpenVLABase
-from vla_gym.vla.openvla.heads import ACTION_SIZE
 from vla_gym.vla.openvla.llama_layers import KeyValues, run_layers
 from vla_gym.vla.openvla.sequence import causal_sequences
 from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs

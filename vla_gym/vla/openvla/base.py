@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, find_file, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.heads import ACTION_SIZE, PROPRIO_SIZE, L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla.heads import L1ActionHead, ProprioProjector
 from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
 from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.model import OpenVLAModel
 from vla_gym.vla.openvla.sequence import Prompts, Tokenizer, load_tokenizer
-from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import check_images
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 from vla_gym.vla.tokens import actions_to_bins, bins_to_actions

@@ -6,12 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.blocks import ResidualMLP
-
-#: Numbers of an action.
-ACTION_SIZE = 7
-#: Numbers of LIBERO's proprioception.
-PROPRIO_SIZE = 8
 
 
 class L1ActionHead(nn.Module):

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import TokenOutput, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, TokenOutput, VLAOutput
 from vla_gym.vla.openvla.base import Loaded, OpenVLABase
-from vla_gym.vla.openvla.heads import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.openvla.sequence import parallel_sequences
 from vla_gym.vla.statistics import Normalizer
 from vla_gym.vla.token_head import OnePassTokens

@@ -11,11 +11,12 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.errors import ConfigError
+from vla_gym.vla.base import PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import check_memory, default_dtype
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.base import Loaded
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.heads import PROPRIO_SIZE, L1ActionHead, ProprioProjector
+from vla_gym.vla.openvla.heads import L1ActionHead, ProprioProjector
 from vla_gym.vla.openvla.model import OpenVLAModel
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.openvla.sequence import START, Prompts

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import QwenOFTFiles, find_files, module_name
 from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings
-from vla_gym.vla.qwen.model import ACTION_SIZE, QwenOFT, build, read_config
+from vla_gym.vla.qwen.model import QwenOFT, build, read_config
 from vla_gym.vla.qwen.prompt import QwenPrompts, state_text
 from vla_gym.vla.statistics import Normalizer, choose_statistics
 

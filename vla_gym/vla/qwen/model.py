@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.blocks import ResidualMLP
 from vla_gym.vla.qwen.prompt import PromptBatch
 
 #: Model types of config.json that there are policies for.
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
-ACTION_SIZE = 7
 
 
 class EqualSegmentAttention(nn.Module):
