@@ -27,12 +27,13 @@ from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings
-from vla_gym_trainers.on_policy.policy import TokenPolicy, ValueHead
-from vla_gym_trainers.on_policy.rollout import RolloutShape
-from vla_gym_trainers.on_policy.source import Order, RolloutSource
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.policy import ValueHead
+from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
 from vla_gym_trainers.on_policy.targets import ppo_targets, rollout_metrics
-from vla_gym_trainers.on_policy.trainable import trainable_copy
+from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
+from vla_gym_trainers.rollout.pipeline import Pipeline
 
 
 class SlowPolicy(TokenPolicy):
@@ -59,26 +60,30 @@ def run(args: argparse.Namespace, envs: LiberoVectorEnv, pause: float, ahead: bo
     policy = SlowPolicy(student, value_head=ValueHead(base.hidden_size))
     policy.act_seconds = pause
     chunks = math.ceil(get_task("goal", args.task).max_control_steps / base.horizon)
-    shape = RolloutShape(args.num_envs, chunks, 1, base.horizon, policy.stored_size)
-    source = RolloutSource(Collector(envs, shape), policy, asynchronous=ahead)
-    settings = LearnerSettings(micro_batch_size=args.num_envs, learning_rate=1e-6)
-    learner, ages, seconds = Learner(policy, settings), Counter[int](), []
+    shape = RolloutShape.of(policy, args.num_envs, chunks, 1)
+    collector, acting = Collector(envs, shape), policy.copy() if ahead else policy
+    buffers = [Rollout.empty(shape) for _ in range(2)]
+
+    def collect(parameters: dict[str, Any], index: int) -> Rollout:
+        acting.load_state_dict(parameters)
+        return collector.collect(acting, buffers[index % 2], seed=index)
+
+    config = PPOConfig(micro_batch_size=args.num_envs, learning_rate=1e-6)
+    learner, ages, seconds = Learner(policy, config), Counter[int](), []
     played: dict[str, float] = {}
-    for version in range(args.updates):
-        began = time.perf_counter()
-        if source.is_pending:
-            rollout = source.take()
-        else:
-            rollout = source.collect(Order(version, version, lambda acting: acting))
-        if ahead and version + 1 < args.updates:
-            source.start(Order(version + 1, version, lambda acting: acting))
-        age = (version - rollout.data["version"])[rollout.data["valid"]]
-        ages.update(age.tolist())
-        played = rollout_metrics(rollout, version)
-        targets = ppo_targets(rollout, 0.95)
-        learner.update(rollout, targets.advantages, targets.keep, targets.returns)
-        seconds.append(time.perf_counter() - began)
-    source.close()
+    with Pipeline(
+        collect, policy.state_dict, ahead=int(ahead), deadline=3600.0, limit=args.updates
+    ) as pipeline:
+        for _ in range(args.updates):
+            began = time.perf_counter()
+            collected = pipeline.next()
+            rollout = collected.block
+            played = rollout_metrics(rollout)
+            ages[collected.staleness] += int(played["rollout/chunks"])
+            targets = ppo_targets(rollout, 0.95)
+            learner.update(rollout, targets.advantages, targets.keep, targets.returns)
+            pipeline.publish()
+            seconds.append(time.perf_counter() - began)
     # The first update has nothing to overlap with, in either way.
     return {
         "seconds_per_update": round(float(np.mean(seconds[1:])), 3),

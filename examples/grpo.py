@@ -16,11 +16,11 @@ from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings
-from vla_gym_trainers.on_policy.policy import TokenPolicy
+from vla_gym_trainers.on_policy.config import GRPOConfig
+from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
 from vla_gym_trainers.on_policy.targets import grpo_targets, rollout_metrics
-from vla_gym_trainers.on_policy.trainable import trainable_copy
+from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--vla", default="mini", help="any VLA with a token head")
@@ -36,7 +36,7 @@ base = vla.load(args.vla)
 student, adapters = trainable_copy(base, "lora", lora=LoraSettings(r=16, exclude=("action_head",)))
 print(adapters.counts)
 policy = TokenPolicy(student, temperature=1.0)
-learner = Learner(policy, LearnerSettings(learning_rate=3e-4, num_minibatches=4))
+learner = Learner(policy, GRPOConfig(learning_rate=3e-4, num_minibatches=4))
 
 num_envs = args.groups * args.group_size
 envs = LiberoVectorEnv(
@@ -49,14 +49,8 @@ envs = LiberoVectorEnv(
     gamma=1.0,
 )
 limit = get_task("goal", args.task).max_control_steps
-shape = RolloutShape(
-    num_envs,
-    math.ceil(limit / base.horizon),
-    episodes=1,
-    horizon=base.horizon,
-    frame_size=policy.stored_size,
-    group_size=args.group_size,
-)
+num_chunks = math.ceil(limit / base.horizon)
+shape = RolloutShape.of(policy, num_envs, num_chunks, episodes=1, group_size=args.group_size)
 rollout, collector = Rollout.empty(shape), Collector(envs, shape, overlap=True)
 for i in range(args.rollouts):
     began = time.perf_counter()
@@ -64,7 +58,7 @@ for i in range(args.rollouts):
     # (R - mean of the group) / std of the group, whole episodes weighing the same, however long;
     # groups without contrast are dropped
     targets = grpo_targets(rollout, aggregation="episodes")
-    played = rollout_metrics(rollout, version=0)
+    played = rollout_metrics(rollout)
     learnt = learner.update(rollout, targets.advantages, targets.keep)
     print(
         f"{i:3d}: success {played['rollout/success']:.2f}, "

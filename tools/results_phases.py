@@ -11,7 +11,8 @@ from typing import Any
 
 from page_blocks import rate
 
-from vla_gym_trainers.on_policy.phases import Schedule
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.on_policy.phases import phase_at
 
 HEAD = ("run", "control steps", "phase", "epsilon", "student", "teacher", "of the teacher's")
 
@@ -27,10 +28,10 @@ def table(runs: list[tuple[str, dict[str, Any], list[dict[str, float]]]]) -> lis
     lines = [f"| {' | '.join(HEAD)} |", "| --- |" + " --- |" * (len(HEAD) - 1)]
     for name, train, validations in runs:
         config = train["config"]
-        schedule = Schedule(config["warmup_steps"], config["transition_steps"])
+        phases = {name: config[name] for name in ("warmup_steps", "transition_steps")}
         for validation in validations:
             episodes = int(validation["episodes"])
-            phase = schedule.at(int(validation["steps"]))
+            phase = phase_at(PPOConfig(**phases), int(validation["steps"]))
             won = [round(validation[who] * episodes) for who in ("student", "teacher")]
             cells = [
                 name,

@@ -1,4 +1,4 @@
-"""``vla-gym-train mini | rl-token | probe | td3 | critics | ppo-actor | ppo | grpo``."""
+"""``vla-gym-train mini | rl-token | probe | td3 | critics | ppo | grpo``."""
 
 from __future__ import annotations
 
@@ -41,13 +41,8 @@ COMMANDS = {
         "td3.critic_check:CriticCheckConfig",
         "td3.critic_check:main",
     ),
-    "ppo-actor": (
-        "PPO on the RL-token actor, on the same environments",
-        "ppo_actor.config:PPOActorConfig",
-        "cli:_train_ppo_actor",
-    ),
     "ppo": (
-        "PPO on the VLA's own action tokens, with LoRA; runs under torchrun",
+        "PPO on the VLA's own action tokens or on its RL token (--policy); runs under torchrun",
         "on_policy.config:PPOConfig",
         "cli:_train_on_policy",
     ),
@@ -104,17 +99,6 @@ def _train_td3(config: Any, resumed: bool) -> str:
     from vla_gym_trainers.td3.train import resume_td3, train_td3
 
     run = resume_td3(config.run_dir, config) if resumed else train_td3(config)
-    table = f"{format_table(run.card)}\n" if "vla" in run.card["results"] else ""
-    return f"{table}run directory: {run.run_dir}"
-
-
-def _train_ppo_actor(config: Any, resumed: bool) -> str:
-    with redirect_stderr(StringIO()):
-        import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.evaluation.eval_result import format_table
-    from vla_gym_trainers.ppo_actor.train import resume_ppo_actor, train_ppo_actor
-
-    run = resume_ppo_actor(config.run_dir, config) if resumed else train_ppo_actor(config)
     table = f"{format_table(run.card)}\n" if "vla" in run.card["results"] else ""
     return f"{table}run directory: {run.run_dir}"
 

@@ -11,9 +11,9 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
 from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig
 from vla_gym.vla.tokens import build_vocabulary
-from vla_gym_trainers.on_policy.policy import TokenPolicy, ValueHead
+from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.rollout import RolloutShape
-from vla_gym_trainers.on_policy.trainable import trainable_copy
+from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 cloudpickle.register_pickle_by_value(toy_token_env)
 LORA = LoraSettings(r=4, exclude=("action_head",))
@@ -42,5 +42,12 @@ def toy_envs(num_envs=4, workers=0, group_size=1, autoreset_mode="NEXT_STEP", **
     )
 
 
-def toy_shape(num_envs=4, episodes=2, num_chunks=5, group_size=1, **kwargs):
-    return RolloutShape(num_envs, num_chunks, episodes, 8, 64, group_size, **kwargs)
+def toy_shape(num_envs=4, episodes=2, num_chunks=5, group_size=1, *, policy=None, first_env=0):
+    return RolloutShape.of(
+        policy or tiny_policy(),
+        num_envs,
+        num_chunks,
+        episodes,
+        group_size=group_size,
+        first_env=first_env,
+    )

@@ -84,6 +84,10 @@ def load_policy(path: Path) -> Any:
     Raises:
         WeightsError: If there is no such file or it cannot be read.
     """
+    from vla_gym_trainers.on_policy.rl_token_policy import WEIGHTS, RLTokenActor
+
+    if (path / WEIGHTS).is_file():
+        return RLTokenActor.load(path)
     from vla_gym_trainers.td3.algorithm import TD3BC
 
     file = path / "policy.zip" if path.is_dir() else path

@@ -133,7 +133,8 @@ def load_trained(
     token = {"name": "mean"}
     if encoder is not None:
         token = vla_identity(loaded.name if rl_token == "auto" else rl_token, "-rl-token")
-    content = (path / "policy.zip" if path.is_dir() else path).read_bytes()
+    files = [path / name for name in ("rl_token_actor.safetensors", "policy.zip")]
+    content = next((file for file in files if file.is_file()), path).read_bytes()
     policy.identity |= {
         "sha256": hashlib.sha256(content).hexdigest(),
         "guarded_tasks": list(model.guarded_tasks),

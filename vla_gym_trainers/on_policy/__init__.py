@@ -1,16 +1,14 @@
-"""PPO and GRPO on a VLA's own action tokens.
+"""PPO and GRPO on one interface of a stochastic policy, over a VLA's tokens or over corrections.
 
 Data flows one way::
 
-    policy.TokenPolicy         a TokenVLA that acts and is differentiated
-    teacher.MixedActor         teacher and student acting by turns
-    rollout.Rollout            what was played: a TensorDict [rows, chunks]
-    collector, source          play the vector environment, now or beside learning
+    distributions, policy      what is drawn: sample, log-probability, entropy, value
+    token_policy               the VLA's own action tokens
+    rl_token_policy            a Gaussian over corrections of the frozen VLA's chunk
+    phases                     cloning, transition, RL; teacher and student acting by turns
+    rollout, collector         what was played: a TensorDict [rows, chunks]
     targets, advantages        from rewards to advantages
-    learner.Learner, losses    minibatches, exact gradient accumulation, the optimiser
-    phases, validation         cloning, transition, RL; student against teacher
-    distributed                sums over processes
-    parts, loop, train         ``vla-gym-train ppo | grpo``: one run directory
+    learner, objective, losses minibatches, exact gradient accumulation, the optimiser
+    loop                       collect, advantages, update; validation; checkpoints
+    train                      ``vla-gym-train ppo | grpo``: one run directory
 """
-
-from __future__ import annotations

@@ -120,7 +120,6 @@ def group_relative(
     valid: Tensor,
     *,
     lengths: Tensor | None = None,
-    scale: bool = True,
     eps: float = 1e-6,
 ) -> GroupAdvantages:
     """GRPO (Shao et al. 2024, section 4.1.2): each episode against its group.
@@ -139,7 +138,6 @@ def group_relative(
         groups: [N] int64; equal numbers played the same task from the same state.
         valid: [N] bool; episodes that are not do not count in their group either.
         lengths: [N], tokens of each episode, or None for equal weights.
-        scale: False leaves out the division (Dr. GRPO, Liu et al. 2025).
         eps: See above.
     """
     returns = torch.where(valid, returns, 0.0)  # NaN of an episode that was not played
@@ -163,19 +161,8 @@ def group_relative(
         0, index, torch.where(valid, returns, -torch.inf), "amax"
     )
     keep = valid & (high > low)[index]
-    advantages = centred / (variance.sqrt()[index] + eps) if scale else centred
+    advantages = centred / (variance.sqrt()[index] + eps)
     return GroupAdvantages(torch.where(keep, advantages, 0.0), keep)
-
-
-def absolute(returns: Tensor, valid: Tensor) -> GroupAdvantages:
-    """Learn from successes alone: ``A_i = R_i`` where it is positive; the others are dropped.
-
-    Args:
-        returns: [N], one number an episode.
-        valid: [N] bool.
-    """
-    keep = valid & (returns > 0)
-    return GroupAdvantages(torch.where(keep, returns, 0.0), keep)
 
 
 def moments(values: Tensor, mask: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,33 +12,29 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vla.preprocess import CAMERAS
-from vla_gym_trainers.on_policy.policy import Act, Frames
+from vla_gym_trainers.on_policy.policy import Act, Observation
 from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
-
-Rows = dict[str, np.ndarray]
 
 
 class Actor(Protocol):
-    """Who acts: :class:`TokenPolicy`, or a mixture with a teacher."""
+    """Who acts: a :class:`Policy`, or a mixture with a teacher."""
 
     @property
     def needs_values(self) -> bool:
         """Whether values are wanted of observations that no chunk begins at."""
 
-    def shrink(self, frames: Frames) -> Frames:
-        """Return the frames as they are stored and as ``act`` takes them."""
+    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
+        """Return the observations as they are stored and as ``act`` takes them."""
 
     def act(
         self,
-        frames: Frames,
+        observation: Observation,
         instructions: Sequence[str],
-        proprio: np.ndarray,
         keys: np.ndarray | None = None,
     ) -> Act:
         """Choose chunks; row i's draws are a function of ``keys[i]``."""
 
-    def values(self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray) -> Tensor:
+    def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
         """Return the values (B,) of observations."""
 
 
@@ -49,8 +45,9 @@ class Collector:
     environment that has played its episodes waits for the others. What is played is a function of
     the seed and the parameters. Rows of a fixed length go on where the last collection stopped.
 
-    A transition that died with its worker is written as not valid; in whole episodes its row has no
-    end then, and the next one is played as if nothing had happened.
+    A transition that died with its worker, or in which a number was not finite, is written as not
+    valid. A row of a whole episode that was lost has no end then, and the next one is played as if
+    nothing had happened.
     """
 
     def __init__(
@@ -76,8 +73,6 @@ class Collector:
                 f"Expected {shape.num_envs} chunked environments, got {envs.num_envs} with actions "
                 f"of shape {envs.single_action_space.shape}: give them a chunk_len."
             )
-        if not 1 <= steps <= shape.horizon:
-            raise ConfigError(f"chunk_len must be in 1..{shape.horizon}, got {steps}.")
         self.envs, self.shape, self.overlap = envs, shape, overlap
         self.chunk_len = steps
         n = envs.num_envs
@@ -85,10 +80,11 @@ class Collector:
         self._episode, self._chunk = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self._played, self._slot = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self._resetting, self._busy = np.zeros(n, bool), np.zeros(n, bool)
+        self._finite = np.ones(n, bool)  # whether all numbers of the last observation are
         self._texts = np.full(n, None, dtype=object)
-        self._last: Rows | None = None  # last observation of every environment
+        self._last: Observation | None = None  # last observation of every environment
 
-    def collect(self, actor: Actor, out: Rollout, *, seed: int, version: int = 0) -> Rollout:
+    def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
         """Play until the rollout is full.
 
         Args:
@@ -96,19 +92,18 @@ class Collector:
             out: Overwritten.
             seed: Of layouts and draws. With rows of a fixed length, the first one counts, and
                 the first one after :meth:`restart`.
-            version: Written into the rollout.
 
         Returns:
             ``out``.
         """
         began = time.perf_counter()
-        out.clear(version)
+        out.clear()
         self._out, self._arrays, self._actor = out, out.arrays, actor
         self._time = {"forward": 0.0, "environment": 0.0}
         self._slot[:], self._played[:] = 0, 0
         if self._last is None or self.shape.episodes is not None:
             self._seeds = seed + self.shape.first_env + np.arange(self.envs.num_envs)
-            self._clocked(lambda: self._start(self._seeds.tolist()))
+            self._start(self._seeds.tolist())
         assert self._last is not None
         due = self._resetting.copy()
         self._send_resets(np.flatnonzero(due))
@@ -125,18 +120,21 @@ class Collector:
         self._last = None
 
     def _start(self, seeds: list[int]) -> None:
-        obs, infos = self.envs.reset(seed=seeds)
-        self._last = self._rows(obs)
+        obs, infos = self._clocked(lambda: self.envs.reset(seed=seeds))
         self._texts[:] = infos["instruction"]
+        self._last = self._observe(obs, np.arange(self.envs.num_envs))
         self._episode[:], self._chunk[:], self._resetting[:] = 0, 0, False
 
-    def _rows(self, obs: dict[str, np.ndarray]) -> Rows:
-        """Keep what is stored of observations."""
-        return {
-            **self._actor.shrink(obs),
-            "proprio": np.array(obs["proprio"], np.float32),
-            "task_id": np.array(obs["task_id"], np.int64),
-        }
+    def _observe(self, obs: dict[str, np.ndarray], ids: np.ndarray) -> Observation:
+        """Keep what is stored of observations, with 0 for numbers that are not finite."""
+        texts = self._texts[ids].tolist()
+        rows: Observation = self._forward(lambda: self._actor.observe(obs, texts))
+        self._finite[ids] = True
+        for key, value in rows.items():
+            if np.issubdtype(value.dtype, np.floating):
+                self._finite[ids] &= np.isfinite(value).reshape(len(ids), -1).all(axis=1)
+                rows[key] = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
+        return rows
 
     def _take(
         self,
@@ -147,17 +145,19 @@ class Collector:
         infos: dict[str, Any],
     ) -> None:
         """Write what came of some environments' steps, and let them go on."""
-        ids, rows = infos["env_id"], self._rows(obs)
+        ids = infos["env_id"]
         self._busy[ids] = False
         stepped = ~self._resetting[ids]
         self._resetting[ids] = False
         self._texts[ids[~stepped]] = infos["instruction"][~stepped]
+        was_finite = self._finite[ids]
+        rows = self._observe(obs, ids)
         assert self._last is not None
         for key, value in rows.items():
             self._last[key][ids] = value
         lost = stepped & truncated & infos.get("worker_restarted", np.zeros(len(ids), bool))
         over = stepped & (terminated | truncated)
-        kept = stepped & ~lost
+        kept = stepped & ~lost & was_finite & self._finite[ids] & np.isfinite(rewards)
         self._write_results(ids[kept], rewards, terminated, truncated, infos, np.flatnonzero(kept))
         self._slot[ids[stepped]] += 1
         self._chunk[ids[stepped]] += 1
@@ -194,33 +194,27 @@ class Collector:
         at: np.ndarray,
     ) -> None:
         where = self._row_of(ids), self._slot[ids]
-        executed = np.asarray(infos["executed_steps"])[at]
         self._arrays["rewards"][where] = rewards[at]
         self._arrays["discounts"][where] = np.asarray(infos["discount"])[at]
-        self._arrays["executed"][where] = executed
+        self._arrays["executed"][where] = np.asarray(infos["executed_steps"])[at]
         self._arrays["terminated"][where] = terminated[at]
         self._arrays["truncated"][where] = truncated[at]
         self._arrays["valid"][where] = True
-        steps = np.arange(self.shape.horizon)
-        self._arrays["token_mask"][where] = steps < executed[:, None]
 
-    def _bootstrap(self, ids: np.ndarray, rows: Rows) -> None:
+    def _bootstrap(self, ids: np.ndarray, rows: Observation) -> None:
         """Value the observations that no further chunk of the rollout begins at."""
         if len(ids) and self._actor.needs_values:
-            frames = {camera: rows[camera] for camera in CAMERAS}
-            values = self._forward(
-                lambda: self._actor.values(frames, self._texts[ids].tolist(), rows["proprio"])
-            )
+            texts = self._texts[ids].tolist()
+            values = self._forward(lambda: self._actor.values(rows, texts))
             # The slot counter has moved on already.
             self._arrays["next_values"][self._row_of(ids), self._slot[ids] - 1] = values
 
-    def _act(self, ids: np.ndarray, rows: Rows) -> None:
+    def _act(self, ids: np.ndarray, rows: Observation) -> None:
         if not len(ids):
             return
         texts = self._texts[ids].tolist()
-        frames = {camera: rows[camera] for camera in CAMERAS}
         keys = np.stack([self._seeds[ids], self._episode[ids], self._chunk[ids]], axis=1)
-        act: Act = self._forward(lambda: self._actor.act(frames, texts, rows["proprio"], keys))
+        act: Act = self._forward(lambda: self._actor.act(rows, texts, keys))
         row, slot = self._row_of(ids), self._slot[ids]
         for key, value in rows.items():
             self._arrays[key][row, slot] = value

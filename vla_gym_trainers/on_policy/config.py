@@ -1,8 +1,8 @@
-"""Settings of ``vla-gym-train ppo`` and ``vla-gym-train grpo``."""
+"""Settings of ``vla-gym-train ppo`` and ``vla-gym-train grpo``; defaults stand here alone."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,10 +11,8 @@ from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES, suite_tasks
 from vla_gym.vla.lora import LoraSettings
 from vla_gym_trainers.on_policy.losses import RatioLevel
-from vla_gym_trainers.on_policy.phases import Schedule
-from vla_gym_trainers.on_policy.settings import LearnerSettings
-from vla_gym_trainers.on_policy.targets import Aggregation, EpisodeAdvantage, GroupBaseline
-from vla_gym_trainers.on_policy.trainable import Trainable
+from vla_gym_trainers.on_policy.targets import Aggregation, GroupBaseline
+from vla_gym_trainers.on_policy.token_policy import Trainable
 
 #: What may differ when a run is resumed: nothing that the training so far depends on.
 RESUMABLE = (
@@ -26,19 +24,26 @@ RESUMABLE = (
     "progress",
     "run_dir",
 )
+#: Settings that are at least so much.
 _LOWEST = {
-    "num_envs": 1,
-    "total_steps": 1,
-    "group_size": 1,
-    "eval_every": 0,
-    "eval_envs": 1,
-    "eval_layouts": 1,
-    "eval_states": 0,
-    "checkpoint_every": 1,
-    "keep_checkpoints": 1,
-    "torch_threads": 1,
-    "learn_threads": 1,
+    **dict.fromkeys(("num_envs", "total_steps", "rollout_chunks", "group_size"), 1),
+    **dict.fromkeys(("epochs", "num_minibatches", "micro_batch_size", "residual_basis"), 1),
+    **dict.fromkeys(("cloning_epochs", "cloning_minibatches", "value_replay"), 1),
+    **dict.fromkeys(("eval_envs", "eval_layouts", "checkpoint_every", "keep_checkpoints"), 1),
+    **dict.fromkeys(("torch_threads", "learn_threads"), 1),
+    **dict.fromkeys(("ahead", "eval_every", "eval_states", "value_epochs"), 0),
+    **dict.fromkeys(("warmup_steps", "transition_steps", "value_warmup_steps"), 0),
 }
+#: Settings that are positive and finite, or None where None is allowed.
+_POSITIVE = (
+    *("learning_rate", "cloning_learning_rate", "clip_low", "clip_high", "max_grad_norm"),
+    *("cloning_coef", "temperature", "value_clip", "target_kl", "residual_scale", "min_sigma"),
+)
+#: Settings that are finite and not negative.
+_NOT_NEGATIVE = (
+    *("entropy_coef", "kl_coef", "bc_weight", "teacher_noise"),
+    *("value_coef", "value_learning_rate"),
+)
 
 
 @dataclass
@@ -52,7 +57,10 @@ class OnPolicyConfig:
     task_ids: tuple[int, ...] | None = None
     """Tasks to train on; default: all of the suite."""
     vla: str = "mini"
-    """The VLA: mini, mini-few, <backend>:/path?option=value, or a folder; it needs a token head."""
+    """The VLA: mini, mini-few, <backend>:/path?option=value, or a folder."""
+    policy: Literal["tokens", "rl-token"] = "tokens"
+    """What acts and is trained: tokens, the VLA itself by its token head; rl-token, a small network
+    on the VLA's RL token that corrects the frozen VLA's chunks."""
     device: str = "cpu"
     """Torch device of the VLA."""
     chunk_len: int | None = None
@@ -91,12 +99,29 @@ class OnPolicyConfig:
     temperature: float = 1.0
     """Of drawing tokens, and of their log-probabilities."""
 
+    rl_token: str = "auto"
+    """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
+    mean; mean: the mean of its hidden states."""
+    net_arch: tuple[int, ...] = (256, 256)
+    """rl-token: hidden widths of the network."""
+    residual_scale: float = 1.0
+    """rl-token: largest mean correction of the VLA's action, in units of the action scale."""
+    residual_basis: int = 2
+    """rl-token: correct with this many smooth functions of time per action dimension."""
+    sigma: float = 0.05
+    """rl-token: standard deviation of the correction at the start (1 = full translation)."""
+    min_sigma: float = 0.01
+    """rl-token: smallest standard deviation; it is learned, per action dimension."""
+    bc_weight: float = 0.0
+    """rl-token: weight of the squared mean correction (scaled units, summed)."""
+
     total_steps: int = 1_000_000
     """Control steps to play, in all processes together."""
     max_minutes: float | None = None
     """Stop after this wall time, if it comes first."""
-    asynchronous: bool = False
-    """Play the next rollout while learning from this one; stale by at most one update."""
+    ahead: int = 0
+    """Rollouts that are played ahead of the update: 0 plays and learns in turn; 1 plays the next
+    one while this one is learnt from, stale by one update; more, by at most so many."""
     overlap: bool = False
     """Within a rollout: half of the environments simulate while the others are in the VLA. Faster;
     log-probabilities then differ in their last bits from run to run."""
@@ -104,9 +129,7 @@ class OnPolicyConfig:
     gamma: float = 1.0
     """Discount per control step."""
     learning_rate: float = 1e-4
-    """Adam's step size of the VLA."""
-    anneal_learning_rate: bool = False
-    """Lower it linearly to 0 over total_steps (a resumed run with more of them: over those)."""
+    """Adam's step size of all but the value head."""
     epochs: int = 1
     """Passes over a rollout."""
     num_minibatches: int = 4
@@ -117,10 +140,10 @@ class OnPolicyConfig:
     """Ratios may fall to 1 - this."""
     clip_high: float = 0.28
     """Ratios may grow to 1 + this."""
-    ratio_level: RatioLevel = "token"
-    """One ratio a token, or one a chunk."""
+    ratio_level: RatioLevel = "factor"
+    """One ratio for each factor of a sample (a token, a number of a correction), or one a chunk."""
     entropy_coef: float = 0.0
-    """Weight of the tokens' entropy."""
+    """Weight of the entropy."""
     kl_coef: float = 0.0
     """Weight of the KL divergence to the policy that RL began with, over all of its chunks."""
     max_grad_norm: float = 1.0
@@ -140,7 +163,7 @@ class OnPolicyConfig:
     transition_steps: int = 0
     """Control steps during which the student takes over, chunk by chunk."""
     cloning_coef: float = 1.0
-    """Weight of the cross-entropy to the teacher's tokens; falls to 0 in the transition."""
+    """Weight of the cross-entropy to the teacher's samples; falls to 0 in the transition."""
     cloning_epochs: int = 4
     """Passes over a rollout in the warm-up."""
     cloning_minibatches: int = 8
@@ -148,7 +171,7 @@ class OnPolicyConfig:
     cloning_learning_rate: float | None = None
     """Adam's step size in the warm-up; default: learning_rate."""
     hybrid: bool = False
-    """Execute the teacher's actions (with teacher_noise) and reinforce their tokens."""
+    """Execute the teacher's actions (with teacher_noise) and reinforce them as samples."""
 
     eval_every: int = 100_000
     """Control steps between greedy evaluations on sampled layouts, the first one at 0; 0: none."""
@@ -177,9 +200,9 @@ class OnPolicyConfig:
         Raises:
             ConfigError: If a value is out of range, or two contradict each other.
         """
-        for name, low in _LOWEST.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+        _check_ranges(self)
+        if self.policy not in ("tokens", "rl-token"):
+            raise ConfigError(f"Expected policy 'tokens' or 'rl-token', got {self.policy!r}.")
         if self.eval_states > NUM_INIT_STATES:
             raise ConfigError(f"eval_states must be at most {NUM_INIT_STATES}.")
         if self.num_envs % self.group_size:
@@ -188,25 +211,20 @@ class OnPolicyConfig:
             )
         if not 0.0 < self.gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {self.gamma}.")
-        if self.hybrid and self.schedule().needs_teacher:
+        if self.clip_low >= 1.0:
+            raise ConfigError(f"clip_low must be below 1, got {self.clip_low}.")
+        if self.skip_factor is not None and self.skip_factor <= 1.0:
+            raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
+        if self.min_sigma > self.sigma:
+            raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
+        has_teacher = self.warmup_steps + self.transition_steps > 0
+        if self.hybrid and has_teacher:
             raise ConfigError("hybrid has no warm-up and no transition: the teacher always acts.")
-        self.learner()
-
-    def learner(self) -> LearnerSettings:
-        """Return the learner's settings."""
-        names = {field.name for field in dataclasses.fields(LearnerSettings)}
-        own = {field.name for field in dataclasses.fields(self)}
-        return LearnerSettings(**{name: getattr(self, name) for name in names & own})
-
-    def schedule(self) -> Schedule:
-        """Return the phases."""
-        names = [field.name for field in dataclasses.fields(Schedule)]
-        return Schedule(**{name: getattr(self, name) for name in names})
-
-    def learning_rate_at(self, steps: int) -> float:
-        """Return the step size of an update whose rollout began after so many control steps."""
-        left = 1.0 - steps / self.total_steps if self.anneal_learning_rate else 1.0
-        return self.learning_rate * max(left, 0.0)
+        if self.policy == "rl-token" and (self.hybrid or has_teacher):
+            raise ConfigError(
+                "policy rl-token begins at the VLA: leave out hybrid, warmup_steps and "
+                "transition_steps."
+            )
 
     def lora(self, modules: set[str]) -> LoraSettings:
         """Return the adapters' settings for a network with these modules."""
@@ -220,9 +238,22 @@ class OnPolicyConfig:
         return tuple(task.task_id for task in suite_tasks(self.suite))
 
 
+def _check_ranges(config: OnPolicyConfig) -> None:
+    for name, low in _LOWEST.items():
+        if getattr(config, name, low) < low:
+            raise ConfigError(f"{name} must be at least {low}, got {getattr(config, name)}.")
+    for name in _POSITIVE:
+        value = getattr(config, name, None)
+        if value is not None and not 0.0 < value < math.inf:
+            raise ConfigError(f"{name} must be positive, got {value}.")
+    for name in _NOT_NEGATIVE:
+        if not 0.0 <= getattr(config, name, 0.0) < math.inf:
+            raise ConfigError(f"{name} must not be negative, got {getattr(config, name)}.")
+
+
 @dataclass
 class PPOConfig(OnPolicyConfig):
-    """Train the VLA's action tokens with PPO: GAE over chunks and a value head."""
+    """PPO: GAE over chunks and a value head."""
 
     algorithm: ClassVar[str] = "ppo"
 
@@ -230,8 +261,6 @@ class PPOConfig(OnPolicyConfig):
     """Discount per control step."""
     gae_lambda: float = 0.95
     """GAE's lambda per chunk."""
-    standardize: bool = True
-    """Standardise the advantages of a rollout."""
     value_learning_rate: float = 1e-3
     """Adam's step size of the value head."""
     value_coef: float = 0.5
@@ -239,11 +268,11 @@ class PPOConfig(OnPolicyConfig):
     value_clip: float | None = 0.2
     """Clip range of the values; None: none."""
     value_epochs: int = 0
-    """Further passes of the value head alone, over queries and returns of the last rollouts."""
+    """Further passes of the value head alone, over inputs and returns of the last rollouts."""
     value_replay: int = 8
     """So many of them."""
-    value_through_trunk: bool = False
-    """Whether the value loss also moves the VLA."""
+    value_warmup_steps: int = 0
+    """Control steps from which the value head alone learns, before RL begins."""
 
     def __post_init__(self) -> None:
         """Check the ranges; see the base."""
@@ -254,15 +283,12 @@ class PPOConfig(OnPolicyConfig):
 
 @dataclass
 class GRPOConfig(OnPolicyConfig):
-    """Train the VLA's action tokens with GRPO: episodes against others of the same start."""
+    """GRPO: episodes against others of the same start."""
 
     algorithm: ClassVar[str] = "grpo"
 
     group_size: int = 8
     """Episodes of the same start."""
-    advantage: EpisodeAdvantage = "group"
-    """group: against the group's mean, in its standard deviations; group-unscaled: without the
-    division; absolute: successes alone."""
     aggregation: Aggregation = "episodes"
     """What weighs the same in the loss: all episodes, or all tokens (long failures then weigh most;
     the baseline to go with it is length)."""
@@ -275,5 +301,5 @@ class GRPOConfig(OnPolicyConfig):
         super().__post_init__()
         if self.episodes_per_env is None:
             raise ConfigError("GRPO plays whole episodes: give episodes_per_env.")
-        if self.advantage != "absolute" and self.group_size < 2:
+        if self.group_size < 2:
             raise ConfigError("GRPO compares within groups: group_size must be at least 2.")

@@ -16,8 +16,8 @@ TIMEOUT_MINUTES = 30.0  # a process waits for the slowest rollout of all
 
 
 @dataclass(frozen=True)
-class World:
-    """Which of how many processes this is.
+class ProcessGroup:
+    """The processes that learn together, and which of them this is.
 
     Attributes:
         rank: From 0.
@@ -64,7 +64,7 @@ class World:
 
 
 @contextmanager
-def world(device: str = "cpu") -> Iterator[World]:
+def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Join the processes that ``torchrun`` started; alone without it.
 
     Args:
@@ -72,7 +72,7 @@ def world(device: str = "cpu") -> Iterator[World]:
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield World(device="cpu")
+        yield ProcessGroup(device="cpu")
         return
     on_gpu = device.startswith("cuda")
     local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu"
@@ -81,6 +81,6 @@ def world(device: str = "cpu") -> Iterator[World]:
     timeout = datetime.timedelta(minutes=TIMEOUT_MINUTES)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
     try:
-        yield World(dist.get_rank(), size, local)
+        yield ProcessGroup(dist.get_rank(), size, local)
     finally:
         dist.destroy_process_group()

@@ -13,18 +13,26 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.distributed import World
-from vla_gym_trainers.on_policy.minibatches import gather, inputs_of, micro_batches, split
-from vla_gym_trainers.on_policy.objective import LOSSES, SUMS, Counts, loss_metrics, objective
-from vla_gym_trainers.on_policy.policy import TokenPolicy
+from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.objective import (
+    LOSSES,
+    SUMS,
+    Counts,
+    gather,
+    loss_metrics,
+    micro_batches,
+    objective,
+    per_factor,
+    split,
+)
+from vla_gym_trainers.on_policy.phases import Phase
+from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.settings import LearnerSettings, Weights
 from vla_gym_trainers.on_policy.value_fit import ValueMemory, fit_values
 
-__all__ = ["Learner", "LearnerSettings", "Weights"]
-
 _NORM_HISTORY, _NORM_MINIMUM = 50, 5
-_EVERYTHING = Weights()
+_RL = Phase()
 
 
 class Learner:
@@ -39,47 +47,46 @@ class Learner:
 
     def __init__(
         self,
-        policy: TokenPolicy,
-        settings: LearnerSettings,
+        policy: Policy,
+        config: OnPolicyConfig,
         *,
-        reference: TokenPolicy | None = None,
-        world: World | None = None,
-        seed: int = 0,
+        reference: Policy | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         """Make a learner; all processes take over the parameters of process 0.
 
         Args:
-            policy: What is trained.
-            settings: See :class:`LearnerSettings`.
+            policy: What is trained; with a value head, the configuration is PPO's.
+            config: Numbers of the optimisation, and the seed of the order of chunks.
             reference: Of the KL penalty; needed if ``kl_coef`` is positive.
-            world: The processes that learn together.
-            seed: Of the order of chunks.
+            group: The processes that learn together.
 
         Raises:
             ConfigError: If nothing is trainable, or the reference is missing.
         """
-        if settings.kl_coef > 0.0 and reference is None:
+        if config.kl_coef > 0.0 and reference is None:
             raise ConfigError("kl_coef > 0 needs a reference policy.")
         named = policy.named_parameters()
-        if not any(name.startswith("vla.") for name in named):
-            raise ConfigError("Nothing of the VLA is trained: see trainable_copy().")
-        self.policy, self.settings, self.reference = policy, settings, reference
-        self.world = world or World()
+        value_of = {name: name.startswith("value_head.") for name in named}
+        if all(value_of.values()):
+            raise ConfigError("Nothing of the policy is trained: see trainable_copy().")
+        self.policy, self.config, self.reference = policy, config, reference
+        self.group = group or ProcessGroup()
         self.parameters = list(named.values())
-        self.world.broadcast(self.parameters)
-        groups = []
-        for prefix, rate in (
-            ("vla.", settings.learning_rate),
-            ("value_head.", settings.value_learning_rate),
-        ):
-            own = [p for name, p in named.items() if name.startswith(prefix)]
-            groups += [{"params": own, "lr": rate}] if own else []
+        self.group.broadcast(self.parameters)
+        own = [p for name, p in named.items() if not value_of[name]]
+        groups = [{"params": own, "lr": config.learning_rate}]
+        self.memory: ValueMemory | None = None
+        if isinstance(config, PPOConfig) and policy.needs_values:
+            values = [p for name, p in named.items() if value_of[name]]
+            groups.append({"params": values, "lr": config.value_learning_rate})
+            if config.value_epochs:
+                self.memory = ValueMemory(config.value_replay)
         # PPO's usual eps: with 1e-8 a gradient that is rounding alone would move a full step.
         self.optimizer = torch.optim.Adam(groups, eps=1e-5)
         self.skipped = self.updates = 0
         self._norms: deque[float] = deque(maxlen=_NORM_HISTORY)
-        self._memory = ValueMemory(settings.value_replay)
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(config.seed)
 
     def update(
         self,
@@ -87,7 +94,7 @@ class Learner:
         advantages: Tensor,
         keep: Tensor,
         returns: Tensor | None = None,
-        weights: Weights = _EVERYTHING,
+        phase: Phase = _RL,
     ) -> dict[str, float]:
         """Learn from a rollout.
 
@@ -97,54 +104,40 @@ class Learner:
             keep: [rows, chunks] bool: chunks of the surrogate loss. Those of a teacher are left
                 out of it.
             returns: [rows, chunks], of the value head.
-            weights: What takes part.
+            phase: What takes part.
 
         Returns:
             Metrics, over the minibatches of this call; see docs/on_policy.md.
         """
-        settings = self.settings
-        rate = weights.learning_rate
-        self.optimizer.param_groups[0]["lr"] = settings.learning_rate if rate is None else rate
+        config, rate = self.config, phase.learning_rate
+        self.optimizer.param_groups[0]["lr"] = config.learning_rate if rate is None else rate
         if self.policy.value_head is None:
             returns = None
-        held = settings.kl_coef > 0.0
-        batch = gather(rollout, advantages, keep, returns, weights, held=held)
+        held = config.kl_coef > 0.0
+        batch = gather(self.policy, rollout, advantages, keep, returns, phase, held=held)
         if held:
             batch["reference"] = self.refer(rollout, batch)
         totals = dict.fromkeys((*SUMS, *Counts._fields), 0.0)
         norms: list[float] = []
         stopped, skipped, updates = False, self.skipped, self.updates
-        for _ in range(weights.epochs or settings.epochs):
-            parts = weights.num_minibatches or settings.num_minibatches
-            for part in split(len(batch), parts, self.world, self._rng):
+        for _ in range(phase.epochs or config.epochs):
+            minibatches = phase.num_minibatches or config.num_minibatches
+            for part in split(len(batch), minibatches, self.group, self._rng):
                 chunks = batch[torch.from_numpy(part)]
-                sums, counts = self.gradient(rollout, chunks, weights)
+                sums, counts = self.gradient(rollout, chunks, phase)
                 if not any(counts):
                     continue
                 known = {**counts._asdict(), **sums}
                 for key, value in known.items():
                     totals[key] += value * known.get(LOSSES.get(key, ""), 1.0)
-                target = settings.target_kl
                 kl = sums["kl"] / max(counts.ratios, 1.0)
-                if target is not None and kl > 1.5 * target:
+                if config.target_kl is not None and kl > 1.5 * config.target_kl:
                     stopped = True
                     break
-                norms.append(self._step())
+                norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
             if stopped:
                 break
-        fitted = {}
-        head = self.policy.value_head
-        if head is not None and returns is not None and weights.value and settings.value_epochs:
-            self._memory.add(rollout, returns)
-            fitted["train/value_fit_loss"] = fit_values(
-                head,
-                self.optimizer,
-                self._memory,
-                epochs=settings.value_epochs,
-                max_grad_norm=settings.max_grad_norm,
-                world=self.world,
-                rng=self._rng,
-            )
+        fitted = self._fit_values(rollout, returns) if phase.value else {}
         return {
             **loss_metrics(totals),
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
@@ -154,30 +147,48 @@ class Learner:
             **fitted,
         }
 
+    def _fit_values(self, rollout: Rollout, returns: Tensor | None) -> dict[str, float]:
+        """Further passes of the value head over the last rollouts, if the configuration says so."""
+        head, config = self.policy.value_head, self.config
+        if self.memory is None or head is None or returns is None:
+            return {}
+        assert isinstance(config, PPOConfig)
+        self.memory.add(rollout, returns)
+        loss = fit_values(
+            head,
+            self.optimizer,
+            self.memory,
+            epochs=config.value_epochs,
+            max_grad_norm=config.max_grad_norm,
+            group=self.group,
+            rng=self._rng,
+        )
+        return {"train/value_fit_loss": loss}
+
     @torch.no_grad()
     def refer(self, rollout: Rollout, chunks: TensorDict) -> Tensor:
         """Return the reference's log-probabilities: it never changes, so once for all passes.
 
         Args:
-            rollout: Holds the frames.
+            rollout: Holds the observations.
             chunks: As :func:`gather` returns them.
 
         Returns:
-            (n, C, 7) float32, 0 where a chunk is not held.
+            (n, *factors) float32, 0 where a chunk is not held.
         """
         assert self.reference is not None
         found = torch.zeros_like(chunks["log_probs"])
         held = chunks["held"].nonzero().squeeze(-1)
         # Task by task, as in micro_batches().
         held = held[chunks["instruction"][held].argsort(stable=True)]
-        for at in held.split(self.settings.micro_batch_size) if len(held) else ():
+        for at in held.split(self.config.micro_batch_size) if len(held) else ():
             part = chunks[at]
-            tokens = part["tokens"].long().to(self._device)
-            found[at] = self.reference.evaluate(*inputs_of(rollout, part), tokens).log_probs.cpu()
+            sample = part["sample"].to(self.reference.device)
+            found[at] = self.reference.evaluate(*rollout.inputs(part), sample).log_probs.cpu()
         return found
 
     def gradient(
-        self, rollout: Rollout, chunks: TensorDict, weights: Weights
+        self, rollout: Rollout, chunks: TensorDict, phase: Phase
     ) -> tuple[dict[str, float], Counts]:
         """Fill the gradients with those of one minibatch.
 
@@ -185,54 +196,56 @@ class Learner:
         over all of the minibatch, so what they add up to is exactly its gradient.
 
         Args:
-            rollout: Holds the frames.
+            rollout: Holds the observations.
             chunks: This process's share, as :func:`gather` returns it; if some are held, with
                 ``reference`` as well, see :meth:`refer`.
-            weights: What takes part.
+            phase: What takes part.
 
         Returns:
             What :data:`SUMS` names and the counts, over all processes.
         """
-        rl = chunks["mask"] & chunks["rl"][:, None, None]
-        ratios = rl if self.settings.ratio_level == "token" else rl.flatten(1).any(dim=1)
-        held = chunks["mask"] & chunks["held"][:, None, None]
-        cloned = chunks["mask"] & (weights.cloning > 0.0)
-        here = [float(x.sum()) for x in (rl, ratios, held, chunks["valued"], cloned)]
-        counts = Counts(*self.world.sum(here).tolist())
+        mask = chunks["mask"]
+        rl = mask & per_factor(chunks["rl"], mask)
+        ratios = rl if self.config.ratio_level == "factor" else rl.flatten(1).any(dim=1)
+        held = mask & per_factor(chunks["held"], mask)
+        cloned = mask & (phase.cloning > 0.0)
+        counted = (rl, ratios, chunks["rl"], held, chunks["valued"], cloned)
+        counts = Counts(*self.group.sum([float(x.sum()) for x in counted]).tolist())
         self.optimizer.zero_grad(set_to_none=True)
         sums = dict.fromkeys(SUMS, 0.0)
-        for micro in micro_batches(chunks, self.settings.micro_batch_size):
-            loss, parts = objective(self.policy, self.settings, rollout, micro, counts, weights)
+        for micro in micro_batches(chunks, self.config.micro_batch_size):
+            loss, parts = objective(self.policy, self.config, rollout, micro, counts, phase)
             if loss.requires_grad:
                 loss.backward()
             for key, value in parts.items():
                 sums[key] += float(value)
-        self.world.sum_gradients(self.parameters)
-        total = self.world.sum([sums[key] for key in SUMS])
+        self.group.sum_gradients(self.parameters)
+        total = self.group.sum([sums[key] for key in SUMS])
         return dict(zip(SUMS, total.tolist(), strict=True)), counts
 
-    @property
-    def _device(self) -> torch.device:
-        return self.parameters[0].device
+    def _step(self, *, is_comparable: bool) -> float:
+        """Clip and step, or skip the update because of its norm; return the norm.
 
-    def _step(self) -> float:
-        """Clip and step, or skip the update because of its norm; return the norm."""
+        Norms of the value head's gradient alone say nothing about what is usual.
+        """
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
-        factor, known = self.settings.skip_factor, list(self._norms)
+        factor, known = self.config.skip_factor, list(self._norms)
         usual = statistics.median(known) if len(known) >= _NORM_MINIMUM else math.inf
         if not math.isfinite(norm):
             self.skipped += 1
             return 0.0
         # Skipped ones count too: if large norms become usual, learning goes on.
-        self._norms.append(norm)
+        if is_comparable:
+            self._norms.append(norm)
         if factor is not None and norm > factor * usual:
             self.skipped += 1
             return norm
-        scale = min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
+        scale = min(1.0, self.config.max_grad_norm / (norm + 1e-6))
         for grad in grads:
             grad.mul_(scale)
         self.optimizer.step()
+        self.policy.bound()
         self.updates += 1
         return norm
 
@@ -246,7 +259,7 @@ class Learner:
             "skipped": self.skipped,
             "updates": self.updates,
             "rng": self._rng.bit_generator.state,
-            "values": self._memory.state_dict(),
+            "values": [] if self.memory is None else self.memory.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -256,5 +269,5 @@ class Learner:
         self.skipped, self.updates = int(state["skipped"]), int(state["updates"])
         self._rng.bit_generator.state = state["rng"]
         # Of several processes the first one alone writes: what the others had played is gone.
-        alone = self.world.size == 1
-        self._memory.load_state_dict(state.get("values", ()) if alone else ())
+        if self.memory is not None:
+            self.memory.load_state_dict(state["values"] if self.group.size == 1 else ())

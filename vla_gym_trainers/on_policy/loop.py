@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vla_gym_trainers.on_policy.checkpoint import (
+    Progress,
     load_checkpoint,
     load_parameters,
     parameter_bytes,
     save_checkpoint,
 )
+from vla_gym_trainers.on_policy.collector import Collector
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
-from vla_gym_trainers.on_policy.distributed import World
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.parts import Parts
-from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.progress import Progress
+from vla_gym_trainers.on_policy.networks import Networks
+from vla_gym_trainers.on_policy.phases import Phase, phase_at
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.source import Order, RolloutSource
 from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.validation import Validation
+from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.stopping import StopRequest
 from vla_gym_trainers.runs.torch_threads import torch_threads
 
+DEADLINE_SECONDS = 6 * 3600.0  # of one rollout
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
 BEST, LAST = "best.safetensors", "last.safetensors"
 
@@ -40,66 +43,72 @@ def rollout_seed(seed: int, iteration: int) -> int:
     return int(state[0] % EVAL_SEED)
 
 
-def targets_of(config: OnPolicyConfig, rollout: Rollout, world: World) -> Targets:
+def targets_of(config: OnPolicyConfig, rollout: Rollout, group: ProcessGroup) -> Targets:
     """Return advantages and returns as the algorithm defines them."""
     if isinstance(config, PPOConfig):
-        return ppo_targets(rollout, config.gae_lambda, world, standardize=config.standardize)
+        return ppo_targets(rollout, config.gae_lambda, group)
     assert isinstance(config, GRPOConfig)
-    return grpo_targets(
-        rollout,
-        config.advantage,
-        world,
-        baseline=config.baseline,
-        aggregation=config.aggregation,
-    )
+    return grpo_targets(rollout, group, baseline=config.baseline, aggregation=config.aggregation)
+
+
+RolloutPipeline = Pipeline[tuple[Phase, dict[str, Tensor] | None], tuple[Phase, Rollout]]
 
 
 class Loop:
     """Runs from wherever it stands to the end; see :meth:`run`.
 
-    A rollout is collected in the phase that is due when it begins. With an asynchronous source the
-    next one begins before this one is learnt from; not if a checkpoint is due, so that nothing is
-    under way when it is written. After a checkpoint all environments begin new episodes. So a
-    resumed run equals one that was never stopped.
+    A rollout is collected in the phase that is due when it begins. With ``ahead`` the next ones
+    begin before this one is learnt from; not if a checkpoint is due, so that nothing is under way
+    when it is written. After a checkpoint all environments begin new episodes. So with ``ahead`` 0
+    or 1 a resumed run equals one that was never stopped.
     """
 
     def __init__(
         self,
         config: OnPolicyConfig,
-        parts: Parts,
-        source: RolloutSource,
+        networks: Networks,
+        collector: Collector,
         learner: Learner,
         *,
-        world: World,
+        group: ProcessGroup,
         run: RunDir,
-        logger: RunLogger | None,
         validation: Validation | None,
         request: StopRequest,
     ) -> None:
-        """Put a run together; process 0 alone has a logger and a validation.
+        """Put a run together; process 0 alone has a validation, and gets a ``logger``.
 
         A ``request`` made in any process ends all of them after the same rollout.
         """
-        self.config, self.parts, self.source, self.learner = config, parts, source, learner
-        self.world, self.directory, self.logger = world, run, logger
+        self.config, self.networks, self.learner = config, networks, learner
+        self.collector = collector
+        # What acts and what is written must not be what is learnt and what is read.
+        self._acting = networks.policy.copy() if config.ahead else networks.policy
+        self._buffers = [Rollout.empty(collector.shape) for _ in range(config.ahead + 1)]
+        self.group, self.directory = group, run
+        self.logger: RunLogger | None = None
         self.validation, self.request = validation, request
-        self.schedule = config.schedule()
-        is_first = world.rank == 0
         self.progress = Progress(
-            config.total_steps, config.progress and is_first, config.checkpoint_every
+            config.total_steps, config.progress and group.rank == 0, config.checkpoint_every
         )
-        self._pending_phase: Phase | None = None
 
     def run(self) -> None:
         """Train to the end; a checkpoint is written there too."""
         progress = self.progress
+        start = {"version": 0, "index": progress.iteration, "ready": [], "weights": None}
         try:
-            while self._pending_phase is not None or not self._is_over():
-                self._validate()
-                self._iterate()
+            with Pipeline(
+                self._collect,
+                self._snapshot,
+                ahead=self.config.ahead,
+                deadline=DEADLINE_SECONDS,
+                state=start,
+            ) as pipeline:
+                while pipeline.num_waiting or not self._is_over():
+                    self._validate()
+                    self._iterate(pipeline)
             if not self.request.is_made:
                 self._validate(last=True)
-            if self.world.rank == 0 and progress.iteration:
+            if self.group.rank == 0 and progress.iteration:
                 self.save()
         finally:
             progress.close()
@@ -109,73 +118,76 @@ class Loop:
         limit = self.config.max_minutes
         late = limit is not None and self.progress.seconds >= 60.0 * limit
         # Process 0's clock decides; any process may be asked to stop.
-        ends = [late and self.world.rank == 0, self.request.is_made]
-        is_late, is_stopped = (self.world.sum([float(end) for end in ends]) > 0.0).tolist()
+        ends = [late and self.group.rank == 0, self.request.is_made]
+        is_late, is_stopped = (self.group.sum([float(end) for end in ends]) > 0.0).tolist()
         self.request.is_made = self.request.is_made or is_stopped
         return self.progress.steps >= self.config.total_steps or is_late or is_stopped
 
-    def _iterate(self) -> None:
-        progress, began = self.progress, time.perf_counter()
-        if self._pending_phase is not None:
-            phase, rollout = self._pending_phase, self.source.take()
-            self._pending_phase = None
-        else:
-            phase = self.schedule.at(progress.steps)
-            rollout = self.source.collect(self._order(phase, progress.iteration))
-        waited = time.perf_counter() - began
-        self._enter(phase)
-        metrics = rollout_metrics(rollout, progress.iteration, self.world)
-        progress.count_staleness(rollout)
-        weights = phase.weights
-        if weights.learning_rate is None:
-            rate = self.config.learning_rate_at(progress.steps)
-            weights = replace(weights, learning_rate=rate)
-        progress.steps += int(metrics["rollout/env_steps"])
+    def _iterate(self, pipeline: RolloutPipeline) -> None:
+        """Collect, advantages, update."""
+        progress, config = self.progress, self.config
+        began = time.perf_counter()
+        collected = pipeline.next(begin=False)
+        waited, (phase, rollout) = time.perf_counter() - began, collected.block
+        self._enter(phase, rollout)
+        metrics = rollout_metrics(rollout, self.group)
+        progress.count(metrics, collected.staleness)
         checkpoint_due = progress.steps >= progress.next_checkpoint
-        if self.source.is_asynchronous and not checkpoint_due and not self._is_over():
-            self._pending_phase = self.schedule.at(progress.steps)
-            self.source.start(self._order(self._pending_phase, progress.iteration + 1))
-        began_learning = time.perf_counter()
-        targets = targets_of(self.config, rollout, self.world)
-        metrics |= targets.metrics
-        alone = self._pending_phase is None
-        with torch_threads(self.config.learn_threads if alone else self.config.torch_threads):
-            metrics |= self.learner.update(
-                rollout, targets.advantages, targets.keep, targets.returns, weights
+        if not checkpoint_due and not self._is_over():
+            pipeline.begin()
+        began = time.perf_counter()
+        targets = targets_of(config, rollout, self.group)
+        with torch_threads(config.torch_threads if pipeline.num_waiting else config.learn_threads):
+            metrics |= targets.metrics | self.learner.update(
+                rollout, targets.advantages, targets.keep, targets.returns, phase
             )
+        pipeline.publish()
         progress.iteration += 1
         metrics |= {
-            "train/learning_rate": weights.learning_rate or 0.0,
+            "rollout/staleness": float(collected.staleness),
             "train/skipped_total": float(self.learner.skipped),
             "phase/epsilon": phase.epsilon,
-            "phase/cloning": phase.weights.cloning,
+            "phase/cloning": phase.cloning,
             "time/wait": waited,
             "time/rollout": rollout.seconds["rollout"],
             "time/forward": rollout.seconds["forward"],
-            "time/learn": time.perf_counter() - began_learning,
+            "time/learn": time.perf_counter() - began,
             "time/seconds": progress.seconds,
         }
         progress.update(metrics)
         self._log(metrics)
-        if checkpoint_due:
-            self.source.restart()
-            if self.world.rank == 0:
+        if progress.steps >= progress.next_checkpoint and not pipeline.num_waiting:
+            self.collector.restart()
+            progress.next_checkpoint += self.config.checkpoint_every * (
+                1 + (progress.steps - progress.next_checkpoint) // self.config.checkpoint_every
+            )
+            if self.group.rank == 0:
                 self.save()
-        while progress.next_checkpoint <= progress.steps:
-            progress.next_checkpoint += self.config.checkpoint_every
 
-    def _order(self, phase: Phase, iteration: int) -> Order:
-        # The version is that of the parameters at this moment: the updates done so far.
-        seed = rollout_seed(self.config.seed, iteration)
-        make_actor = self.parts.actor(self.config, phase)
-        return Order(seed, self.progress.iteration, make_actor)
+    def _snapshot(self) -> tuple[Phase, dict[str, Tensor] | None]:
+        """Return the phase and the parameters of the next rollout; None for those of now."""
+        phase = phase_at(self.config, self.progress.steps)
+        return phase, self.networks.policy.state_dict() if self.config.ahead else None
 
-    def _enter(self, phase: Phase) -> None:
-        """The reference of RL is what the student was when its warm-up was over."""
-        changed = self.progress.phase == "warmup" != phase.name
-        if changed and self.parts.reference is not None:
-            self.parts.reference.follow(self.parts.policy)
-        self.progress.phase = phase.name
+    def _collect(
+        self, weights: tuple[Phase, dict[str, Tensor] | None], index: int
+    ) -> tuple[Phase, Rollout]:
+        """Collect a rollout; with ``ahead``, in the collector's thread."""
+        phase, parameters = weights
+        if parameters is not None:
+            self._acting.load_state_dict(parameters)
+        actor = self.networks.actor(self._acting, self.config, phase)
+        out = self._buffers[index % len(self._buffers)]
+        return phase, self.collector.collect(actor, out, seed=rollout_seed(self.config.seed, index))
+
+    def _enter(self, phase: Phase, rollout: Rollout) -> None:
+        networks, progress = self.networks, self.progress
+        if progress.iteration == 0:
+            networks.policy.begin(rollout, self.group)
+        # The reference of RL is what the student was when its warm-up was over.
+        if progress.phase == "warmup" != phase.name and networks.reference is not None:
+            networks.reference.load_state_dict(networks.policy.state_dict())
+        progress.phase = phase.name
 
     def _validate(self, last: bool = False) -> None:
         validation, steps = self.validation, self.progress.steps
@@ -191,7 +203,7 @@ class Loop:
 
     def _write(self, name: str) -> None:
         with replacing(self.directory.path / name) as file:
-            file.write(parameter_bytes(self.parts.policy.state_dict()))
+            file.write(parameter_bytes(self.networks.policy.state_dict()))
 
     def _log(self, metrics: dict[str, float]) -> None:
         if self.logger is None:
@@ -204,37 +216,30 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint; no rollout may be under way."""
-        assert not self.source.is_pending and self.logger is not None
-        progress = self.progress
-        saved = progress.state()
-        while saved["next_checkpoint"] <= progress.steps:
-            saved["next_checkpoint"] += self.config.checkpoint_every
+        assert self.logger is not None
+        steps = self.progress.steps
         state = {
-            "progress": saved,
-            "logger": self.logger.state(progress.steps),
+            "progress": self.progress.state(),
+            "logger": self.logger.state(steps),
             "validation": None if self.validation is None else self.validation.state(),
         }
-        keep = self.config.keep_checkpoints
-        with self.directory.new_checkpoint(progress.steps, keep) as folder:
-            save_checkpoint(folder, self.learner, self.parts.reference, state)
+        with self.directory.new_checkpoint(steps, self.config.keep_checkpoints) as folder:
+            save_checkpoint(folder, self.learner, self.networks.reference, state)
 
     def finish(self) -> None:
         """Write the last parameters, and take over the best ones if there are any."""
-        if self.world.rank == 0:
+        if self.group.rank == 0:
             self._write(LAST)
             best = self.directory.path / BEST
             if best.is_file():
-                self.parts.policy.load_state_dict(load_parameters(best))
-            self.parts.save(self.directory.path)
+                self.networks.policy.load_state_dict(load_parameters(best))
+            self.networks.save(self.directory.path)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over what the run itself keeps (the logger's is restored where it is made)."""
+    def restore(self, folder: Path) -> dict[str, Any]:
+        """Go on from a checkpoint; return the logger's state."""
+        state = load_checkpoint(folder, self.learner, self.networks.reference)
         self.progress.restore(state["progress"])
         if self.validation is not None and state["validation"] is not None:
             self.validation.restore(state["validation"])
-
-
-def restored(run: RunDir, learner: Learner, parts: Parts) -> dict[str, Any] | None:
-    """Bring learner and networks to the newest checkpoint, if there is one; return its state."""
-    newest = run.checkpoints()[-1:]
-    return load_checkpoint(newest[0], learner, parts.reference) if newest else None
+        logged: dict[str, Any] = state["logger"]
+        return logged

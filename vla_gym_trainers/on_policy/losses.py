@@ -1,10 +1,11 @@
-"""Losses on action tokens, as pure functions.
+"""Losses on action samples, as pure functions.
 
-A minibatch of B chunks has C x 7 tokens each. ``mask`` (B, C, 7) is False for tokens of control
-steps that were never executed: after success, after the step limit, or beyond the executed part
-of the chunk. Each loss is a SUM over what it is given divided by ``count``, the number of tokens
-(or chunks) in the whole minibatch: losses of micro-batches, and of processes, add up to that of the
-minibatch exactly.
+A minibatch has B chunks; the sample of each has factors (``F`` below: C x 7 tokens, K x 7 numbers)
+with a log-probability of their own. ``mask`` (B, *F) is False for factors that took no part: those
+of control steps that were never executed, after success, after the step limit, or beyond the
+executed part of the chunk. Each loss is a SUM over what it is given divided by ``count``, the
+number of factors (or chunks) in the whole minibatch: losses of micro-batches, and of processes, add
+up to that of the minibatch exactly.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError
 
-RatioLevel = Literal["token", "chunk"]
+RatioLevel = Literal["factor", "chunk"]
 
 
 class Ratio(NamedTuple):
     """Log-ratios of the policy to the behaviour policy, and which of them count.
 
     Attributes:
-        log_ratio: (B, C, 7) at level ``"token"``, (B,) at level ``"chunk"``.
+        log_ratio: (B, *F) at level ``"factor"``, (B,) at level ``"chunk"``.
         mask: The same shape, bool.
     """
 
@@ -45,33 +46,34 @@ class PolicyLoss(NamedTuple):
     kl: Tensor
 
 
-def token_ratio(
+def ratio_of(
     log_probs: Tensor,
     old_log_probs: Tensor,
     mask: Tensor,
-    level: RatioLevel = "token",
+    level: RatioLevel = "factor",
     clamp: float = 10.0,
 ) -> Ratio:
-    """``log r = log pi(a|s) - log pi_old(a|s)``, of each token or summed over a chunk's tokens.
+    """``log r = log pi(a|s) - log pi_old(a|s)``, of each factor or summed over a chunk's.
 
     Beyond +-``clamp`` it is cut (with its gradient), so that exp() stays finite.
 
     Args:
-        log_probs: (B, C, 7), with gradient.
-        old_log_probs: (B, C, 7), of the policy that acted, at the same temperature.
-        mask: (B, C, 7) bool.
-        level: ``"token"`` (SimpleVLA-RL, RLinf's OFT) or ``"chunk"``: one ratio a chunk.
+        log_probs: (B, *F), with gradient.
+        old_log_probs: (B, *F), of the policy that acted, at the same temperature.
+        mask: (B, *F) bool.
+        level: ``"factor"`` (SimpleVLA-RL, RLinf's OFT) or ``"chunk"``: one ratio a chunk.
         clamp: See above.
 
     Raises:
         ConfigError: If the level is unknown.
     """
     difference = torch.where(mask, log_probs - old_log_probs, 0.0)
-    if level == "token":
+    if level == "factor":
         return Ratio(difference.clamp(-clamp, clamp), mask)
     if level == "chunk":
-        return Ratio(difference.sum(dim=(1, 2)).clamp(-clamp, clamp), mask.any(dim=(1, 2)))
-    raise ConfigError(f"Expected ratio level 'token' or 'chunk', got {level!r}.")
+        summed = difference.sum(dim=tuple(range(1, difference.ndim)))
+        return Ratio(summed.clamp(-clamp, clamp), mask.flatten(1).any(dim=1))
+    raise ConfigError(f"Expected ratio level 'factor' or 'chunk', got {level!r}.")
 
 
 def ppo_loss(
@@ -86,11 +88,11 @@ def ppo_loss(
     ``L = -1/count sum_i min(r_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) A_i)``
 
     Args:
-        ratio: From :func:`token_ratio`.
-        advantages: (B,), one a chunk, shared by its tokens.
+        ratio: From :func:`ratio_of`.
+        advantages: (B,), one a chunk, shared by its factors.
         count: Of ratios in the whole minibatch.
         clip_low: 0.2 in PPO.
-        clip_high: 0.2 in PPO, 0.28 in DAPO: rare tokens may grow further.
+        clip_high: 0.2 in PPO, 0.28 in DAPO: rare samples may grow further.
     """
     log_ratio, mask = ratio
     advantages = advantages.reshape(-1, *(1,) * (log_ratio.ndim - 1)).expand_as(log_ratio)
@@ -109,31 +111,17 @@ def reference_kl(
     """KL(policy || frozen reference) by Schulman's k3 estimator, as in GRPO's eq. 4.
 
     ``d = log pi_ref(a|s) - log pi(a|s)``, ``KL = 1/count sum (exp(d) - d - 1)``: never negative,
-    and without bias for tokens that the policy itself drew.
+    and without bias for samples that the policy itself drew.
 
     Args:
-        log_probs: (B, C, 7), with gradient.
-        reference: (B, C, 7).
-        mask: (B, C, 7) bool.
-        count: Of tokens in the whole minibatch.
+        log_probs: (B, *F), with gradient.
+        reference: (B, *F).
+        mask: (B, *F) bool.
+        count: Of factors in the whole minibatch.
         clamp: d is cut beyond +- this.
     """
     d = torch.where(mask, reference - log_probs, 0.0).clamp(-clamp, clamp)
     return torch.where(mask, d.exp() - d - 1.0, 0.0).sum() / count
-
-
-def entropy_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy of each token, ``-sum_b p_b log p_b`` with p = softmax(logits / temperature).
-
-    Args:
-        logits: (..., 256).
-        temperature: The one that tokens are drawn with; 0 (greedy) counts as 1.
-
-    Returns:
-        (...) float32, 0 to log 256 = 5.545 nats.
-    """
-    log_p = (logits.float() / (temperature or 1.0)).log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: float) -> Tensor:
@@ -163,11 +151,11 @@ def value_loss(
 
 
 def cloning_loss(log_probs: Tensor, mask: Tensor, count: float) -> Tensor:
-    """Cross-entropy to a teacher's tokens, ``-1/count sum_{mask} log pi(a_teacher|s)``.
+    """Cross-entropy to a teacher's samples, ``-1/count sum_{mask} log pi(a_teacher|s)``.
 
     Args:
-        log_probs: (B, C, 7) of the teacher's tokens, with gradient.
-        mask: (B, C, 7) bool.
-        count: Of tokens in the whole minibatch.
+        log_probs: (B, *F) of the teacher's samples, with gradient.
+        mask: (B, *F) bool.
+        count: Of factors in the whole minibatch.
     """
     return -masked_mean(log_probs, mask, count)

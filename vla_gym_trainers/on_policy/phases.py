@@ -1,84 +1,248 @@
-"""From a teacher's behaviour to reinforcement learning, by control steps played."""
+"""From a frozen teacher's behaviour to reinforcement learning, by control steps played."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.settings import Weights
+from vla_gym.vla.preprocess import CAMERAS
+from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
+from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
 
-
-class Phase(NamedTuple):
-    """What is done at one time.
-
-    Attributes:
-        name: ``"warmup"``, ``"transition"`` or ``"rl"``.
-        epsilon: Probability that a chunk is the teacher's.
-        weights: What is learnt.
-    """
-
-    name: str
-    epsilon: float
-    weights: Weights
+_GRIPPER = 6
+# Set apart the keys of choice and noise from those of the student's samples.
+_CHOICE, _NOISE = 1, 2
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Warm-up, transition, reinforcement learning.
-
-    Until ``warmup_steps`` the teacher acts and the student clones it. During the following
-    ``transition_steps`` epsilon falls linearly from 1 to 0, the weight of cloning with it, and the
-    student's own chunks are reinforced. Then there is reinforcement learning alone.
+class Phase:
+    """What is done at one time: who acts, and what is learnt from a rollout.
 
     Attributes:
-        warmup_steps: Control steps.
-        transition_steps: Control steps.
-        cloning_coef: Weight of the cross-entropy in warm-up and at the start of the transition.
-        cloning_epochs: Passes over a rollout in the warm-up.
-        cloning_minibatches: Gradient steps of such a pass.
-        cloning_learning_rate: Of the VLA in the warm-up; None for the usual one.
+        name: ``"warmup"``, ``"transition"``, ``"value"`` or ``"rl"``.
+        epsilon: Probability that a chunk is the teacher's.
+        rl: Whether the surrogate, entropy and KL losses take part.
+        value: Whether the value loss does, if there is a value head.
+        cloning: Weight of the cross-entropy to the teacher's samples.
+        epochs: In place of the configuration's.
+        num_minibatches: In place of the configuration's.
+        learning_rate: In place of the configuration's.
     """
 
-    warmup_steps: int = 0
-    transition_steps: int = 0
-    cloning_coef: float = 1.0
-    cloning_epochs: int = 4
-    cloning_minibatches: int = 8
-    cloning_learning_rate: float | None = None
+    name: str = "rl"
+    epsilon: float = 0.0
+    rl: bool = True
+    value: bool = True
+    cloning: float = 0.0
+    epochs: int | None = None
+    num_minibatches: int | None = None
+    learning_rate: float | None = None
 
-    def __post_init__(self) -> None:
-        """Check the ranges.
+
+def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
+    """Return what is done once so many control steps have been played.
+
+    Until ``warmup_steps`` the teacher acts and the student clones it. During the following
+    ``transition_steps`` epsilon falls linearly from 1 to 0, the weight of cloning with it, and
+    the student's own chunks are reinforced. Then there is reinforcement learning alone, in PPO
+    once ``value_warmup_steps`` are over: before, the value head alone learns.
+    """
+    if steps < config.warmup_steps:
+        return Phase(
+            "warmup",
+            1.0,
+            rl=False,
+            cloning=config.cloning_coef,
+            epochs=config.cloning_epochs,
+            num_minibatches=config.cloning_minibatches,
+            learning_rate=config.cloning_learning_rate,
+        )
+    past = steps - config.warmup_steps
+    if past < config.transition_steps:
+        epsilon = 1.0 - past / config.transition_steps
+        return Phase("transition", epsilon, cloning=config.cloning_coef * epsilon)
+    if isinstance(config, PPOConfig) and steps < config.value_warmup_steps:
+        return Phase("value", rl=False)
+    return Phase()
+
+
+class TeacherChunk(NamedTuple):
+    """A teacher's chunks.
+
+    Attributes:
+        actions: (B, C, 7) float32 in [-1, 1].
+        sample: (B, ...) the student's samples that are nearest to them.
+    """
+
+    actions: Tensor
+    sample: Tensor
+
+
+class Teacher(Protocol):
+    """Who teaches and whom validation compares with; it never changes."""
+
+    def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:
+        """Choose chunks greedily."""
+
+    def sample_of(self, actions: Tensor) -> Tensor:
+        """Return the student's samples that are nearest to actions (B, C, 7)."""
+
+
+class VLATeacher:
+    """A frozen VLA that acts greedily, with its own actions or its token head."""
+
+    def __init__(self, vla: Any, head: str = "auto") -> None:
+        """Make a teacher; it shares the network of ``vla``.
+
+        Args:
+            vla: A backend with ``actions_to_tokens``, which nobody trains.
+            head: ``"l1"``: what ``infer`` returns (of a backend that has several heads, the
+                regressed actions); ``"token"``: its most likely tokens; ``"auto"``: the first
+                of them that there is.
 
         Raises:
-            ConfigError: If a value is out of range.
+            ConfigError: If ``head`` is something else, or the VLA lacks it.
         """
-        if min(self.warmup_steps, self.transition_steps) < 0:
-            raise ConfigError("warmup_steps and transition_steps must not be negative.")
-        if min(self.cloning_epochs, self.cloning_minibatches) < 1:
-            raise ConfigError("cloning_epochs and cloning_minibatches must be at least 1.")
-        rate = self.cloning_learning_rate
-        if not self.cloning_coef > 0.0 or (rate is not None and not rate > 0.0):
-            raise ConfigError("cloning_coef and cloning_learning_rate must be positive.")
+        if head not in ("auto", "l1", "token"):
+            raise ConfigError(f"Expected head 'auto', 'l1' or 'token', got {head!r}.")
+        wanted = "l1" if head == "auto" else head
+        self.head, self.vla = wanted, vla
+        if wanted != getattr(vla, "head", wanted):
+            self.vla = copy.copy(vla)
+            try:
+                self.vla.head = wanted
+            except ConfigError:
+                if head != "auto":
+                    raise
+                self.head = "token"
 
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether a teacher ever acts."""
-        return self.warmup_steps + self.transition_steps > 0
+    @torch.no_grad()
+    def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:
+        """Choose chunks; see :meth:`Policy.act`."""
+        frames = {camera: observation[camera] for camera in CAMERAS}
+        inputs = frames, list(instructions), observation["proprio"]
+        if self.head == "token":
+            tokens = self.vla.token_outputs(*inputs).logits.argmax(dim=-1)
+            return TeacherChunk(self.vla.tokens_to_actions(tokens), tokens)
+        actions = self.vla.infer(*inputs).actions
+        return TeacherChunk(actions, self.sample_of(actions))
 
-    def at(self, steps: int) -> Phase:
-        """Return what is done once so many control steps have been played."""
-        if steps < self.warmup_steps:
-            weights = Weights(
-                rl=False,
-                cloning=self.cloning_coef,
-                epochs=self.cloning_epochs,
-                num_minibatches=self.cloning_minibatches,
-                learning_rate=self.cloning_learning_rate,
+    def sample_of(self, actions: Tensor) -> Tensor:
+        """Return the nearest tokens."""
+        tokens: Tensor = self.vla.actions_to_tokens(actions)
+        return tokens
+
+
+class MixedActor:
+    """Plays the teacher's chunk with probability epsilon, else the student's.
+
+    The teacher's samples are recorded for every chunk, whoever played it: they are what cloning
+    fits. With ``hybrid`` the teacher's actions are always executed, and their samples are recorded
+    with the student's log-probabilities as if the student had drawn them: the surrogate then moves
+    the student towards what turned out well.
+
+    Attributes:
+        policy: The student.
+        needs_values: Whether it has a value head.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        teacher: Teacher,
+        epsilon: float,
+        *,
+        noise: float = 0.0,
+        hybrid: bool = False,
+    ) -> None:
+        """Make an actor.
+
+        Args:
+            policy: The student.
+            teacher: The teacher.
+            epsilon: Probability of a teacher's chunk, drawn for each chunk by its key.
+            noise: Standard deviation of Gaussian noise on the teacher's executed actions (not on
+                the gripper), so that the student sees states beside the teacher's path.
+            hybrid: See the class; epsilon does not matter then.
+
+        Raises:
+            ConfigError: If a number is out of range.
+        """
+        if not 0.0 <= epsilon <= 1.0 or not noise >= 0.0:
+            raise ConfigError(
+                f"Expected epsilon in [0, 1] and noise >= 0, got {epsilon} and {noise}."
             )
-            return Phase("warmup", 1.0, weights)
-        past = steps - self.warmup_steps
-        if past < self.transition_steps:
-            epsilon = 1.0 - past / self.transition_steps
-            return Phase("transition", epsilon, Weights(cloning=self.cloning_coef * epsilon))
-        return Phase("rl", 0.0, Weights())
+        self.policy, self.teacher, self.epsilon = policy, teacher, epsilon
+        self.noise, self.hybrid = noise, hybrid
+        self.needs_values = policy.needs_values
+
+    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
+        """Return what is stored of observations."""
+        return self.policy.observe(observation, texts)
+
+    def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
+        """Return the student's values (B,)."""
+        return self.policy.values(observation, instructions)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Observation,
+        instructions: Sequence[str],
+        keys: np.ndarray | None = None,
+    ) -> Act:
+        """Choose chunks; without keys, the student's most likely ones."""
+        if keys is None:
+            return self.policy.act(observation, instructions)
+        inputs = observation, instructions
+        taught = self.teacher(*inputs)
+        played = self._noisy(taught.actions, keys)
+        if self.hybrid:
+            sample = self.teacher.sample_of(played)
+            seen = self.policy.evaluate(*inputs, sample)
+            nobody = torch.zeros(len(sample), dtype=torch.bool)
+            return Act(
+                sample, seen.log_probs, seen.values, played, seen.value_input, taught.sample, nobody
+            )
+        by_teacher = keyed_uniform(_with(keys, _CHOICE), ()) < self.epsilon
+        if bool(by_teacher.all()):
+            log_probs = torch.zeros((len(keys), *self.policy.factors))
+            value_input = self.policy.value_input(*inputs)
+            values = self.policy.values_of(value_input, len(log_probs))
+            return Act(
+                taught.sample, log_probs, values, played, value_input, taught.sample, by_teacher
+            )
+        own = self.policy.act(*inputs, keys)
+
+        def either(theirs: Tensor | float, mine: Tensor) -> Tensor:
+            here = by_teacher.to(mine.device).reshape(-1, *(1,) * (mine.ndim - 1))
+            return torch.where(here, theirs, mine)
+
+        return Act(
+            either(taught.sample, own.sample),
+            either(0.0, own.log_probs),
+            own.values,
+            either(played, own.actions),
+            own.value_input,
+            taught.sample,
+            by_teacher,
+        )
+
+    def _noisy(self, actions: Tensor, keys: np.ndarray) -> Tensor:
+        if self.noise == 0.0:
+            return actions
+        noise = self.noise * keyed_normal(_with(keys, _NOISE), actions.shape[1:]).to(actions)
+        noise[..., _GRIPPER] = 0.0
+        return (actions + noise).clamp(-1.0, 1.0)
+
+
+def _with(keys: np.ndarray, tag: int) -> np.ndarray:
+    return np.concatenate([keys, np.full((len(keys), 1), tag)], axis=1)

@@ -1,68 +1,79 @@
-"""The VLA as a stochastic policy over action tokens, with an optional value head."""
+"""A stochastic policy over action samples, with an optional value head.
+
+:class:`Policy` is what the collector, the learner and the validation know; a kind of policy says
+what it stores of an observation, which distribution it has there, and which chunk a sample is.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import TokenVLA, TrainableTokenVLA
-from vla_gym.vla.preprocess import CAMERAS, area_downsample
-from vla_gym_trainers.on_policy.losses import entropy_of
-from vla_gym_trainers.on_policy.sampling import draw_tokens, keyed_uniform
+from vla_gym_trainers.on_policy.distributions import Distribution
 
-Frames = dict[str, np.ndarray]
+if TYPE_CHECKING:
+    from vla_gym_trainers.on_policy.distributed import ProcessGroup
+    from vla_gym_trainers.on_policy.rollout import Rollout
+
+#: Named arrays of B rows each; which ones there are is the policy's business.
+Observation = dict[str, np.ndarray]
+#: Shape of one row and dtype.
+ArraySpec = tuple[tuple[int, ...], torch.dtype]
 
 
 class Act(NamedTuple):
     """What a policy does with B observations; no gradients.
 
     Attributes:
-        tokens: (B, C, 7) int64.
-        log_probs: (B, C, 7) float32 of the tokens, at the policy's temperature.
+        sample: (B, ...) what was drawn.
+        log_probs: (B, *factors) float32 of the sample.
         values: (B,) float32; zeros without a value head.
         actions: (B, C, 7) float32 in [-1, 1], what the environment executes.
-        teacher_tokens: (B, C, 7) int64 of a teacher, or None.
-        by_teacher: (B,) bool: these chunks are the teacher's.
-        query: (B, H) float32 that the values were read off; None without a value head.
+        value_input: (B, H) float32 that the values were read off; None without a value head.
+        teacher_sample: (B, ...) of a teacher, or None.
+        by_teacher: (B,) bool: these chunks are the teacher's; None if there is no teacher.
     """
 
-    tokens: Tensor
+    sample: Tensor
     log_probs: Tensor
     values: Tensor
     actions: Tensor
-    teacher_tokens: Tensor | None
-    by_teacher: Tensor
-    query: Tensor | None
+    value_input: Tensor | None
+    teacher_sample: Tensor | None = None
+    by_teacher: Tensor | None = None
 
 
 class Evaluation(NamedTuple):
-    """Tokens seen by the present parameters, with gradients.
+    """Samples seen by the present parameters, with gradients.
 
     Attributes:
-        log_probs: (B, C, 7), at the policy's temperature.
-        entropy: (B, C, 7) at that temperature.
+        log_probs: (B, *factors).
+        entropy: (B, *factors).
         values: (B,); zeros without a value head.
-        teacher_log_probs: (B, C, 7) of the teacher's tokens at temperature 1, or None.
-        greedy: (B, C, 7) int64: the most likely tokens.
-        query: (B, H) float32 that the values were read off; None without a value head.
+        teacher_log_probs: (B, *factors) of the teacher's samples, or None.
+        mode: (B, ...) the most likely samples, without gradient.
+        squared_mean: (B,) squared norm of the mean correction, or None.
+        value_input: (B, H) that the values were read off; None without a value head.
     """
 
     log_probs: Tensor
     entropy: Tensor
     values: Tensor
     teacher_log_probs: Tensor | None
-    greedy: Tensor
-    query: Tensor | None
+    mode: Tensor
+    squared_mean: Tensor | None = None
+    value_input: Tensor | None = None
 
 
 class ValueHead(nn.Module):
-    """Value of a state, read off the hidden state of the first action query; 0 when fresh."""
+    """Value of a state, read off H numbers; 0 when fresh."""
 
     def __init__(self, hidden_size: int, width: int = 256) -> None:
         super().__init__()
@@ -71,183 +82,167 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.fc2.weight)
         nn.init.zeros_(self.fc2.bias)
 
-    def forward(self, query: Tensor) -> Tensor:
-        """Map states (B, H) to values (B,)."""
-        hidden = nn.functional.gelu(self.fc1(self.norm(query.float())))
+    def forward(self, value_input: Tensor) -> Tensor:
+        """Map (B, H) to values (B,)."""
+        hidden = nn.functional.gelu(self.fc1(self.norm(value_input.float())))
         return self.fc2(hidden).squeeze(-1)
 
 
-class TokenPolicy:
-    """A policy over the tokens of a VLA; see :meth:`act` and :meth:`evaluate`.
+class Policy(ABC):
+    """A policy over action samples; its networks stay in ``eval()`` mode.
 
-    The network stays in ``eval()`` mode: with dropout the first ratio would not be 1.
+    (With dropout the first probability ratio would not be 1.)
 
     Attributes:
-        vla: The backend; what of its ``model`` has gradients is trained.
-        value_head: Or None.
-        temperature: Of drawing and of log-probabilities.
-        stored_size: Side in pixels at which frames are kept.
+        value_head: Maps ``value_input`` (B, H) to values (B,), or None.
+        observation: What is stored of an observation, by name.
+        sample: Of a sample.
+        factors: Shape of one row of log-probabilities.
+        value_size: H.
+        image_size: Of the frames that it observes, in pixels.
     """
 
-    def __init__(
-        self,
-        vla: TokenVLA,
-        *,
-        temperature: float = 1.0,
-        value_head: ValueHead | None = None,
-        value_through_trunk: bool = False,
-    ) -> None:
-        """Make a policy.
+    value_head: nn.Module | None
+    observation: dict[str, ArraySpec]
+    sample: ArraySpec
+    factors: tuple[int, ...]
+    value_size: int
+    image_size: int
 
-        Args:
-            vla: A backend with a token head.
-            temperature: Positive.
-            value_head: None for GRPO.
-            value_through_trunk: Whether the value loss also moves the VLA's network.
+    @abstractmethod
+    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
+        """Return what is stored of the environments' observations, and what :meth:`act` takes."""
 
-        Raises:
-            ConfigError: If the VLA has no token head, or the temperature is not positive.
-        """
-        if not isinstance(vla, TrainableTokenVLA):
-            raise ConfigError(
-                f"The VLA {getattr(vla, 'name', vla)!r} cannot be trained on its tokens: its "
-                "backend needs model, act_tokens, token_log_probs, token_outputs and "
-                "actions_to_tokens (see vla_gym.vla.base.TrainableTokenVLA)."
-            )
-        if not temperature > 0.0:
-            raise ConfigError(f"The temperature must be positive, got {temperature}.")
-        self.vla: TrainableTokenVLA = vla
-        self.value_head, self.temperature = value_head, temperature
-        self.value_through_trunk = value_through_trunk
-        self.stored_size = int(getattr(vla, "input_size", vla.image_size))
+    @abstractmethod
+    def distribution(
+        self, observation: Observation, instructions: Sequence[str]
+    ) -> tuple[Distribution, Tensor | None]:
+        """Return the distribution and the value head's input, with gradients."""
+
+    @abstractmethod
+    def actions(self, sample: Tensor, observation: Observation) -> Tensor:
+        """Return the chunks (B, C, 7) in [-1, 1] that samples (B, ...) stand for."""
+
+    @abstractmethod
+    def factor_mask(self, executed: Tensor) -> Tensor:
+        """Return (B, *factors) bool: the factors that took part in so many control steps (B,)."""
+
+    @abstractmethod
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the networks, by the prefix of their parameters' names."""
 
     @property
-    def horizon(self) -> int:
-        """Control steps of a chunk."""
-        return self.vla.horizon
+    def device(self) -> torch.device:
+        """Where the policy computes."""
+        return next(next(iter(self.networks().values())).parameters()).device
 
     @property
     def needs_values(self) -> bool:
         """Whether there is a value head."""
         return self.value_head is not None
 
-    def shrink(self, frames: Frames) -> Frames:
-        """Return the camera images at the size at which the VLA sees and a rollout stores them."""
-        if self.stored_size == self.vla.image_size:
-            return {camera: frames[camera] for camera in CAMERAS}
-        return {camera: area_downsample(frames[camera], self.stored_size) for camera in CAMERAS}
-
     @torch.no_grad()
     def act(
         self,
-        frames: Frames,
+        observation: Observation,
         instructions: Sequence[str],
-        proprio: np.ndarray,
         keys: np.ndarray | None = None,
     ) -> Act:
         """Choose chunks.
 
         Args:
-            frames: Both cameras, (B, H, W, 3) uint8.
+            observation: From :meth:`observe`.
             instructions: B texts.
-            proprio: (B, 8).
-            keys: (B, k) integers; row i's draw is a function of ``keys[i]``. None: the most
-                likely tokens.
+            keys: (B, k) integers; row i's draw is a function of ``keys[i]``. None takes the most
+                likely samples.
         """
-        hidden, logits = self.vla.token_outputs(frames, list(instructions), proprio)
-        if keys is None:
-            tokens = logits.argmax(dim=-1)
-        else:
-            uniform = keyed_uniform(keys, logits.shape[1:-1])
-            tokens = draw_tokens(logits, uniform, self.temperature)
-        query = self._query(hidden)
+        distribution, value_input = self.distribution(observation, instructions)
+        sample = distribution.mode() if keys is None else distribution.draw(keys)
         return Act(
-            tokens,
-            _log_probs(logits, tokens, self.temperature),
-            self.values_of(query, len(tokens)),
-            self.vla.tokens_to_actions(tokens),
-            None,
-            torch.zeros(len(tokens), dtype=torch.bool),
-            query,
+            sample,
+            distribution.log_prob(sample),
+            self.values_of(value_input, len(sample)),
+            self.actions(sample, observation),
+            value_input,
         )
-
-    @torch.no_grad()
-    def query(
-        self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray
-    ) -> Tensor | None:
-        """Return the queries (B, H) of observations, None without a value head."""
-        if self.value_head is None:
-            return None
-        return self._query(self.vla.token_outputs(frames, list(instructions), proprio).hidden)
-
-    def values(self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray) -> Tensor:
-        """Return the values (B,) of observations; see :meth:`act`."""
-        with torch.no_grad():
-            return self.values_of(self.query(frames, instructions, proprio), len(instructions))
 
     def evaluate(
         self,
-        frames: Frames,
+        observation: Observation,
         instructions: Sequence[str],
-        proprio: np.ndarray,
-        tokens: Tensor,
-        teacher_tokens: Tensor | None = None,
+        sample: Tensor,
+        teacher_sample: Tensor | None = None,
     ) -> Evaluation:
-        """Look at chunks that were executed, with gradients.
-
-        Args:
-            frames: As :meth:`act`.
-            instructions: As :meth:`act`.
-            proprio: As :meth:`act`.
-            tokens: (B, C, 7) int64.
-            teacher_tokens: (B, C, 7) int64, or None.
-        """
-        hidden, logits = self.vla.token_outputs(frames, list(instructions), proprio)
-        query = self._query(hidden)
+        """Look at chunks that were executed, with gradients; arguments as :meth:`act`'s."""
+        distribution, value_input = self.distribution(observation, instructions)
+        taught = None
+        if teacher_sample is not None:
+            taught = distribution.cloning_log_prob(teacher_sample)
         return Evaluation(
-            _log_probs(logits, tokens, self.temperature),
-            entropy_of(logits, self.temperature),
-            self.values_of(query, len(tokens)),
-            None if teacher_tokens is None else _log_probs(logits, teacher_tokens, 1.0),
-            logits.detach().argmax(dim=-1),
-            query,
+            distribution.log_prob(sample),
+            distribution.entropy(),
+            self.values_of(value_input, len(sample)),
+            taught,
+            distribution.mode(),
+            distribution.squared_mean(),
+            value_input,
         )
 
-    def values_of(self, query: Tensor | None, count: int) -> Tensor:
-        """Return the values (count,) of queries (count, H); zeros without a value head."""
-        if self.value_head is None or query is None:
-            return torch.zeros(count, device=next(self.vla.model.parameters()).device)
-        values: Tensor = self.value_head(query)
-        return values
-
-    def _query(self, hidden: Tensor) -> Tensor | None:
+    @torch.no_grad()
+    def value_input(self, observation: Observation, instructions: Sequence[str]) -> Tensor | None:
+        """Return what values are read off, (B, H); None without a value head."""
         if self.value_head is None:
             return None
-        return (hidden[:, 0] if self.value_through_trunk else hidden[:, 0].detach()).float()
+        return self.distribution(observation, instructions)[1]
+
+    @torch.no_grad()
+    def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
+        """Return the values (B,) of observations."""
+        return self.values_of(self.value_input(observation, instructions), len(instructions))
+
+    def values_of(self, value_input: Tensor | None, count: int) -> Tensor:
+        """Return the values (count,) of inputs (count, H); zeros without a value head."""
+        if self.value_head is None or value_input is None:
+            return torch.zeros(count, device=self.device)
+        values: Tensor = self.value_head(value_input)
+        return values
 
     # Parameters
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return what is trained, by name: ``vla.*`` and ``value_head.*``."""
+        """Return what is trained, by name; ``value_head.*`` is what the value head has."""
         named = {
-            f"vla.{name}": p for name, p in self.vla.model.named_parameters() if p.requires_grad
+            f"{prefix}.{name}": p
+            for prefix, module in self.networks().items()
+            for name, p in module.named_parameters()
+            if p.requires_grad
         }
         if self.value_head is not None:
             named |= {f"value_head.{n}": p for n, p in self.value_head.named_parameters()}
         return named
 
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return all that changes in training: the parameters, and statistics if there are any."""
+        return dict(self.named_parameters())
+
+    def begin(self, rollout: Rollout, group: ProcessGroup) -> None:  # noqa: B027
+        """Look at the first rollout of a run, before anything is learnt from it."""
+
+    def bound(self) -> None:  # noqa: B027
+        """Bring parameters back into their range after a step of the optimiser."""
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of what is trained, on the CPU."""
-        return {k: p.detach().cpu().clone() for k, p in self.named_parameters().items()}
+        """Return copies of what changes in training, on the CPU."""
+        return {k: p.detach().cpu().clone() for k, p in self.named_tensors().items()}
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what :meth:`state_dict` returned.
 
         Raises:
             ConfigError: If names or shapes differ.
         """
-        mine = self.named_parameters()
+        mine = self.named_tensors()
         shapes = {k: tuple(p.shape) for k, p in mine.items()}
         theirs = {k: tuple(v.shape) for k, v in state.items()}
         if shapes != theirs:
@@ -261,33 +256,18 @@ class TokenPolicy:
         for name, p in mine.items():
             p.copy_(state[name])
 
-    def twin(self) -> TokenPolicy:
+    def copy(self) -> Policy:
         """Return a policy with its own copy of what is trained; frozen weights are shared.
 
         For who acts while this one learns, and for a reference that stays: costs the memory of the
-        trained parameters alone. Its parameters are changed by :meth:`follow` only.
+        trained parameters alone. Its parameters are changed by :meth:`load_state_dict` only.
         """
         shared: dict[int, Any] = {}
-        for module in self._modules():
+        changing = {id(tensor) for tensor in self.named_tensors().values()}
+        for module in self.networks().values():
             for tensor in (*module.parameters(), *module.buffers()):
-                if not tensor.requires_grad:
+                if id(tensor) not in changing:
                     shared[id(tensor)] = tensor
         for p in self.named_parameters().values():
             p.grad = None
         return copy.deepcopy(self, shared)
-
-    @torch.no_grad()
-    def follow(self, other: TokenPolicy) -> None:
-        """Copy what is trained from the policy that this one is a :meth:`twin` of."""
-        theirs = other.named_parameters()
-        for name, p in self.named_parameters().items():
-            p.copy_(theirs[name])
-
-    def _modules(self) -> list[nn.Module]:
-        modules: list[nn.Module] = [self.vla.model]
-        return modules if self.value_head is None else [*modules, self.value_head]
-
-
-def _log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    scaled = (logits.float() / temperature).log_softmax(dim=-1)
-    return scaled.gather(-1, tokens[..., None]).squeeze(-1)

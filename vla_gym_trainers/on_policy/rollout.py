@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,9 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.preprocess import CAMERAS
-
-ACTION_DIM, PROPRIO_DIM = 7, 8
+from vla_gym_trainers.on_policy.policy import ArraySpec, Policy
 
 
 @dataclass(frozen=True)
@@ -23,21 +22,19 @@ class RolloutShape:
         num_chunks: Slots T of a row.
         episodes: Whole episodes an environment, each a row of its own; None: one row an
             environment, filled to its end with one episode after another.
-        horizon: Control steps C of a VLA's chunk.
-        frame_size: Side of a stored frame in pixels.
+        observation: What is stored of an observation: shape and dtype by name.
+        act: What is stored of what a policy does there, by the names of ``policy.Act``.
         group_size: So many consecutive environments play the same layouts.
         first_env: Number of environment 0 among those of all processes.
-        query_size: Numbers of a query that are stored for the value head; 0: none are.
     """
 
     num_envs: int
     num_chunks: int
     episodes: int | None
-    horizon: int
-    frame_size: int
+    observation: Mapping[str, ArraySpec]
+    act: Mapping[str, ArraySpec]
     group_size: int = 1
     first_env: int = 0
-    query_size: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -45,22 +42,45 @@ class RolloutShape:
         Raises:
             ConfigError: If a size is not positive.
         """
-        sizes = (self.num_envs, self.num_chunks, self.horizon, self.frame_size, self.group_size)
+        sizes = (self.num_envs, self.num_chunks, self.group_size)
         if min(*sizes, 1 if self.episodes is None else self.episodes) < 1:
             raise ConfigError(f"Sizes of a rollout must be positive, got {self}.")
+
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        num_envs: int,
+        num_chunks: int,
+        episodes: int | None,
+        *,
+        group_size: int = 1,
+        first_env: int = 0,
+    ) -> RolloutShape:
+        """Return the shape of rollouts of a policy; for the other arguments see the class."""
+        act: dict[str, ArraySpec] = {
+            "sample": policy.sample,
+            "teacher_sample": policy.sample,
+            "log_probs": (policy.factors, torch.float32),
+            "values": ((), torch.float32),
+            "by_teacher": ((), torch.bool),
+        }
+        if policy.needs_values:
+            act["value_input"] = (policy.value_size,), torch.float32
+        return cls(num_envs, num_chunks, episodes, policy.observation, act, group_size, first_env)
 
     @property
     def rows(self) -> int:
         """Rows: environment i's episode k is row ``i * episodes + k``."""
         return self.num_envs * (self.episodes or 1)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of one rollout if every slot is filled."""
-        frames = len(CAMERAS) * self.frame_size**2 * 3
-        tokens = self.horizon * (ACTION_DIM * (1 + 1 + 4) + 1)
-        numbers = 4 * (PROPRIO_DIM + self.query_size)
-        return self.rows * self.num_chunks * (frames + tokens + numbers + 64)
+
+#: What is stored of a chunk whatever the policy.
+_RESULTS: dict[str, torch.dtype] = {
+    **dict.fromkeys(("next_values", "rewards", "discounts"), torch.float32),
+    **dict.fromkeys(("terminated", "truncated", "valid"), torch.bool),
+    **dict.fromkeys(("instruction", "executed", "group"), torch.int64),
+}
 
 
 @dataclass
@@ -70,17 +90,16 @@ class Rollout:
     Attributes:
         shape: Its sizes.
         data: [rows, chunks] TensorDict on the CPU:
-            ``agentview``, ``wrist``: (S, S, 3) uint8, what the VLA saw;
-            ``proprio``: (8,) float32; ``instruction``: index into ``instructions``; ``task_id``;
-            ``tokens``: (C, 7) uint8; ``log_probs``: (C, 7) float32 by the policy that acted;
-            ``teacher_tokens``: (C, 7) uint8; ``by_teacher``: bool, the teacher's chunk was played;
-            ``token_mask``: (C,) bool, False for control steps that were never executed;
-            ``values``, ``next_values``, ``rewards``, ``discounts`` (gamma ** executed): float32;
+            what the shape says is stored of an observation, e.g. frames, ``proprio``, ``task_id``;
+            ``sample``: what was played, ``log_probs``: of its factors by the policy that acted;
+            ``teacher_sample``; ``by_teacher``: bool, the teacher's chunk was played;
+            ``values``; ``value_input``: what the value head saw, if there is one;
+            ``next_values``, ``rewards``, ``discounts`` (gamma ** executed): float32;
             ``executed``: control steps; ``terminated``, ``truncated``: bool;
-            ``valid``: bool, False where nothing was played or the worker died over it;
-            ``query``: (H,) float32, what the value head saw, if the shape says so;
-            ``group``: int64, equal numbers began in the same state;
-            ``version``: int64, of the parameters that acted.
+            ``valid``: bool, False where nothing was played, the worker died over it, or a number
+            was not finite;
+            ``instruction``: index into ``instructions``;
+            ``group``: int64, equal numbers began in the same state.
         instructions: Texts.
         seconds: Wall-clock seconds by purpose.
     """
@@ -93,39 +112,27 @@ class Rollout:
     @classmethod
     def empty(cls, shape: RolloutShape) -> Rollout:
         """Take the memory; pages that are never written cost nothing."""
-        size, steps = (shape.rows, shape.num_chunks), (shape.horizon, ACTION_DIM)
-        frame = (shape.frame_size, shape.frame_size, 3)
+        size = (shape.rows, shape.num_chunks)
+        specs = {**shape.observation, **shape.act}
+        specs |= {name: ((), dtype) for name, dtype in _RESULTS.items()}
 
-        def zeros(*inner: int, dtype: torch.dtype) -> torch.Tensor:
+        def zeros(inner: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             # calloc'd by NumPy: torch's zeros would touch every page.
             array = np.zeros((*size, *inner), torch.empty((), dtype=dtype).numpy().dtype)
             return torch.from_numpy(array)
 
-        data = {camera: zeros(*frame, dtype=torch.uint8) for camera in CAMERAS}
-        data["proprio"] = zeros(PROPRIO_DIM, dtype=torch.float32)
-        data |= {key: zeros(*steps, dtype=torch.uint8) for key in ("tokens", "teacher_tokens")}
-        data["log_probs"] = zeros(*steps, dtype=torch.float32)
-        if shape.query_size:
-            data["query"] = zeros(shape.query_size, dtype=torch.float32)
-        data["token_mask"] = zeros(shape.horizon, dtype=torch.bool)
-        for key in ("values", "next_values", "rewards", "discounts"):
-            data[key] = zeros(dtype=torch.float32)
-        for key in ("by_teacher", "terminated", "truncated", "valid"):
-            data[key] = zeros(dtype=torch.bool)
-        for key in ("instruction", "task_id", "executed", "group", "version"):
-            data[key] = zeros(dtype=torch.int64)
+        data = {name: zeros(*spec) for name, spec in specs.items()}
         rollout = cls(shape, TensorDict(data, batch_size=size))
-        rollout.clear(0)
+        rollout.clear()
         return rollout
 
-    def clear(self, version: int) -> None:
-        """Make ready for new data of these parameters; frames and tokens are overwritten later."""
-        for key in ("valid", "terminated", "truncated", "token_mask", "by_teacher"):
+    def clear(self) -> None:
+        """Make ready for new data; large arrays are overwritten later."""
+        for key in ("valid", "terminated", "truncated", "by_teacher"):
             self.data[key].zero_()
         for key in ("rewards", "values", "next_values", "executed", "log_probs"):
             self.data[key].zero_()
         self.data["discounts"].fill_(1.0)
-        self.data["version"].fill_(version)
         shape, episodes = self.shape, self.shape.episodes or 1
         rows = torch.arange(shape.rows)
         env, episode = rows // episodes + shape.first_env, rows % episodes
@@ -143,6 +150,12 @@ class Rollout:
     def ended(self) -> torch.Tensor:
         """[rows, chunks] bool: the episode ended with this chunk."""
         return self.data["valid"] & (self.data["terminated"] | self.data["truncated"])
+
+    def inputs(self, chunks: TensorDict) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Return observations and instructions of chunks (n,) that have ``row`` and ``slot``."""
+        where = chunks["row"], chunks["slot"]
+        observation = {key: self.data[key][where].numpy() for key in self.shape.observation}
+        return observation, self.texts(chunks["instruction"])
 
     def instruction_id(self, text: str) -> int:
         """Return the index of an instruction, a new one if need be."""

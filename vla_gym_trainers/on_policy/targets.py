@@ -9,10 +9,9 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy import advantages as adv
-from vla_gym_trainers.on_policy.distributed import World
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.rollout import Rollout
 
-EpisodeAdvantage = Literal["group", "group-unscaled", "absolute"]
 GroupBaseline = Literal["mean", "length"]
 Aggregation = Literal["tokens", "episodes"]
 
@@ -33,10 +32,8 @@ class Targets(NamedTuple):
     metrics: dict[str, float]
 
 
-def ppo_targets(
-    rollout: Rollout, gae_lambda: float, world: World | None = None, *, standardize: bool = True
-) -> Targets:
-    """GAE over chunks, by default standardised over the student's chunks of all processes.
+def ppo_targets(rollout: Rollout, gae_lambda: float, group: ProcessGroup | None = None) -> Targets:
+    """GAE over chunks, standardised over the student's chunks of all processes.
 
     An episode that was lost with its worker is cut at the last chunk that is there, which
     bootstraps from the value of the observation after it.
@@ -44,10 +41,9 @@ def ppo_targets(
     Args:
         rollout: Collected with a value head.
         gae_lambda: See :func:`~vla_gym_trainers.on_policy.advantages.gae`.
-        world: The processes.
-        standardize: Whether to take off the mean and divide by the standard deviation.
+        group: The processes.
     """
-    world, data = world or World(), rollout.data
+    group, data = group or ProcessGroup(), rollout.data
     values, next_values = data["values"], data["next_values"]
     ends = data["terminated"], data["truncated"]
     result = adv.gae(
@@ -55,12 +51,10 @@ def ppo_targets(
     )
     keep = data["valid"]
     student = keep & ~data["by_teacher"]
-    sums = world.sum(adv.moments(result.advantages, student))
-    advantages = result.advantages
-    if standardize:
-        advantages = adv.standardize(advantages, student, sums)
+    sums = group.sum(adv.moments(result.advantages, student))
+    advantages = adv.standardize(result.advantages, student, sums)
     mean, std = _mean_and_std(sums)
-    explained = _explained_variance(result.returns, values, keep, world)
+    explained = _explained_variance(result.returns, values, keep, group)
     metrics = {
         "rollout/advantage_mean": mean,
         "rollout/advantage_std": std,
@@ -71,8 +65,7 @@ def ppo_targets(
 
 def grpo_targets(
     rollout: Rollout,
-    kind: EpisodeAdvantage = "group",
-    world: World | None = None,
+    group: ProcessGroup | None = None,
     *,
     baseline: GroupBaseline = "mean",
     aggregation: Aggregation = "tokens",
@@ -83,10 +76,7 @@ def grpo_targets(
 
     Args:
         rollout: Of whole episodes.
-        kind: ``"group"``: against the episodes of the same start, divided by their standard
-            deviation; ``"group-unscaled"``: without the division; ``"absolute"``: the return,
-            failures dropped.
-        world: The processes.
+        group: The processes.
         baseline: Of the groups: ``"mean"``, or ``"length"``: the mean weighted by executed
             control steps, see :func:`~vla_gym_trainers.on_policy.advantages.group_relative`.
         aggregation: ``"tokens"``: each token of a minibatch weighs the same in its loss (DAPO, Yu
@@ -95,8 +85,7 @@ def grpo_targets(
             their mean over the episodes that are kept.
 
     Raises:
-        ConfigError: If rows are not whole episodes, or ``kind``, ``baseline`` or ``aggregation``
-            is unknown.
+        ConfigError: If rows are not whole episodes, or ``baseline`` or ``aggregation`` is unknown.
     """
     if baseline not in ("mean", "length"):
         raise ConfigError(f"Expected baseline 'mean' or 'length', got {baseline!r}.")
@@ -104,34 +93,25 @@ def grpo_targets(
         raise ConfigError(f"Expected aggregation 'tokens' or 'episodes', got {aggregation!r}.")
     if rollout.shape.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
-    world, data = world or World(), rollout.data
+    group, data = group or ProcessGroup(), rollout.data
     complete = rollout.ended.any(dim=1)
     ends = data["terminated"], data["truncated"]
     returns = adv.monte_carlo_returns(data["rewards"], data["discounts"], *ends, data["valid"])
     returns, groups = returns[:, 0], data["group"][:, 0]
     steps = torch.where(data["valid"], data["executed"], 0).sum(dim=1)
-    if kind == "absolute":
-        result = adv.absolute(returns, complete)
-    elif kind in ("group", "group-unscaled"):
-        lengths = steps if baseline == "length" else None
-        result = adv.group_relative(
-            returns, groups, complete, lengths=lengths, scale=kind == "group"
-        )
-    else:
-        raise ConfigError(
-            f"Expected advantages 'group', 'group-unscaled' or 'absolute', got {kind!r}."
-        )
+    lengths = steps if baseline == "length" else None
+    result = adv.group_relative(returns, groups, complete, lengths=lengths)
     with_contrast = float(groups[result.keep].unique().numel())
-    kept, contrast, all_groups = world.sum(
+    kept, contrast, all_groups = group.sum(
         [float(result.keep.sum()), with_contrast, float(groups[complete].unique().numel())]
     ).tolist()
     advantages = result.advantages
     if aggregation == "episodes":
-        kept_steps = world.sum([float(steps[result.keep].sum())]).item()
+        kept_steps = group.sum([float(steps[result.keep].sum())]).item()
         advantages = advantages * (kept_steps / max(kept, 1.0)) / steps.clamp(min=1)
     advantages = advantages[:, None].expand(data.shape)
     keep = data["valid"] & result.keep[:, None]
-    mean, std = _mean_and_std(world.sum(adv.moments(advantages, keep)))
+    mean, std = _mean_and_std(group.sum(adv.moments(advantages, keep)))
     metrics = {
         "rollout/episodes_kept": kept,
         "rollout/groups_kept": contrast / max(all_groups, 1.0),
@@ -141,31 +121,27 @@ def grpo_targets(
     return Targets(advantages, keep, None, metrics)
 
 
-def rollout_metrics(rollout: Rollout, version: int, world: World | None = None) -> dict[str, float]:
+def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict[str, float]:
     """Return what a rollout was like, over all processes.
 
     Args:
         rollout: What was played.
-        version: Of the parameters that learn from it.
-        world: The processes.
+        group: The processes.
     """
     data = rollout.data
     valid, ended = data["valid"], rollout.ended
     won = ended & data["terminated"]
     length = torch.where(valid, data["executed"], 0).sum()
-    stale = torch.where(valid, version - data["version"], 0)
     begun = valid[:, 0].sum() if rollout.shape.episodes is not None else ended.sum()
-    sums = [x.sum() for x in (valid, ended, won, valid & data["by_teacher"], stale)]
+    sums = [x.sum() for x in (valid, ended, won, valid & data["by_teacher"])]
     counts = [float(x) for x in (*sums, length, begun)]
-    chunks, episodes, wins, by_teacher, stale_sum, steps, begun_all = (
-        (world or World()).sum(counts).tolist()
-    )
+    group = group or ProcessGroup()
+    chunks, episodes, wins, by_teacher, steps, begun_all = group.sum(counts).tolist()
     metrics = {
         "rollout/env_steps": steps,
         "rollout/chunks": chunks,
         "rollout/episodes": episodes,
         "rollout/teacher_share": by_teacher / max(chunks, 1.0),
-        "rollout/staleness": stale_sum / max(chunks, 1.0),
     }
     if episodes:
         metrics["rollout/success"] = wins / episodes
@@ -181,10 +157,12 @@ def _mean_and_std(sums: Tensor) -> tuple[float, float]:
     return mean, max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
 
 
-def _explained_variance(returns: Tensor, values: Tensor, mask: Tensor, world: World) -> float:
+def _explained_variance(
+    returns: Tensor, values: Tensor, mask: Tensor, group: ProcessGroup
+) -> float:
     """``1 - Var(G - V) / Var(G)``; 0 if the returns do not vary."""
     parts = [adv.moments(x, mask) for x in (returns, returns - values)]
     spread = []
-    for count, total, squares in (world.sum(part).tolist() for part in parts):
+    for count, total, squares in (group.sum(part).tolist() for part in parts):
         spread.append(squares - total * total / max(count, 1.0))
     return 1.0 - spread[1] / spread[0] if spread[0] > 1e-12 else 0.0

@@ -16,18 +16,16 @@ from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.evaluation.trained_on import trained_vla
 from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
-from vla_gym_trainers.on_policy.distributed import World, world
+from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.loop import Loop, restored
-from vla_gym_trainers.on_policy.parts import (
-    Parts,
-    Worlds,
+from vla_gym_trainers.on_policy.loop import Loop
+from vla_gym_trainers.on_policy.networks import (
+    EnvFactories,
     describe,
-    libero_worlds,
+    libero_envs,
     make_collector,
-    make_parts,
+    make_networks,
 )
-from vla_gym_trainers.on_policy.source import RolloutSource
 from vla_gym_trainers.on_policy.validation import Validation
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.metrics import RunLogger
@@ -58,7 +56,7 @@ def train(
     *,
     resume: bool = False,
     vla: Any = None,
-    worlds: Worlds | None = None,
+    envs: EnvFactories | None = None,
 ) -> OnPolicyRun:
     """Train; with ``eval_states``, evaluate start and policy on the official states; write a card.
 
@@ -68,14 +66,14 @@ def train(
         config: All settings.
         resume: Go on with the run in ``config.run_dir``, from its newest checkpoint.
         vla: A backend in place of the one that the configuration names.
-        worlds: Environments in place of LIBERO's; there is no final evaluation then.
+        envs: Environments in place of LIBERO's; there is no final evaluation then.
 
     Raises:
         ConfigError: If the run directory holds another run, or settings do not fit each other.
     """
-    with world(config.device) as among:
+    with process_group(config.device) as group:
         run = RunDir(config.run_dir or default_run_dir(config))
-        if among.size > 1 and config.run_dir is None:
+        if group.size > 1 and config.run_dir is None:
             raise ConfigError("With several processes, give a --run-dir.")
         if resume:
             check_resumable(read_settings(run.config, type(config)), config, RESUMABLE)
@@ -85,76 +83,65 @@ def train(
                 f"--resume {run.path}', or give another --run-dir."
             )
         with stoppable(run, config.algorithm) as request:
-            return _train(config, run, among, vla, worlds, request)
+            return _train(config, run, group, vla, envs, request)
 
 
 def _train(
     config: OnPolicyConfig,
     run: RunDir,
-    among: World,
+    group: ProcessGroup,
     vla: Any,
-    worlds: Worlds | None,
+    envs: EnvFactories | None,
     request: StopRequest,
 ) -> OnPolicyRun:
     torch.set_num_threads(config.torch_threads)
-    is_first = among.rank == 0
-    parts = make_parts(config, vla)
-    is_libero = worlds is None
-    worlds = worlds or libero_worlds(config, parts)
+    is_first, is_libero = group.rank == 0, envs is None
+    networks = make_networks(config, vla)
+    policy = networks.policy
+    envs = envs or libero_envs(config, networks)
     with ExitStack() as stack:
         if is_first:
             stack.enter_context(run.lock())
             write_json(run.config, config)
-            sys.stdout.write(f"{describe(parts)}\n")
-        learner = Learner(
-            parts.policy, config.learner(), reference=parts.reference, world=among, seed=config.seed
-        )
-        state = restored(run, learner, parts)
-        envs = stack.enter_context(closing(worlds.train()))
-        collector = make_collector(config, parts.policy, envs, worlds, among)
-        source = RolloutSource(collector, parts.policy, asynchronous=config.asynchronous)
-        stack.enter_context(closing(source))
+            sys.stdout.write(f"{describe(policy)}\n")
+        learner = Learner(policy, config, reference=networks.reference, group=group)
+        train_envs = stack.enter_context(closing(envs.train()))
+        collector = make_collector(config, policy, train_envs, envs.max_control_steps, group)
         validation = None
         if is_first and config.eval_every:
-            eval_envs = stack.enter_context(closing(worlds.evaluation()))
+            eval_envs = stack.enter_context(closing(envs.evaluation()))
             seed = EVAL_SEED + config.seed
             starts = sampled_starts(
-                config.suite.removeprefix("libero_"), worlds.tasks, config.eval_layouts, seed
+                config.suite.removeprefix("libero_"), envs.tasks, config.eval_layouts, seed
             )
-            validation = Validation(
-                eval_envs, parts.policy, parts.teacher, starts, config.eval_every
-            )
-        logger = None
-        if is_first:
-            logger_state = None if state is None else state["logger"]
-            logger = RunLogger(run.metrics, run.tensorboard, logger_state)
-            stack.enter_context(closing(logger))
+            validation = Validation(eval_envs, policy, networks.teacher, starts, config.eval_every)
         loop = Loop(
             config,
-            parts,
-            source,
+            networks,
+            collector,
             learner,
-            world=among,
+            group=group,
             run=run,
-            logger=logger,
             validation=validation,
             request=request,
         )
-        if state is not None:
-            loop.restore(state)
+        newest = run.checkpoints()[-1:]
+        logged = loop.restore(newest[0]) if newest else None
+        if is_first:
+            loop.logger = RunLogger(run.metrics, run.tensorboard, logged)
+            stack.enter_context(closing(loop.logger))
         with request.deferred():
             loop.run()
         loop.finish()
     card: dict[str, Any] = {}
     if is_first:
-        card = _card(config, run, parts, loop, is_libero)
+        card = _card(config, run, loop, is_libero)
     return OnPolicyRun(run.path, card)
 
 
-def _card(
-    config: OnPolicyConfig, run: RunDir, parts: Parts, loop: Loop, is_libero: bool
-) -> dict[str, Any]:
-    results: dict[str, Any] = {"training": loop.progress.summary(), "trained": describe(parts)}
+def _card(config: OnPolicyConfig, run: RunDir, loop: Loop, is_libero: bool) -> dict[str, Any]:
+    trained = describe(loop.networks.policy)
+    results: dict[str, Any] = {"training": loop.progress.summary(), "trained": trained}
     if loop.validation is not None:
         results["validation"] = {
             "best": loop.validation.best,
@@ -183,14 +170,10 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     from vla_gym_trainers.evaluation.command import run_eval
     from vla_gym_trainers.evaluation.config import EvalConfig
 
-    trained = trained_vla(run.path, config.vla)
-    if trained is None:
-        return {"skipped": "this VLA cannot be saved as a plain checkpoint"}
     common: dict[str, Any] = {
         "suite": (config.suite,),
         "task_ids": config.tasks(),
         "episodes": config.eval_states,
-        "head": "token",
         "device": config.device,
         "chunk_len": config.chunk_len,
         "assets": config.assets,
@@ -199,10 +182,18 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
         "torch_threads": config.torch_threads,
         "progress": config.progress,
     }
+    if config.policy == "rl-token":
+        trained: dict[str, Any] = {"policy": str(run.path)}
+    else:
+        common["head"] = "token"
+        name = trained_vla(run.path, config.vla)
+        if name is None:
+            return {"skipped": "this VLA cannot be saved as a plain checkpoint"}
+        trained = {"vla": name}
     start, policy = run.path / "eval_start", run.path / "eval_policy"
     before = run_eval(EvalConfig(vla=config.vla, out=start, resume=True, **common))
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
-    after = run_eval(EvalConfig(vla=trained, out=policy, paired=start, **common))
+    after = run_eval(EvalConfig(out=policy, paired=start, **trained, **common))
     return {"start": before["results"], "policy": after["results"]}
 
 

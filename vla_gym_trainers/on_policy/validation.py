@@ -14,8 +14,8 @@ from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
 from vla_gym.rollout.policies import BATCH_SIZE, CAMERAS, Info, Observations, in_fixed_batches
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym_trainers.on_policy.policy import Frames, TokenPolicy
-from vla_gym_trainers.on_policy.teacher import Teacher
+from vla_gym_trainers.on_policy.phases import Teacher
+from vla_gym_trainers.on_policy.policy import Observation, Policy
 
 #: Success by start.
 Outcomes = dict[Start, bool]
@@ -26,33 +26,30 @@ class _Chunks(Protocol):
 
 
 class _Chooses(Protocol):
-    def __call__(
-        self, frames: Frames, instructions: Sequence[str], proprio: np.ndarray, /
-    ) -> _Chunks:
+    def __call__(self, observation: Observation, instructions: Sequence[str], /) -> _Chunks:
         """Choose chunks (B, C, 7)."""
         ...
 
 
 class GreedyPlayer:
-    """Lets a token policy or a teacher play episodes, greedily; see ``rollout.Policy``."""
+    """Lets a policy or a teacher play episodes, greedily; see ``rollout.Policy``."""
 
     expert = False
     cameras: tuple[str, ...] = CAMERAS
 
-    def __init__(self, choose: _Chooses, policy: TokenPolicy, chunk_len: int) -> None:
+    def __init__(self, choose: _Chooses, policy: Policy, chunk_len: int) -> None:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
-        self.image_size, self.name = policy.vla.image_size, "policy"
-        self.identity: dict[str, Any] = {"kind": "tokens"}
+        self.image_size, self.name = policy.image_size, "policy"
+        self.identity: dict[str, Any] = {"kind": "student"}
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the chunks."""
         return in_fixed_batches(self._forward, observations, infos, BATCH_SIZE)
 
     def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
-        frames = self._policy.shrink({camera: observations[camera] for camera in CAMERAS})
-        proprio = observations["proprio"]
-        chunks = self._choose(frames, [instruction] * len(proprio), proprio).actions
+        texts = [instruction] * len(observations["proprio"])
+        chunks = self._choose(self._policy.observe(observations, texts), texts).actions
         return np.clip(chunks[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
 
 
@@ -75,7 +72,7 @@ class Validation:
     """
 
     envs: LiberoVectorEnv
-    policy: TokenPolicy
+    policy: Policy
     teacher: Teacher | None
     starts: Sequence[Start]
     every: int

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy import losses
-from vla_gym_trainers.on_policy.distributed import World
-from vla_gym_trainers.on_policy.minibatches import split
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.objective import split
 from vla_gym_trainers.on_policy.rollout import Rollout
 
 STEPS = 16  # gradient steps of a pass
 
 
 class ValueMemory:
-    """Queries and returns of the last rollouts.
+    """Inputs of the value head and returns of the last rollouts.
 
     One rollout has few episodes, and all chunks of an episode share its outcome: a head that is
     fitted to it alone learns the episodes by heart. Over several rollouts it finds what they have
@@ -28,41 +28,33 @@ class ValueMemory:
     """
 
     def __init__(self, rollouts: int) -> None:
-        """Keep at most so many rollouts.
-
-        Raises:
-            ConfigError: If that is none.
-        """
-        if rollouts < 1:
-            raise ConfigError(f"value_replay must be at least 1, got {rollouts}.")
+        """Keep at most so many rollouts."""
         self.parts: deque[tuple[Tensor, Tensor]] = deque(maxlen=rollouts)
 
     def add(self, rollout: Rollout, returns: Tensor) -> None:
-        """Keep the queries (n, H) and returns (n,) of a rollout's chunks, on the CPU.
+        """Keep the inputs (n, H) and returns (n,) of a rollout's chunks, on the CPU.
 
         Args:
-            rollout: With queries.
+            rollout: Of a policy with a value head.
             returns: [rows, chunks].
 
         Raises:
-            ConfigError: If the rollout has no queries.
+            ConfigError: If there was no value head.
         """
         data = rollout.data
-        if "query" not in data.keys():  # noqa: SIM118  # a TensorDict is no dict
-            raise ConfigError(
-                "Fitting values needs queries: collect with RolloutShape(query_size=...)."
-            )
+        if "value_input" not in rollout.shape.act:
+            raise ConfigError("Fitting values needs rollouts of a policy with a value head.")
         valid = data["valid"]
-        self.parts.append((data["query"][valid], returns[valid].cpu()))
+        self.parts.append((data["value_input"][valid], returns[valid].cpu()))
 
     def state_dict(self) -> list[dict[str, Tensor]]:
         """Return what is kept."""
-        return [{"queries": queries, "returns": returns} for queries, returns in self.parts]
+        return [{"inputs": inputs, "returns": returns} for inputs, returns in self.parts]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self.parts.clear()
-        self.parts.extend((part["queries"], part["returns"]) for part in state)
+        self.parts.extend((part["inputs"], part["returns"]) for part in state)
 
 
 def fit_values(
@@ -72,7 +64,7 @@ def fit_values(
     *,
     epochs: int,
     max_grad_norm: float,
-    world: World,
+    group: ProcessGroup,
     rng: np.random.Generator,
 ) -> float:
     """Fit the value head to the returns; it costs next to nothing beside a pass of the VLA.
@@ -83,7 +75,7 @@ def fit_values(
         memory: As many rollouts in all processes.
         epochs: Passes, of ``STEPS`` gradient steps each; a step sees a part of every rollout.
         max_grad_norm: Gradients are scaled down to this norm.
-        world: The processes.
+        group: The processes.
         rng: In the same state in all of them.
 
     Returns:
@@ -96,22 +88,22 @@ def fit_values(
     for _ in range(epochs):
         total = count = 0.0
         # Rollout by rollout, so that several processes draw what one with all their chunks does.
-        drawn = [split(len(returns), STEPS, world, rng) for _, returns in memory.parts]
+        drawn = [split(len(returns), STEPS, group, rng) for _, returns in memory.parts]
         for rows in zip(*drawn, strict=True):
             chosen = [torch.from_numpy(part) for part in rows]
             pairs = list(zip(memory.parts, chosen, strict=True))
-            queries = torch.cat([queries[i] for (queries, _), i in pairs]).to(device)
+            inputs = torch.cat([inputs[i] for (inputs, _), i in pairs]).to(device)
             targets = torch.cat([returns[i] for (_, returns), i in pairs]).to(device)
-            n = float(world.sum([float(len(targets))]))
+            n = float(group.sum([float(len(targets))]))
             if n == 0.0:  # in all processes
                 continue
-            loss = losses.value_loss(head(queries), targets, targets, n, clip=None)
+            loss = losses.value_loss(head(inputs), targets, targets, n, clip=None)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            world.sum_gradients(parameters)
+            group.sum_gradients(parameters)
             norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm)
             if not torch.isfinite(norm):  # in all processes: one bad number must not spoil the head
                 continue
             optimizer.step()
             total, count = total + float(loss.detach()) * n, count + n
-    return float(world.sum([total])) / max(count, 1.0)
+    return float(group.sum([total])) / max(count, 1.0)

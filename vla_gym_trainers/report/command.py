@@ -16,7 +16,7 @@ from vla_gym.errors import ConfigError
 class ReportConfig:
     """Write one self-contained HTML page about training runs and evaluations.
 
-    Takes run directories of vla-gym-train td3 | ppo-actor | ppo | grpo (finished or not), their
+    Takes run directories of vla-gym-train td3 | ppo | grpo (finished or not), their
     card.json alone, and result cards of vla-gym eval. Runs that differ in nothing but the seed are
     drawn as one, with a band. What a run has not logged is left out, and the page says so.
 

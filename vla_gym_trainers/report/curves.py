@@ -18,7 +18,7 @@ SUCCESS_KEYS = {
     TRAINING: ("rollout/success", "rollout/success_rate"),
 }
 REFERENCE_KEYS = ("eval/vla_success", "eval/teacher_success")
-# Environments of evaluations while td3 and ppo-actor train (train_td3.EVAL_ENVS).
+# Environments of evaluations while td3 trains (train_td3.EVAL_ENVS).
 _EVAL_ENVS = 8
 # Training episodes that rollout/success_rate is the mean of.
 _WINDOW = 100

@@ -14,12 +14,11 @@ from vla_gym_trainers.evaluation.cards import EvalCard, read_card
 #: Trainers whose runs are shown -> a setting that only they have.
 TRAINERS = {
     "td3": "critic_warmup_steps",
-    "ppo-actor": "value_rollouts",
-    "ppo": "value_through_trunk",
-    "grpo": "advantage",
+    "ppo": "gae_lambda",
+    "grpo": "baseline",
 }
 #: These count chunks, the others control steps.
-CHUNK_TRAINERS = ("td3", "ppo-actor")
+CHUNK_TRAINERS = ("td3",)
 WANTED = "a run directory of vla-gym-train " + " | ".join(TRAINERS) + ", or a card of vla-gym eval"
 
 #: Settings that do not make another configuration: the seed, and what results do not depend on.

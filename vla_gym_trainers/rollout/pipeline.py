@@ -124,6 +124,12 @@ class Pipeline(Generic[Weights, Block]):
 
     # ------------------------------------------------------------------ learner's side
 
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that are collected, under way or begun, and not handed out."""
+        with self._changed:
+            return self._waiting()
+
     def next(self, *, begin: bool = True) -> Collected[Block]:
         """Wait for the oldest block and let collecting go on.
 
@@ -138,7 +144,8 @@ class Pipeline(Generic[Weights, Block]):
         if self.ahead == 0:
             self._take_snapshot()
             self._ready.append(self._play())
-        self.begin()
+        if not self._waiting():
+            self.begin()
         with self._changed:
             if not self._changed.wait_for(lambda: self._ready or self._error, self._deadline):
                 raise self._overdue()

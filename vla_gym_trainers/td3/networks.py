@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 ACTION_DIM = 7
+#: Natural size of one control step's action per dimension: translations use the whole range,
+#: rotations of LIBERO's tasks rarely exceed 0.3, the gripper is -1 or +1. It scales exploration
+#: noise, residuals and the distance to the reference; it never limits what can be executed.
+ACTION_SCALE = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 1.0)
 
 
 class FeatureNormalizer(nn.Module):

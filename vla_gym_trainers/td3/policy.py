@@ -15,16 +15,12 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.networks import (
     ACTION_DIM,
+    ACTION_SCALE,
     ChunkActor,
     CriticEnsemble,
     FeatureNormalizer,
     reference_chunk,
 )
-
-#: Natural size of one control step's action per dimension: translations use the whole range,
-#: rotations of LIBERO's tasks rarely exceed 0.3, the gripper is -1 or +1. It scales exploration
-#: noise, residuals and the distance to the reference; it never limits what can be executed.
-ACTION_SCALE = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 1.0)
 
 
 class RLTokenPolicy(BasePolicy):

@@ -50,7 +50,7 @@ def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
     assert "vla-gym-train ppo" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["grpo_goal", "ppo_goal", "ppo_phases"])
+@pytest.mark.parametrize("name", ["grpo_goal", "ppo_goal", "ppo_phases", "ppo_rl_token"])
 def test_shipped_presets_fit(name):
     kind = GRPOConfig if name.startswith("grpo") else PPOConfig
     config = load_preset(kind, name)

@@ -10,30 +10,33 @@ import torch
 from on_policy_toys import tiny_policy, toy_envs, toy_shape
 
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.distributed import World, world
-from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings, Weights
-from vla_gym_trainers.on_policy.minibatches import split
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
+from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.objective import split
+from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rollout import Rollout
 
-SETTINGS = LearnerSettings(
+SETTINGS = PPOConfig(
     learning_rate=3e-3,
     epochs=2,
     num_minibatches=3,
     micro_batch_size=16,
     entropy_coef=0.01,
     value_epochs=2,
+    seed=5,
 )
 
 
 @pytest.fixture(scope="module")
 def rollout():
-    shape = toy_shape(num_envs=4, episodes=1, query_size=32)
+    shape = toy_shape(num_envs=4, episodes=1, policy=tiny_policy(value=True))
     envs = toy_envs(4)
     try:
         out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)
     finally:
         envs.close()
-    out.data["teacher_tokens"].copy_(out.data["tokens"].flip(0))
+    out.data["teacher_sample"].copy_(out.data["sample"].flip(0))
     return out
 
 
@@ -44,7 +47,7 @@ def learn(rollout, rows, kept_rows, weights, among):
     advantages = torch.randn(rollout.data.shape, generator=generator)[rows]
     returns = torch.rand(rollout.data.shape, generator=generator)[rows]
     keep = part.data["valid"] & torch.isin(torch.arange(4), torch.tensor(kept_rows))[rows, None]
-    learner = Learner(tiny_policy(value=True, seed=among.rank), SETTINGS, world=among, seed=5)
+    learner = Learner(tiny_policy(value=True, seed=among.rank), SETTINGS, group=among)
     if among.rank:  # the frozen weights are not sent
         frozen = tiny_policy(value=True, seed=0).vla.model.state_dict()
         names = {n for n, p in learner.policy.vla.model.named_parameters() if p.requires_grad}
@@ -62,7 +65,7 @@ def in_child(rank, port, folder, job):
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    with world() as among:
+    with process_group() as among:
         result = job(among)
     torch.save(result, folder / f"{rank}.pt")
 
@@ -87,14 +90,14 @@ def two_processes(folder, job):
 @pytest.mark.parametrize("kept_rows", [(0, 1, 2, 3), (0, 1)])
 def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
     # With rows 0 and 1 alone, the second process has nothing to learn from.
-    weights = Weights(cloning=0.5) if len(kept_rows) == 4 else Weights(value=False)
+    weights = Phase(cloning=0.5) if len(kept_rows) == 4 else Phase(value=False)
     halves = [slice(0, 1), slice(1, 4)] if len(kept_rows) == 4 else [slice(0, 2), slice(2, 4)]
 
     def job(among):
         return learn(rollout, halves[among.rank], kept_rows, weights, among)
 
     (first, metrics), (second, others) = two_processes(tmp_path, job)
-    alone, expected = learn(rollout, slice(0, 4), kept_rows, weights, World())
+    alone, expected = learn(rollout, slice(0, 4), kept_rows, weights, ProcessGroup())
     start = tiny_policy(value=True).state_dict()
     assert metrics == others and metrics["train/updates"] == 6
     for key, value in expected.items():
@@ -106,11 +109,11 @@ def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
 
 
 def test_minibatches_do_not_depend_on_the_number_of_processes():
-    alone = split(10, 3, World(), np.random.default_rng(1))
+    alone = split(10, 3, ProcessGroup(), np.random.default_rng(1))
     assert sorted(np.concatenate(alone).tolist()) == list(range(10))
     assert [len(part) for part in alone] == [4, 3, 3]
 
-    class Two(World):
+    class Two(ProcessGroup):
         def sum(self, values):  # noqa: ARG002
             return torch.tensor([4.0, 6.0], dtype=torch.float64)
 
@@ -122,6 +125,6 @@ def test_minibatches_do_not_depend_on_the_number_of_processes():
 
 def test_alone_without_torchrun(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with world() as among:
+    with process_group() as among:
         assert (among.rank, among.size) == (0, 1)
         assert among.sum([1.0, 2.0]).tolist() == [1.0, 2.0]

@@ -9,21 +9,23 @@ from on_policy_toys import tiny_policy, toy_envs, toy_shape
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings, Weights
-from vla_gym_trainers.on_policy.minibatches import gather, inputs_of
-from vla_gym_trainers.on_policy.policy import TokenPolicy
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.objective import gather
+from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.token_policy import TokenPolicy
 
 
 @pytest.fixture(scope="module")
 def rollout():
-    shape = toy_shape(num_envs=4, episodes=2)
+    shape = toy_shape(num_envs=4, episodes=2, policy=tiny_policy(value=True))
     envs = toy_envs(4)
     try:
         out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)
     finally:
         envs.close()
-    out.data["teacher_tokens"].copy_(out.data["tokens"].flip(0))
+    out.data["teacher_sample"].copy_(out.data["sample"].flip(0))
     return out
 
 
@@ -44,7 +46,7 @@ def random_targets(rollout, seed=0):
 
 def learner_of(policy=None, **settings):
     policy = policy or tiny_policy(value=True)
-    return Learner(policy, LearnerSettings(**{"learning_rate": 1e-2, **settings}), seed=3)
+    return Learner(policy, PPOConfig(**{"learning_rate": 1e-2, "seed": 3, **settings}))
 
 
 def moved(policy, state):
@@ -61,7 +63,7 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
     results = {}
     for size in (1, 2, 8, 1000):
         policy = tiny_policy(value=True)
-        settings = LearnerSettings(
+        settings = PPOConfig(
             learning_rate=1e-2,
             num_minibatches=1,
             micro_batch_size=size,
@@ -69,10 +71,10 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
             kl_coef=0.1,
         )
         learner = Learner(policy, settings, reference=reference)
-        targets, weights = random_targets(rollout), Weights(cloning=0.5)
+        targets, weights = random_targets(rollout), Phase(cloning=0.5)
         # Away from the behaviour policy: ratios differ from 1, and adapters' B from 0.
         learner.update(rollout, *targets, weights)
-        batch = gather(rollout, *targets, weights, held=True)
+        batch = gather(policy, rollout, *targets, weights, held=True)
         batch["reference"] = learner.refer(rollout, batch)
         learner.gradient(rollout, batch, weights)
         gradient = {k: p.grad.clone() for k, p in policy.named_parameters().items()}
@@ -92,20 +94,19 @@ def test_the_gradient_is_that_of_the_formula(rollout):
     policy = tiny_policy(value=True)
     learner = learner_of(policy)
     advantages, keep, _ = random_targets(rollout)
-    weights = Weights(value=False)
-    batch = gather(rollout, advantages, keep, None, weights)
+    weights = Phase(value=False)
+    batch = gather(policy, rollout, advantages, keep, None, weights)
     sums, counts = learner.gradient(rollout, batch, weights)
     got = {k: p.grad for k, p in policy.named_parameters().items() if k.startswith("vla.")}
     data = rollout.data[rollout.data["valid"]]
-    frames = {camera: data[camera].numpy() for camera in ("agentview", "wrist")}
-    texts, proprio = rollout.texts(data["instruction"]), data["proprio"].numpy()
-    seen = policy.evaluate(frames, texts, proprio, data["tokens"].long())
+    observation = {key: data[key].numpy() for key in ("agentview", "wrist", "proprio")}
+    seen = policy.evaluate(observation, rollout.texts(data["instruction"]), data["sample"])
     executed = data["executed"].clamp(max=8)
     mask = (torch.arange(8) < executed[:, None])[..., None].expand(-1, 8, 7)
     weighted = seen.log_probs * advantages[keep][:, None, None]
     learner.optimizer.zero_grad()
     (-weighted[mask].sum() / mask.sum()).backward()
-    assert counts.tokens == mask.sum() == 7 * executed.sum()
+    assert counts.factors == mask.sum() == 7 * executed.sum()
     assert sums["clipped"] == 0 and sums["kl"] < 1e-4
     for name, p in policy.named_parameters().items():
         if name.startswith("vla."):
@@ -119,12 +120,13 @@ def test_teachers_chunks_and_dropped_rows_are_not_reinforced(rollout):
     rollout.data["by_teacher"][:4] = True
     keep = keep.clone()
     keep[6:] = False
-    batch = gather(rollout, advantages, keep, None, Weights())
+    policy = tiny_policy()
+    batch = gather(policy, rollout, advantages, keep, None, Phase())
     assert set(batch["row"].tolist()) == {4, 5}
-    everything = gather(rollout, advantages, keep, None, Weights(cloning=1.0))
+    everything = gather(policy, rollout, advantages, keep, None, Phase(cloning=1.0))
     assert len(everything) == rollout.data["valid"].sum()
     assert set(everything["row"][everything["rl"]].tolist()) == {4, 5}
-    nothing = gather(rollout, advantages, keep & False, None, Weights())
+    nothing = gather(policy, rollout, advantages, keep & False, None, Phase())
     assert len(nothing) == 0
     learner = learner_of()
     metrics = learner.update(rollout, advantages, keep & False, None)
@@ -133,9 +135,9 @@ def test_teachers_chunks_and_dropped_rows_are_not_reinforced(rollout):
 
 def test_each_loss_moves_what_it_should(rollout):
     for weights, vla, head in (
-        (Weights(value=False), True, False),
-        (Weights(rl=False), False, True),
-        (Weights(rl=False, value=False, cloning=1.0), True, False),
+        (Phase(value=False), True, False),
+        (Phase(rl=False), False, True),
+        (Phase(rl=False, value=False, cloning=1.0), True, False),
     ):
         policy = tiny_policy(value=True)
         before = policy.state_dict()
@@ -153,14 +155,14 @@ def test_cloning_reaches_the_teachers_tokens(rollout):
     policy, rollout = tiny_policy(what="full"), shortened(rollout, 1)
     learner = learner_of(policy, learning_rate=3e-3)
     advantages, keep, _ = random_targets(rollout)
-    weights = Weights(rl=False, cloning=1.0, epochs=40, num_minibatches=1)
-    teacher = rollout.data["teacher_tokens"]
+    weights = Phase(rl=False, cloning=1.0, epochs=40, num_minibatches=1)
+    teacher = rollout.data["teacher_sample"]
     teacher.copy_(torch.arange(56).view(8, 7))  # the same chunk everywhere
     first = learner.update(rollout, advantages, keep, None, weights)
     assert learner.updates == 40
     last = learner.update(rollout, advantages, keep, None, weights)
     assert first["train/cloning_loss"] < math.log(256) * 1.1
-    assert last["train/cloning_loss"] < 0.3 and last["train/token_accuracy"] > 0.99
+    assert last["train/cloning_loss"] < 0.3 and last["train/cloning_accuracy"] > 0.99
 
 
 def test_weights_may_change_the_step_size(rollout):
@@ -168,23 +170,23 @@ def test_weights_may_change_the_step_size(rollout):
     for rate in (None, 1e-4):
         policy = tiny_policy(value=True)
         before = policy.state_dict()
-        weights = Weights(learning_rate=rate, num_minibatches=1)
+        weights = Phase(learning_rate=rate, num_minibatches=1)
         learner = learner_of(policy)
         learner.update(rollout, *random_targets(rollout), weights)
         after = policy.state_dict()
         steps.append(max(float((after[k] - before[k]).abs().max()) for k in before if "vla" in k))
     # Adam's first step is at most the learning rate, and nearly that where the gradient is large.
     assert 0.9e-2 < steps[0] <= 1.001e-2 and 0.9e-4 < steps[1] <= 1.001e-4
-    # 0 is a step size too: that of an annealed run's end.
+    # 0 is a step size too.
     policy = tiny_policy()
     state = {k: v.clone() for k, v in policy.state_dict().items()}
-    learner_of(policy).update(rollout, *random_targets(rollout), Weights(learning_rate=0.0))
+    learner_of(policy).update(rollout, *random_targets(rollout), Phase(learning_rate=0.0))
     assert not moved(policy, state)
 
 
 def test_gradients_are_clipped(rollout):
     policy = tiny_policy(value=True)
-    learner = Learner(policy, LearnerSettings(max_grad_norm=1e-3, num_minibatches=1))
+    learner = Learner(policy, PPOConfig(max_grad_norm=1e-3, num_minibatches=1))
     metrics = learner.update(rollout, *random_targets(rollout))
     assert metrics["train/grad_norm"] > 0.01
     grads = [p.grad for p in learner.parameters if p.grad is not None]
@@ -251,20 +253,20 @@ def test_the_reference_holds_what_has_no_contrast(rollout):
     rollout.data = rollout.data.clone()
     rollout.data["by_teacher"][0] = True
     valid = rollout.data["valid"]
-    batch = gather(rollout, advantages, keep & False, None, Weights(), held=True)
+    policy, reference = tiny_policy(), tiny_policy()
+    batch = gather(policy, rollout, advantages, keep & False, None, Phase(), held=True)
     assert bool(batch["held"].all()) and not batch["rl"].any()
     assert len(batch) == valid[1:].sum() and 0 not in batch["row"]
-    policy, reference = tiny_policy(), tiny_policy()
     for parameter in policy.named_parameters().values():
         parameter.data += 0.05 * torch.randn(
             parameter.shape, generator=torch.Generator().manual_seed(0)
         )
-    settings = LearnerSettings(learning_rate=1e-3, kl_coef=0.1)
+    settings = PPOConfig(learning_rate=1e-3, kl_coef=0.1)
     learner = Learner(policy, settings, reference=reference)
     found = learner.refer(rollout, batch)
     for i in range(len(batch)):  # each chunk has its own, whatever the order they were played in
         one = batch[i : i + 1]
-        alone = reference.evaluate(*inputs_of(rollout, one), one["tokens"].long()).log_probs
+        alone = reference.evaluate(*rollout.inputs(one), one["sample"]).log_probs
         torch.testing.assert_close(found[i], alone[0], atol=1e-5, rtol=1e-5)
     seen = [
         learner.update(rollout, advantages, keep & False)["train/reference_kl"] for _ in range(10)
@@ -279,13 +281,13 @@ def test_reinforcing_makes_tokens_likelier(rollout):
     advantages = torch.where(rollout.data["task_id"] == 0, 1.0, -1.0)
     learner.update(rollout, advantages, keep)
     sums, counts = learner.gradient(
-        rollout, gather(rollout, advantages, keep, None, Weights()), Weights()
+        rollout, gather(policy, rollout, advantages, keep, None, Phase()), Phase()
     )
     # -L is the mean of r A; at r = 1 it would be the mean advantage over tokens.
     mean = (advantages * rollout.data["executed"])[keep].sum() / rollout.data["executed"][
         keep
     ].sum()
-    assert -sums["policy_loss"] > mean + 1e-3 and counts.tokens > 0
+    assert -sums["policy_loss"] > mean + 1e-3 and counts.factors > 0
 
 
 def test_mistakes_are_named():
@@ -293,7 +295,7 @@ def test_mistakes_are_named():
         learner_of(kl_coef=0.1)
     frozen = TokenPolicy(tiny_policy().vla)
     frozen.vla.model.requires_grad_(False)
-    with pytest.raises(ConfigError, match="Nothing of the VLA"):
+    with pytest.raises(ConfigError, match="Nothing of the policy"):
         learner_of(frozen)
     for wrong in (
         {"epochs": 0},
@@ -304,4 +306,4 @@ def test_mistakes_are_named():
         {"target_kl": 0.0},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            LearnerSettings(**wrong)
+            PPOConfig(**wrong)

@@ -9,11 +9,10 @@ from torch.nn import functional as F
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.losses import (
     cloning_loss,
-    entropy_of,
     masked_mean,
     ppo_loss,
+    ratio_of,
     reference_kl,
-    token_ratio,
     value_loss,
 )
 
@@ -27,7 +26,7 @@ def test_ppo_clips_the_ratio_asymmetrically():
     # Ratios 1.5, 0.5, 1.0 of one chunk; the fourth token was never executed.
     new = torch.log(tokens(1.5, 0.5, 1.0, 3.0)).requires_grad_()
     mask = torch.tensor([[[True, True, True, False]]])
-    ratio = token_ratio(new, torch.zeros_like(new), mask)
+    ratio = ratio_of(new, torch.zeros_like(new), mask)
     # A = 2: min(3, 2 * 1.28) = 2.56 (clipped), min(1, 2 * 0.8) = 1, 2: L = -(5.56) / 3.
     up = ppo_loss(ratio, torch.tensor([2.0]), count=3)
     assert up.loss.item() == pytest.approx(-5.56 / 3, abs=1e-6)
@@ -47,20 +46,20 @@ def test_ratio_of_a_chunk_is_the_product_of_its_executed_tokens():
     # log r = 0.1 + 0.2, the masked 5 apart: r = e^0.3 = 1.35 > 1.28: L = -1.28 / 1.
     new, old = tokens(0.1, 0.2, 5.0), torch.zeros(1, 1, 3)
     mask = torch.tensor([[[True, True, False]]])
-    ratio = token_ratio(new, old, mask, "chunk")
+    ratio = ratio_of(new, old, mask, "chunk")
     torch.testing.assert_close(ratio.log_ratio, torch.tensor([0.3]))
     assert ratio.mask.tolist() == [True]
     loss = ppo_loss(ratio, torch.ones(1), count=1)
     assert loss.loss.item() == pytest.approx(-1.28)
-    assert not token_ratio(new, old, mask & False, "chunk").mask.any()
-    with pytest.raises(ConfigError, match="'token' or 'chunk'"):
-        token_ratio(new, old, mask, "episode")
+    assert not ratio_of(new, old, mask & False, "chunk").mask.any()
+    with pytest.raises(ConfigError, match="'factor' or 'chunk'"):
+        ratio_of(new, old, mask, "episode")
 
 
 def test_log_ratio_is_clamped_so_that_nothing_overflows():
     new = tokens(500.0, -500.0, 0.0).requires_grad_()
     mask = torch.ones(1, 1, 3, dtype=torch.bool)
-    ratio = token_ratio(new, torch.zeros_like(new), mask, clamp=10.0)
+    ratio = ratio_of(new, torch.zeros_like(new), mask, clamp=10.0)
     torch.testing.assert_close(ratio.log_ratio, tokens(10.0, -10.0, 0.0))
     loss = ppo_loss(ratio, torch.tensor([-1.0]), count=3)
     # -min(-e^10, -1.28) + -min(-e^-10, -0.8) + 1 = e^10 + 0.8 + 1, over 3.
@@ -72,7 +71,7 @@ def test_log_ratio_is_clamped_so_that_nothing_overflows():
 def test_masked_tokens_may_hold_anything():
     new = tokens(0.0, math.nan).requires_grad_()
     mask = torch.tensor([[[True, False]]])
-    ratio = token_ratio(new, tokens(0.0, -math.inf), mask)
+    ratio = ratio_of(new, tokens(0.0, -math.inf), mask)
     loss = ppo_loss(ratio, torch.tensor([3.0]), count=1).loss
     assert loss.item() == -3.0
     assert reference_kl(new, tokens(0.0, math.inf), mask, 1).item() == 0.0
@@ -86,7 +85,7 @@ def test_first_update_has_ratio_one_and_the_gradient_of_reinforce():
     log_probs = logits.log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
     mask, advantages = torch.rand(5, 2, 7) < 0.7, torch.randn(5)
     count = int(mask.sum())
-    loss = ppo_loss(token_ratio(log_probs, log_probs.detach(), mask), advantages, count)
+    loss = ppo_loss(ratio_of(log_probs, log_probs.detach(), mask), advantages, count)
     assert loss.kl == 0.0 and loss.clipped == 0
     reinforce = -masked_mean(log_probs * advantages[:, None, None], mask, count)
     (mine,) = torch.autograd.grad(loss.loss, logits, retain_graph=True)
@@ -117,19 +116,6 @@ def test_reference_kl_estimates_the_kl_of_two_distributions():
     assert estimate.item() == pytest.approx(exact, abs=0.002)
 
 
-def test_entropy():
-    assert entropy_of(torch.zeros(2, 256)).tolist() == pytest.approx([math.log(256)] * 2)
-    # Probabilities 0.2 and 0.8; at T = 0.5 the odds 1:4 become 1:16. Greedy counts as T = 1.
-    logits = torch.full((256,), -1e9)
-    logits[3], logits[7] = math.log(0.2), math.log(0.8)
-
-    def entropy(p):
-        return -p * math.log(p) - (1 - p) * math.log(1 - p)
-
-    for temperature, p in ((1.0, 0.2), (0.5, 1 / 17), (0.0, 0.2)):
-        assert entropy_of(logits, temperature).item() == pytest.approx(entropy(p), abs=1e-5)
-
-
 def test_value_loss_takes_the_larger_error():
     # V 1.0 from V_old 0.0: error to G = 2: 1; moved only 0.2: (0.2 - 2)^2 = 3.24, larger.
     # V 0.1 from 0.0, G = 0: 0.01; 0.1 lies within the clip: the same. Sum 3.25 / (2 * 2).
@@ -147,17 +133,17 @@ def test_cloning_loss_is_torchs_cross_entropy():
     torch.testing.assert_close(cloning_loss(log_probs, mask, int(mask.sum())), expected)
 
 
-@pytest.mark.parametrize("level", ["token", "chunk"])
+@pytest.mark.parametrize("level", ["factor", "chunk"])
 def test_parts_add_up_to_the_whole(level):
     torch.manual_seed(2)
     new, old = torch.randn(6, 2, 7), torch.randn(6, 2, 7)
     mask = torch.rand(6, 2, 7) < 0.6
     mask[4] = False
     advantages = torch.randn(6)
-    whole = token_ratio(new, old, mask, level)
+    whole = ratio_of(new, old, mask, level)
     count = int(whole.mask.sum())
     parts = [
-        ppo_loss(token_ratio(new[s], old[s], mask[s], level), advantages[s], count)
+        ppo_loss(ratio_of(new[s], old[s], mask[s], level), advantages[s], count)
         for s in (slice(0, 1), slice(1, 5), slice(5, 6))
     ]
     expected = ppo_loss(whole, advantages, count)

@@ -10,18 +10,24 @@ from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.phases import Schedule
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.phases import MixedActor, VLATeacher, phase_at
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.teacher import MixedActor, Teacher
 from vla_gym_trainers.on_policy.validation import Validation
 
 
 @pytest.fixture(scope="module")
 def inputs():
     rng = np.random.default_rng(0)
-    frames = {c: rng.integers(0, 255, (40, 64, 64, 3), np.uint8) for c in ("agentview", "wrist")}
-    texts = ["go to the right", "go to the left"] * 20
-    return frames, texts, rng.normal(size=(40, 8)).astype(np.float32)
+    seen = {c: rng.integers(0, 255, (40, 64, 64, 3), np.uint8) for c in ("agentview", "wrist")}
+    seen["proprio"] = rng.normal(size=(40, 8)).astype(np.float32)
+    return seen, ["go to the right", "go to the left"] * 20
+
+
+def raw(inputs):
+    """The same as a VLA takes it."""
+    seen, texts = inputs
+    return {c: seen[c] for c in ("agentview", "wrist")}, texts, seen["proprio"]
 
 
 def keys_of(count):
@@ -29,41 +35,43 @@ def keys_of(count):
 
 
 def test_the_schedule():
-    schedule = Schedule(warmup_steps=100, transition_steps=200, cloning_coef=0.5, cloning_epochs=7)
-    assert schedule.needs_teacher and not Schedule().needs_teacher
-    first = schedule.at(99)
-    assert (first.name, first.epsilon, first.weights.rl) == ("warmup", 1.0, False)
-    assert (first.weights.cloning, first.weights.epochs) == (0.5, 7)
-    middle = schedule.at(200)
-    assert (middle.name, middle.epsilon, middle.weights.rl) == ("transition", 0.5, True)
-    assert middle.weights.cloning == 0.25 and middle.weights.epochs is None
-    assert schedule.at(100).epsilon == 1.0
-    last = schedule.at(300)
-    assert (last.name, last.epsilon, last.weights.cloning) == ("rl", 0.0, 0.0)
-    assert Schedule().at(0).name == "rl"
+    phases = {"warmup_steps": 100, "transition_steps": 200, "cloning_coef": 0.5}
+    config = PPOConfig(**phases, cloning_epochs=7, value_warmup_steps=400)
+    first = phase_at(config, 99)
+    assert (first.name, first.epsilon, first.rl) == ("warmup", 1.0, False)
+    assert (first.cloning, first.epochs) == (0.5, 7)
+    middle = phase_at(config, 200)
+    assert (middle.name, middle.epsilon, middle.rl) == ("transition", 0.5, True)
+    assert middle.cloning == 0.25 and middle.epochs is None
+    assert phase_at(config, 100).epsilon == 1.0
+    value = phase_at(config, 300)
+    assert (value.name, value.epsilon, value.rl, value.value) == ("value", 0.0, False, True)
+    last = phase_at(config, 400)
+    assert (last.name, last.epsilon, last.cloning, last.rl) == ("rl", 0.0, 0.0, True)
+    assert phase_at(GRPOConfig(), 0).name == "rl"
     for wrong in ({"warmup_steps": -1}, {"cloning_epochs": 0}, {"cloning_coef": 0.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            Schedule(**wrong)
+            PPOConfig(**wrong)
 
 
 def test_teachers_of_both_heads(inputs):
     vla = tiny_vla()
-    regressed, tokens = Teacher(vla), Teacher(vla, "token")
-    torch.testing.assert_close(regressed(*inputs).actions, vla.infer(*inputs).actions)
-    greedy = vla.act_tokens(*inputs, 0.0)[0]
-    assert torch.equal(tokens(*inputs).tokens, greedy)
+    regressed, tokens = VLATeacher(vla), VLATeacher(vla, "token")
+    torch.testing.assert_close(regressed(*inputs).actions, vla.infer(*raw(inputs)).actions)
+    greedy = vla.act_tokens(*raw(inputs), 0.0)[0]
+    assert torch.equal(tokens(*inputs).sample, greedy)
     assert torch.equal(tokens(*inputs).actions, vla.tokens_to_actions(greedy))
     assert vla.head == "l1"
     # A bin is 2 / 255 wide: the nearest token is off by half of that at most.
     taught = regressed(*inputs)
-    back = vla.tokens_to_actions(taught.tokens)
+    back = vla.tokens_to_actions(taught.sample)
     assert (back - taught.actions).abs().max() <= 1 / 255 + 1e-6
     with pytest.raises(ConfigError, match="'auto', 'l1' or 'token'"):
-        Teacher(vla, "best")
+        VLATeacher(vla, "best")
 
 
 def test_epsilon_decides_who_plays(inputs):
-    policy, teacher = tiny_policy(value=True), Teacher(tiny_vla())
+    policy, teacher = tiny_policy(value=True), VLATeacher(tiny_vla())
     keys = keys_of(40)
     own, taught = policy.act(*inputs, keys), teacher(*inputs)
     shares = {}
@@ -73,21 +81,21 @@ def test_epsilon_decides_who_plays(inputs):
         for i, by_teacher in enumerate(act.by_teacher.tolist()):
             source = taught if by_teacher else own
             assert torch.equal(act.actions[i], source.actions[i])
-            assert torch.equal(act.tokens[i], source.tokens[i])
+            assert torch.equal(act.sample[i], source.sample[i])
             assert torch.equal(act.log_probs[i], own.log_probs[i] * (not by_teacher))
-        assert torch.equal(act.teacher_tokens, taught.tokens)
+        assert torch.equal(act.teacher_sample, taught.sample)
     # 40 draws at 1/2: four standard deviations are 0.32.
     assert shares[0.0] == 0.0 and shares[1.0] == 1.0 and abs(shares[0.5] - 0.5) < 0.32
     half = MixedActor(policy, teacher, 0.5)
-    few = [x[7:9] if not isinstance(x, dict) else {k: v[7:9] for k, v in x.items()} for x in inputs]
+    few = {k: v[7:9] for k, v in inputs[0].items()}, inputs[1][7:9]
     assert torch.equal(
         half.act(*few, keys[7:9]).by_teacher, half.act(*inputs, keys).by_teacher[7:9]
     )
-    assert torch.equal(half.act(*inputs).tokens, policy.act(*inputs).tokens)
+    assert torch.equal(half.act(*inputs).sample, policy.act(*inputs).sample)
 
 
 def test_noise_is_on_the_teachers_executed_actions_alone(inputs):
-    policy, teacher = tiny_policy(), Teacher(tiny_vla())
+    policy, teacher = tiny_policy(), VLATeacher(tiny_vla())
     keys = keys_of(40)
     act = MixedActor(policy, teacher, 1.0, noise=0.1).act(*inputs, keys)
     taught = teacher(*inputs)
@@ -95,24 +103,24 @@ def test_noise_is_on_the_teachers_executed_actions_alone(inputs):
     assert not difference[..., 6].any()
     inside = taught.actions[..., :6].abs() < 0.5
     assert difference[..., :6][inside].std().item() == pytest.approx(0.1, rel=0.1)
-    assert torch.equal(act.teacher_tokens, taught.tokens)
+    assert torch.equal(act.teacher_sample, taught.sample)
 
 
 def test_hybrid_records_the_executed_actions_as_the_students(inputs):
-    policy, teacher = tiny_policy(value=True), Teacher(tiny_vla())
+    policy, teacher = tiny_policy(value=True), VLATeacher(tiny_vla())
     act = MixedActor(policy, teacher, 0.0, noise=0.1, hybrid=True).act(*inputs, keys_of(40))
     assert not act.by_teacher.any()
-    assert torch.equal(act.tokens, teacher.vla.actions_to_tokens(act.actions))
-    assert not torch.equal(act.tokens, act.teacher_tokens)
+    assert torch.equal(act.sample, teacher.vla.actions_to_tokens(act.actions))
+    assert not torch.equal(act.sample, act.teacher_sample)
     with torch.no_grad():
-        seen = policy.evaluate(*inputs, act.tokens)
+        seen = policy.evaluate(*inputs, act.sample)
     assert torch.equal(act.log_probs, seen.log_probs)
     with pytest.raises(ConfigError, match="epsilon"):
         MixedActor(policy, teacher, 1.5)
 
 
 def test_a_collected_mixture_says_who_played():
-    policy, teacher = tiny_policy(), Teacher(tiny_vla())
+    policy, teacher = tiny_policy(), VLATeacher(tiny_vla())
     shape, envs = toy_shape(num_envs=3, episodes=1), toy_envs(3)
     try:
         collector = Collector(envs, shape)
@@ -122,7 +130,7 @@ def test_a_collected_mixture_says_who_played():
         envs.close()
     by_teacher = data["by_teacher"] & data["valid"]
     assert 0 < by_teacher.sum() < data["valid"].sum()
-    assert torch.equal(data["tokens"][by_teacher], data["teacher_tokens"][by_teacher])
+    assert torch.equal(data["sample"][by_teacher], data["teacher_sample"][by_teacher])
     assert not data["log_probs"][by_teacher].any()
     student = data["valid"] & ~by_teacher
     assert (data["log_probs"][student] < 0).all()
@@ -131,8 +139,9 @@ def test_a_collected_mixture_says_who_played():
 class Scripted:
     """Wins task 0 (moves right) wherever it is; never task 1."""
 
-    def __call__(self, frames, texts, proprio):
-        assert frames["wrist"].shape == (len(texts), 64, 64, 3) and len(proprio) == len(texts)
+    def __call__(self, observation, texts):
+        assert observation["wrist"].shape == (len(texts), 64, 64, 3)
+        assert len(observation["proprio"]) == len(texts)
         actions = torch.zeros(len(texts), 8, 7)
         actions[..., 0] = 1.0
         return actions

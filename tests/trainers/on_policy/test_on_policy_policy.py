@@ -11,9 +11,9 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TrainableTokenVLA
 from vla_gym.vla.lora import LoraSettings
 from vla_gym.vla.mini import MiniBackend, MiniVLA
-from vla_gym_trainers.on_policy.policy import TokenPolicy, ValueHead
-from vla_gym_trainers.on_policy.sampling import draw_tokens, keyed_uniform
-from vla_gym_trainers.on_policy.trainable import trainable_copy
+from vla_gym_trainers.on_policy.distributions import TokenDistribution, draw_tokens, keyed_uniform
+from vla_gym_trainers.on_policy.policy import ValueHead
+from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 LORA = LoraSettings(r=4, exclude=("action_head",))
 
@@ -22,6 +22,13 @@ LORA = LoraSettings(r=4, exclude=("action_head",))
 def vla():
     torch.manual_seed(0)
     return MiniBackend(MiniVLA(small_config()))
+
+
+def observed(policy, count):
+    """Observations and instructions as a policy takes them."""
+    frames, texts, proprio = random_inputs(count)
+    raw = {**frames, "proprio": proprio, "task_id": np.zeros(count, np.int64)}
+    return policy.observe(raw, texts), texts
 
 
 def keys_of(*numbers):
@@ -53,53 +60,64 @@ def test_acting_and_evaluating_agree(vla):
     policy = TokenPolicy(vla, temperature=1.3, value_head=ValueHead(vla.hidden_size))
     torch.nn.init.normal_(policy.value_head.fc2.weight)
     frames, texts, proprio = random_inputs(3)
-    small = policy.shrink(frames)
-    assert small["wrist"].shape == (3, 64, 64, 3)
-    act = policy.act(small, texts, proprio, keys_of(1, 2, 3))
-    assert torch.equal(act.tokens, policy.act(frames, texts, proprio, keys_of(1, 2, 3)).tokens)
-    assert torch.equal(act.actions, vla.tokens_to_actions(act.tokens))
-    seen = policy.evaluate(small, texts, proprio, act.tokens, teacher_tokens=act.tokens)
+    inputs = observed(policy, 3)
+    assert inputs[0]["wrist"].shape == (3, 64, 64, 3)
+    act = policy.act(*inputs, keys_of(1, 2, 3))
+    full = {**frames, "proprio": proprio}, texts
+    assert torch.equal(act.sample, policy.act(*full, keys_of(1, 2, 3)).sample)
+    assert torch.equal(act.actions, vla.tokens_to_actions(act.sample))
+    seen = policy.evaluate(*inputs, act.sample.to(torch.uint8), teacher_sample=act.sample)
     assert torch.equal(seen.log_probs, act.log_probs) and torch.equal(seen.values, act.values)
     torch.testing.assert_close(
-        seen.log_probs, vla.token_log_probs(frames, texts, proprio, act.tokens, 1.3)
+        seen.log_probs, vla.token_log_probs(frames, texts, proprio, act.sample, 1.3)
     )
     torch.testing.assert_close(
-        seen.teacher_log_probs, vla.token_log_probs(frames, texts, proprio, act.tokens)
+        seen.teacher_log_probs, vla.token_log_probs(frames, texts, proprio, act.sample)
     )
-    greedy = policy.act(small, texts, proprio)
-    assert torch.equal(greedy.tokens, seen.greedy)
-    assert torch.equal(greedy.tokens, vla.act_tokens(frames, texts, proprio, 0.0)[0])
-    torch.testing.assert_close(policy.values(small, texts, proprio), act.values)
+    greedy = policy.act(*inputs)
+    assert torch.equal(greedy.sample, seen.mode) and seen.squared_mean is None
+    assert torch.equal(greedy.sample, vla.act_tokens(frames, texts, proprio, 0.0)[0])
+    torch.testing.assert_close(policy.values(*inputs), act.values)
+    # Tokens of control steps that were not executed took no part.
+    mask = policy.factor_mask(torch.tensor([0, 3, 8]))
+    assert mask.sum(dim=(1, 2)).tolist() == [0, 21, 56] and mask[1, :3].all()
     # The bins of the executed actions are the tokens, but for the gripper, which is a switch, and
     # for bin 255, whose centre is that of 254.
     back = vla.actions_to_tokens(act.actions)[..., :6]
-    assert torch.equal(back, act.tokens[..., :6].clamp(max=254))
+    assert torch.equal(back, act.sample[..., :6].clamp(max=254))
 
 
 def test_a_fresh_value_head_is_zero_and_leaves_the_trunk_alone(vla):
-    inputs = random_inputs(2)
     vla.model.requires_grad_(True)
-    for through in (False, True):
-        policy = TokenPolicy(
-            vla, value_head=ValueHead(vla.hidden_size), value_through_trunk=through
-        )
-        assert not policy.values(*inputs).any()
-        torch.nn.init.normal_(policy.value_head.fc2.weight)
-        vla.model.zero_grad()
-        tokens = torch.zeros(2, 8, 7, dtype=torch.int64)
-        policy.evaluate(*inputs, tokens).values.sum().backward()
-        assert policy.value_head.fc1.weight.grad.any()
-        assert (vla.model.queries.grad is not None) == through
+    policy = TokenPolicy(vla, value_head=ValueHead(vla.hidden_size))
+    inputs = observed(policy, 2)
+    assert not policy.values(*inputs).any()
+    torch.nn.init.normal_(policy.value_head.fc2.weight)
+    vla.model.zero_grad()
+    tokens = torch.zeros(2, 8, 7, dtype=torch.int64)
+    policy.evaluate(*inputs, tokens).values.sum().backward()
+    assert policy.value_head.fc1.weight.grad.any() and vla.model.queries.grad is None
+
+
+def test_entropy():
+    uniform = TokenDistribution(torch.zeros(2, 256)).entropy()
+    assert uniform.tolist() == pytest.approx([np.log(256)] * 2)
+    # Probabilities 0.2 and 0.8; at T = 0.5 the odds 1:4 become 1:16.
+    logits = torch.full((256,), -1e9)
+    logits[3], logits[7] = np.log(0.2), np.log(0.8)
+    for temperature, p in ((1.0, 0.2), (0.5, 1 / 17)):
+        expected = -p * np.log(p) - (1 - p) * np.log(1 - p)
+        found = TokenDistribution(logits, temperature).entropy()
+        assert found.item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("what", ["lora", "heads", "full"])
 def test_training_a_copy_leaves_the_original_and_twins_alone(vla, what):
-    inputs = random_inputs(2)
     before = copy.deepcopy(vla.model.state_dict())
     student, adapters = trainable_copy(vla, what, lora=LORA)
     assert (adapters is not None) == (what == "lora")
     policy = TokenPolicy(student, value_head=ValueHead(vla.hidden_size))
-    twin = policy.twin()
+    inputs, twin = observed(policy, 2), policy.copy()
     names = policy.named_parameters()
     assert names.keys() == twin.named_parameters().keys()
     if what == "heads":
@@ -111,14 +129,14 @@ def test_training_a_copy_leaves_the_original_and_twins_alone(vla, what):
     optimizer = torch.optim.SGD(names.values(), lr=0.5)
     for _ in range(2):
         optimizer.zero_grad()
-        policy.evaluate(*inputs, start.tokens).log_probs.mean().neg().backward()
+        policy.evaluate(*inputs, start.sample).log_probs.mean().neg().backward()
         optimizer.step()
     moved = policy.act(*inputs, keys_of(1, 2))
     assert (moved.log_probs - start.log_probs).abs().max() > 1e-3
     assert torch.equal(twin.act(*inputs, keys_of(1, 2)).log_probs, start.log_probs)
     assert all(torch.equal(v, before[k]) for k, v in vla.model.state_dict().items())
 
-    twin.follow(policy)
+    twin.load_state_dict(policy.state_dict())
     assert torch.equal(twin.act(*inputs, keys_of(1, 2)).log_probs, moved.log_probs)
     state = policy.state_dict()
     fresh = TokenPolicy(trainable_copy(vla, what, lora=LORA)[0], value_head=ValueHead(32))
@@ -131,11 +149,11 @@ def test_training_a_copy_leaves_the_original_and_twins_alone(vla, what):
 
 def test_lora_and_twins_share_what_is_frozen(vla):
     policy = TokenPolicy(trainable_copy(vla, "lora", lora=LORA)[0])
-    for other in (policy.vla, policy.twin().vla):
+    for other in (policy.vla, policy.copy().vla):
         assert other.model.queries is vla.model.queries
         assert other.model.blocks[0].fc1.base_layer.weight is vla.model.blocks[0].fc1.weight
     lora_a = policy.vla.model.blocks[0].fc1.lora_A["default"].weight
-    assert policy.twin().vla.model.blocks[0].fc1.lora_A["default"].weight is not lora_a
+    assert policy.copy().vla.model.blocks[0].fc1.lora_A["default"].weight is not lora_a
 
 
 def test_fresh_heads_are_trained_whole(vla):

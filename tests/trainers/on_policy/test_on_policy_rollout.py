@@ -8,7 +8,7 @@ from toy_token_env import GAMMA, LIMIT, TEXTS, ToyTokenEnv
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+from vla_gym_trainers.on_policy.rollout import Rollout
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def collect():
         rollouts = []
         for i in range(times):
             out = Rollout.empty(shape)
-            collector.collect(policy, out, seed=seed + 1000 * i, version=i)
+            collector.collect(policy, out, seed=seed + 1000 * i)
             rollouts.append(out)
         return rollouts
 
@@ -51,28 +51,26 @@ def replay(rollout, row, index, seed, episodes, group_size=1):
             np.testing.assert_array_equal(slot[key].numpy(), obs[key])
         assert rollout.texts(slot["instruction"][None]) == [info["instruction"]]
         assert slot["task_id"] == obs["task_id"]
-        actions = policy.vla.tokens_to_actions(slot["tokens"].long())[:4].numpy()
+        actions = policy.vla.tokens_to_actions(slot["sample"].long())[:4].numpy()
         obs, reward, terminated, truncated, info = env.step(actions)
         over = terminated or truncated
         assert slot["rewards"] == np.float32(reward)
         assert (slot["terminated"], slot["truncated"]) == (terminated, truncated)
         assert slot["executed"] == info["executed_steps"]
         assert slot["discounts"].item() == pytest.approx(GAMMA ** info["executed_steps"])
-        assert slot["token_mask"].tolist() == [i < info["executed_steps"] for i in range(8)]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_whole_episodes_are_what_was_played(collect, overlap):
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
-    shape = toy_shape(num_envs=3, episodes=2)
+    shape = toy_shape(num_envs=3, episodes=2, policy=policy)
     first, second = collect(policy, shape, times=2, overlap=overlap)
     for rollout, seed in ((first, 100), (second, 1100)):
         assert rollout.ended.sum(dim=1).tolist() == [1] * 6
         assert set(rollout.instructions) <= set(TEXTS)
         for row in range(6):
             replay(rollout, row, row // 2, seed + row // 2, row % 2)
-    assert set(second.data["version"].unique().tolist()) == {1}
     check_log_probs_and_values(policy, first)
     assert first.seconds["rollout"] >= first.seconds["forward"] > 0
 
@@ -81,10 +79,9 @@ def check_log_probs_and_values(policy, rollout):
     data = rollout.data
     valid = data["valid"]
     chosen = data[valid]
-    frames = {camera: chosen[camera].numpy() for camera in ("agentview", "wrist")}
-    inputs = frames, rollout.texts(chosen["instruction"]), chosen["proprio"].numpy()
+    observation = {key: chosen[key].numpy() for key in rollout.shape.observation}
     with torch.no_grad():
-        seen = policy.evaluate(*inputs, chosen["tokens"].long())
+        seen = policy.evaluate(observation, rollout.texts(chosen["instruction"]), chosen["sample"])
     torch.testing.assert_close(chosen["log_probs"], seen.log_probs, atol=2e-6, rtol=0)
     torch.testing.assert_close(chosen["values"], seen.values, atol=2e-6, rtol=0)
     follows = valid[:, :-1] & valid[:, 1:] & ~(data["terminated"] | data["truncated"])[:, :-1]
@@ -99,12 +96,13 @@ def check_log_probs_and_values(policy, rollout):
 def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
-    shape = toy_shape(num_envs=3, episodes=None, num_chunks=7)
+    shape = toy_shape(num_envs=3, episodes=None, num_chunks=7, policy=policy)
     short = collect(policy, shape, times=3)
-    (long,) = collect(policy, toy_shape(num_envs=3, episodes=None, num_chunks=21))
+    whole = toy_shape(num_envs=3, episodes=None, num_chunks=21, policy=policy)
+    (long,) = collect(policy, whole)
     assert all(rollout.data["valid"].all() for rollout in (*short, long))
     joined = torch.cat([rollout.data for rollout in short], dim=1)
-    for key in ("proprio", "tokens", "rewards", "terminated", "truncated", "executed", "values"):
+    for key in ("proprio", "sample", "rewards", "terminated", "truncated", "executed", "values"):
         assert torch.equal(joined[key], long.data[key]), key
     for row in range(3):
         replay(long, row, row, 100 + row, 0)
@@ -128,7 +126,7 @@ def test_groups_begin_in_the_same_state(collect):
     for group in groups.unique():
         assert starts[groups == group].unique().numel() == 1
     assert starts.unique().numel() == 4
-    tokens = rollout.data["tokens"][:, 0]
+    tokens = rollout.data["sample"][:, 0]
     assert not torch.equal(tokens[0], tokens[2])  # the members act differently
 
 
@@ -140,7 +138,7 @@ def test_same_seed_same_rollout_whatever_the_workers(collect):
         collect(policy, shape, overlap=True, workers=2)[0],
     ]
     for other in runs[1:]:
-        for key in ("tokens", "rewards", "proprio", "executed", "valid"):
+        for key in ("sample", "rewards", "proprio", "executed", "valid"):
             mask = runs[0].data["valid"]
             assert torch.equal(other.data[key][mask], runs[0].data[key][mask]), key
 
@@ -154,18 +152,9 @@ def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
     complete = rollout.ended.any(dim=1)
     assert complete.tolist() in ([False, True, False, True], [False, True, True, True])
     for row in complete.nonzero()[:, 0].tolist():
-        assert torch.equal(rollout.data["tokens"][row], whole.data["tokens"][row])
+        assert torch.equal(rollout.data["sample"][row], whole.data["sample"][row])
     lost = rollout.data[0]
     assert lost["valid"].sum() == 1 and not lost["rewards"].any()
-
-
-def test_memory_is_known_beforehand():
-    for query_size in (0, 4096):
-        shape = toy_shape(num_envs=4, episodes=2, num_chunks=5, query_size=query_size)
-        taken = sum(tensor.numpy().nbytes for tensor in Rollout.empty(shape).data.values())
-        assert taken == pytest.approx(shape.num_bytes, rel=0.01)
-    # 128 episodes of 38 chunks of mini: frames of 2 x 64 x 64 x 3 bytes.
-    assert 120e6 < RolloutShape(128, 38, 1, 8, 64).num_bytes < 125e6
 
 
 def test_mistakes_are_named(collect):

@@ -9,10 +9,11 @@ from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.collector import Collector
-from vla_gym_trainers.on_policy.distributed import World
-from vla_gym_trainers.on_policy.learner import Learner, LearnerSettings
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.phases import MixedActor, VLATeacher
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.teacher import MixedActor, Teacher
 from vla_gym_trainers.on_policy.value_fit import STEPS, ValueMemory, fit_values
 
 
@@ -23,8 +24,8 @@ def policy_with_values():
     return policy
 
 
-def collected(policy, actor=None, query_size=32):
-    shape = toy_shape(query_size=query_size)
+def collected(policy, actor=None):
+    shape = toy_shape(policy=policy)
     envs = toy_envs()
     try:
         return Collector(envs, shape).collect(actor or policy, Rollout.empty(shape), seed=3)
@@ -43,21 +44,23 @@ def fitted(policy, memory, epochs, rate=3e-3):
     optimizer = torch.optim.Adam(policy.value_head.parameters(), lr=rate)
     settings = {"epochs": epochs, "max_grad_norm": 10.0}
     rng = np.random.default_rng(0)
-    return fit_values(policy.value_head, optimizer, memory, world=World(), rng=rng, **settings)
+    return fit_values(
+        policy.value_head, optimizer, memory, group=ProcessGroup(), rng=rng, **settings
+    )
 
 
 @pytest.mark.parametrize(
     ("epsilon", "hybrid"), [(None, False), (1.0, False), (0.5, False), (0.0, True)]
 )
-def test_queries_are_what_values_were_read_off(epsilon, hybrid):
+def test_inputs_are_what_values_were_read_off(epsilon, hybrid):
     policy, actor = policy_with_values(), None
     if epsilon is not None:
-        actor = MixedActor(policy, Teacher(tiny_vla()), epsilon, hybrid=hybrid)
+        actor = MixedActor(policy, VLATeacher(tiny_vla()), epsilon, hybrid=hybrid)
     data = collected(policy, actor).data
     valid = data["valid"]
     assert valid.sum() > 10
     with torch.no_grad():
-        values = policy.value_head(data["query"][valid])
+        values = policy.value_head(data["value_input"][valid])
     torch.testing.assert_close(values, data["values"][valid], atol=1e-5, rtol=1e-5)
     assert values.std() > 1e-3  # of several states, not of one
 
@@ -105,7 +108,7 @@ def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
     for epochs in (0, 3):
         policy = tiny_policy(value=True)
         before = policy.state_dict()
-        settings = LearnerSettings(value_epochs=epochs, num_minibatches=1)
+        settings = PPOConfig(value_epochs=epochs, num_minibatches=1)
         learner = Learner(policy, settings)
         seen[epochs] = learner.update(rollout, *targets, returns)
         after = policy.state_dict()
@@ -121,7 +124,7 @@ def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
 def test_a_restored_learner_remembers_the_same_rollouts():
     rollout = collected(tiny_policy(value=True))
     zeros = torch.zeros(rollout.data.shape)
-    settings = LearnerSettings(value_epochs=2, value_replay=2)
+    settings = PPOConfig(value_epochs=2, value_replay=2)
 
     def update(learner, value):
         learner.update(rollout, zeros, rollout.data["valid"] & False, zeros + value)
@@ -143,10 +146,10 @@ def test_a_restored_learner_remembers_the_same_rollouts():
 
 
 def test_mistakes_are_named():
-    rollout = collected(tiny_policy(value=True), query_size=0)
-    with pytest.raises(ConfigError, match="query_size"):
+    rollout = collected(tiny_policy())
+    with pytest.raises(ConfigError, match="value head"):
         memory_of((rollout, torch.zeros(rollout.data.shape)))
     with pytest.raises(ConfigError, match="value_replay"):
-        ValueMemory(0)
+        PPOConfig(value_replay=0)
     with pytest.raises(ConfigError, match="value_epochs"):
-        LearnerSettings(value_epochs=-1)
+        PPOConfig(value_epochs=-1)

@@ -165,7 +165,7 @@ def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatc
     greedy = page.data["groups"][0]["success"]["greedy"]
     assert greedy["steps"] == greedy["steps"] | {"unit": "control steps", "x": [0], "mean": [0.5]}
     assert greedy["seconds"]["x"] == [20]  # 80 seconds before the first clock, which says 100
-    waiting = grpo_run(tmp_path / "async", monkeypatch, asynchronous=True)
+    waiting = grpo_run(tmp_path / "async", monkeypatch, ahead=1)
     (source,), _ = read_sources([waiting.path])
     assert [seconds for _, seconds in time_shares(source)] == pytest.approx([120, 40, 40])
 
@@ -179,8 +179,8 @@ def test_chunks_become_control_steps_beside_a_trainer_that_counts_those(tmp_path
     assert curves[0]["steps"]["x"] == [8000, 16000]  # the card says chunks of 8
     assert "steps" not in curves[1] and curves[1]["seconds"]["x"] == [100, 200]
     assert curves[2]["steps"]["x"] == [0]
-    assert page.data["differences"]["bc_weight"] == [1.0, 0.5, None]  # grpo has no such setting
-    assert "advantage" not in page.data["differences"]
+    assert page.data["differences"]["bc_weight"] == [1.0, 0.5, 0.0]
+    assert "baseline" not in page.data["differences"]
     assert "u counts chunks and neither its settings nor a card say how long" in page.text
 
 

@@ -12,55 +12,60 @@ from typing import Any
 
 import torch
 
-from vla_gym.errors import ConfigError
+from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters, count_parameters
 from vla_gym_trainers.on_policy.collector import Actor, Collector
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
-from vla_gym_trainers.on_policy.distributed import World
-from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.policy import TokenPolicy, ValueHead
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.phases import MixedActor, Phase, Teacher, VLATeacher
+from vla_gym_trainers.on_policy.policy import Policy, ValueHead
+from vla_gym_trainers.on_policy.rl_token_policy import ReferenceTeacher, RLTokenPPOPolicy
 from vla_gym_trainers.on_policy.rollout import RolloutShape
-from vla_gym_trainers.on_policy.teacher import MixedActor, Teacher
-from vla_gym_trainers.on_policy.trainable import trainable_copy
+from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 
 @dataclass
-class Parts:
+class Networks:
     """Networks of a run.
 
     Attributes:
         policy: The student.
         adapters: Its LoRA adapters, if it has any.
         teacher: The frozen VLA.
+        image_size: Of the environments' frames, in pixels.
+        chunk_len: Control steps executed a chunk.
         reference: Of the KL penalty, or None.
     """
 
-    policy: TokenPolicy
+    policy: Policy
     adapters: LoraAdapters | None
     teacher: Teacher
-    reference: TokenPolicy | None
+    reference: Policy | None
+    image_size: int
+    chunk_len: int
 
-    def actor(self, config: OnPolicyConfig, phase: Phase) -> Callable[[TokenPolicy], Actor]:
-        """Return what makes the actor of a phase out of the policy that acts."""
+    def actor(self, policy: Policy, config: OnPolicyConfig, phase: Phase) -> Actor:
+        """Return who acts in a phase: the policy, or a mixture with the teacher."""
         if not config.hybrid and phase.epsilon == 0.0:
-            return lambda policy: policy
-        return lambda policy: MixedActor(
-            policy,
-            self.teacher,
-            phase.epsilon,
-            noise=config.teacher_noise,
-            hybrid=config.hybrid,
-        )
+            return policy
+        noise, hybrid = config.teacher_noise, config.hybrid
+        return MixedActor(policy, self.teacher, phase.epsilon, noise=noise, hybrid=hybrid)
 
     def save(self, folder: Path) -> None:
-        """Write the student: ``adapters/`` if there are any, and a plain checkpoint in ``vla/``.
+        """Write the student, as ``vla-gym eval --policy`` takes it.
+
+        Of a VLA: ``adapters/`` if there are any, and a plain checkpoint in ``vla/``.
 
         ``vla/`` has the adapters merged into it and loads as any VLA; backends whose network has
         no ``save_pretrained`` go without.
         """
+        if isinstance(self.policy, RLTokenPPOPolicy):
+            self.policy.save(folder)
+            return
+        assert isinstance(self.policy, TokenPolicy)
         if self.adapters is not None:
             self.adapters.save(folder / "adapters")
         model: Any = self.policy.vla.model
@@ -88,7 +93,7 @@ def _no_progress_bar() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def make_parts(config: OnPolicyConfig, vla: Any = None) -> Parts:
+def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     """Make the networks; the VLA itself is not touched.
 
     Args:
@@ -99,7 +104,21 @@ def make_parts(config: OnPolicyConfig, vla: Any = None) -> Parts:
         ConfigError: If the VLA has no token head, or other settings do not fit it.
     """
     vla = load(config.vla, device=config.device) if vla is None else vla
+    chunk_len = check_chunk_len(config.chunk_len, vla)
     torch.manual_seed(config.seed)
+    policy: Policy
+    teacher: Teacher
+    if config.policy == "rl-token":
+        policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len), None
+        teacher = ReferenceTeacher()
+    else:
+        policy, adapters = _token_policy(config, vla)
+        teacher = VLATeacher(vla, config.teacher_head)
+    reference = policy.copy() if config.kl_coef > 0.0 else None
+    return Networks(policy, adapters, teacher, reference, vla.image_size, chunk_len)
+
+
+def _token_policy(config: OnPolicyConfig, vla: Any) -> tuple[TokenPolicy, LoraAdapters | None]:
     modules = {name for name, _ in vla.model.named_modules()}
     student, adapters = trainable_copy(
         vla,
@@ -111,23 +130,17 @@ def make_parts(config: OnPolicyConfig, vla: Any = None) -> Parts:
     head = None
     if isinstance(config, PPOConfig):
         head = ValueHead(vla.hidden_size).to(next(vla.model.parameters()).device)
-    policy = TokenPolicy(
-        student,
-        temperature=config.temperature,
-        value_head=head,
-        value_through_trunk=isinstance(config, PPOConfig) and config.value_through_trunk,
-    )
-    reference = policy.twin() if config.kl_coef > 0.0 else None
-    return Parts(policy, adapters, Teacher(vla, config.teacher_head), reference)
+    return TokenPolicy(student, temperature=config.temperature, value_head=head), adapters
 
 
-def describe(parts: Parts) -> str:
+def describe(policy: Policy) -> str:
     """Return how many parameters are trained."""
-    return str(count_parameters(parts.policy.vla.model))
+    (network,) = policy.networks().values()
+    return str(count_parameters(network))
 
 
 @dataclass
-class Worlds:
+class EnvFactories:
     """Makes the environments of a run.
 
     Attributes:
@@ -143,23 +156,18 @@ class Worlds:
     tasks: tuple[int, ...]
 
 
-def libero_worlds(config: OnPolicyConfig, parts: Parts) -> Worlds:
+def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
     """Return the LIBERO environments that a configuration asks for.
 
     Raises:
-        ConfigError: If the chunk is longer than the VLA's horizon.
         UnknownTaskError: If there is no such task.
     """
-    vla = parts.policy.vla
-    chunk_len = config.chunk_len or vla.horizon
-    if not 1 <= chunk_len <= vla.horizon:
-        raise ConfigError(f"chunk_len must be in 1..{vla.horizon}, got {chunk_len}.")
     tasks = config.tasks()
     shared: dict[str, Any] = {
         "workers": config.workers,
         "task_ids": list(tasks),
-        "chunk_len": chunk_len,
-        "image_size": vla.image_size,
+        "chunk_len": networks.chunk_len,
+        "image_size": networks.image_size,
         "assets": config.assets,
         "physics": config.physics,
         "gamma": config.gamma,
@@ -177,29 +185,27 @@ def libero_worlds(config: OnPolicyConfig, parts: Parts) -> Worlds:
         return LiberoVectorEnv(config.eval_envs, config.suite, **own, **shared)
 
     limit = max(get_task(config.suite, task_id).max_control_steps for task_id in tasks)
-    return Worlds(train, evaluation, limit, tuple(tasks))
+    return EnvFactories(train, evaluation, limit, tuple(tasks))
 
 
 def make_collector(
     config: OnPolicyConfig,
-    policy: TokenPolicy,
+    policy: Policy,
     envs: LiberoVectorEnv,
-    worlds: Worlds,
-    world: World,
+    max_control_steps: int,
+    group: ProcessGroup,
 ) -> Collector:
     """Return the collector of this process."""
     chunk_len = (envs.single_action_space.shape or (1,))[0]
     chunks = config.rollout_chunks
     if config.episodes_per_env is not None:
-        chunks = math.ceil(worlds.max_control_steps / chunk_len)
-    shape = RolloutShape(
-        num_envs=config.num_envs,
-        num_chunks=chunks,
-        episodes=config.episodes_per_env,
-        horizon=policy.horizon,
-        frame_size=policy.stored_size,
+        chunks = math.ceil(max_control_steps / chunk_len)
+    shape = RolloutShape.of(
+        policy,
+        config.num_envs,
+        chunks,
+        config.episodes_per_env,
         group_size=config.group_size,
-        first_env=world.rank * config.num_envs,
-        query_size=policy.vla.hidden_size if policy.needs_values else 0,
+        first_env=group.rank * config.num_envs,
     )
     return Collector(envs, shape, overlap=config.overlap)

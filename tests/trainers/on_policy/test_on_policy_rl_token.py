@@ -1,0 +1,196 @@
+"""PPO on the RL-token actor: the Gaussian over corrections of the frozen VLA's chunk."""
+
+import numpy as np
+import pytest
+import torch
+from on_policy_toys import tiny_vla, toy_envs
+from safetensors.torch import load_file
+from test_on_policy_train import rows_of, run
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.evaluation.evaluate import load_policy
+from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.distributions import GaussianChunk
+from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.networks import make_networks
+from vla_gym_trainers.on_policy.phases import Phase
+from vla_gym_trainers.on_policy.rl_token_policy import RLTokenActor
+from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+
+SMALL = {
+    "policy": "rl-token",
+    "rl_token": "mean",
+    "net_arch": (16,),
+    "episodes_per_env": None,
+    "rollout_chunks": 16,
+    "ratio_level": "chunk",
+    "micro_batch_size": 64,
+    "value_clip": None,
+}
+
+
+def networks_of(vla=None, kind=PPOConfig, **changes):
+    return make_networks(kind(**{**SMALL, "chunk_len": 4, **changes}), vla or tiny_vla())
+
+
+def observed(policy, envs):
+    obs, infos = envs.reset(seed=1)
+    texts = infos["instruction"].tolist()
+    return policy.observe(obs, texts), texts
+
+
+@pytest.fixture
+def envs():
+    envs = toy_envs(4)
+    yield envs
+    envs.close()
+
+
+def keys_of(count):
+    return np.array([[5, 0, n] for n in range(count)])
+
+
+def test_the_distribution_is_torchs_normal():
+    torch.manual_seed(0)
+    mean, log_std, sample = torch.randn(5, 2, 7), torch.randn(7), torch.randn(5, 2, 7)
+    ours, normal = GaussianChunk(mean, log_std), torch.distributions.Normal(mean, log_std.exp())
+    torch.testing.assert_close(ours.log_prob(sample), normal.log_prob(sample))
+    torch.testing.assert_close(ours.entropy(), normal.entropy())
+    assert torch.equal(ours.mode(), mean)
+    torch.testing.assert_close(ours.squared_mean(), mean.flatten(1).square().sum(dim=1))
+    drawn = ours.draw(keys_of(5))
+    assert torch.equal(GaussianChunk(mean[2:], log_std).draw(keys_of(5)[2:]), drawn[2:])
+    wide = GaussianChunk(torch.zeros(1, 2000, 7), torch.full((7,), np.log(0.5)))
+    assert wide.draw(keys_of(1)).std().item() == pytest.approx(0.5, rel=0.03)
+
+
+def test_it_begins_at_the_vla_with_smooth_noise(envs):
+    vla = tiny_vla()
+    policy = networks_of(vla, residual_basis=1, sigma=0.1).policy
+    observation, texts = observed(policy, envs)
+    assert observation["rl_token"].shape == (4, vla.hidden_size)
+    greedy = policy.act(observation, texts)
+    np.testing.assert_array_equal(greedy.actions, observation["vla_action"])
+    assert not greedy.values.any() and not greedy.sample.any()
+    observation["vla_action"][:] = 0.0
+    many = {key: np.repeat(value[:1], 400, axis=0) for key, value in observation.items()}
+    act = policy.act(many, texts * 100, keys_of(400))
+    chunks = act.actions.numpy()
+    assert chunks.shape == (400, 4, 7)
+    np.testing.assert_allclose(chunks, np.broadcast_to(chunks[:, :1], chunks.shape), atol=1e-6)
+    # sigma 0.1 in units of the action scale: 0.1 for translations, 0.03 for rotations
+    np.testing.assert_allclose(chunks[:, 0, :6].std(axis=0), [0.1] * 3 + [0.03] * 3, rtol=0.2)
+    seen = policy.evaluate(many, texts * 100, act.sample)
+    assert torch.equal(seen.log_probs, act.log_probs) and seen.squared_mean.abs().max() == 0
+    assert policy.factor_mask(torch.tensor([1, 4])).all()  # a coefficient moves the whole chunk
+
+
+def collected(policy, envs, seed=3):
+    shape = RolloutShape.of(policy, 4, 8, None)
+    return Collector(envs, shape).collect(policy, Rollout.empty(shape), seed=seed)
+
+
+def test_numbers_that_are_not_finite_are_not_learnt_from(envs):
+    policy = networks_of().policy
+    observe, calls = policy.observe, []
+
+    def faulty(obs, texts):
+        rows = observe(obs, texts)
+        calls.append(None)
+        if len(calls) == 3:  # what comes of the second chunk and is seen before the third
+            rows["proprio"][1] = np.nan
+        return rows
+
+    policy.observe = faulty
+    data = collected(policy, envs).data
+    assert data["valid"][1].tolist() == [True, False, False, *[True] * 5]
+    assert data["valid"][[0, 2, 3]].all() and data["proprio"].isfinite().all()
+
+
+def test_the_value_learns_alone_and_the_first_ratios_are_one(envs):
+    config = PPOConfig(**{**SMALL, "num_minibatches": 1, "bc_weight": 0.1, "sigma": 0.011})
+    policy = networks_of().policy
+    learner, rollout = Learner(policy, config), collected(policy, envs)
+    policy.begin(rollout, ProcessGroup())
+    rows = rollout.data["rl_token"][rollout.data["valid"]]
+    mean = policy.actor.normalizer.mean[: rows.shape[1]]
+    torch.testing.assert_close(mean, rows.mean(dim=0), atol=1e-5, rtol=1e-4)
+    torch.manual_seed(0)
+    advantages, returns = torch.randn(4, 8), torch.rand(4, 8)
+    keep, before = rollout.data["valid"], policy.state_dict()
+    metrics = learner.update(rollout, advantages, keep, returns, Phase("value", rl=False))
+    assert "train/policy_loss" not in metrics and metrics["train/value_loss"] > 0
+    moved = {k for k, v in policy.state_dict().items() if not torch.equal(v, before[k])}
+    assert moved and all(name.startswith("value_head.") for name in moved)
+    metrics = learner.update(rollout, advantages, keep, returns)
+    assert abs(metrics["train/kl"]) < 1e-6 and metrics["train/updates"] == 1
+    assert policy.actor.actor.head.weight.abs().max() > 0
+    for _ in range(40):
+        learner.update(rollout, advantages, keep, returns)
+    assert policy.actor.log_std.min() >= np.log(config.min_sigma) - 1e-6
+
+
+def test_copies_share_what_is_frozen(envs):
+    policy = networks_of().policy
+    twin = policy.copy()
+    assert twin.actor.actor.basis is policy.actor.actor.basis
+    inputs = observed(policy, envs)
+    policy.begin(collected(policy, envs), ProcessGroup())
+    torch.nn.init.normal_(policy.actor.actor.head.weight)
+    torch.nn.init.normal_(policy.value_head.head.fc2.weight)
+    mine = policy.act(*inputs)
+    assert not torch.equal(twin.act(*inputs).sample, mine.sample)
+    twin.load_state_dict(policy.state_dict())
+    assert torch.equal(twin.act(*inputs).sample, mine.sample)
+    assert torch.equal(twin.act(*inputs).values, mine.values)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path, ahead):
+    changes = {**SMALL, "ahead": ahead, "checkpoint_every": 240, "value_warmup_steps": 200}
+    changes |= {"eval_every": 300, "sigma": 0.3}
+    run(PPOConfig, tmp_path / "whole", total_steps=900, **changes)
+    run(PPOConfig, tmp_path / "part", total_steps=480, **changes)
+    run(PPOConfig, tmp_path / "part", total_steps=900, resume=True, **changes)
+    whole, part = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "part"))
+    assert whole["actor.actor.head.weight"].abs().max() > 0
+    if ahead == 0:  # where a run ends, nothing is collected ahead
+        assert all(torch.equal(whole[name], part[name]) for name in whole)
+    rows = rows_of(tmp_path / "whole")
+    assert rows[0]["eval/gap"] == 0.0  # it begins at the VLA
+    assert "train/policy_loss" not in rows[1] and "train/policy_loss" in rows[-2]
+    actor = load_policy(tmp_path / "whole")
+    assert isinstance(actor, RLTokenActor)
+    features = {key: box.sample() for key, box in actor.observation_space.items()}
+    chunk, _ = actor.predict(features)
+    assert chunk.shape == (8, 7) or chunk.shape == (4, 7)
+    (tmp_path / "whole" / "rl_token_actor.safetensors").write_bytes(b"PK")
+    with pytest.raises(WeightsError, match="no whole RL-token actor"):
+        load_policy(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+def test_success_grows(tmp_path, kind):
+    specific = {"gamma": 0.98, "value_warmup_steps": 500}
+    if kind is GRPOConfig:
+        specific = {"group_size": 8, "episodes_per_env": 2}
+    small = SMALL if kind is PPOConfig else {k: v for k, v in SMALL.items() if k != "value_clip"}
+    options = {**small, **specific, "num_envs": 16, "sigma": 0.2, "learning_rate": 3e-3}
+    options |= {"chunk_len": 4, "total_steps": 8000, "epochs": 5, "num_minibatches": 4}
+    toy = {"tasks": (0,), "goal": 0.3}
+    result = run(kind, tmp_path / "run", toy=toy, **options)
+    rates = [rate for _, rate in result.card["results"]["training"]["success"]]
+    assert sum(rates[:2]) / 2 < 0.6 and sum(rates[-3:]) / 3 > sum(rates[:2]) / 2 + 0.25
+
+
+def test_mistakes_are_named():
+    for wrong, words in (
+        ({"hybrid": True}, "begins at the VLA"),
+        ({"warmup_steps": 5}, "begins at the VLA"),
+        ({"min_sigma": 0.5}, "min_sigma"),
+        ({"policy": "flow"}, "'tokens' or 'rl-token'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            PPOConfig(**{**SMALL, **wrong})
