@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES, suite_tasks
-from vla_gym.vla.lora import LoraSettings
 from vla_gym_trainers.on_policy.losses import RatioLevel
 from vla_gym_trainers.on_policy.targets import Aggregation, GroupBaseline
 from vla_gym_trainers.on_policy.token_policy import Trainable
@@ -225,11 +224,6 @@ class OnPolicyConfig:
                 "policy rl-token begins at the VLA: leave out hybrid, warmup_steps and "
                 "transition_steps."
             )
-
-    def lora(self, modules: set[str]) -> LoraSettings:
-        """Return the adapters' settings for a network with these modules."""
-        exclude = tuple(name for name in self.lora_exclude if name in modules)
-        return LoraSettings(r=self.lora_r, alpha=self.lora_alpha, exclude=exclude)
 
     def tasks(self) -> tuple[int, ...]:
         """Return the tasks that are trained on."""

@@ -16,7 +16,7 @@ from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
-from vla_gym.vla.lora import LoraAdapters, count_parameters
+from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
 from vla_gym_trainers.on_policy.collector import Actor, Collector
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
@@ -120,10 +120,11 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
 
 def _token_policy(config: OnPolicyConfig, vla: Any) -> tuple[TokenPolicy, LoraAdapters | None]:
     modules = {name for name, _ in vla.model.named_modules()}
+    exclude = tuple(name for name in config.lora_exclude if name in modules)
     student, adapters = trainable_copy(
         vla,
         config.trainable,
-        lora=config.lora(modules),
+        lora=LoraSettings(r=config.lora_r, alpha=config.lora_alpha, exclude=exclude),
         heads=config.heads if config.trainable == "heads" or config.fresh_heads else (),
         fresh_heads=config.fresh_heads,
     )
