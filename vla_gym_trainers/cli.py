@@ -93,12 +93,13 @@ def _run(command: str, arguments: Sequence[str]) -> None:
 
 
 def _train_td3(config: Any, resumed: bool) -> str:
+    del resumed  # the settings say it
     with redirect_stderr(StringIO()):
         import stable_baselines3  # noqa: F401
     from vla_gym_trainers.evaluation.eval_result import format_table
-    from vla_gym_trainers.td3.train import resume_td3, train_td3
+    from vla_gym_trainers.td3.train import train_td3
 
-    run = resume_td3(config.run_dir, config) if resumed else train_td3(config)
+    run = train_td3(config)
     table = f"{format_table(run.card)}\n" if "vla" in run.card["results"] else ""
     return f"{table}run directory: {run.run_dir}"
 

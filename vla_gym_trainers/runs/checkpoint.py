@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers.runs.result_card import write_json
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -25,7 +24,7 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
 
     ``model.zip`` is SB3's (networks, targets, optimisers, generators, counters), ``replay.pkl``
     the replay with its generator and the episodes that are running, ``loop.pkl`` the environments'
-    states and what the run itself keeps, ``state.json`` a few numbers to look at.
+    states and what the run itself keeps.
 
     Args:
         folder: Where; see ``RunDir.new_checkpoint``.
@@ -52,14 +51,16 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
     }
     with open(folder / "loop.pkl", "wb") as file:
         pickle.dump(loop, file, protocol=pickle.HIGHEST_PROTOCOL)
-    numbers = {
-        "format": FORMAT,
+
+
+def checkpoint_figures(model: TD3BC) -> dict[str, int]:
+    """Return a few numbers to look at, for a checkpoint's ``state.json``."""
+    return {
         "chunks": model.num_timesteps,
         "critic_steps": model._n_updates,
         "episodes": model._episode_num,
         "transitions": model.replay_buffer.size(),
     }
-    write_json(folder / "state.json", numbers)
 
 
 def load_checkpoint(

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import NUM_INIT_STATES, get_suite, get_task
-
-#: What may differ when a run is resumed: nothing that the training so far depends on.
-RESUMABLE = (
-    "total_timesteps",
-    "max_minutes",
-    "workers",
-    "eval_states",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "videos",
-    "progress",
-    "run_dir",
-)
+from vla_gym_trainers.runs.settings import RunSettings
 
 
 @dataclass
-class RunConfig:
+class RunConfig(RunSettings):
     """Environments, evaluation and what is left on disk."""
 
-    #: Name of the algorithm in run directories and result cards.
-    algorithm: ClassVar[str] = ""
+    resumable: ClassVar[tuple[str, ...]] = (
+        *RunSettings.resumable,
+        "total_timesteps",
+        "workers",
+        "eval_states",
+        "checkpoint_every",
+        "videos",
+    )
     #: Settings with a smallest value.
     lowest: ClassVar[dict[str, int]] = {
         "num_envs": 1,
@@ -37,8 +30,6 @@ class RunConfig:
         "eval_every": 0,
         "guard_layouts": 0,
         "eval_layouts": 1,
-        "checkpoint_every": 1,
-        "keep_checkpoints": 1,
         "videos": 0,
     }
 
@@ -70,8 +61,6 @@ class RunConfig:
 
     total_timesteps: int = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
-    max_minutes: float | None = None
-    """Stop collecting after this wall time, if it comes first."""
 
     eval_states: int = NUM_INIT_STATES
     """Official states per task at the end, for the VLA and the policy; 0 skips it."""
@@ -84,25 +73,17 @@ class RunConfig:
     the VLA plays that task; 0: no guard."""
     checkpoint_every: int = 5000
     """Chunks between checkpoints."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints that stay."""
     videos: int = 0
     """Official states a task to film at the end, the VLA and the policy on each."""
-    run_dir: Path | None = None
-    """Run directory; default runs/<algorithm>-<suite>-<tasks>-<time>."""
     torch_threads: int = 1
     """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
-    progress: bool = True
-    """Show progress bars."""
 
     def __post_init__(self) -> None:
         for task_id in self.task_ids:
             get_task(self.suite, task_id)
         if not self.task_ids:
             raise ConfigError("task_ids is empty: give at least one task.")
-        for name, low in self.lowest.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+        self.check_ranges(self.lowest)
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping
+import dataclasses
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym.assets import resolve_asset_pack
-from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.evaluation.evaluate import load_policy
@@ -21,16 +19,15 @@ from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.runs.checkpoint import load_checkpoint
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
 from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
-from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
+from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
-from vla_gym_trainers.runs.settings import check_resumable, read_settings
-from vla_gym_trainers.runs.stopping import stoppable
+from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
 from vla_gym_trainers.td3.config import TD3RunConfig
-from vla_gym_trainers.td3.run_config import RESUMABLE, RunConfig
+from vla_gym_trainers.td3.run_config import RunConfig
 
 __all__ = [
     "TD3RunConfig",
@@ -62,68 +59,47 @@ def train_td3(config: TD3RunConfig) -> TD3Run:
     """Train, evaluate the VLA and the policy on the same official states, write the card.
 
     Args:
-        config: All settings.
+        config: All settings; ``resume`` and ``auto_resume`` say whether a run goes on. With
+            ``ahead`` 0 and 1 it goes on bit for bit as it would have gone on.
 
     Returns:
         The run directory and the card.
 
     Raises:
-        ConfigError: If the run directory holds another run's checkpoints.
+        ConfigError: If the run directory holds another run's checkpoints, or settings differ that
+            must not.
     """
-    run = RunDir(config.run_dir or default_run_dir(config))
-    if run.checkpoints():
-        raise ConfigError(
-            f"{run.path} holds a run already: go on with 'vla-gym-train td3 --resume {run.path}', "
-            "or give another --run-dir."
-        )
-    return _train(config, run)
+    torch.set_num_threads(config.torch_threads)
+    with Run(config, total=config.total_timesteps, unit="chunk") as run, ExitStack() as stack:
+        env = stack.enter_context(closing(make_vec(config)))
+        state = None
+        if run.checkpoint is None:
+            model = build_model(config, env)
+        else:
+            model, state = load_checkpoint(run.checkpoint.folder, env, TD3BC, config.device)
+        best = open_best(config, run.dir, stack, config.ahead > 1)
+        callback = RunCallback(config, run, best)
+        if state is not None:
+            callback.restore(state)
+        model.set_logger(run.logger)
+        with run.training():
+            learn(model, config, callback)
+        return conclude(config, run.dir, model, callback.summary(model), stack)
 
 
 def resume_td3(run_dir: Path, config: TD3RunConfig | None = None) -> TD3Run:
-    """Go on with a run that was killed or stopped, from its newest checkpoint.
-
-    With ``ahead`` 0 and 1 the run goes on bit for bit as it would have gone on; what it had logged
-    after the checkpoint is logged again. A run without a checkpoint begins anew, which with the
-    same seed is the same.
+    """Go on with a run from its newest checkpoint, or from the checkpoint that is named.
 
     Args:
-        run_dir: The run's folder.
-        config: Its settings, of which those of ``run_config.RESUMABLE`` may differ; None for the
-            same.
+        run_dir: The run's folder, or one of its checkpoints.
+        config: Its settings, of which those in ``resumable`` may differ; None for the same.
 
     Raises:
         ConfigError: If there is no run, or a setting differs that must not.
     """
-    run = RunDir(run_dir)
-    saved = read_settings(run.config, TD3RunConfig)
-    if config is not None:
-        check_resumable(saved, config, RESUMABLE)
-    config = config or saved
-    newest = run.checkpoints()[-1:]
-    return _train(config, run, newest[0] if newest else None)
-
-
-def _train(config: TD3RunConfig, run: RunDir, checkpoint: Path | None = None) -> TD3Run:
-    torch.set_num_threads(config.torch_threads)
-    with run.lock(), stoppable(run, "td3") as request, ExitStack() as stack:
-        write_json(run.config, config)
-        env = stack.enter_context(closing(make_vec(config)))
-        state: Mapping[str, Any] | None = None
-        if checkpoint is None:
-            model = build_model(config, env)
-        else:
-            model, state = load_checkpoint(checkpoint, env, TD3BC, config.device)
-        best = open_best(config, run, stack, config.ahead > 1)
-        callback = RunCallback(config, run, best, request)
-        if state is not None:
-            callback.restore(state)
-        logger_state = None if state is None else state["logger"]
-        logger = RunLogger(run.metrics, run.tensorboard, logger_state)
-        with closing(logger):
-            model.set_logger(logger)  # type: ignore[arg-type]
-            with request.deferred():
-                learn(model, config, callback)
-        return conclude(config, run, model, callback.summary(model), stack)
+    if config is None:
+        return train_td3(load_run_settings(run_dir, TD3RunConfig))
+    return train_td3(dataclasses.replace(config, resume=run_dir))
 
 
 def open_best(
@@ -209,23 +185,10 @@ def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
             model.learn(left, callback=callback, log_interval=10, reset_num_timesteps=False)
     except StopRun:
         pass
-    finally:
-        callback.close()
     callback.model = model
     callback.finish()
-    if not any(path.name.endswith(f"{model.num_timesteps:09d}") for path in _kept(callback)):
+    if callback.saved_at != model.num_timesteps:
         callback.save()  # so that a longer limit can go on from here
-
-
-def _kept(callback: RunCallback) -> list[Path]:
-    return callback.run.checkpoints()
-
-
-def default_run_dir(config: RunConfig) -> Path:
-    """Return ``runs/<algorithm>-<suite>-<tasks>-<time>`` under the working directory."""
-    tasks = "_".join(str(task_id) for task_id in config.task_ids)
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.algorithm}-{config.suite}-{tasks}-{stamp}"
 
 
 def make_vec(config: Any) -> VecEnv:

@@ -167,7 +167,7 @@ def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     train_td3(TD3RunConfig(run_dir=tmp_path, **{**settings, "total_timesteps": 150}))
     run = RunDir(tmp_path)
     for folder in run.checkpoints():
-        state = json.loads((folder / "state.json").read_text())
+        state = json.loads((folder / "state.json").read_text())["trainer"]
         assert state["chunks"] == state["transitions"] == int(folder.name)
     config = TD3RunConfig(run_dir=tmp_path, **settings)
     training = resume_td3(tmp_path, config).card["results"]["training"]

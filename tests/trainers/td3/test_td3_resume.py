@@ -207,7 +207,7 @@ def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Pat
     assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 2
     assert main(["td3", f"--resume={tmp_path}", "--total-timesteps", "160"]) == 0
     state = json.loads((RunDir(tmp_path).checkpoints()[-1] / "state.json").read_text())
-    assert state["chunks"] == 160
+    assert state["trainer"]["chunks"] == 160
     replay = RunDir(tmp_path).checkpoints()[-1] / "replay.pkl"
     replay.write_bytes(bytes(replay.stat().st_size))
     with pytest.raises(WeightsError, match="no whole checkpoint"):
