@@ -1,0 +1,74 @@
+"""One policy has one number, whoever plays it: eval, validation, guard, final evaluation, films."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+
+from vla_gym.rollout import Episode, Start, play
+from vla_gym.rollout.film import film
+from vla_gym.rollout.vla_policy import VLAPolicy
+from vla_gym_trainers.evaluation.evaluate import evaluate
+from vla_gym_trainers.evaluation.run_player import make_run_player
+from vla_gym_trainers.evaluation.trained import load_trained
+from vla_gym_trainers.runs.closed_loop import BestModel
+from vla_gym_trainers.runs.guard import guard_policy
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model
+
+OFFICIAL = [Start("goal", 8, 1)]
+STARTS = [*OFFICIAL, Start("goal", 8, -1, 5)]
+
+
+def outcomes(episodes: list[Episode]) -> dict[Start, tuple[bool, int]]:
+    return {episode.start: (episode.success, episode.length) for episode in episodes}
+
+
+def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
+    env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini")
+    model = build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env)
+    env.close()
+    # So that it differs from the VLA.
+    with torch.no_grad():
+        model.policy.actor.head.bias.fill_(0.2)
+    model.save(tmp_path / "policy.zip")
+    (tmp_path / "config.json").write_text('{"vla": "mini"}')
+    trained = load_trained(tmp_path)
+    wanted = outcomes(list(play(trained, STARTS, num_envs=2, workers=0)))
+    vla = VLAPolicy("mini")
+    of_vla = outcomes(list(play(vla, STARTS, num_envs=1, workers=0)))
+    assert wanted != of_vla
+
+    filmed = {}
+    for episode, frames in film(trained, STARTS[1:], size=64):
+        assert len(frames) == 1 + episode.length
+        filmed |= outcomes([episode])
+    assert filmed == {start: wanted[start] for start in STARTS[1:]}
+    result = evaluate(trained, "goal", 8, (1,), workers=0)
+    assert list(zip(result.successes, result.control_steps, strict=True)) == [
+        wanted[start] for start in OFFICIAL
+    ]
+    settings = {"rl_token": "auto", "device": "cpu", "chunk_len": None, "physics": "fast"}
+    player = make_run_player(
+        "goal", [8], vla="mini", num_envs=2, workers=0, assets="lite", **settings
+    )
+    with closing(player):
+        assert outcomes(player.play(model, STARTS)) == wanted
+        assert outcomes(player.play(None, STARTS)) == of_vla
+        final = player.evaluate(model, OFFICIAL)
+        assert final["policy"][0]["successes"] == tuple(wanted[start][0] for start in OFFICIAL)
+        assert final["vla"][0]["control_steps"] == tuple(of_vla[start][1] for start in OFFICIAL)
+        guard = guard_policy(model, player, STARTS)
+        assert guard.policy[8] == sum(won for won, _ in wanted.values())
+        assert guard.vla[8] == sum(won for won, _ in of_vla.values())
+        best = BestModel(player, STARTS, RunDir(tmp_path / "run"), every=1)
+        model.guarded_tasks = ()
+        best.begin(model, 1)
+        metrics = best.poll(wait=True)
+        best.close()
+        won = [flag for flag, _ in wanted.values()]
+        assert metrics["eval/success"] == sum(won) / len(won)
+        assert metrics["eval/vla_success"] == sum(f for f, _ in of_vla.values()) / len(of_vla)
