@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
+import pytest
 import torch
 
 from vla_gym.rollout import Episode, Start, play
@@ -27,6 +28,7 @@ def outcomes(episodes: list[Episode]) -> dict[Start, tuple[bool, int]]:
     return {episode.start: (episode.success, episode.length) for episode in episodes}
 
 
+@pytest.mark.slow
 def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
     env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini")
     model = build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env)
@@ -64,6 +66,7 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
         guard = guard_policy(model, player, STARTS)
         assert guard.policy[8] == sum(won for won, _ in wanted.values())
         assert guard.vla[8] == sum(won for won, _ in of_vla.values())
+        (tmp_path / "run").mkdir()
         best = BestModel(player, STARTS, RunDir(tmp_path / "run"), every=1)
         model.guarded_tasks = ()
         best.begin(model, 1)
