@@ -30,14 +30,9 @@ from vla_gym.errors import AssetError, UnknownTaskError, VlaGymError, WorkerErro
 from vla_gym.suites import get_task
 from vla_gym.suites.libero.requests import LiberoSceneRequest
 from vla_gym.suites.libero.tasks import scene_of
-from vla_gym.vector.process_server import (
-    EXIT_S,
-    ProcessServer,
-    ServerDied,
-    ServerTimeout,
-    WorkerProcess,
-)
+from vla_gym.vector.process_server import EXIT_S, ProcessServer, ServerTimeout
 from vla_gym.vector.server import pickled
+from vla_gym.vector.worker_process import ServerDied, WorkerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED_TASKS = [("goal", 7), ("goal", 8)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_gym.vector.slot import SlotState
+    from vla_gym.vector.env_row import EnvRowState
     from vla_gym.vector.vector_env import LiberoVectorEnv
 
-__all__ = ["LiberoVectorEnv", "SlotState"]
+__all__ = ["LiberoVectorEnv", "EnvRowState"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +17,8 @@ def __getattr__(name: str) -> Any:
         from vla_gym.vector.vector_env import LiberoVectorEnv
 
         return LiberoVectorEnv
-    if name == "SlotState":
-        from vla_gym.vector.slot import SlotState
+    if name == "EnvRowState":
+        from vla_gym.vector.env_row import EnvRowState
 
-        return SlotState
+        return EnvRowState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

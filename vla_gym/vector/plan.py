@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from vla_gym.envs.checks import parse_tasks
 from vla_gym.errors import ConfigError
@@ -214,6 +215,21 @@ class EnvPlan:
                 f"environments, in 0..{limit - 1} or -1 for none; got {value!r}."
             )
         return [(i, int(values[i])) for i in ids.tolist() if values[i] >= 0]
+
+
+def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
+    """Return the autoreset mode of that name or value.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if isinstance(value, AutoresetMode):
+        return value
+    for mode in AutoresetMode:
+        if str(value) in (mode.value, mode.name) or str(value).upper() == mode.name:
+            return mode
+    names = ", ".join(mode.name for mode in AutoresetMode)
+    raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")
 
 
 def _build_from_factory(

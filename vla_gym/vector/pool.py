@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
-from vla_gym.vector import protocol
+from vla_gym.vector.env_row import EnvRow
 from vla_gym.vector.shared_memory import Layout, SharedArrays
-from vla_gym.vector.slot import Slot
-from vla_gym.vector.worker import WorkerSpec, build_envs, run_slot
+from vla_gym.vector.worker import Extras, WorkerSpec, build_envs, run_row
 
 
 class Failure(NamedTuple):
@@ -70,7 +69,7 @@ class Pool(Protocol):
         """Have environments of a worker do what their rows say."""
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
-        """Call a method of slots; the results come as an event."""
+        """Call a method of rows; the results come as an event."""
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Wait for events; an empty list after ``timeout`` seconds."""
@@ -94,7 +93,7 @@ class LocalPool:
         """Build the environments."""
         self._owner = os.getpid()
         self._envs, found = build_envs(spec)
-        self._slots: dict[int, Slot] = {}
+        self._rows: dict[int, EnvRow] = {}
         self._memory: SharedArrays | None = None
         self._events = [Event("ready", 0, np.empty(0, np.int32), found)]
 
@@ -102,7 +101,7 @@ class LocalPool:
         """Return the table, in memory of this process."""
         self._memory = SharedArrays(layout)
         table = self._memory.arrays
-        self._slots = {i: Slot(env, i, table, same_step) for i, env in self._envs.items()}
+        self._rows = {i: EnvRow(env, i, table, same_step) for i, env in self._envs.items()}
         return table
 
     def run(
@@ -111,10 +110,10 @@ class LocalPool:
         """Have environments do what their rows say; exceptions become ``"raised"`` events."""
         del each
         began = time.perf_counter()
-        extras: dict[int, protocol.Extras] = {}
+        extras: dict[int, Extras] = {}
         try:
             for i in ids.tolist():
-                found = run_slot(self._slots[i], (options or {}).get(i))
+                found = run_row(self._rows[i], (options or {}).get(i))
                 if found:
                     extras[i] = found
             self._events.append(Event("done", worker, ids, extras))
@@ -124,10 +123,10 @@ class LocalPool:
         self._memory["busy_s"][worker] = time.perf_counter() - began
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
-        """Call a method of slots."""
+        """Call a method of rows."""
         try:
             pairs = zip(ids, arguments, strict=True)
-            value = [getattr(self._slots[i], method)(*a) for i, a in pairs]
+            value = [getattr(self._rows[i], method)(*a) for i, a in pairs]
             self._events.append(Event("value", worker, np.empty(0, np.int32), value))
         except Exception as error:
             self._events.append(Event("raised", worker, np.empty(0, np.int32), error))
@@ -146,7 +145,7 @@ class LocalPool:
         """Close the environments."""
         if os.getpid() != self._owner:
             return  # a fork of the trainer
-        envs, self._envs, self._slots = self._envs, {}, {}
+        envs, self._envs, self._rows = self._envs, {}, {}
         for env in envs.values():
             env.close()
         if self._memory is not None:

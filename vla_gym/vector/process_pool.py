@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
-import socket
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,29 +14,28 @@ import cloudpickle
 import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
-from vla_gym.vector import protocol
 from vla_gym.vector.pool import Event, Failure
-from vla_gym.vector.process_server import ProcessServer, ServerDied, WorkerProcess
+from vla_gym.vector.process_server import ProcessServer
 from vla_gym.vector.shared_memory import Layout, SharedArrays
-from vla_gym.vector.worker import WorkerSpec
+from vla_gym.vector.worker import (
+    ATTACH,
+    CALL,
+    DONE,
+    FAILED,
+    QUIT,
+    RAISED,
+    READY,
+    RUN,
+    WorkerSpec,
+    pack,
+    pack_object,
+    unpack,
+    unpack_object,
+)
+from vla_gym.vector.worker_process import ServerDied, WorkerHandle, describe_exit, socket_pair
 
 _CLOSE_S = 5.0  # for a worker to close its environments
 _KILL_S = 10.0  # for the kernel to end a killed process
-
-
-@dataclass
-class _Handle:
-    """A worker process."""
-
-    connection: Connection
-    process: WorkerProcess
-    server: ProcessServer
-    ready: bool = False
-    answered: bool = False
-    outstanding: int = 0
-    command: str = "start"
-    active_at: float = 0.0
-    progress: int = 0
 
 
 class ProcessPool:
@@ -69,11 +64,11 @@ class ProcessPool:
         self._specs, self._environ = specs, environ
         self._prepare, self._blocks = prepare, blocks
         # The message of nearly every step.
-        self._run_all = [protocol.pack(protocol.RUN, block) for block in blocks]
+        self._run_all = [pack(RUN, block) for block in blocks]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self._owner = os.getpid()
         self._poller = select.poll()
-        self._handles: dict[int, _Handle] = {}
+        self._handles: dict[int, WorkerHandle] = {}
         self._by_fd: dict[int, int] = {}
         self._undelivered: list[Event] = []
         self._server: ProcessServer | None = None
@@ -95,7 +90,7 @@ class ProcessPool:
     def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
         """Share a table with the workers and with those that will replace them."""
         self._memory = SharedArrays(layout, self._memory_fd)
-        self._attach = protocol.pack_object(protocol.ATTACH, (dict(layout), same_step))
+        self._attach = pack_object(ATTACH, (dict(layout), same_step))
         for handle in self._handles.values():
             with contextlib.suppress(OSError):  # its end is noticed with the first command
                 handle.connection.send_bytes(self._attach)
@@ -121,13 +116,9 @@ class ProcessPool:
         self._poller.register(handle.connection.fileno(), select.POLLIN)
         self._by_fd[handle.connection.fileno()] = worker
 
-    def _fork(self, server: ProcessServer, worker: int) -> _Handle:
-        ours, theirs = socket.socketpair()
+    def _fork(self, server: ProcessServer, worker: int) -> WorkerHandle:
+        ours, theirs = socket_pair(self._step_timeout)
         with ours, theirs:
-            # Also a message that is half through must not hold the trainer up for ever.
-            limit = struct.pack("ll", int(self._step_timeout) + 1, 0)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             process = server.spawn(
                 cloudpickle.dumps(self._specs[worker]),
                 [theirs.fileno(), self._memory_fd],
@@ -139,7 +130,8 @@ class ProcessPool:
             with contextlib.suppress(OSError):
                 connection.send_bytes(self._attach)
         now, progress = time.monotonic(), self._progress(worker)
-        return _Handle(connection, process, server, active_at=now, progress=progress)
+        limits = self._step_timeout, self._start_timeout
+        return WorkerHandle(connection, process, server, *limits, active_at=now, progress=progress)
 
     def run(
         self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
@@ -148,12 +140,12 @@ class ProcessPool:
         if ids is self._blocks[worker] and not each and not options:
             message = self._run_all[worker]
         else:
-            message = protocol.pack(protocol.RUN, ids, options, flag=each)
+            message = pack(RUN, ids, options, flag=each)
         self._send(worker, message, "run", len(ids) if each else 1)
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
-        """Call a method of slots; the results come as an event."""
-        message = protocol.pack_object(protocol.CALL, (list(ids), method, arguments))
+        """Call a method of rows; the results come as an event."""
+        message = pack_object(CALL, (list(ids), method, arguments))
         name = f"{method} {arguments[0][0]!r}" if method in ("call", "set_attr") else method
         self._send(worker, message, name, 1)
 
@@ -192,24 +184,20 @@ class ProcessPool:
             if events or (end is not None and time.monotonic() >= end):
                 return events
 
-    def _limit(self, handle: _Handle) -> float:
-        # The first image may have to wait for drawing code to be compiled, by all workers at once.
-        return self._step_timeout if handle.answered else self._start_timeout
-
     def _next_deadline(self) -> float:
-        busy = [h for h in self._handles.values() if h.outstanding or not h.ready]
-        return min((h.active_at + self._limit(h) for h in busy), default=float("inf"))
+        busy = [handle for handle in self._handles.values() if handle.busy]
+        return min((handle.active_at + handle.limit for handle in busy), default=float("inf"))
 
     def _expired(self) -> list[Event]:
         now, events = time.monotonic(), []
         for worker, handle in list(self._handles.items()):
-            if handle.ready and not handle.outstanding:
+            if not handle.busy:
                 continue
             progress = self._progress(worker)
             if progress != handle.progress:
                 handle.progress, handle.active_at = progress, now
-            elif now >= handle.active_at + self._limit(handle):
-                what = f"made no progress for {self._limit(handle):g} s and was killed"
+            elif now >= handle.active_at + handle.limit:
+                what = f"made no progress for {handle.limit:g} s and was killed"
                 events.append(self._fail(worker, what))
         return events
 
@@ -222,22 +210,22 @@ class ProcessPool:
         handle.active_at = time.monotonic()
         handle.progress = self._progress(worker)
         code, nothing = message[:1], np.empty(0, np.int32)
-        if code == protocol.READY:
+        if code == READY:
             handle.ready = True
-            return Event("ready", worker, nothing, protocol.unpack_object(message))
-        if code == protocol.FAILED:
-            error, text = protocol.unpack_object(message)
+            return Event("ready", worker, nothing, unpack_object(message))
+        if code == FAILED:
+            error, text = unpack_object(message)
             return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
         handle.answered = True
-        if code == protocol.RAISED:
-            error, ids, answers = protocol.unpack_object(message)
+        if code == RAISED:
+            error, ids, answers = unpack_object(message)
             handle.outstanding -= answers
             return Event("raised", worker, ids, error)
         handle.outstanding -= 1
-        if code == protocol.DONE:
-            _, ids, extras = protocol.unpack(message)
+        if code == DONE:
+            _, ids, extras = unpack(message)
             return Event("done", worker, ids, extras or {})
-        return Event("value", worker, nothing, protocol.unpack_object(message))
+        return Event("value", worker, nothing, unpack_object(message))
 
     def _fail(
         self,
@@ -284,20 +272,18 @@ class ProcessPool:
         if os.getpid() != self._owner:
             return  # a fork of the trainer: the workers are not ours
         handles, self._handles, self._by_fd = self._handles, {}, {}
-        idle = {w for w, h in handles.items() if h.ready and not h.outstanding}
+        idle = {worker for worker, handle in handles.items() if not handle.busy}
         for worker in list(idle):
             try:
-                handles[worker].connection.send_bytes(protocol.QUIT)
+                handles[worker].connection.send_bytes(QUIT)
             except OSError:
                 idle.discard(worker)
         end = time.monotonic() + _CLOSE_S
         for worker, handle in handles.items():
             # If the server fails here, its own end takes its workers with it.
             with contextlib.suppress(WorkerError):
-                code = None
-                if worker in idle:
-                    code = handle.process.exit_code(end - time.monotonic())
-                if code is None:
+                wait = end - time.monotonic()
+                if worker not in idle or handle.process.exit_code(wait) is None:
                     handle.process.kill(_KILL_S)
             handle.connection.close()
         self._release()
@@ -311,15 +297,3 @@ class ProcessPool:
         server, self._server = self._server, None
         if server is not None:
             server.release()
-
-
-def describe_exit(code: int | None) -> str:
-    """Say how a process ended, by its exit code (negative: signal)."""
-    if code is None:
-        return "is gone"
-    if code < 0:
-        try:
-            return f"was killed by signal {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"left with exit code {code}"

@@ -16,89 +16,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vla_gym.errors import WorkerError
-from vla_gym.vector.server import kill_group
+from vla_gym.vector.server import LONGEST_ANSWER, surroundings
+from vla_gym.vector.worker_process import ServerDied, WorkerProcess, hang_up
 
 WORKER = "vla_gym.vector.worker:main"
 #: How long a server that is told to end, or that has closed its link, may take to be gone.
 EXIT_S = 10.0
-_LONGEST_ANSWER = 1 << 20  # bytes
 # The server's own libraries must not start threads: forks would lack them.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
 )
 
 
-class ServerDied(WorkerError):
-    """The process server is gone, and all of its workers with it."""
-
-
 class ServerTimeout(WorkerError, TimeoutError):
     """The process server did not answer in time, but is not given up."""
-
-
-class WorkerProcess:
-    """A worker process that a :class:`ProcessServer` has forked.
-
-    Attributes:
-        pid: Its process id; nobody else gets it before the exit code is known here.
-    """
-
-    def __init__(self, server: ProcessServer, pid: int, control: socket.socket) -> None:
-        """Take over the socket of the request that it came from."""
-        self.pid = pid
-        self._server, self._control = server, control
-        self._exit_code: int | None = None
-
-    def exit_code(self, timeout: float) -> int | None:
-        """Wait for its end.
-
-        Args:
-            timeout: In seconds; 0 just looks.
-
-        Returns:
-            Its exit code, negative for a signal; None if it is not known after that time.
-
-        Raises:
-            ServerDied: If the server is gone, its workers are dead, too.
-        """
-        if self._exit_code is not None:
-            return self._exit_code
-        try:
-            self._server.check_usable()
-            self._control.settimeout(max(0.0, timeout))
-            answer = self._control.recv(_LONGEST_ANSWER)
-            if not answer:
-                self._server.bury(None, None)
-        except (TimeoutError, BlockingIOError):
-            return None
-        except ConnectionResetError as error:
-            self._server.bury(None, error)
-        except ServerDied:
-            self._control.close()
-            raise
-        self._exit_code = int(pickle.loads(answer))
-        _hang_up(self._control)
-        return self._exit_code
-
-    def kill(self, timeout: float) -> int | None:
-        """SIGKILL it, stopped or not, with the processes of its group.
-
-        The signal does not need the server, so this ends a worker even while the server is busy.
-
-        Args:
-            timeout: Seconds to wait for its end and for the server's word.
-
-        Returns:
-            Its exit code, negative for a signal; None if it is not known within the deadline.
-
-        Raises:
-            ServerDied: If the server is gone, its workers are dead, too.
-        """
-        if self._exit_code is None:
-            with contextlib.suppress(WorkerError):  # exit_code() raises it
-                self._server.check_usable()
-                kill_group(self.pid)
-        return self.exit_code(timeout)
 
 
 class ProcessServer:
@@ -257,14 +188,14 @@ class ProcessServer:
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 with theirs:
-                    request = (operation, _surroundings(environ), arguments)
+                    request = (operation, surroundings(environ), arguments)
                     self._send(request, [theirs.fileno(), *fds], deadline)
                 control.settimeout(max(0.001, deadline - time.monotonic()))
-                answer = control.recv(_LONGEST_ANSWER)
+                answer = control.recv(LONGEST_ANSWER)
                 if not answer:
                     self.bury(None, None)
             except BaseException:
-                _hang_up(control)  # a worker that nobody knows of is ended by that
+                hang_up(control)  # a worker that nobody knows of is ended by that
                 raise
         except TimeoutError as late:
             self.bury(f"did not answer {operation!r} within {timeout:g} s and was killed", late)
@@ -318,27 +249,6 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _hang_up(end: socket.socket) -> None:
-    # Closing alone would say nothing while a forked child of the trainer holds the socket, too.
-    with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
-
-
-def _surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a worker takes over of this process, with some environment variables changed."""
-    try:
-        folder: str | None = os.getcwd()
-    except OSError:
-        folder = None
-    return {
-        "environ": {**os.environ, **environ},
-        "folder": folder,
-        "path": [str(path) for path in sys.path],
-        "argv": [str(argument) for argument in sys.argv],
-    }
-
-
 def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
     """Start the server with its end of the link.
 
@@ -348,7 +258,7 @@ def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
     # Whatever made our own imports work, a bare checkout or a changed sys.path, works there, too;
     # -P, because the working directory shall come first only if it does so here.
     checkout = str(Path(__file__).resolve().parents[2])
-    here = _surroundings({})["folder"] or os.sep
+    here = surroundings({})["folder"] or os.sep
     paths = [os.path.join(here, path) for path in map(str, sys.path)]
     environ = {**os.environ, **_ONE_THREAD}
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, checkout]))
@@ -371,7 +281,7 @@ def _end(owner: int, link: socket.socket, process: subprocess.Popen[bytes]) -> N
     """End a server and wait for it; its workers are gone then."""
     if os.getpid() != owner:
         return
-    _hang_up(link)
+    hang_up(link)
     try:
         process.wait(EXIT_S)
     except subprocess.TimeoutExpired:

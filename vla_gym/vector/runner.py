@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.errors import WorkerError, WorkerRestartWarning
-from vla_gym.vector.pool import Event, Failure, Pool
-from vla_gym.vector.protocol import Extras
-from vla_gym.vector.shared_memory import INFO_BITS, RESET, STEP, TEXT_INFO
-from vla_gym.vector.worker import EnvSpaces
+from vla_gym.errors import WorkerError
+from vla_gym.vector.pool import Event, Pool
+from vla_gym.vector.restarts import recover, settle_lost_step
+from vla_gym.vector.shared_memory import RESET, STEP, TEXT_INFO
+from vla_gym.vector.worker import EnvSpaces, Extras
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
 _REMEMBERED = (
@@ -42,6 +40,13 @@ class Runner:
         finished: Environments whose command is done and not collected yet, in order.
         seeds, next_episode: (N,) which episode an environment plays next.
         broken: Why nothing works any more, or None.
+        restart, max_restarts: As given.
+        failures: (workers,) failures since an episode of the worker's environments ended.
+        lost: (N,) the episode died with its worker between two commands.
+        known: Infos of the last whole observation, by column of the table.
+        obs_columns: Columns of the table that hold observations.
+        ready: Spaces by worker, of those whose environments are built.
+        values: Results of a call by worker.
     """
 
     def __init__(
@@ -64,14 +69,14 @@ class Runner:
         """
         self.pool, self.blocks, self.mode = pool, blocks, mode
         self.table: dict[str, np.ndarray] = {}
-        self._restart, self._max_restarts = restart, max_restarts
+        self.restart, self.max_restarts = restart, max_restarts
         n = sum(len(block) for block in blocks)
         self.everyone = np.arange(n)
         self.worker_of = np.concatenate([np.full(len(b), w) for w, b in enumerate(blocks)])
         self.half = np.zeros(n, np.int8)
         self.busy, self.ended = np.zeros(n, bool), np.ones(n, bool)
         self.killed, self.restarted = np.zeros(n, bool), np.zeros(n, bool)
-        self._lost = np.zeros(n, bool)  # the episode died with its worker between two commands
+        self.lost = np.zeros(n, bool)
         self.seeds, self.next_episode = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.texts: list[str | None] = [None] * n
         self.final_texts: list[str | None] = [None] * n
@@ -80,17 +85,17 @@ class Runner:
         self.broken: str | None = None
         self._each = np.zeros(n, bool)
         self._options: dict[int, dict[str, Any]] = {}
-        self._failures = np.zeros(len(blocks), np.int64)
-        self._known: dict[str, np.ndarray] = {}
-        self._values: dict[int, Any] = {}
-        self._ready: dict[int, EnvSpaces] = {}
-        self._columns: list[str] = []
+        self.failures = np.zeros(len(blocks), np.int64)
+        self.known: dict[str, np.ndarray] = {}
+        self.values: dict[int, Any] = {}
+        self.ready: dict[int, EnvSpaces] = {}
+        self.obs_columns: list[str] = []
 
     def attach(self, table: dict[str, np.ndarray]) -> None:
         """Take over the shared table, which must be there before the first command."""
         self.table = table
-        self._known = {key: np.zeros_like(table[key]) for key in _REMEMBERED}
-        self._columns = [name for name in table if name.startswith("obs")]
+        self.known = {key: np.zeros_like(table[key]) for key in _REMEMBERED}
+        self.obs_columns = [name for name in table if name.startswith("obs")]
 
     def seed(self, ids: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode count of environments again, from new seeds."""
@@ -113,14 +118,14 @@ class Runner:
         self.seeds[i] = self.table["seed"][i] = seed
         self.next_episode[i] = self.table["episode"][i] = next_episode
         self.table["reseed"][i] = False
-        self.ended[i], self._lost[i] = ended, False
-        for key, values in self._known.items():
+        self.ended[i], self.lost[i] = ended, False
+        for key, values in self.known.items():
             values[i] = infos.get(key, 0)
         self.texts[i] = infos.get(TEXT_INFO)
 
     def known_infos(self, i: int) -> dict[str, Any]:
         """Return what is remembered of the infos of an environment, for :meth:`restore`."""
-        return {key: values[i].tolist() for key, values in self._known.items()} | {
+        return {key: values[i].tolist() for key, values in self.known.items()} | {
             TEXT_INFO: self.texts[i]
         }
 
@@ -129,7 +134,7 @@ class Runner:
     ) -> None:
         """Have environments reset."""
         self._options |= options
-        self._lost[ids] = False
+        self.lost[ids] = False
         self._launch(ids, np.full(len(ids), RESET, np.int8), each)
 
     def step(self, ids: np.ndarray, *, each: bool = False) -> None:
@@ -144,14 +149,15 @@ class Runner:
         if self.extras:
             for i in ids.tolist():
                 self.extras.pop(i, None)
-        if self._lost.any():
-            for i in ids[self._lost[ids]].tolist():
-                self._lost[i], self.restarted[i] = False, True
-                self._drop_step(i)
+        if self.lost.any():
+            for i in ids[self.lost[ids]].tolist():
+                self.lost[i], self.restarted[i] = False, True
+                settle_lost_step(self, i)
             ids = ids[self.busy[ids]]
-        self._dispatch(ids)
+        self.dispatch(ids)
 
-    def _dispatch(self, ids: np.ndarray) -> None:
+    def dispatch(self, ids: np.ndarray) -> None:
+        """Tell workers to do what the rows of environments say."""
         if len(ids) == len(self.busy):
             blocks = list(enumerate(self.blocks))
         else:
@@ -162,10 +168,10 @@ class Runner:
             for worker, block in blocks:
                 self.pool.run(worker, block, each=bool(self._each[block[0]]), options=options)
         except BaseException:
-            self._give_up(ids)
+            self.give_up(ids)
             raise
 
-    def _give_up(self, ids: np.ndarray) -> None:
+    def give_up(self, ids: np.ndarray) -> None:
         """Forget commands whose outcome is unknown; a reset is due."""
         self.busy[ids], self.ended[ids] = False, True
 
@@ -198,19 +204,19 @@ class Runner:
         Raises:
             WorkerError: If environments can't be built.
         """
-        self.wait(lambda: len(self._ready) == len(self.blocks))
-        return [self._ready[worker] for worker in range(len(self.blocks))]
+        self.wait(lambda: len(self.ready) == len(self.blocks))
+        return [self.ready[worker] for worker in range(len(self.blocks))]
 
     def idle(self) -> bool:
         """Tell whether no command is under way."""
         return not self.busy.any()
 
     def call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
-        """Call a method of the slots of idle environments.
+        """Call a method of the rows of idle environments.
 
         Args:
             calls: Arguments by environment.
-            method: Name of the method of ``Slot``.
+            method: Name of the method of ``EnvRow``.
 
         Raises:
             WorkerError: If a worker died over it.
@@ -219,14 +225,14 @@ class Runner:
         ids = np.array(list(calls), np.int64)
         workers = np.unique(self.worker_of[ids]).tolist()
         asked: dict[int, list[int]] = {}
-        self._values.clear()
+        self.values.clear()
         for worker in workers:
             asked[worker] = ids[self.worker_of[ids] == worker].tolist()
             self.pool.call(worker, asked[worker], method, [calls[i] for i in asked[worker]])
-        self.wait(lambda: all(worker in self._values for worker in workers))
+        self.wait(lambda: all(worker in self.values for worker in workers))
         results: dict[int, Any] = {}
         for worker in workers:
-            value = self._values.pop(worker)
+            value = self.values.pop(worker)
             if isinstance(value, Exception):
                 raise value
             results.update(zip(asked[worker], value, strict=True))
@@ -234,23 +240,23 @@ class Runner:
 
     def _handle(self, event: Event) -> Exception | None:
         if event.kind == "done":
-            self._finish(event.ids, event.value)
+            self.finish(event.ids, event.value)
         elif event.kind == "ready":
-            self._ready[event.worker] = event.value
+            self.ready[event.worker] = event.value
         elif event.kind == "value":
-            self._values[event.worker] = event.value
+            self.values[event.worker] = event.value
         elif event.kind == "raised":
             if not self.busy[event.ids].any():  # a call, not a step or reset
-                self._values[event.worker] = event.value
+                self.values[event.worker] = event.value
                 return None
-            self._give_up(event.ids)
+            self.give_up(event.ids)
             error: Exception = event.value
             return error
         elif event.kind == "failed":
-            return self._recover(event.worker, event.value)
+            return recover(self, event.worker, event.value)
         return None
 
-    def _finish(self, ids: np.ndarray, extras: Mapping[int, Extras]) -> None:
+    def finish(self, ids: np.ndarray, extras: Mapping[int, Extras]) -> None:
         """Take note of what a worker has done."""
         table, rows = self.table, _as_slice(ids)
         self.busy[rows] = False
@@ -258,7 +264,7 @@ class Runner:
         reset = table["did_reset"][rows]
         over = table["terminated"][rows] | table["truncated"][rows]
         self.ended[rows] = over & ~reset
-        for key, values in self._known.items():
+        for key, values in self.known.items():
             values[rows] = table[key][rows]
         if reset.any():
             fresh = ids[reset]
@@ -269,7 +275,7 @@ class Runner:
                 self._options.pop(i, None)
                 self.final_texts[i] = self.texts[i]
         if table["episode_ended"][rows].any():
-            self._failures[self.worker_of[ids[table["episode_ended"][rows]]]] = 0
+            self.failures[self.worker_of[ids[table["episode_ended"][rows]]]] = 0
         for i, extra in extras.items():
             self.extras[i] = extra
             if extra.text is not None:
@@ -277,101 +283,6 @@ class Runner:
         if self.killed[rows].any():  # with autoreset in the same step
             table["truncated"][ids[self.killed[rows]]] = True
         self.finished.extend(ids.tolist())
-
-    def _drop_step(self, i: int) -> None:
-        """Settle a step that died with its worker: truncated, at the last observation."""
-        table, last, target = self.table, self.half[i], 1 - self.half[i]
-        self.killed[i] = True
-        same_step = self.mode == AutoresetMode.SAME_STEP
-        prefix = "final_info" if same_step else "info"
-        for key, values in self._known.items():
-            table[key.replace("info", prefix, 1)][i] = values[i]
-        for key, value in (
-            ("success", False),
-            ("is_success", False),
-            ("executed_steps", 0),
-            ("discount", 1.0),
-        ):
-            table[f"{prefix}/{key}"][i] = value
-        if same_step:
-            for name in self._columns:
-                table[f"final_{name}"][i] = table[name][last, i]
-            table["op"][i] = RESET
-            return
-        for name in self._columns:
-            table[name][target, i] = table[name][last, i]
-        table["reward"][i], table["terminated"][i], table["truncated"][i] = 0.0, False, True
-        table["did_reset"][i] = table["episode_ended"][i] = False
-        self._finish(np.array([i]), {})
-
-    def _recover(self, worker: int, failure: Failure) -> Exception | None:
-        """Restart a failed worker, settle its steps and do its resets again."""
-        block = self.blocks[worker]
-        message = self._message(worker, failure)
-        self._failures[worker] += 1
-        # What its environments raise when they are first built, they raise each time.
-        hopeless = failure.error is not None or (failure.raised and worker not in self._ready)
-        if self._failures[worker] > self._max_restarts:
-            hopeless = True
-            message += (
-                f"\nThat was failure {self._failures[worker]} in a row without an episode of its "
-                f"environments ending (max_restarts={self._max_restarts}): giving up."
-            )
-        if hopeless or not self._restart:
-            self._give_up(block)
-            self.broken = message
-            return failure.error or WorkerError(message)
-        try:
-            self.pool.respawn(worker)
-        except BaseException:
-            self._give_up(block)
-            self.broken = message
-            raise
-        # Whatever it knew is gone: environments are seeded again, calls get no answer.
-        if self.table:
-            self.table["reseed"][block] = True
-        self._values[worker] = WorkerError(message)
-        busy, idle = block[self.busy[block]], block[~self.busy[block]]
-        self._lost[idle[~self.ended[idle]]] = True
-        self.restarted[busy] = True
-        for i in busy.tolist():
-            if self.table["op"][i] == STEP:
-                self._drop_step(i)
-        again = block[self.busy[block]]
-        if len(again):
-            self._dispatch(again)
-        note = "The worker was restarted."
-        warnings.warn(f"{message}\n{note}", WorkerRestartWarning, stacklevel=outside())
-        return None
-
-    def _message(self, worker: int, failure: Failure) -> str:
-        block = self.blocks[worker]
-        doing = failure.command
-        if not failure.started:
-            doing = "start"
-        elif doing == "run":
-            ops = self.table["op"][block[self.busy[block]]].tolist()
-            doing = " and ".join(
-                name for name, op in (("step", STEP), ("reset", RESET)) if op in ops
-            )
-        names = []
-        for i in block.tolist():
-            episode, task = self.next_episode[i] - 1, ""
-            if episode >= 0 and int(self._known["info_set"][i]) & INFO_BITS["task_id"]:
-                task = f"task {self._known['info/task_id'][i]}, "
-            names.append(f"{i} ({task}episode {episode})" if episode >= 0 else f"{i}")
-        return (
-            f"Worker {worker} with environments {', '.join(names)} failed during {doing}. It "
-            f"{failure.reason}"
-        )
-
-
-def outside() -> int:
-    """Return the ``stacklevel`` of the first caller outside of this package."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("vla_gym."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _as_slice(ids: np.ndarray) -> np.ndarray | slice:

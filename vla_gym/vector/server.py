@@ -32,12 +32,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from typing import Any, NoReturn, cast
 
 from vla_gym.errors import VlaGymError, WorkerError
 
+LONGEST_ANSWER = 1 << 20  # bytes, of one packet to the trainer
 MAX_FDS = 253  # that Linux lets travel with one packet
 TRAINER_CHECK_S = 0.25
 _LONGEST_TEXT = 50_000  # of a traceback, in characters: an answer is one packet
@@ -247,6 +248,20 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # closed, or a broken pipe
             stream.flush()
+
+
+def surroundings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a worker takes over of this process, with some environment variables changed."""
+    try:
+        folder: str | None = os.getcwd()
+    except OSError:
+        folder = None
+    return {
+        "environ": {**os.environ, **environ},
+        "folder": folder,
+        "path": [str(path) for path in sys.path],
+        "argv": [str(argument) for argument in sys.argv],
+    }
 
 
 def _enter(surroundings: dict[str, Any]) -> None:

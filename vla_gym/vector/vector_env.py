@@ -14,12 +14,12 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays, Batch
-from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
 from vla_gym.vector.start import start_workers
-from vla_gym.vector.worker_env import WorkerVectorEnv
+from vla_gym.vector.vector_base import VectorEnvBase
 
 
-class LiberoVectorEnv(WorkerVectorEnv):
+class LiberoVectorEnv(VectorEnvBase):
     """``num_envs`` LIBERO environments over ``workers`` processes.
 
     Environment i plays what ``LiberoEnv(..., env_index=i)`` with seed ``seed + i`` plays, whatever
@@ -116,7 +116,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
             env_kwargs=env_kwargs,
         )
         self.num_envs, self.copy = num_envs, copy
-        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
         self._runner, found = start_workers(
             self._plan,
             workers,
@@ -291,13 +291,3 @@ class LiberoVectorEnv(WorkerVectorEnv):
         result = self._batch.collect(ids)
         result[4]["env_id"] = ids
         return result
-
-
-def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
-    if isinstance(value, AutoresetMode):
-        return value
-    for mode in AutoresetMode:
-        if str(value) in (mode.value, mode.name) or str(value).upper() == mode.name:
-            return mode
-    names = ", ".join(mode.name for mode in AutoresetMode)
-    raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")

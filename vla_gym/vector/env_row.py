@@ -14,7 +14,7 @@ from vla_gym.vector.shared_memory import INFO_BITS, RESET, TEXT_INFO, fits_row, 
 
 
 @dataclass(frozen=True)
-class SlotState:
+class EnvRowState:
     """State of one environment of a vector environment.
 
     Attributes:
@@ -35,7 +35,7 @@ class SlotState:
     infos: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Slot:
+class EnvRow:
     """Runs one environment and writes what it returns into row ``index`` of the table.
 
     The same code runs in a worker process and, with ``workers=0``, in the trainer's.
@@ -152,15 +152,15 @@ class Slot:
         table[f"{prefix}_set"][i] = present
         return extras
 
-    def get_state(self) -> SlotState:
+    def get_state(self) -> EnvRowState:
         """Return the environment's state.
 
         Raises:
             ConfigError: If the environment has no ``get_state``.
         """
-        return SlotState(self._method("get_state")(), self._return, self._length)
+        return EnvRowState(self._method("get_state")(), self._return, self._length)
 
-    def set_state(self, state: SlotState) -> None:
+    def set_state(self, state: EnvRowState) -> None:
         """Continue from a state; the observation goes into the row."""
         rows = self._halves[self._table["half"][self.index]]
         if self._draws:

@@ -14,12 +14,12 @@ from gymnasium.vector import VectorEnv
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
+from vla_gym.vector.env_row import EnvRowState
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.runner import Runner
-from vla_gym.vector.slot import SlotState
 
 
-class WorkerVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     """A vector environment over workers, without the ways to step it.
 
     :class:`~vla_gym.vector.LiberoVectorEnv` makes the attributes below and adds them.
@@ -78,12 +78,12 @@ class WorkerVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     # States, calls
 
-    def get_state(self, env_ids: Sequence[int] | None = None) -> list[SlotState]:
+    def get_state(self, env_ids: Sequence[int] | None = None) -> list[EnvRowState]:
         """Return the states of environments, all by default; they can be pickled."""
         ids = self._callable(env_ids, "get_state")
         runner, states = self._runner, self._runner.call({i: () for i in ids}, "get_state")
         return [
-            SlotState(
+            EnvRowState(
                 state.env,
                 state.episode_return,
                 state.episode_length,
@@ -96,7 +96,7 @@ class WorkerVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             for i, state in zip(ids, states, strict=True)
         ]
 
-    def set_state(self, states: Sequence[SlotState], env_ids: Sequence[int] | None = None) -> Any:
+    def set_state(self, states: Sequence[EnvRowState], env_ids: Sequence[int] | None = None) -> Any:
         """Have environments go on from states, with the episodes that followed there.
 
         Args:
