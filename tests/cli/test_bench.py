@@ -30,7 +30,7 @@ def test_ratios_are_medians_of_rounds_that_ran_beside_each_other():
 
 
 def test_actions_of_an_environment_do_not_depend_on_how_many_there_are():
-    few, many = compare.fixed_actions(3, 2, 24), compare.fixed_actions(3, 5, 24)
+    few, many = compare.fixed_actions(3, 2, 24, 7), compare.fixed_actions(3, 5, 24, 7)
     np.testing.assert_array_equal(few, many[:2])
     assert few.dtype == np.float32 and few.shape == (2, 24, 7)
     assert np.abs(many).max() <= 0.6 and not (many[0] == many[1]).any()
@@ -116,7 +116,7 @@ def test_a_child_holds_one_system_and_ends_with_all_its_processes():
         pids = session_pids(child._process.pid)
         assert len(pids) >= 3
         assert cpu_seconds(pids) > 0 and 1 < pss_mb(pids[0]) < 1000
-        actions = compare.fixed_actions(0, 2, 4)
+        actions = compare.fixed_actions(0, 2, 4, 7)
         figures = child.call("measure", 0, None, actions, 1e-9)
         assert figures["steps_per_s"] == pytest.approx(2 * figures["chunks_per_s"])
         assert figures["reset_s"] > 0 and figures["ended"] == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,8 +15,11 @@ import pytest
 
 from vla_gym.envs.registration import register_envs
 from vla_gym.errors import ConfigError, UnknownTaskError
+from vla_gym.rollout import Info, RandomPolicy, Start, play
 from vla_gym.suites import SUITES, get_suite, get_task, registry, suite_names
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.evaluation.command import run_eval
+from vla_gym_trainers.evaluation.config import EvalConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tests" / "example_suite_package"
@@ -108,6 +112,40 @@ def test_a_plug_in_is_played_by_workers(reach: None) -> None:
     for here, there in zip(*played, strict=True):
         for key, array in here.items():
             assert np.array_equal(array, there[key]), key
+
+
+class Reacher:
+    """Drives straight to the mark."""
+
+    name, expert, image_size, chunk_len = "reacher", False, 16, 4
+    cameras = ("above",)
+    identity: dict[str, Any] = {"kind": "reacher"}  # noqa: RUF012
+
+    def act(self, observations: Any, infos: Sequence[Info]) -> np.ndarray:
+        assert observations["above"].shape == (len(infos), 16, 16, 3)
+        aims = [LEFT if info["task_id"] == 0 else RIGHT for info in infos]
+        return np.repeat(np.array(aims)[:, None], self.chunk_len, axis=1)
+
+
+def test_a_plug_in_is_played_by_the_player(reach: None) -> None:
+    states = range(get_suite("reach").num_init_states)
+    starts = [Start("reach", task, state) for task in (0, 1) for state in states]
+    episodes = sorted(play(Reacher(), starts, num_envs=3, workers=0), key=lambda e: e.start)
+    assert [e.start for e in episodes] == starts
+    assert all(e.success and e.terminated and 3 <= e.length <= 9 for e in episodes)
+    lost = list(play(RandomPolicy(seed=1), starts[:2], num_envs=2, workers=0))
+    assert all(e.truncated and not e.success and e.length == 30 for e in lost)
+
+
+def test_a_plug_in_is_evaluated_on_all_its_states(reach: None) -> None:
+    config = EvalConfig(
+        policy="random", suite=("reach",), num_envs=2, workers=0, chunk_len=4, progress=False
+    )
+    card = run_eval(config)
+    assert card["protocol"]["episodes"] == 5
+    assert card["results"]["total"]["num_episodes"] == 10
+    with pytest.raises(ConfigError, match=r"--episodes must be in 1\.\.5, got 6"):
+        run_eval(EvalConfig(policy="random", suite=("reach",), episodes=6))
 
 
 def test_a_vla_of_another_robot_is_refused(reach: None) -> None:

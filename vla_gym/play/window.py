@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_gym.errors import RenderError
 from vla_gym.play.video import FPS, Status, draw_tile
+from vla_gym.suites import get_suite
 
 if TYPE_CHECKING:
     from vla_gym.sim import LiberoSim
@@ -87,9 +88,11 @@ class HumanView:
         """
         if self._is_closed:
             return
-        images = np.empty((2, CAMERA_SIZE, CAMERA_SIZE, 3), np.uint8)
-        self._scenes.render(sim, images, ("agentview", "robot0_eye_in_hand"))
-        frame = draw_tile(list(images), sim.task_model.task.instruction, status)
+        task = sim.task_model.task
+        cameras = tuple(get_suite(task.suite).cameras.values())
+        images = np.empty((len(cameras), CAMERA_SIZE, CAMERA_SIZE, 3), np.uint8)
+        self._scenes.render(sim, images, cameras)
+        frame = draw_tile(list(images), task.instruction, status)
         step, at = self._shown
         due = at + max(0, status.step - step) / FPS
         time.sleep(min(max(0.0, due - time.monotonic()), 1.0))

@@ -15,7 +15,7 @@ class Start(NamedTuple):
     Attributes:
         suite: Suite name.
         task_id: Task in the suite.
-        init_state_id: Official state, 0..49; -1 for a layout sampled with ``seed``.
+        init_state_id: Official state, from 0; -1 for a layout sampled with ``seed``.
         seed: Decides the layout, and how the scene varies if it does. With an official state and
             no variation nothing depends on it.
     """

@@ -17,14 +17,12 @@ from vla_gym.rollout.player import play
 from vla_gym.rollout.policies import Policy
 from vla_gym.suites import get_suite, get_task
 
-VIEWS = ("agentview", "wrist")
-
 
 def film(
     policy: Policy,
     starts: Sequence[Start],
     *,
-    cameras: Sequence[str] = VIEWS,
+    cameras: Sequence[str] | None = None,
     size: int = 256,
     label: str | None = None,
     on_step: Callable[[], Any] = lambda: None,
@@ -38,7 +36,7 @@ def film(
     Args:
         policy: Who acts.
         starts: They are played in this order.
-        cameras: ``"agentview"``, ``"wrist"`` or both.
+        cameras: Which of the suite's cameras; None: all.
         size: Height and width of a camera's picture in pixels.
         label: What the caption calls who acts; default: the policy's name.
         on_step: Called after each control step.
@@ -48,6 +46,8 @@ def film(
         Each episode and its frames.
     """
     texts = [get_task(start.suite, start.task_id).instruction for start in starts]
+    if cameras is None:
+        cameras = tuple(get_suite(starts[0].suite).cameras)
     rows = text_rows(texts, size * len(cameras))
     # The physics is not used: this cache only keeps renderers, a few scenes at a time.
     scenes = SceneCache(physics="fast", image_size=size, visual_profile=None, max_scenes=2)

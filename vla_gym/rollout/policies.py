@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
-CAMERAS = ("agentview", "wrist")
+from vla_gym.suites import get_suite
+
 #: Rows of each forward pass of a VLA. The rounding of its actions depends on it: everything that
 #: plays episodes takes this number if it is given none, so that the same policy acts the same.
 BATCH_SIZE = 4
@@ -57,7 +58,7 @@ class Policy(Protocol):
             infos: One for each row.
 
         Returns:
-            (n, chunk_len, 7) in [-1, 1].
+            (n, chunk_len, action size) within the bounds of the suite's actions.
         """
         ...
 
@@ -75,7 +76,8 @@ class ExpertPolicy:
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
         """Return chunks that are ignored."""
-        return np.zeros((len(infos), self.chunk_len, 7), np.float32)
+        size = get_suite(infos[0]["suite"]).action.size
+        return np.zeros((len(infos), self.chunk_len, size), np.float32)
 
 
 class RandomPolicy:
@@ -91,10 +93,11 @@ class RandomPolicy:
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:  # noqa: ARG002
         """Return uniform chunks."""
-        shape = (self.chunk_len, 7)
-        rows = [
-            np.random.default_rng(episode_key(self.seed, i)).uniform(-1, 1, shape) for i in infos
-        ]
+        rows = []
+        for info in infos:
+            action = get_suite(info["suite"]).action
+            rng = np.random.default_rng(episode_key(self.seed, info))
+            rows.append(rng.uniform(action.low, action.high, (self.chunk_len, action.size)))
         return np.array(rows, np.float32)
 
 

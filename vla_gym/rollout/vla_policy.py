@@ -13,13 +13,12 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.policies import (
     BATCH_SIZE,
-    CAMERAS,
     Info,
     Observations,
     episode_key,
     in_fixed_batches,
 )
-from vla_gym.vla.base import FrozenVLA, TokenVLA
+from vla_gym.vla.base import CAMERAS, FrozenVLA, TokenVLA
 from vla_gym.vla.paraphrases import paraphrases
 
 
@@ -27,7 +26,6 @@ class VLAPolicy:
     """A frozen VLA: executes the chunks that it proposes, greedily or sampled."""
 
     expert = False
-    cameras: tuple[str, ...] = CAMERAS
 
     def __init__(
         self,
@@ -66,6 +64,7 @@ class VLAPolicy:
             raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
         self.chunk_len = check_chunk_len(chunk_len, self._vla)
         self.image_size = self._vla.image_size
+        self.cameras: tuple[str, ...] = tuple(getattr(self._vla, "cameras", CAMERAS))
         self.name = f"{self._vla.name}, {head} head" if head != "l1" else self._vla.name
         known = {"name": vla.name} if isinstance(vla, FrozenVLA) else vla_identity(vla)
         self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": head}
@@ -87,7 +86,7 @@ class VLAPolicy:
         return in_fixed_batches(self._infer, observations, infos, self._batch_size)
 
     def _infer(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
-        images = {camera: observations[camera] for camera in CAMERAS}
+        images = {camera: observations[camera] for camera in self.cameras}
         proprio = observations["proprio"]
         actions = self._vla.infer(images, [instruction] * len(proprio), proprio).actions
         return self._clipped(actions)
@@ -101,7 +100,7 @@ class VLAPolicy:
             0
         ]
         tokens, _ = self._vla.act_tokens(
-            {camera: observations[camera][row : row + 1] for camera in CAMERAS},
+            {camera: observations[camera][row : row + 1] for camera in self.cameras},
             [info["instruction"]],
             observations["proprio"][row : row + 1],
             temperature=self._temperature,

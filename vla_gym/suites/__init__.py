@@ -26,6 +26,3 @@ __all__ = [
     "suite_tasks",
     "task_number",
 ]
-
-#: What trainers evaluate by default; a suite says by ``num_init_states`` how many it has.
-NUM_INIT_STATES = 50

@@ -26,17 +26,25 @@ class ActionSpec:
         names: One word an entry, e.g. ``("x", "y", "z", "roll", "pitch", "yaw", "gripper")``.
         noop: The action that leaves the robot where it is.
         low, high: Bounds of every entry.
+        scale: Natural size of every entry, by which trainers scale exploration noise, corrections
+            and distances; it limits nothing. None for 1.
     """
 
     names: tuple[str, ...]
     noop: tuple[float, ...]
     low: float = -1.0
     high: float = 1.0
+    scale: tuple[float, ...] | None = None
 
     @property
     def size(self) -> int:
         """Number of entries."""
         return len(self.names)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Natural size of every entry, 1 where none is given."""
+        return self.scale or (1.0,) * self.size
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         VlaGymError: If an option is wrong or something cannot be loaded; nothing was played then.
     """
     config.check()
-    starts = all_starts(config.suite, config.task_ids, config.episodes)
+    starts = all_starts(config.suite, config.task_ids, config.episodes or config.num_states())
     part, parts = parse_shard(config.shards)
     mine = shard(starts, part, parts)
     if not mine:
@@ -209,7 +209,7 @@ def make_protocol(
     protocol = {
         "policy": policy.identity,
         "tasks": tasks,
-        "episodes": config.episodes,
+        "episodes": config.episodes or config.num_states(),
         "chunk_len": None if policy.expert else policy.chunk_len,
         "batch_size": config.batch_size if sees else None,
         "torch_threads": config.torch_threads if sees else None,

@@ -10,7 +10,7 @@ import tyro
 
 from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES
+from vla_gym.suites import get_suite
 
 POLICIES = ("vla", "expert", "random")
 
@@ -33,11 +33,11 @@ class EvalConfig:
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
     directory of vla-gym-train, or a .zip of its td3."""
     suite: tuple[str, ...] = ("goal",)
-    """One or several of spatial, object, goal, 10, 90."""
+    """One or several of spatial, object, goal, 10, 90, or of installed plug-ins."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
     """Tasks of each suite; default: all."""
-    episodes: int = NUM_INIT_STATES
-    """Episodes a task, 1..50: its official states 0, 1, 2, ..."""
+    episodes: int | None = None
+    """Episodes a task: its official states 0, 1, 2, ...; default: all, of LIBERO's suites 50."""
 
     vla: str | None = None
     """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
@@ -87,13 +87,22 @@ class EvalConfig:
     progress: bool = True
     """Show a progress bar."""
 
+    def num_states(self) -> int:
+        """Return the number of official states that tasks of all suites have.
+
+        Raises:
+            UnknownTaskError: If there is no such suite.
+        """
+        return min((get_suite(suite).num_init_states for suite in self.suite), default=0)
+
     def check(self) -> None:
         """Check what can be checked without loading anything.
 
         Raises:
             ConfigError: If a value is out of range, or two contradict each other.
         """
-        as_integer(self.episodes, "--episodes", 1, NUM_INIT_STATES)
+        if self.episodes is not None:
+            as_integer(self.episodes, "--episodes", 1, self.num_states())
         for name, low in (("num_envs", 1), ("batch_size", 1), ("torch_threads", 1), ("films", 0)):
             as_integer(getattr(self, name), f"--{name.replace('_', '-')}", low)
         as_integer(self.seed, "--seed", 0)

@@ -55,12 +55,14 @@ def all_starts(
         UnknownTaskError: If a suite or task does not exist.
         ConfigError: If a suite or task is named twice, or there is none.
     """
-    names = [suite.removeprefix("libero_") for suite in suites]
+    names = [get_suite(suite).name for suite in suites]
     for what, values in (("--suite", names), ("--task-ids", task_ids)):
         if values is not None and (not values or len(set(values)) != len(values)):
             raise ConfigError(f"{what} needs at least one value, each once; got {list(values)}.")
     parts = [get_suite(name) for name in names]
     tasks = [part.tasks[i] for part in parts for i in parse_tasks(part, task_ids)]
+    if len(set(tasks)) != len(tasks):
+        raise ConfigError(f"--suite names tasks twice: {list(suites)}.")
     return tuple(Start(t.suite, t.task_id, state) for t in tasks for state in range(episodes))
 
 

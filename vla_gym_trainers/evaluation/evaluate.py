@@ -12,7 +12,7 @@ import numpy as np
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import Episode, Policy, Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
-from vla_gym.suites import NUM_INIT_STATES
+from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.eval_result import EvalResult
 
 
@@ -20,7 +20,7 @@ def evaluate(
     policy: Policy | None,
     suite: str,
     task_id: int,
-    init_state_ids: Iterable[int] = range(NUM_INIT_STATES),
+    init_state_ids: Iterable[int] | None = None,
     **settings: Any,
 ) -> EvalResult:
     """Play a policy greedily on official initial states of one task.
@@ -30,15 +30,17 @@ def evaluate(
             the shipped VLA ``mini``.
         suite: Suite name.
         task_id: Task index.
-        init_state_ids: Official states to play.
+        init_state_ids: Official states to play; None for all.
         **settings: Of the environments, see :func:`vla_gym.rollout.make_envs`.
 
     Raises:
         ConfigError: If no state is given.
     """
-    starts = [Start(suite.removeprefix("libero_"), task_id, int(i)) for i in init_state_ids]
+    found = get_suite(suite)
+    states = range(found.num_init_states) if init_state_ids is None else init_state_ids
+    starts = [Start(found.name, task_id, int(i)) for i in states]
     if not starts:
-        raise ConfigError("init_state_ids is empty: give at least one official state (0..49).")
+        raise ConfigError("init_state_ids is empty: give at least one official state.")
     policy = VLAPolicy("mini") if policy is None else policy
     started = time.perf_counter()
     episodes = list(play(policy, starts, **settings))

@@ -55,11 +55,11 @@ class PlayConfig:
     chunk_len: int | None = None
     """Control steps the VLA executes per decision; default: its horizon. A policy has its own."""
     init_state_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--init-state-id"])] = (0,)
-    """Official initial states, 0..49."""
+    """Official initial states, from 0; LIBERO has 50."""
     seeds: tuple[int, ...] = ()
     """Play layouts sampled with these seeds instead of official states."""
-    cameras: Literal["both", "agentview", "wrist"] = "both"
-    """What the video shows."""
+    cameras: tuple[str, ...] | None = None
+    """What the video shows, e.g. agentview wrist; default: all cameras of the suite."""
     size: int | None = None
     """Pixels of a camera's side; default: 256 for up to four tiles, less for more."""
     max_steps: int | None = None
@@ -105,6 +105,11 @@ class PlayConfig:
             raise ConfigError(f"size must be even and in 64..1024, got {self.size}.")
         if self.max_steps is not None:
             as_integer(self.max_steps, "max_steps", 1)
+        known = tuple(get_suite(self.suite).cameras)
+        if self.cameras is not None and not 0 < len(set(self.cameras) & set(known)) == len(
+            self.cameras
+        ):
+            raise ConfigError(f"--cameras must be of {', '.join(known)}, got {self.cameras}.")
         DomainVariation.parse(self.variation)
         check_video_path(self.out)
         if self.who == "expert":
@@ -134,7 +139,7 @@ def play_video(config: PlayConfig, policy: Policy | None = None) -> list[Episode
         WeightsError: If there is no such policy or VLA, or a file is damaged.
     """
     from vla_gym.play.video import tiled_frames, write_video
-    from vla_gym.rollout.film import VIEWS, film
+    from vla_gym.rollout.film import film
 
     config.check()
     starts = config.starts()
@@ -142,7 +147,7 @@ def play_video(config: PlayConfig, policy: Policy | None = None) -> list[Episode
     policy = policy or _policy(config)
     size = config.size or (256 if len(starts) <= 4 else 192 if len(starts) <= 16 else 128)
     settings: dict[str, Any] = {
-        "cameras": VIEWS if config.cameras == "both" else (config.cameras,),
+        "cameras": config.cameras,
         "size": size,
         "label": label,
         "assets": config.assets,

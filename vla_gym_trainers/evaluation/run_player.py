@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_gym.rollout import Episode, Start, make_envs, rollout
 from vla_gym.rollout.film import record_video
+from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.eval_result import EvalResult, summarize
 from vla_gym_trainers.evaluation.evaluate import results_by_task
 from vla_gym_trainers.evaluation.trained import ActorPolicy
@@ -111,6 +112,6 @@ def make_run_player(
     world: dict[str, Any] = {"assets": assets, "physics": physics}
     length = chunk_len or model.horizon
     policy = ActorPolicy(None, model, encoder, length)
-    name = suite.removeprefix("libero_")
+    name = get_suite(suite).name
     envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **world)
     return RunPlayer(envs, length, model, encoder, **world)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.rollout.policies import BATCH_SIZE, CAMERAS, Info, Observations, in_fixed_batches
+from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
+from vla_gym.vla.base import CAMERAS
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.evaluation.trained_on import trained_on
 
@@ -29,7 +30,6 @@ class ActorPolicy:
     """
 
     expert = False
-    cameras: tuple[str, ...] = CAMERAS
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class ActorPolicy:
         self._model, self._vla, self._encoder = model, vla, rl_token
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
+        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
         self.identity: dict[str, Any] = {"kind": "trained"}
         self.squared_distances: dict[int, list[float]] = {}
 
@@ -67,10 +68,10 @@ class ActorPolicy:
         return actions
 
     def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
-        """Return (B, 2 C, 7): the policy's chunks and below them the VLA's."""
+        """Return (B, 2 C, action size): the policy's chunks and below them the VLA's."""
         features = observations
         if self._vla is not None:
-            images = {camera: observations[camera] for camera in CAMERAS}
+            images = {camera: observations[camera] for camera in self.cameras}
             proprio = observations["proprio"]
             told = [instruction] * len(proprio)
             token, chunk = look(self._vla, self._encoder, self.chunk_len, images, told, proprio)

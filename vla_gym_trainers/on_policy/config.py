@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES, suite_tasks
+from vla_gym.suites import get_suite
 from vla_gym_trainers.on_policy.losses import RatioLevel
 from vla_gym_trainers.on_policy.targets import Aggregation, GroupBaseline
 from vla_gym_trainers.on_policy.token_policy import Trainable
@@ -178,8 +178,8 @@ class OnPolicyConfig:
     """Environments of these evaluations."""
     eval_layouts: int = 8
     """Layouts a task of these evaluations."""
-    eval_states: int = NUM_INIT_STATES
-    """Official states a task at the end, for the start and the trained policy; 0 skips it."""
+    eval_states: int | None = None
+    """Official states a task at the end, for start and policy; None: all; 0 skips it."""
     checkpoint_every: int = 100_000
     """Control steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -202,8 +202,8 @@ class OnPolicyConfig:
         _check_ranges(self)
         if self.policy not in ("tokens", "rl-token"):
             raise ConfigError(f"Expected policy 'tokens' or 'rl-token', got {self.policy!r}.")
-        if self.eval_states > NUM_INIT_STATES:
-            raise ConfigError(f"eval_states must be at most {NUM_INIT_STATES}.")
+        if (self.eval_states or 0) > (states := get_suite(self.suite).num_init_states):
+            raise ConfigError(f"eval_states must be at most {states}.")
         if self.num_envs % self.group_size:
             raise ConfigError(
                 f"num_envs ({self.num_envs}) must be a multiple of group_size ({self.group_size})."
@@ -229,13 +229,14 @@ class OnPolicyConfig:
         """Return the tasks that are trained on."""
         if self.task_ids is not None:
             return self.task_ids
-        return tuple(task.task_id for task in suite_tasks(self.suite))
+        return tuple(range(len(get_suite(self.suite).tasks)))
 
 
 def _check_ranges(config: OnPolicyConfig) -> None:
     for name, low in _LOWEST.items():
-        if getattr(config, name, low) < low:
-            raise ConfigError(f"{name} must be at least {low}, got {getattr(config, name)}.")
+        value = getattr(config, name, None)
+        if value is not None and value < low:
+            raise ConfigError(f"{name} must be at least {low}, got {value}.")
     for name in _POSITIVE:
         value = getattr(config, name, None)
         if value is not None and not 0.0 < value < math.inf:

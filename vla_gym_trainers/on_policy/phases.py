@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.preprocess import CAMERAS
+from vla_gym.vla.base import CAMERAS
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
 from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
@@ -127,7 +127,7 @@ class VLATeacher:
     @torch.no_grad()
     def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:
         """Choose chunks; see :meth:`Policy.act`."""
-        frames = {camera: observation[camera] for camera in CAMERAS}
+        frames = {camera: observation[camera] for camera in getattr(self.vla, "cameras", CAMERAS)}
         inputs = frames, list(instructions), observation["proprio"]
         if self.head == "token":
             tokens = self.vla.token_outputs(*inputs).logits.argmax(dim=-1)

@@ -2,7 +2,8 @@
 
 The policy draws the correction, not the chunk: ``c ~ N(mu(x, a~), sigma^2)`` in the actor's K
 functions of time, ``a = clip(a~ + s * sum_k c_k phi_k)``. So it explores in motions that last a
-whole chunk, and a log-probability has 7 K terms. At the start mu is 0: the VLA plus noise.
+whole chunk, and a log-probability has N K terms, N the size of an action. At the start mu is 0:
+the VLA plus noise.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_gym.errors import WeightsError
+from vla_gym.suites import get_suite
+from vla_gym.suites.libero.spec import ACTION, PROPRIO
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
@@ -29,14 +32,11 @@ from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.td3.networks import (
-    ACTION_DIM,
-    ACTION_SCALE,
     ChunkActor,
     FeatureNormalizer,
     reference_chunk,
 )
 
-PROPRIO_DIM = 8
 WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
 
 
@@ -48,7 +48,7 @@ class RLTokenActor(nn.Module):
         action_space: Of what it plays.
         observation_space: What it looks at.
         guarded_tasks: None: it plays all tasks itself.
-        log_std: (7,) logarithm of sigma, per action dimension.
+        log_std: (N,) logarithm of sigma, per action dimension.
     """
 
     def __init__(
@@ -59,8 +59,11 @@ class RLTokenActor(nn.Module):
         residual_scale: float = 1.0,
         residual_basis: int = 2,
         sigma: float = 0.05,
+        *,
+        proprio_dim: int = PROPRIO.size,
+        action_scale: Sequence[float] = ACTION.scales,
     ) -> None:
-        """Begin at the VLA; see ``PPOConfig`` for the last four arguments."""
+        """Begin at the VLA; see ``PPOConfig`` and, for ``action_scale``, ``ActionSpec.scale``."""
         super().__init__()
         self.sizes: dict[str, Any] = {
             "token_dim": token_dim,
@@ -68,30 +71,32 @@ class RLTokenActor(nn.Module):
             "net_arch": list(net_arch),
             "residual_scale": residual_scale,
             "residual_basis": residual_basis,
+            "proprio_dim": proprio_dim,
+            "action_scale": list(action_scale),
         }
-        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, ACTION_DIM), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, len(action_scale)), np.float32)
         self.observation_space = spaces.Dict(
             {
                 "rl_token": spaces.Box(-np.inf, np.inf, (token_dim,), np.float32),
                 "vla_action": self.action_space,
-                "proprio": spaces.Box(-np.inf, np.inf, (PROPRIO_DIM,), np.float32),
+                "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
             }
         )
         self.guarded_tasks: tuple[int, ...] = ()
-        self.normalizer = FeatureNormalizer(token_dim, PROPRIO_DIM)
-        limit = residual_scale * torch.tensor(ACTION_SCALE, dtype=torch.float32)
+        self.normalizer = FeatureNormalizer(token_dim, proprio_dim)
+        limit = residual_scale * torch.tensor(action_scale, dtype=torch.float32)
         self.actor = ChunkActor(
             self.normalizer.state_dim, chunk_len, net_arch, limit, residual_basis
         )
-        self.log_std = nn.Parameter(torch.full((ACTION_DIM,), math.log(sigma)))
+        self.log_std = nn.Parameter(torch.full((len(action_scale),), math.log(sigma)))
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return the mean corrections (B, K, 7) of features (``rl_token``, ...)."""
+        """Return the mean corrections (B, K, N) of features (``rl_token``, ...)."""
         return self.actor.coefficients(self.normalizer(observation), reference_chunk(observation))
 
     def chunk(self, correction: Tensor, reference: Tensor) -> Tensor:
-        """Return the chunks (B, C, 7) that corrections (B, K, 7) make of the VLA's, the same."""
-        return self.actor.chunk(correction, reference.flatten(1)).unflatten(1, (-1, ACTION_DIM))
+        """Return the chunks (B, C, N) that corrections (B, K, N) make of the VLA's, the same."""
+        return self.actor.chunk(correction, reference.flatten(1)).reshape(reference.shape)
 
     @torch.no_grad()
     def predict(
@@ -101,7 +106,7 @@ class RLTokenActor(nn.Module):
         episode_start: None = None,  # noqa: ARG002
         deterministic: bool = True,  # noqa: ARG002
     ) -> tuple[np.ndarray, None]:
-        """Return the mean chunks (B, C, 7) in [-1, 1], called as the policies of SB3 are.
+        """Return the mean chunks (B, C, N) in [-1, 1], called as the policies of SB3 are.
 
         Args:
             observation: As ``LiberoVLA-*`` has it, one row (no leading dimension) or B.
@@ -144,7 +149,7 @@ class FeatureValue(nn.Module):
         self.normalizer, self.head = normalizer, ValueHead(normalizer.state_dim)
 
     def forward(self, value_input: Tensor) -> Tensor:
-        """Map (B, D + 8) to values (B,)."""
+        """Map (B, D + P) to values (B,)."""
         size = self.normalizer.token_dim
         features = {"rl_token": value_input[:, :size], "proprio": value_input[:, size:]}
         values: Tensor = self.head(self.normalizer(features))
@@ -175,16 +180,17 @@ class RLTokenPPOPolicy(Policy):
         self.min_log_std = math.log(min_sigma)
         device = actor.log_std.device
         self.value_head = FeatureValue(actor.normalizer).to(device) if with_values else None
-        token_dim, chunk_len = actor.sizes["token_dim"], actor.sizes["chunk_len"]
+        token_dim, proprio_dim = actor.sizes["token_dim"], actor.sizes["proprio_dim"]
+        chunk_shape = actor.action_space.shape
         self.observation = {
             "rl_token": ((token_dim,), torch.float32),
-            "vla_action": ((chunk_len, ACTION_DIM), torch.float32),
-            "proprio": ((PROPRIO_DIM,), torch.float32),
+            "vla_action": (chunk_shape, torch.float32),
+            "proprio": ((proprio_dim,), torch.float32),
             "task_id": ((), torch.int64),
         }
-        self.factors = (len(actor.actor.basis), ACTION_DIM)
+        self.factors = (len(actor.actor.basis), chunk_shape[1])
         self.sample = self.factors, torch.float32
-        self.value_size, self.image_size = token_dim + PROPRIO_DIM, vla.image_size
+        self.value_size, self.image_size = token_dim + proprio_dim, vla.image_size
 
     @classmethod
     def make(cls, config: OnPolicyConfig, vla: Any, chunk_len: int) -> RLTokenPPOPolicy:
@@ -197,6 +203,7 @@ class RLTokenPPOPolicy(Policy):
 
         encoder = choose_rl_token(config.rl_token, vla, config.device)
         token_dim = vla.hidden_size if encoder is None else encoder.dim
+        suite = get_suite(config.suite)
         actor = RLTokenActor(
             token_dim,
             chunk_len,
@@ -204,6 +211,8 @@ class RLTokenPPOPolicy(Policy):
             config.residual_scale,
             config.residual_basis,
             config.sigma,
+            proprio_dim=suite.proprio.size,
+            action_scale=suite.action.scales,
         ).to(config.device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)

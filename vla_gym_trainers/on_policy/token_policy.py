@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import TokenVLA, TrainableTokenVLA
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, TokenVLA, TrainableTokenVLA
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
-from vla_gym.vla.preprocess import CAMERAS, area_downsample
+from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.on_policy.distributions import TokenDistribution
 from vla_gym_trainers.on_policy.policy import ArraySpec, Observation, Policy, ValueHead
 
 Trainable = Literal["lora", "heads", "full"]
-ACTION_DIM, PROPRIO_DIM = 7, 8
 
 
 class TokenPolicy(Policy):
@@ -59,17 +58,19 @@ class TokenPolicy(Policy):
         self.vla: TrainableTokenVLA = vla
         self.value_head, self.temperature = value_head, temperature
         self.stored_size = int(getattr(vla, "input_size", vla.image_size))
+        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
         frame: ArraySpec = ((self.stored_size, self.stored_size, 3), torch.uint8)
-        self.observation = {camera: frame for camera in CAMERAS}
-        self.observation["proprio"] = (PROPRIO_DIM,), torch.float32
+        self.observation = {camera: frame for camera in self.cameras}
+        self.observation["proprio"] = (proprio_size,), torch.float32
         self.observation["task_id"] = (), torch.int64
-        self.factors = (vla.horizon, ACTION_DIM)
+        self.factors = (vla.horizon, getattr(vla, "action_size", ACTION_SIZE))
         self.sample = self.factors, torch.uint8
         self.value_size, self.image_size = vla.hidden_size, vla.image_size
 
     def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:  # noqa: ARG002
         """Return the camera images at the size at which the VLA sees them, proprio and task."""
-        frames = {camera: observation[camera] for camera in CAMERAS}
+        frames = {camera: observation[camera] for camera in self.cameras}
         if self.stored_size != self.vla.image_size:
             frames = {k: area_downsample(v, self.stored_size) for k, v in frames.items()}
         return {
@@ -82,7 +83,7 @@ class TokenPolicy(Policy):
         self, observation: Observation, instructions: Sequence[str]
     ) -> tuple[TokenDistribution, Tensor | None]:
         """Run the VLA."""
-        frames = {camera: observation[camera] for camera in CAMERAS}
+        frames = {camera: observation[camera] for camera in self.cameras}
         hidden, logits = self.vla.token_outputs(frames, list(instructions), observation["proprio"])
         value_input = None if self.value_head is None else hidden[:, 0].detach().float()
         return TokenDistribution(logits, self.temperature), value_input

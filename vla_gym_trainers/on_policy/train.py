@@ -14,6 +14,7 @@ import torch
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.trained_on import trained_vla
 from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
@@ -112,7 +113,7 @@ def _train(
             eval_envs = stack.enter_context(closing(envs.evaluation()))
             seed = EVAL_SEED + config.seed
             starts = sampled_starts(
-                config.suite.removeprefix("libero_"), envs.tasks, config.eval_layouts, seed
+                get_suite(config.suite).name, envs.tasks, config.eval_layouts, seed
             )
             validation = Validation(eval_envs, policy, networks.teacher, starts, config.eval_every)
         loop = Loop(
@@ -147,7 +148,7 @@ def _card(config: OnPolicyConfig, run: RunDir, loop: Loop, is_libero: bool) -> d
             "best": loop.validation.best,
             "history": [list(pair) for pair in loop.validation.history],
         }
-    if is_libero and config.eval_states:
+    if is_libero and config.eval_states != 0:
         results["evaluation"] = final_evaluation(config, run)
     facts = {"asset_pack": config.assets, "physics": config.physics, **machine_facts()}
     card = make_card(

@@ -12,8 +12,9 @@ from torch import Tensor
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
-from vla_gym.rollout.policies import BATCH_SIZE, CAMERAS, Info, Observations, in_fixed_batches
+from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.base import CAMERAS
 from vla_gym_trainers.on_policy.phases import Teacher
 from vla_gym_trainers.on_policy.policy import Observation, Policy
 

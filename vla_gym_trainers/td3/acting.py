@@ -16,7 +16,7 @@ from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.stopwatch import Stopwatch
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
-from vla_gym_trainers.td3.networks import ACTION_DIM, reference_chunk
+from vla_gym_trainers.td3.networks import reference_chunk
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy
@@ -65,7 +65,7 @@ class ActingPolicy:
 
     @torch.no_grad()
     def act(self, observation: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the chunks (N, C, 7) float32 of N observations."""
+        """Return the chunks (N, C, action size) float32 of N observations."""
         tensors = {
             key: torch.as_tensor(np.asarray(observation[key]), device=self.device)
             for key in ("rl_token", "proprio", "vla_action")
@@ -74,7 +74,7 @@ class ActingPolicy:
         chunk = self.actor(self.normalizer(tensors), reference)
         # An observation that is not finite must not reach the simulation: it gets the VLA's chunk.
         chunk = torch.where(chunk.isfinite(), chunk, reference.nan_to_num(0.0, 0.0, 0.0))
-        return np.asarray(chunk.unflatten(1, (-1, ACTION_DIM)).cpu().numpy())
+        return np.asarray(chunk.reshape(tensors["vla_action"].shape).cpu().numpy())
 
 
 class ChunkPlayer:

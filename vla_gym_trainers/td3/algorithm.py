@@ -29,7 +29,7 @@ from vla_gym_trainers.td3.acting import (
 )
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
-from vla_gym_trainers.td3.policy import ACTION_SCALE, RLTokenPolicy, check_spaces
+from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
 
@@ -37,8 +37,8 @@ from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
 class TD3BC(TD3):
     """Twin-delayed DDPG whose actor corrects a frozen VLA (RL Token, arXiv 2604.23073).
 
-    Observation: Dict(rl_token (D,), vla_action (C, 7), proprio (P,), ...); action: a whole chunk,
-    Box(-1, 1, (C, 7)). One timestep is one chunk.
+    Observation: Dict(rl_token (D,), vla_action (C, N), proprio (P,), ...); action: a whole chunk,
+    Box(-1, 1, (C, N)). One timestep is one chunk.
 
     1. Warm-up: the first ``learning_starts`` chunks play the VLA's own action plus noise.
     2. The input normaliser is fitted to them, and the critics alone learn for
@@ -112,7 +112,7 @@ class TD3BC(TD3):
         )
 
     def _setup_model(self) -> None:
-        chunk_len = check_spaces(self.observation_space, self.action_space)
+        chunk_len, action_size = check_spaces(self.observation_space, self.action_space)
         config = self.config
         assert isinstance(self.observation_space, spaces.Dict)
         has_tasks = isinstance(self.observation_space.get("task_id"), spaces.Discrete)
@@ -127,10 +127,8 @@ class TD3BC(TD3):
         if self._rng_state is not None:  # a loaded model goes on where it was saved
             self._rng.set_state(torch.from_numpy(self._rng_state))
         if self.exploration is None:
-            sizes = (config.noise_white, config.noise_chunk)
-            self.exploration = ChunkNoise(
-                chunk_len, *sizes, ACTION_SCALE, self.seed, config.noise_correlation
-            )
+            sizes = (config.noise_white, config.noise_chunk, config.scale_of(action_size))
+            self.exploration = ChunkNoise(chunk_len, *sizes, self.seed, config.noise_correlation)
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
 
     def learn(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from vla_gym.errors import ConfigError
+from vla_gym.suites import get_suite
+from vla_gym.suites.libero.spec import ACTION
 from vla_gym_trainers.td3.run_config import RunConfig
 
 
@@ -72,6 +74,8 @@ class TD3Config:
     """Largest correction of the VLA's action, in units of the action scale."""
     residual_basis: int = 2
     """Correct with this many smooth time functions per dimension; 0: each control step freely."""
+    action_scale: tuple[float, ...] | None = None
+    """Natural size of each number of an action; None: the run's suite's, without a run LIBERO's."""
     use_rl_token: bool = True
     """Actor and critics see the RL token; without it proprio alone (an ablation)."""
     use_reference: bool = True
@@ -91,6 +95,19 @@ class TD3Config:
                     raise ConfigError(
                         f"{name} must be in [{low}, {high}], got {getattr(self, name)}."
                     )
+
+    def scale_of(self, action_size: int) -> tuple[float, ...]:
+        """Return the natural size of each number of an action.
+
+        Raises:
+            ConfigError: If they are not as many as an action has.
+        """
+        scale = ACTION.scales if self.action_scale is None else self.action_scale
+        if len(scale) != action_size:
+            raise ConfigError(
+                f"Actions have {action_size} numbers, action_scale {len(scale)}: give one each."
+            )
+        return scale
 
 
 @dataclass
@@ -115,4 +132,6 @@ class TD3RunConfig(TD3Config, RunConfig):
 
     def of_algorithm(self) -> TD3Config:
         """Return the algorithm's part."""
-        return TD3Config(**{f.name: getattr(self, f.name) for f in fields(TD3Config)})
+        values = {f.name: getattr(self, f.name) for f in fields(TD3Config)}
+        values["action_scale"] = self.action_scale or get_suite(self.suite).action.scales
+        return TD3Config(**values)

@@ -1,6 +1,7 @@
 """Networks of TD3+BC on RL tokens: normaliser, chunk actor, critic ensemble.
 
-Shapes: B batch, D size of the RL token, P size of proprio, C chunk length, A = C * 7, n critics.
+Shapes: B batch, D size of the RL token, P size of proprio, C chunk length, N size of an action,
+A = C * N, n critics.
 """
 
 from __future__ import annotations
@@ -9,12 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-
-ACTION_DIM = 7
-#: Natural size of one control step's action per dimension: translations use the whole range,
-#: rotations of LIBERO's tasks rarely exceed 0.3, the gripper is -1 or +1. It scales exploration
-#: noise, residuals and the distance to the reference; it never limits what can be executed.
-ACTION_SCALE = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 1.0)
 
 
 class FeatureNormalizer(nn.Module):
@@ -84,7 +79,7 @@ class ChunkActor(nn.Module):
     away from it and loses the guarantee.
 
     ``residual_basis = K > 0`` restricts the correction to K smooth functions of time inside the
-    chunk (constant, linear, ...: cosines), i.e. 7 * K numbers in place of 7 * C.
+    chunk (constant, linear, ...: cosines), i.e. N * K numbers in place of N * C.
     """
 
     basis: Tensor
@@ -105,20 +100,21 @@ class ChunkActor(nn.Module):
             state_dim: Size of x.
             chunk_len: C.
             net_arch: Widths of the hidden layers.
-            residual_limit: (7,) largest correction per action dimension, ``s`` above.
+            residual_limit: (N,) largest correction per action dimension, ``s`` above.
             residual_basis: Number of time functions (never more than C), 0 for one number per
                 control step.
             use_reference: False: f sees x alone, never the chunk that it corrects.
         """
         super().__init__()
         self.chunk_len, self.use_reference = chunk_len, use_reference
+        self.action_size = action_size = len(residual_limit)
         rank = min(residual_basis or chunk_len, chunk_len)
-        widths = [state_dim + (chunk_len * ACTION_DIM + 1) * use_reference, *net_arch]
+        widths = [state_dim + (chunk_len * action_size + 1) * use_reference, *net_arch]
         layers: list[nn.Module] = []
         for width_in, width_out in zip(widths[:-1], widths[1:], strict=True):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], rank * ACTION_DIM)
+        self.head = nn.Linear(widths[-1], rank * action_size)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         time = (torch.arange(chunk_len) + 0.5) / chunk_len
@@ -140,14 +136,14 @@ class ChunkActor(nn.Module):
         return self.chunk(self.coefficients(x, reference, keep), reference)
 
     def coefficients(self, x: Tensor, reference: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return the correction, (B, K, 7) in [-1, 1]; arguments as in :meth:`forward`."""
+        """Return the correction, (B, K, N) in [-1, 1]; arguments as in :meth:`forward`."""
         if keep is None:
             keep = torch.ones(len(x), 1, device=x.device)
         seen = torch.cat([x, reference * keep, keep], dim=1) if self.use_reference else x
-        return torch.tanh(self.head(self.body(seen))).unflatten(1, (-1, ACTION_DIM))
+        return torch.tanh(self.head(self.body(seen))).unflatten(1, (-1, self.action_size))
 
     def chunk(self, coefficients: Tensor, reference: Tensor) -> Tensor:
-        """Return the chunk (B, A) that a correction (B, K, 7) makes of the reference (B, A)."""
+        """Return the chunk (B, A) that a correction (B, K, N) makes of the reference (B, A)."""
         residual = torch.einsum("bkd,kt->btd", coefficients, self.basis) * self.residual_limit
         return (reference + residual.flatten(1)).clamp(-1.0, 1.0)
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.networks import (
-    ACTION_DIM,
-    ACTION_SCALE,
     ChunkActor,
     CriticEnsemble,
     FeatureNormalizer,
@@ -40,8 +38,8 @@ class RLTokenPolicy(BasePolicy):
         """Build all networks.
 
         Args:
-            observation_space: Dict with rl_token (D,), vla_action (C, 7), proprio (P,).
-            action_space: Box(-1, 1, (C, 7)).
+            observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,).
+            action_space: Box(-1, 1, (C, N)).
             lr_schedule: Learning rate as a function of the remaining progress.
             config: Sizes of the networks and what they see; None for the defaults.
             **base_kwargs: Passed on to SB3's BasePolicy.
@@ -51,9 +49,8 @@ class RLTokenPolicy(BasePolicy):
         """
         super().__init__(observation_space, action_space, **base_kwargs)
         self.config = config = config or TD3Config()
-        chunk_len = check_spaces(observation_space, action_space)
-        action_size = chunk_len * ACTION_DIM
-        scale = torch.tensor(ACTION_SCALE, dtype=torch.float32)
+        chunk_len, action_size = check_spaces(observation_space, action_space)
+        scale = torch.tensor(config.scale_of(action_size), dtype=torch.float32)
         self.chunk_scale: Tensor
         self.register_buffer("chunk_scale", scale.repeat(chunk_len))
         self.normalizer = FeatureNormalizer(
@@ -74,7 +71,9 @@ class RLTokenPolicy(BasePolicy):
             )
 
         def critic() -> CriticEnsemble:
-            return CriticEnsemble(state_dim, action_size, config.net_arch, config.n_critics)
+            return CriticEnsemble(
+                state_dim, chunk_len * action_size, config.net_arch, config.n_critics
+            )
 
         self.actor, self.actor_target = actor(), actor()
         self.critic, self.critic_target = critic(), critic()
@@ -92,7 +91,7 @@ class RLTokenPolicy(BasePolicy):
         return data
 
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
-        """Return the mean chunk, (B, C * 7)."""
+        """Return the mean chunk, (B, C * N)."""
         return self._predict(observation, deterministic)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002
@@ -101,11 +100,13 @@ class RLTokenPolicy(BasePolicy):
         return mean
 
 
-def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
+def check_spaces(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> tuple[int, int]:
     """Check the spaces of a frozen-VLA environment.
 
     Returns:
-        The chunk length C.
+        The chunk length C and the action size N.
 
     Raises:
         ConfigError: If a key is missing or the action is not the shape of ``vla_action``.
@@ -121,15 +122,14 @@ def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Spac
         not isinstance(action_space, spaces.Box)
         or shape is None
         or len(shape) != 2
-        or shape[1] != ACTION_DIM
         or shape != observation_space["vla_action"].shape
         or not (np.all(action_space.low == -1.0) and np.all(action_space.high == 1.0))
     ):
         raise ConfigError(
-            "Expected an action Box(-1, 1, (C, 7)) of the shape of observation['vla_action'] "
+            "Expected an action Box(-1, 1, (C, N)) of the shape of observation['vla_action'] "
             f"{observation_space['vla_action'].shape}, got {action_space}."
         )
-    return int(shape[0])
+    return int(shape[0]), int(shape[1])
 
 
 def _size(space: spaces.Space[Any]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import NUM_INIT_STATES, get_suite, get_task
+from vla_gym.suites import get_suite, get_task
 from vla_gym_trainers.runs.settings import RunSettings
 
 
@@ -62,8 +62,8 @@ class RunConfig(RunSettings):
     total_timesteps: int = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
 
-    eval_states: int = NUM_INIT_STATES
-    """Official states per task at the end, for the VLA and the policy; 0 skips it."""
+    eval_states: int | None = None
+    """Official states per task at the end, for the VLA and the policy; None: all; 0 skips it."""
     eval_every: int = 0
     """Chunks between greedy evaluations on sampled layouts, which keep the best policy; 0: none."""
     eval_layouts: int = 20
@@ -85,5 +85,5 @@ class RunConfig(RunSettings):
             raise ConfigError("task_ids is empty: give at least one task.")
         self.check_ranges(self.lowest)
         states = get_suite(self.suite).num_init_states
-        if max(self.eval_states, self.videos) > states:
+        if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.evaluate import load_policy
 from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.runs.checkpoint import load_checkpoint
@@ -116,7 +117,7 @@ def open_best(
 
 
 def _sampled_starts(config: RunConfig, layouts: int, seed: int) -> list[Start]:
-    suite = config.suite.removeprefix("libero_")
+    suite = get_suite(config.suite).name
     return sampled_starts(suite, config.task_ids, layouts, seed + config.seed)
 
 
@@ -141,8 +142,10 @@ def conclude(
         results["guard"] = guard_policy(final, player, starts).report()
     _save(final, run.policy)
     policy = load_policy(run.policy)
-    if config.eval_states:
-        results.update(player.evaluate(policy, _official_starts(config, config.eval_states)))
+    states = config.eval_states
+    states = get_suite(config.suite).num_init_states if states is None else states
+    if states:
+        results.update(player.evaluate(policy, _official_starts(config, states)))
     if config.videos:
         film(config, run, policy, player)
     card = make_card(
@@ -168,7 +171,7 @@ def world_facts(config: RunConfig) -> dict[str, Any]:
 
 
 def _official_starts(config: RunConfig, states: int) -> list[Start]:
-    suite = config.suite.removeprefix("libero_")
+    suite = get_suite(config.suite).name
     return [Start(suite, task_id, i) for task_id in config.task_ids for i in range(states)]
 
 
@@ -196,8 +199,8 @@ def make_vec(config: Any) -> VecEnv:
     num_envs, workers = config.num_envs, config.workers
     if workers is None and num_envs == 1:
         workers = 0
-    env_id = f"LiberoVLA-{config.suite.removeprefix('libero_')}-v0"
     settings: dict[str, Any] = {
+        "suite": config.suite,
         "workers": workers,
         "task_ids": list(config.task_ids),
         "task_sampling": "uniform",
@@ -206,7 +209,7 @@ def make_vec(config: Any) -> VecEnv:
     }
     if isinstance(config, TD3RunConfig) and config.stride:
         settings["stride"] = config.stride
-    return make_sb3_vec_env(env_id, num_envs, **settings)
+    return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)
 
 
 def make_player(config: RunConfig) -> RunPlayer:

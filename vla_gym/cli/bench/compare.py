@@ -21,7 +21,7 @@ from vla_gym.cli.bench.config import NAMES, BenchConfig, system_specs
 from vla_gym.cli.bench.processes import BenchError, Child
 from vla_gym.cli.bench.systems import SystemSpec
 from vla_gym.errors import AssetError
-from vla_gym.suites import get_task
+from vla_gym.suites import get_suite, get_task
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 WINDOW_S = 1.0
 #: Small enough that neither a task is solved nor the arm leaves its workspace between two resets.
 _AMPLITUDE = 0.6
-_NUM_STATES = 50
 _PACKAGES = ("vla-gym", "mujoco", "robosuite", "rlinf-libero", "gymnasium", "numpy", "numba")
 #: Figure -> heading; what is better when it is less is marked so.
 _COLUMNS = {
@@ -160,8 +159,9 @@ def _measure_rounds(
 def _turn(
     child: Child, config: BenchConfig, states: np.ndarray, index: int, window_s: float
 ) -> dict[str, float]:
-    spec, state = child.spec, index % _NUM_STATES
-    actions = fixed_actions(config.seed, spec.num_envs, config.chunks * spec.chunk_len)
+    spec, suite = child.spec, get_suite(child.spec.suite)
+    state, steps = index % suite.num_init_states, config.chunks * spec.chunk_len
+    actions = fixed_actions(config.seed, spec.num_envs, steps, suite.action.size)
     own_states = states[:, state] if spec.system == "libero" else None
     result: dict[str, float] = child.call(
         "measure", state, own_states, actions, max(window_s, 1e-9)
@@ -169,12 +169,12 @@ def _turn(
     return result
 
 
-def fixed_actions(seed: int, num_envs: int, steps: int) -> np.ndarray:
-    """Return (num_envs, steps, 7) float32; those of one environment do not depend on the others."""
+def fixed_actions(seed: int, num_envs: int, steps: int, size: int) -> np.ndarray:
+    """Return (num_envs, steps, size) float32; no environment's depend on the others."""
     rows = []
     for index in range(num_envs):
         rng = np.random.default_rng([seed, index])
-        rows.append(rng.uniform(-_AMPLITUDE, _AMPLITUDE, (steps, 7)))
+        rows.append(rng.uniform(-_AMPLITUDE, _AMPLITUDE, (steps, size)))
     return np.stack(rows).astype(np.float32)
 
 

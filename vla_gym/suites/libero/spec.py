@@ -18,6 +18,8 @@ CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 ACTION = ActionSpec(
     names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
     noop=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0),
+    # LIBERO's tasks hardly need rotations beyond 0.3.
+    scale=(1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 1.0),
 )
 #: Position (m) and axis-angle (rad) of the end effector, positions of the finger joints (m).
 PROPRIO = ProprioSpec((("eef_pos", 3), ("eef_axis_angle", 3), ("gripper_qpos", 2)))
