@@ -118,11 +118,11 @@ class Reacher:
     """Drives straight to the mark."""
 
     name, expert, image_size, chunk_len = "reacher", False, 16, 4
-    cameras = ("above",)
+    cameras: tuple[str, ...] = ()
     identity: dict[str, Any] = {"kind": "reacher"}  # noqa: RUF012
 
     def act(self, observations: Any, infos: Sequence[Info]) -> np.ndarray:
-        assert observations["above"].shape == (len(infos), 16, 16, 3)
+        assert observations["proprio"].shape == (len(infos), 6)
         aims = [LEFT if info["task_id"] == 0 else RIGHT for info in infos]
         return np.repeat(np.array(aims)[:, None], self.chunk_len, axis=1)
 
