@@ -14,7 +14,8 @@ import pytest
 from vla_gym.cli import main as cli
 from vla_gym.cli.bench import compare
 from vla_gym.cli.bench.config import BenchConfig, system_specs
-from vla_gym.cli.bench.processes import BenchError, Child, cpu_seconds, pss_mb, session_pids
+from vla_gym.cli.bench.processes import BenchError, Child
+from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
 from vla_gym.cli.bench.systems import SystemSpec
 
 SPEC = SystemSpec("ours", "ours", 2, 2, "goal", (8,), "lite", 0, None, 2)

@@ -22,7 +22,6 @@ from vla_gym.variation import DomainVariation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vla_gym.envs.libero import LiberoEnv
     from vla_gym.sim import SceneRenderer
 
 MAX_IMAGE_SIZE = 4096
@@ -140,7 +139,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.metadata = {**self.metadata, "render_fps": self._suite.control_hz}
         self._models: dict[tuple[int, bool], CompiledTask] = {}
         self._sim: Simulation | None = None
-        self.on_control_step: list[Callable[[LiberoEnv, dict[str, Any]], None]] = []
+        self.on_control_step: list[Callable[[Any, dict[str, Any]], None]] = []
         self.replace_action: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property

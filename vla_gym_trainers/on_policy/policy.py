@@ -17,15 +17,13 @@ from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.distributions import Distribution
+from vla_gym_trainers.on_policy.rollout import ArraySpec, Rollout
 
 if TYPE_CHECKING:
     from vla_gym_trainers.on_policy.distributed import ProcessGroup
-    from vla_gym_trainers.on_policy.rollout import Rollout
 
 #: Named arrays of B rows each; which ones there are is the policy's business.
 Observation = dict[str, np.ndarray]
-#: Shape of one row and dtype.
-ArraySpec = tuple[tuple[int, ...], torch.dtype]
 
 
 class Act(NamedTuple):

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.policy import ArraySpec, Policy
+
+#: Shape of one row and dtype.
+ArraySpec = tuple[tuple[int, ...], torch.dtype]
+
+
+class Played(Protocol):
+    """What of a policy (see ``policy.Policy``) decides what a rollout stores."""
+
+    observation: dict[str, ArraySpec]
+    sample: ArraySpec
+    factors: tuple[int, ...]
+    value_size: int
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether there is a value head."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,7 @@ class RolloutShape:
     @classmethod
     def of(
         cls,
-        policy: Policy,
+        policy: Played,
         num_envs: int,
         num_chunks: int,
         episodes: int | None,

@@ -15,7 +15,8 @@ from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, TokenVLA, Train
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.on_policy.distributions import TokenDistribution
-from vla_gym_trainers.on_policy.policy import ArraySpec, Observation, Policy, ValueHead
+from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
+from vla_gym_trainers.on_policy.rollout import ArraySpec
 
 Trainable = Literal["lora", "heads", "full"]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.cli.bench.processes import cpu_seconds, session_pids
+from vla_gym.cli.bench.procfs import cpu_seconds, session_pids
 
 #: Control steps: no episode reaches it, so every system plays the same steps.
 _NO_LIMIT = 10**9
