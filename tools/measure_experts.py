@@ -14,6 +14,7 @@ the start and action noise of ``vla-gym demos``, so the rate is the yield of a r
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Iterable
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from vla_gym.demos.config import DemosConfig
-from vla_gym.experts import EXPERT_TASKS, make_expert
-from vla_gym.experts.recording import SUCCESS_TAIL, episode_rng, record_episode
-from vla_gym.sim import LiberoSim
+from vla_gym.experts import EXPERT_TASKS
+from vla_gym.rollout import ExpertPolicy, Start, play
+from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel, load_task_model
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES
@@ -40,30 +41,23 @@ Row = dict[str, Any]
 KEY = ("suite", "task_id", "assets", "states")
 
 
-def official_steps(sim: LiberoSim, init_state_id: int) -> int | None:
-    """Return how many control steps the expert needs from an official state; None: it fails."""
-    task_model = sim.task_model
-    sim.reset(task_model.official_layout(init_state_id))
-    expert = make_expert(sim)
-    for step in range(1, task_model.task.max_control_steps + 1):
-        if sim.step(expert.act()):
-            return step
-    return None
-
-
-def sampled_steps(sim: LiberoSim, attempt: int) -> int | None:
-    """Return the same for one noisy attempt from a sampled layout, as ``vla-gym demos`` plays."""
-    rng = episode_rng(SAMPLED_SEED, sim.task_model, attempt)
-    noise = DemosConfig().noise
-    episode = record_episode(sim, lambda: np.zeros(0, np.uint8), rng, noise=noise)
-    return None if episode is None else max(1, len(episode) - SUCCESS_TAIL)
-
-
 def measure(task_model: TaskModel, states: str, episodes: int) -> Row:
     """Play ``episodes`` episodes of one task and count."""
-    sim = LiberoSim(task_model)
-    play = official_steps if states == "official" else sampled_steps
-    outcomes = [play(sim, i) for i in range(episodes)]
+    task = task_model.task
+    official = states == "official"
+    starts = [
+        Start(task.suite, task.task_id, *((i,) if official else (-1, i))) for i in range(episodes)
+    ]
+    noisy = functools.partial(NoisyEpisodes, seed=SAMPLED_SEED, noise=DemosConfig().noise)
+    played = play(
+        ExpertPolicy(),
+        starts,
+        num_envs=1,
+        workers=0,
+        assets=task_model.assets.name,
+        env_wrappers=[] if official else [noisy],
+    )
+    outcomes = [episode.length if episode.success else None for episode in played]
     steps = [outcome for outcome in outcomes if outcome is not None]
     return {
         "suite": task_model.task.suite,

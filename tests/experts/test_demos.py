@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +22,19 @@ import pytest
 
 from vla_gym.demos import record as demos
 from vla_gym.demos.config import DemosConfig
-from vla_gym.demos.files import demo_path, read_episodes, read_instruction, read_meta
-from vla_gym.demos.record import _attempt, _Job, record_demos
-from vla_gym.demos.worker import play_attempt
+from vla_gym.demos.files import (
+    demo_path,
+    part_path,
+    parts_folder,
+    read_episodes,
+    read_instruction,
+    read_meta,
+)
+from vla_gym.demos.record import _Job, record_demos
+from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
-from vla_gym.experts.recording import ActionNoise
+from vla_gym.rollout import ExpertPolicy, Start, make_envs, play
+from vla_gym.rollout.noise import ActionNoise
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 from vla_gym.vla.preprocess import area_downsample
@@ -124,16 +134,27 @@ def test_frames_are_upright_for_readers_and_show_the_scene(recorded: Path) -> No
 
 
 def test_an_attempt_depends_on_seed_task_and_number_alone(
-    config: DemosConfig, recorded: Path
+    config: DemosConfig, recorded: Path, tmp_path: Path
 ) -> None:
-    job = _Job(config, load_task_model(get_task("goal", TASK)), recorded)
     # In reverse order; an attempt that fails is not among the recorded ones.
-    attempts = [play_attempt(_attempt(job, number)) for number in reversed(range(4))]
-    episodes = [episode for episode in reversed(attempts) if episode is not None][:2]
-    for episode, (images, proprio, actions) in zip(episodes, read_episodes(recorded), strict=True):
-        np.testing.assert_array_equal(episode.images, images)
-        np.testing.assert_array_equal(episode.proprio, proprio)
-        np.testing.assert_array_equal(episode.actions, actions)
+    starts = [Start("goal", TASK, seed=number) for number in reversed(range(4))]
+    wrap = functools.partial(DemoRecorder, config=replace(config, output=str(tmp_path)))
+    played = list(play(ExpertPolicy(), starts, num_envs=1, workers=0, env_wrappers=[wrap]))
+    numbers = sorted(episode.start.seed for episode in played if episode.success)[:2]
+    folder = parts_folder(tmp_path, get_task("goal", TASK))
+
+    def check_equal(part: h5py.Group, demo: h5py.Group) -> None:
+        def compare(name: str, item: h5py.Group | h5py.Dataset) -> None:
+            if isinstance(item, h5py.Dataset):
+                np.testing.assert_array_equal(item[()], demo[name][()])
+
+        part.visititems(compare)
+        assert part.attrs["success_step"] == demo.attrs["success_step"]
+
+    with h5py.File(recorded) as file:
+        for k, number in enumerate(numbers):
+            with h5py.File(part_path(folder, number)) as part:
+                check_equal(part["demo"], file[f"data/demo_{k}"])
 
 
 def test_no_demonstration_starts_from_an_official_state(recorded: Path) -> None:
@@ -163,15 +184,18 @@ def test_mini_trains_on_what_was_recorded(config: DemosConfig, recorded: Path) -
 def forbid_attempts(monkeypatch: pytest.MonkeyPatch, allowed: int = 0) -> list[int]:
     """Let only the first few attempts be played, as if the run was killed then."""
     played: list[int] = []
+    original = demos.rollout
 
-    def count(attempt: Any, folder: Path) -> bool:
-        if len(played) == allowed:
+    def count(*args: Any) -> Iterator[Any]:
+        if not allowed:
             raise KeyboardInterrupt
-        played.append(attempt.number)
-        return original(attempt, folder)
+        for episode in original(*args):
+            played.append(episode.start.seed)
+            yield episode
+            if len(played) == allowed:
+                raise KeyboardInterrupt
 
-    original = demos.record_attempt
-    monkeypatch.setattr(demos, "record_attempt", count)
+    monkeypatch.setattr(demos, "rollout", count)
     return played
 
 
@@ -220,7 +244,7 @@ def test_next_attempt_wastes_none_and_fills_gaps(config: DemosConfig, recorded: 
 def test_an_expert_that_always_fails_is_one_clear_error(
     config: DemosConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vla_gym.demos.worker.play_attempt", lambda _: None)
+    monkeypatch.setattr(demos, "make_envs", functools.partial(make_envs, max_control_steps=3))
     with pytest.raises(DemoError, match="succeeded in 0 of 8 attempts; 2 demonstrations"):
         record_demos(replace(config, output=str(tmp_path)), progress=False)
 

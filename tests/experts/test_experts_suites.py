@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from vla_gym.experts import EXPERT_TASKS, Expert, Phase, make_expert
 from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
 from vla_gym.experts.grasps import FUNNEL_STEP, Grasp, rim_grasp, tilted_rim_grasp
 from vla_gym.experts.pick_and_place import repeated_until_success
-from vla_gym.experts.recording import episode_rng, record_episode
+from vla_gym.rollout import ExpertPolicy, Start, play
+from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
@@ -174,13 +176,10 @@ def test_experts_solve_four_of_five_official_states(suite: str, task_id: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
 def test_experts_find_back_from_noise_on_sampled_layouts(suite: str, task_id: int) -> None:
-    task_model = load_task_model(get_task(suite, task_id), "lite")
-    sim = LiberoSim(task_model)
-    wins = 0
-    for attempt in range(10):
-        rng = episode_rng(1, task_model, attempt)
-        wins += record_episode(sim, lambda: np.zeros(0), rng, noise=0.15) is not None
-    assert wins >= 7
+    starts = [Start(suite, task_id, seed=attempt) for attempt in range(10)]
+    noisy = functools.partial(NoisyEpisodes, seed=1, noise=0.15)
+    played = play(ExpertPolicy(), starts, num_envs=1, workers=0, env_wrappers=[noisy])
+    assert sum(episode.success for episode in played) >= 7
 
 
 @pytest.mark.slow

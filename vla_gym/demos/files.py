@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ import h5py
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.experts.recording import Episode
 from vla_gym.suites import Task
 from vla_gym.suites.libero import TaskModel
 from vla_gym.suites.libero.tasks import LiberoTask
 
-#: LIBERO's names of our cameras, in the order of ``Episode.images``.
+#: LIBERO's names of our cameras, in the order of ``Demonstration.images``.
 IMAGE_KEYS = ("agentview_rgb", "eye_in_hand_rgb")
 # LIBERO stores the first row at the bottom, as OpenGL has it, and says so in this attribute.
 _IMAGE_CONVENTION = "opengl"
@@ -32,13 +32,56 @@ _ROBOSUITE_TYPE = 1
 _PART = "demo"
 
 
+@dataclass(frozen=True)
+class Demonstration:
+    """One successful episode, T frames; frame t is what was there before action t.
+
+    Attributes:
+        images: (T, K, S, S, 3) uint8, agentview then wrist.
+        proprio: (T, 8) float32, as ``LiberoSim.proprio``.
+        actions: (T, 7) float32, the expert's clean action at each frame.
+        executed_actions: (T, 7) float32, what was executed: the action with noise.
+        states: (T, 1 + nq + nv) float64: time, qpos, qvel.
+        joints: (T, 7) float64, positions of the arm's joints in radians.
+        eef_quat: (T, 4) float64, the hand's orientation (x, y, z, w), as robosuite writes it.
+        fixture_pos, fixture_quat: (F, 3) and (F, 4), in the order of ``TaskModel.fixtures``.
+        success_step: Number of the first action that reached the goal, from 0.
+    """
+
+    images: np.ndarray
+    proprio: np.ndarray
+    actions: np.ndarray
+    executed_actions: np.ndarray
+    states: np.ndarray
+    joints: np.ndarray
+    eef_quat: np.ndarray
+    fixture_pos: np.ndarray
+    fixture_quat: np.ndarray
+    success_step: int
+
+    def __len__(self) -> int:
+        """Return T."""
+        return len(self.actions)
+
+
 def demo_path(output: Path, task: Task) -> Path:
     """Return where LIBERO's benchmark looks for a task's demonstrations below ``output``."""
     return output / f"libero_{task.suite}" / f"{task.name}_demo.hdf5"
 
 
+def parts_folder(output: Path, task: Task) -> Path:
+    """Return where a task's finished attempts lie until there are enough."""
+    path = demo_path(output, task)
+    return path.with_name(f".{path.stem}.parts")
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """Return the file of a successful attempt."""
+    return folder / f"{number:05d}.hdf5"
+
+
 def write_part(
-    path: Path, episode: Episode, task_model: TaskModel, variation: np.ndarray | None = None
+    path: Path, episode: Demonstration, task_model: TaskModel, variation: np.ndarray | None = None
 ) -> None:
     """Write one episode to a file of its own; the file appears when it is whole.
 
@@ -74,7 +117,7 @@ def write_part(
             group.attrs["variation"] = variation
 
 
-def _write_obs(group: h5py.Group, episode: Episode) -> None:
+def _write_obs(group: h5py.Group, episode: Demonstration) -> None:
     for camera, name in enumerate(IMAGE_KEYS):
         images = np.ascontiguousarray(episode.images[:, camera, ::-1])
         # A chunk a frame: training reads single frames in any order.

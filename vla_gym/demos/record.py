@@ -8,12 +8,12 @@ folder, so that a run that was killed goes on where it was.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +22,10 @@ from typing import Any
 from tqdm import tqdm
 
 from vla_gym.demos.config import DemosConfig
-from vla_gym.demos.files import demo_path, join_parts, read_meta
-from vla_gym.demos.pool import demo_pool, worker_count
-from vla_gym.demos.worker import (
-    Attempt,
-    part_path,
-    record_attempt,
-)
+from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, read_meta
+from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
+from vla_gym.rollout import ExpertPolicy, Start, make_envs, rollout
 from vla_gym.suites.libero import TaskModel, load_task_model
 
 logger = logging.getLogger(__name__)
@@ -37,10 +33,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 # An expert that fails so often that this many attempts a demonstration are used up is broken.
 MAX_ATTEMPTS_PER_DEMO = 4
-# Times that dead workers (out of memory, killed) are replaced in one run.
-MAX_POOL_RESTARTS = 3
-# Longest wait for any attempt, in seconds; one takes a few, the first of a process a minute.
-ATTEMPT_DEADLINE = 900.0
+# A worker writes an episode while it steps: with large images that takes longer than a step.
+STEP_TIMEOUT = 300.0
 
 
 def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
@@ -59,7 +53,8 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
     Raises:
         ConfigError: A file exists that was made with other settings, or another run is recording
             into the folder.
-        DemoError: An expert fails far too often, or worker processes keep dying.
+        DemoError: An expert fails far too often.
+        WorkerError: A worker process fails again and again. What was recorded is kept.
     """
     config.check()
     tasks = config.tasks()
@@ -96,7 +91,7 @@ class _Job:
     @property
     def folder(self) -> Path:
         """Where finished attempts lie until the task is complete."""
-        return self.path.with_name(f".{self.path.stem}.parts")
+        return parts_folder(Path(self.config.output).expanduser(), self.model.task)
 
     @property
     def name(self) -> str:
@@ -137,6 +132,17 @@ class _Job:
         limit = self.config.num_demos * MAX_ATTEMPTS_PER_DEMO
         return number if hopes < self.config.num_demos and number < limit else None
 
+    def end_attempt(self, number: int, success: bool) -> None:
+        """Take note of an attempt; the worker has written a success before."""
+        if not success:
+            (self.folder / f"{number:05d}.failed").touch()
+        self.outcomes[number] = success
+        self.running.remove(number)
+
+    def is_done(self) -> bool:
+        """Return whether no attempt is under way, and none to start."""
+        return not self.running and self.next_attempt() is None
+
     def finish(self) -> None:
         """Join the first successes to the task's file.
 
@@ -157,76 +163,65 @@ class _Job:
 
 
 def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
-    """Record all tasks, replacing workers that die."""
+    """Record all tasks, suite by suite."""
     for job in jobs:
         job.open()
     total = len(jobs) * config.num_demos
     done = sum(min(len(job.successes()), config.num_demos) for job in jobs)
     with tqdm(total=total, initial=done, unit="demo", disable=not progress) as bar:
-        for restart in range(MAX_POOL_RESTARTS + 1):
-            try:
-                with demo_pool(config.num_workers) as executor:
-                    _play(executor, jobs, bar)
-                return
-            except BrokenProcessPool as error:
-                for job in jobs:
-                    job.running.clear()
-                if restart == MAX_POOL_RESTARTS:
-                    raise DemoError(
-                        f"Worker processes died {restart + 1} times (out of memory?). What was "
-                        "recorded is kept; go on with fewer num_workers."
-                    ) from error
-                logger.warning("A worker process died; new ones go on.")
+        for suite in dict.fromkeys(job.model.task.suite for job in jobs):
+            _record_suite(config, [job for job in jobs if job.model.task.suite == suite], bar)
 
 
-def _play(executor: Executor, jobs: list[_Job], bar: tqdm[Any]) -> None:
-    """Keep all workers busy until every task is complete.
+def _record_suite(config: DemosConfig, jobs: list[_Job], bar: tqdm[Any]) -> None:
+    """Keep all workers busy until every task of a suite is complete.
 
     Raises:
-        DemoError: If an expert fails too often, or nothing happens for a long time.
+        DemoError: If an expert fails too often.
     """
-    config = jobs[0].config
-    pending: dict[Future[bool], tuple[_Job, int]] = {}
-    room = max(1, worker_count(config.num_workers))
-    waiting = [job for job in jobs if job.folder.exists()]
-    while waiting:
-        for job in waiting:
-            # Tasks in their order; the next ones keep workers busy while the last attempts of this
-            # one are under way.
-            while len(pending) < room and (number := job.next_attempt()) is not None:
-                pending[executor.submit(record_attempt, _attempt(job, number), job.folder)] = (
-                    job,
-                    number,
-                )
+    for job in list(jobs):
+        if job.is_done():  # but its run was killed before the parts were joined
+            job.finish()
+            jobs.remove(job)
+    if not jobs:
+        return
+    waiting = {job.model.task.task_id: job for job in jobs}
+
+    def next_start() -> Start | None:
+        # Tasks in their order; the next ones keep workers busy while the last attempts of this one
+        # are under way.
+        for task_id, job in waiting.items():
+            if (number := job.next_attempt()) is not None:
                 job.running.add(number)
-        finished, _ = wait(pending, timeout=ATTEMPT_DEADLINE, return_when=FIRST_COMPLETED)
-        if pending and not finished:
-            raise DemoError(f"No attempt ended within {ATTEMPT_DEADLINE:.0f} s: workers hang.")
-        for future in finished:
-            job, number = pending.pop(future)
-            job.outcomes[number] = future.result()
-            job.running.remove(number)
-            if job.outcomes[number] and len(job.successes()) <= config.num_demos:
+                return Start(job.model.task.suite, task_id, seed=number)
+        return None
+
+    workers = config.num_workers if config.num_workers is not None else os.cpu_count() or 1
+    num_envs = max(1, min(workers, len(jobs) * config.num_demos))
+    policy = ExpertPolicy()
+    envs = make_envs(
+        jobs[0].model.task.suite,
+        waiting,
+        policy,
+        num_envs=num_envs,
+        workers=workers,
+        env_wrappers=[functools.partial(DemoRecorder, config=config)],
+        step_timeout=STEP_TIMEOUT,
+        assets=config.assets,
+        variation=config.variation,
+    )
+    try:
+        for episode in rollout(envs, policy, next_start):
+            job = waiting[episode.task_id]
+            job.end_attempt(episode.start.seed, episode.success)
+            if episode.success and len(job.successes()) <= config.num_demos:
                 bar.update()
             bar.set_description(f"{job.name}, {len(job.outcomes)} attempts")
-        for job in list(waiting):
-            if not job.running and job.next_attempt() is None:
+            if job.is_done():
                 job.finish()
-                waiting.remove(job)
-
-
-def _attempt(job: _Job, number: int) -> Attempt:
-    task, config = job.model.task, job.config
-    return Attempt(
-        task.suite,
-        task.task_id,
-        number,
-        config.seed,
-        config.noise,
-        config.assets,
-        config.image_size,
-        config.variation,
-    )
+                del waiting[episode.task_id]
+    finally:
+        envs.close()
 
 
 @contextmanager

@@ -127,6 +127,10 @@ class LiberoEnv(LiberoEnvBase):
             part(vector, "distractors")[:] = rows
         sim.set_variation(vector)
 
+    def observe(self) -> dict[str, Any]:
+        """Return the observation of this moment, for wrappers that have moved the simulation."""
+        return self._observer.observe(self.sim, self._task_id)
+
     def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
         """Make the next reset without a seed play a certain episode; the present one goes on.
 

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
 from tqdm import tqdm
 
 from vla_gym.demos.files import read_episodes, read_instruction
-from vla_gym.demos.worker import start_worker
-from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.experts.recording import episode_rng
-from vla_gym.suites import SUITES, Task, suite_tasks
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.errors import ConfigError
+from vla_gym.rollout import Info, Start, play
+from vla_gym.rollout.noise import NoisyEpisodes
+from vla_gym.rollout.policies import BATCH_SIZE, CAMERAS, Observations, in_fixed_batches
+from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import demo_files
 from vla_gym_trainers.rl_token.vla_states import (
     PLAYERS,
-    Stage,
     StatesConfig,
     VLAStates,
     infer_hidden,
-    play_expert,
-    play_vla,
 )
 
-_PLAY = {"expert": play_expert, "vla": play_vla}
 # Players see different layouts, and others than `vla-gym demos` with the same seed.
 _FIRST_SEED = {"expert": 20_000, "vla": 30_000}
-# Longest wait for a job per episode in it, in seconds; one takes about one.
-EPISODE_DEADLINE = 600.0
 
 
 def states_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> VLAStates:
@@ -83,19 +78,6 @@ def _demo_episodes(path: Path, size: int) -> Iterator[tuple[np.ndarray, np.ndarr
         yield area_downsample(images, size), proprio, instruction
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Some episodes of one task, played by one player."""
-
-    task: Task
-    player: str
-    episodes: int
-    seed: int
-    noise: float
-    stride: int
-    assets: str
-
-
 def states_of_episodes(
     vla: str | FrozenVLA, config: StatesConfig, device: str = "cpu"
 ) -> VLAStates:
@@ -105,102 +87,144 @@ def states_of_episodes(
     ``if __name__ == "__main__"`` guard.
 
     Args:
-        vla: Name or folder of the VLA, or the VLA itself (only without workers).
+        vla: Name or folder of the VLA, or the VLA itself.
         config: Which episodes.
         device: Torch device on which a VLA given by name is loaded.
 
     Raises:
-        ConfigError: If a value is out of range, no episode is asked for, or workers are asked for
-            with a VLA that has no name.
-        WorkerError: If a worker dies or hangs.
+        ConfigError: If a value is out of range, no episode is asked for, or a task names no object
+            of interest.
+        WorkerError: If a worker fails again and again.
     """
     config.check()
-    jobs = [
-        _Job(task, player, count, _FIRST_SEED[player] + config.seed, noise, stride, config.assets)
-        for task in config.tasks()
-        for player, count, noise, stride in (
-            ("expert", config.expert_episodes, config.expert_noise, config.frame_stride),
-            ("vla", config.rollout_episodes, config.rollout_noise, 1),
-        )
-        if count
-    ]
     model = load(vla, device=device) if isinstance(vla, str) else vla
-    results: Iterator[list[VLAStates]]
-    if not config.num_workers:
-        results = (_play(model, job) for job in jobs)
-    elif isinstance(vla, str):
-        results = _play_in_workers(vla, device, jobs, config.num_workers)
-    else:
-        raise ConfigError("Workers load the VLA themselves: give its name, or num_workers=0.")
-    parts: list[VLAStates] = []
-    total = sum(job.episodes for job in jobs)
+    counts = {"expert": config.expert_episodes, "vla": config.rollout_episodes}
+    tasks = config.tasks()
+    episodes: dict[tuple[str, Start], VLAStates] = {}
+    total = len(tasks) * sum(counts.values())
     with tqdm(total=total, desc="states of episodes", unit="episode") as bar:
-        for states in results:
-            parts += states
-            bar.update(len(states))
-    return VLAStates.joined(parts)
-
-
-def _play_in_workers(
-    vla: str, device: str, jobs: list[_Job], count: int
-) -> Iterator[list[VLAStates]]:
-    """Yield the jobs' results in their order.
-
-    Raises:
-        WorkerError: If a worker dies or hangs.
-    """
-    others = set(multiprocessing.active_children())
-    # Spawn: a fork after EGL or a GPU was initialised is fatal.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        count, mp_context=context, initializer=_start_worker, initargs=(vla, device)
-    )
-    try:
-        futures = [pool.submit(_play_in_worker, job) for job in jobs]
-        for job, future in zip(jobs, futures, strict=True):
-            yield future.result(timeout=EPISODE_DEADLINE * job.episodes)
-    except BrokenProcessPool as error:
-        raise WorkerError(
-            "A process that played episodes died (out of memory?): use fewer num_workers."
-        ) from error
-    except FutureTimeoutError as error:
-        for process in set(multiprocessing.active_children()) - others:
-            process.kill()  # or the pool would wait for it for ever
-        raise WorkerError(
-            f"An episode took longer than {EPISODE_DEADLINE:.0f} s: workers hang."
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_worker_vla: FrozenVLA | None = None
-
-
-def _start_worker(vla: str, device: str) -> None:
-    """Prepare a worker process: one thread, a VLA of its own."""
-    global _worker_vla
-    start_worker()
-    torch.set_num_threads(1)
-    _worker_vla = load(vla, device=device)
-
-
-def _play_in_worker(job: _Job) -> list[VLAStates]:
-    assert _worker_vla is not None
-    return _play(_worker_vla, job)
-
-
-def _play(vla: FrozenVLA, job: _Job) -> list[VLAStates]:
-    stage = Stage(job.task, vla.image_size, job.assets)
-    try:
-        return [
-            _PLAY[job.player](
-                stage,
-                vla,
-                episode_rng(job.seed, stage.sim.task_model, number),
-                job.noise,
-                job.stride,
+        for player, count in counts.items():
+            starts = [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(count)]
+            policy = StatesPolicy(model, player, config.frame_stride)
+            noisy = functools.partial(
+                NoisyEpisodes,
+                seed=_FIRST_SEED[player] + config.seed,
+                noise=config.expert_noise if player == "expert" else config.rollout_noise,
+                expert=policy.expert,
             )
-            for number in range(job.episodes)
-        ]
-    finally:
-        stage.close()
+            for episode in play(
+                policy,
+                starts,
+                # Half of them fill the VLA's batch while the others simulate.
+                num_envs=max(2 * BATCH_SIZE, config.num_workers),
+                workers=config.num_workers,
+                env_wrappers=[noisy, ShowObject],
+                assets=config.assets,
+            ):
+                episodes[player, episode.start] = policy.take(episode.start)
+                bar.update()
+    order = [
+        (player, Start(task.suite, task.task_id, seed=number))
+        for task in tasks
+        for player, count in counts.items()
+        for number in range(count)
+    ]
+    return VLAStates.joined([episodes[key] for key in order])
+
+
+class StatesPolicy:
+    """The scripted expert or a VLA, that keeps what the VLA's hidden states are at each chunk.
+
+    A chunk of the expert is as long as the stride from one look of the VLA to the next.
+    """
+
+    def __init__(self, vla: FrozenVLA, player: str, stride: int) -> None:
+        """Choose who acts.
+
+        Args:
+            vla: The VLA that looks.
+            player: ``"expert"``, or ``"vla"``: it acts too.
+            stride: Control steps of the expert from one look to the next.
+        """
+        self._vla, self._player = vla, player
+        self.name, self.expert = player, player == "expert"
+        self.chunk_len = stride if self.expert else vla.horizon
+        self.cameras, self.image_size = CAMERAS, vla.image_size
+        self.identity: dict[str, Any] = {}
+        # Hidden states (images of the expert's episodes), proprio and the object's position.
+        self._seen: dict[Start, list[tuple[Any, np.ndarray, np.ndarray]]] = {}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
+        """Return the VLA's chunks, which the expert ignores; keep what was seen."""
+        chunks = np.zeros((len(infos), self.chunk_len, 7), np.float32)
+        hidden: list[torch.Tensor | None] = [None] * len(infos)
+
+        def forward(batch: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+            images, proprio = {camera: batch[camera] for camera in CAMERAS}, batch["proprio"]
+            with torch.no_grad():
+                out = self._vla.infer(images, [instruction] * len(proprio), proprio)
+            for row, states in zip(batch["row"], out.hidden.to("cpu", torch.float16), strict=True):
+                hidden[row] = states
+            return np.asarray(out.actions.float().cpu().numpy())
+
+        if not self.expert:
+            rows = {**observations, "row": np.arange(len(infos))}
+            chunks = in_fixed_batches(forward, rows, infos, BATCH_SIZE)
+        for row, info in enumerate(infos):
+            start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
+            if info["elapsed_steps"] == 0:  # perhaps again, after its worker died
+                self._seen[start] = []
+            # The VLA looks at an episode of the expert at its end, at many frames at once.
+            images = np.stack([observations[camera][row] for camera in CAMERAS])
+            state = images if hidden[row] is None else hidden[row]
+            proprio, position = observations["proprio"][row], observations["object_pos"][row]
+            self._seen[start].append((state, proprio.copy(), position.copy()))
+        return chunks
+
+    def take(self, start: Start) -> VLAStates:
+        """Return the states of an episode that has ended, and forget them."""
+        seen, proprio, positions = zip(*self._seen.pop(start), strict=True)
+        count, task = len(seen), get_task(start.suite, start.task_id)
+        if self.expert:
+            hidden = infer_hidden(self._vla, np.stack(seen), task.instruction, np.stack(proprio))
+        else:
+            hidden = torch.stack(seen)
+        return VLAStates(
+            hidden=hidden,
+            proprio=np.stack(proprio),
+            object_pos=np.stack(positions),
+            task=np.zeros(count, np.int64),
+            player=np.full(count, PLAYERS.index(self._player)),
+            episode=np.zeros(count, np.int64),
+            tasks=[task.key],
+        )
+
+
+class ShowObject(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, Any]]):
+    """Adds ``object_pos`` (3,) float64: where the first thing is that the task is about.
+
+    In metres, in the world frame; an object's body, or a region's site.
+    """
+
+    def __init__(self, env: gym.Env[dict[str, Any], np.ndarray]) -> None:
+        """Wrap an environment around a ``LiberoEnv``."""
+        super().__init__(env)
+        assert isinstance(env.observation_space, spaces.Dict)
+        place = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.observation_space = spaces.Dict({**env.observation_space.spaces, "object_pos": place})
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Add the position.
+
+        Raises:
+            ConfigError: If the task's BDDL file does not say what it is about.
+        """
+        base = self.unwrapped
+        assert isinstance(base, LiberoEnv)
+        sim, task = base.sim, base.task_model.task
+        if not task.problem.of_interest:
+            raise ConfigError(f"{task.bddl_file} names no object of interest.")
+        name = task.problem.of_interest[0]
+        spec = sim.task_model.objects.get(name)
+        position = sim.site_pos(name) if spec is None else sim.body_pos(spec.body)
+        return {**observation, "object_pos": np.array(position, np.float64)}

@@ -8,7 +8,7 @@ states, which stay for evaluation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,7 @@ import torch
 
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
-from vla_gym.experts.recording import ActionNoise, record_episode
-from vla_gym.sim import LiberoSim, SceneRenderer
 from vla_gym.suites import Task, get_task, suite_tasks
-from vla_gym.suites.libero import load_task_model
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 
@@ -49,7 +46,7 @@ class StatesConfig:
     assets: str = "lite"
     """Asset pack of these episodes, ``lite``, ``libero`` or a path."""
     num_workers: int = 0
-    """Processes that play episodes, each with a VLA of its own; 0: none but this one."""
+    """Processes that simulate; the VLA runs in this one. 0: none but this one."""
     seed: int = 0
     """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
     its number, whatever the worker count."""
@@ -192,98 +189,3 @@ def infer_hidden(
         hidden = vla.infer(batch, [instruction] * count, proprio[rows]).hidden
         parts.append(hidden.to("cpu", torch.float16))
     return torch.cat(parts)
-
-
-class Stage:
-    """Simulation and cameras of one task, and the eye for the thing that the task is about."""
-
-    def __init__(self, task: Task, image_size: int, assets: str = "lite") -> None:
-        """Load the task.
-
-        Raises:
-            ConfigError: If its BDDL file does not say what it is about.
-        """
-        model = load_task_model(task, assets)
-        self.task = task
-        self.sim = LiberoSim(model)
-        # As the environments show the scene by default.
-        profile = "libero" if model.assets.name == "libero" else "fast"
-        self._renderer = SceneRenderer(model, image_size, image_size, profile=profile)
-        self._size = image_size
-        names = model.task.problem.of_interest
-        if not names:
-            raise ConfigError(f"{model.task.bddl_file} names no object of interest.")
-        self.object_name = names[0]
-
-    def object_pos(self) -> np.ndarray:
-        """Return the world position (3,) of the first thing of interest: a body or a region."""
-        spec = self.sim.task_model.objects.get(self.object_name)
-        return self.sim.site_pos(self.object_name) if spec is None else self.sim.body_pos(spec.body)
-
-    def look(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return images (2, S, S, 3) uint8, proprio (8,) and the object's position (3,)."""
-        images = np.empty((2, self._size, self._size, 3), np.uint8)
-        self._renderer.render(self.sim, images)
-        return images, self.sim.proprio(), self.object_pos()
-
-    def close(self) -> None:
-        """Free the renderer."""
-        self._renderer.close()
-
-
-def play_expert(
-    stage: Stage, vla: FrozenVLA, rng: np.random.Generator, noise: float, stride: int
-) -> VLAStates:
-    """Play an episode of the expert, successful or not; the VLA looks at every so many frames."""
-    seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    frames = 0
-
-    def watch() -> np.ndarray:
-        nonlocal frames
-        if frames % stride == 0:
-            seen.append(stage.look())
-        frames += 1
-        return np.empty(0, np.uint8)  # the recording itself needs no images
-
-    record_episode(stage.sim, watch, rng, noise=noise)
-    images, proprio, objects = (np.stack(column) for column in zip(*seen, strict=True))
-    hidden = infer_hidden(vla, images, stage.task.instruction, proprio)
-    return _episode(stage.task, "expert", hidden, proprio, objects)
-
-
-def play_vla(
-    stage: Stage, vla: FrozenVLA, rng: np.random.Generator, noise: float, stride: int
-) -> VLAStates:
-    """Play an episode of the VLA, chunk by chunk; ``stride`` is not used: it looks once a chunk."""
-    del stride
-    sim, limit = stage.sim, stage.task.max_control_steps
-    sim.reset(sim.task_model.sample_layout(rng))
-    disturb: Callable[[np.ndarray], np.ndarray] = ActionNoise(noise, rng)
-    hidden, proprio, objects = [], [], []
-    steps, success = 0, False
-    while not success and steps < limit:
-        images, state, position = stage.look()
-        batch = {name: images[None, camera] for camera, name in enumerate(CAMERAS)}
-        out = vla.infer(batch, [stage.task.instruction], state[None])
-        hidden.append(out.hidden.to("cpu", torch.float16))
-        proprio.append(state)
-        objects.append(position)
-        rows = np.stack([disturb(row) for row in out.actions[0].float().cpu().numpy()])
-        executed, success = sim.run_chunk(rows, max_steps=limit - steps)
-        steps += executed
-    return _episode(stage.task, "vla", torch.cat(hidden), np.stack(proprio), np.stack(objects))
-
-
-def _episode(
-    task: Task, player: str, hidden: torch.Tensor, proprio: np.ndarray, objects: np.ndarray
-) -> VLAStates:
-    count = len(hidden)
-    return VLAStates(
-        hidden=hidden,
-        proprio=proprio,
-        object_pos=objects,
-        task=np.zeros(count, np.int64),
-        player=np.full(count, PLAYERS.index(player)),
-        episode=np.zeros(count, np.int64),
-        tasks=[task.key],
-    )

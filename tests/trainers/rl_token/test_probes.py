@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
-from vla_gym.experts.recording import episode_rng
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
-from vla_gym.suites import get_task
+from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.vla import VLAOutput
-from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
+from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.rl_token.probes import (
     FEATURES,
@@ -22,7 +22,7 @@ from vla_gym_trainers.rl_token.probes import (
     probe_rl_token,
     run_probes,
 )
-from vla_gym_trainers.rl_token.vla_states import PLAYERS, Stage, StatesConfig, VLAStates
+from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
 
 EXPERT, VLA = PLAYERS.index("expert"), PLAYERS.index("vla")
 
@@ -235,13 +235,15 @@ def test_played_states_are_what_the_simulation_says(played):
     starts = [states.object_pos[states.episode == e][0] for e in range(4)]
     assert min(np.linalg.norm(a - b) for i, a in enumerate(starts) for b in starts[:i]) > 1e-4
     # "push the plate to the front of the stove": the plate's layout is the seed's.
-    stage = Stage(get_task("goal", 5), 32)
-    assert stage.object_name == "plate_1"
-    stage.sim.reset(
-        stage.sim.task_model.sample_layout(episode_rng(30_000, stage.sim.task_model, 0))
+    base = LiberoEnv("goal", image_size=32)
+    env = ShowObject(NoisyEpisodes(base, seed=30_000, noise=0.15, expert=False))
+    obs, _ = env.reset(seed=0, options={"task_id": 5})
+    images, proprio, position = (
+        (obs["agentview"], obs["wrist"]),
+        obs["proprio"],
+        base.sim.body_pos(base.task_model.objects["plate_1"].body),
     )
-    images, proprio, position = stage.look()
-    stage.close()
+    env.close()
     first = np.flatnonzero(states.player == VLA)[0]
     np.testing.assert_array_equal(states.object_pos[first], position)
     np.testing.assert_array_equal(states.proprio[first], proprio)
@@ -264,15 +266,14 @@ def test_episodes_are_a_function_of_their_seed(played):
 
 
 def test_regions_and_fixtures_have_positions_too():
+    env = ShowObject(LiberoEnv("goal", cameras=()))
     for task_id, name in ((0, "wooden_cabinet_1_middle_region"), (7, "flat_stove_1")):
-        stage = Stage(get_task("goal", task_id), 32)
-        assert stage.object_name == name
-        model = stage.sim.task_model
-        stage.sim.reset(model.sample_layout(episode_rng(0, model, 0)))
-        position = stage.object_pos()
+        obs, _ = env.reset(seed=0, options={"task_id": task_id})
+        assert env.unwrapped.task_model.task.problem.of_interest[0] == name
+        position = obs["object_pos"]
         # On the table, within reach of the arm.
         assert position.shape == (3,) and abs(position[:2]).max() < 0.6 and position[2] > 0.8
-        stage.close()
+    env.close()
 
 
 def test_bad_options_are_refused():
@@ -289,8 +290,6 @@ def test_bad_options_are_refused():
             StatesConfig(**values).check()
         assert isinstance(caught.value, ValueError)
     StatesConfig(suites=("10",), expert_episodes=0).check()
-    with pytest.raises(ConfigError, match="give its name"):
-        states_of_episodes(PixelVLA(), StatesConfig(suites=("goal",), num_workers=1))
     with pytest.raises(ConfigError, match="No states"):
         states_of_episodes(PixelVLA(), StatesConfig(expert_episodes=0, rollout_episodes=0))
     for values, message in (
