@@ -18,9 +18,10 @@ from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Info, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.rollout.policies import BATCH_SIZE, CAMERAS, Observations, in_fixed_batches
+from vla_gym.rollout.policies import BATCH_SIZE, Observations, in_fixed_batches
 from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import demo_files
 from vla_gym_trainers.rl_token.vla_states import (
