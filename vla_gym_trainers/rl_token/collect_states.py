@@ -150,7 +150,8 @@ class StatesPolicy:
         self._vla, self._player = vla, player
         self.name, self.expert = player, player == "expert"
         self.chunk_len = stride if self.expert else vla.horizon
-        self.cameras, self.image_size = CAMERAS, vla.image_size
+        self.cameras: tuple[str, ...] = CAMERAS
+        self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
         # Hidden states (images of the expert's episodes), proprio and the object's position.
         self._seen: dict[Start, list[tuple[Any, np.ndarray, np.ndarray]]] = {}
