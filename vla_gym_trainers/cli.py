@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr
 from functools import partial
 from importlib import import_module
-from io import StringIO
 from typing import Any
 
 from vla_gym.cli.main import EXIT_OK, EXIT_USAGE, run_command
@@ -34,7 +32,7 @@ COMMANDS = {
     "td3": (
         "TD3+BC on LIBERO tasks, starting at the frozen VLA",
         "td3.config:TD3RunConfig",
-        "cli:_train_td3",
+        "td3.command:main",
     ),
     "critics": (
         "whether the critics of a td3 run know episodes they have not seen",
@@ -44,12 +42,12 @@ COMMANDS = {
     "ppo": (
         "PPO on the VLA's own action tokens or on its RL token (--policy); runs under torchrun",
         "on_policy.config:PPOConfig",
-        "cli:_train_on_policy",
+        "on_policy.command:main",
     ),
     "grpo": (
         "GRPO on the same; runs under torchrun",
         "on_policy.config:GRPOConfig",
-        "cli:_train_on_policy",
+        "on_policy.command:main",
     ),
 }
 USAGE = (
@@ -83,32 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, arguments: Sequence[str]) -> None:
     _, settings, function = COMMANDS[command]
     config = parse_config(_load(settings), arguments, f"vla-gym-train {command}")
-    if function.startswith("cli:"):
-        resumed = any(word.partition("=")[0] == "--resume" for word in arguments)
-        text: str = _load(function)(config, resumed)
-    else:
-        text = _load(function)(config)
+    text: str = _load(function)(config)
     if text:
         sys.stdout.write(f"{text}\n")
-
-
-def _train_td3(config: Any, resumed: bool) -> str:
-    del resumed  # the settings say it
-    with redirect_stderr(StringIO()):
-        import stable_baselines3  # noqa: F401
-    from vla_gym_trainers.evaluation.eval_result import format_table
-    from vla_gym_trainers.td3.train import train_td3
-
-    run = train_td3(config)
-    table = f"{format_table(run.card)}\n" if "vla" in run.card["results"] else ""
-    return f"{table}run directory: {run.run_dir}"
-
-
-def _train_on_policy(config: Any, resumed: bool) -> str:
-    from vla_gym_trainers.on_policy.command import command
-
-    command(config, resumed)
-    return ""
 
 
 def _load(name: str) -> Any:

@@ -16,7 +16,7 @@ def play(arguments: Sequence[str]) -> int:
 
     config = parse_options(PlayConfig, arguments, "play")
     if config.who == "policy":
-        _import_sb3()
+        import_sb3()
     return main(config)
 
 
@@ -26,7 +26,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     config = parse_options(EvalConfig, arguments, "eval")
     if config.policy not in POLICIES:
-        _import_sb3()
+        import_sb3()
     from vla_gym_trainers.evaluation.command import main
 
     return main(config)
@@ -47,7 +47,7 @@ def report(arguments: Sequence[str]) -> int:
     return main(parse_options(ReportConfig, arguments, "report"))
 
 
-def _import_sb3() -> None:
+def import_sb3() -> None:
     """Import stable-baselines3 without the banner of the old ``gym`` that it picks up.
 
     Raises:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from tyro.conf import Suppress
+
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.settings import RunSettings
 
@@ -68,6 +70,7 @@ class MiniConfig(RunSettings):
     """Torch threads. One is fastest when other processes run on the same cores."""
     seed: int = 0
     """Seed of weights, batches and augmentation."""
+    film_every: Suppress[int] = 0  # no option: nothing is played while it learns
     checkpoint_every: int = 500
     """Optimiser steps between checkpoints and validations."""
     init_from: str | None = None

@@ -74,12 +74,12 @@ class RunPlayer:
         return record_video(path, self.policy(model, label), starts, **self._settings)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the images depend on; toys have no such facts."""
-        if self._parts[0] is None:
-            return {"gl_renderer": None, "visual_profile": None}
+        """Return the chunk's length and what the images depend on; toys have no such facts."""
+        vla, _, chunk_len = self._parts
+        if vla is None:
+            return {"chunk_len": chunk_len, "gl_renderer": None, "visual_profile": None}
         self.envs.reset(seed=0)
-        facts: dict[str, Any] = self.envs.call_some([0], "render_facts")[0]
-        return facts
+        return {"chunk_len": chunk_len, **self.envs.call_some([0], "render_facts")[0]}
 
     def close(self) -> None:
         """Close the environments."""

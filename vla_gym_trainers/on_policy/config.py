@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
-from vla_gym_trainers.on_policy.losses import RatioLevel
-from vla_gym_trainers.on_policy.targets import Aggregation, GroupBaseline
-from vla_gym_trainers.on_policy.token_policy import Trainable
+from vla_gym_trainers.runs.settings import RunSettings
 
-#: What may differ when a run is resumed: nothing that the training so far depends on.
-RESUMABLE = (
-    "total_steps",
-    "max_minutes",
-    "workers",
-    "eval_states",
-    "keep_checkpoints",
-    "progress",
-    "run_dir",
-)
+Trainable = Literal["lora", "heads", "full"]
+RatioLevel = Literal["factor", "chunk"]
+Aggregation = Literal["tokens", "episodes"]
+GroupBaseline = Literal["mean", "length"]
+
 #: Settings that are at least so much.
 _LOWEST = {
     **dict.fromkeys(("num_envs", "total_steps", "rollout_chunks", "group_size"), 1),
     **dict.fromkeys(("epochs", "num_minibatches", "micro_batch_size", "residual_basis"), 1),
     **dict.fromkeys(("cloning_epochs", "cloning_minibatches", "value_replay"), 1),
-    **dict.fromkeys(("eval_envs", "eval_layouts", "checkpoint_every", "keep_checkpoints"), 1),
+    **dict.fromkeys(("eval_envs", "eval_layouts"), 1),
     **dict.fromkeys(("torch_threads", "learn_threads"), 1),
     **dict.fromkeys(("ahead", "eval_every", "eval_states", "value_epochs"), 0),
     **dict.fromkeys(("warmup_steps", "transition_steps", "value_warmup_steps"), 0),
@@ -46,10 +38,16 @@ _NOT_NEGATIVE = (
 
 
 @dataclass
-class OnPolicyConfig:
+class OnPolicyConfig(RunSettings):
     """What PPO and GRPO share."""
 
-    algorithm: ClassVar[str] = ""
+    # Not checkpoint_every: all environments begin new episodes there.
+    resumable: ClassVar[tuple[str, ...]] = (
+        *RunSettings.resumable,
+        "total_steps",
+        "workers",
+        "eval_states",
+    )
 
     suite: str = "goal"
     """Suite name."""
@@ -116,8 +114,6 @@ class OnPolicyConfig:
 
     total_steps: int = 1_000_000
     """Control steps to play, in all processes together."""
-    max_minutes: float | None = None
-    """Stop after this wall time, if it comes first."""
     ahead: int = 0
     """Rollouts that are played ahead of the update: 0 plays and learns in turn; 1 plays the next
     one while this one is learnt from, stale by one update; more, by at most so many."""
@@ -182,16 +178,10 @@ class OnPolicyConfig:
     """Official states a task at the end, for start and policy; None: all; 0 skips it."""
     checkpoint_every: int = 100_000
     """Control steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints that stay."""
-    run_dir: Path | None = None
-    """Run directory; default runs/<algorithm>-<suite>-<time>."""
     torch_threads: int = 1
     """Threads of torch while environments play."""
     learn_threads: int = 1
     """Threads of torch while a rollout is learnt from and none is collected."""
-    progress: bool = True
-    """Show a progress bar."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -199,6 +189,7 @@ class OnPolicyConfig:
         Raises:
             ConfigError: If a value is out of range, or two contradict each other.
         """
+        self.check_ranges({})
         _check_ranges(self)
         if self.policy not in ("tokens", "rl-token"):
             raise ConfigError(f"Expected policy 'tokens' or 'rl-token', got {self.policy!r}.")

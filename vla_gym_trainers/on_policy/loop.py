@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -27,9 +27,8 @@ from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_target
 from vla_gym_trainers.on_policy.validation import Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
-from vla_gym_trainers.runs.metrics import RunLogger
-from vla_gym_trainers.runs.run_dir import RunDir, replacing
-from vla_gym_trainers.runs.stopping import StopRequest
+from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.run_dir import replacing
 from vla_gym_trainers.runs.torch_threads import torch_threads
 
 DEADLINE_SECONDS = 6 * 3600.0  # of one rollout
@@ -55,7 +54,7 @@ RolloutPipeline = Pipeline[tuple[Phase, dict[str, Tensor] | None], tuple[Phase, 
 
 
 class Loop:
-    """Runs from wherever it stands to the end; see :meth:`run`.
+    """Trains from wherever a run stands to its end; see :meth:`train`.
 
     A rollout is collected in the phase that is due when it begins. With ``ahead`` the next ones
     begin before this one is learnt from; not if a checkpoint is due, so that nothing is under way
@@ -71,56 +70,64 @@ class Loop:
         learner: Learner,
         *,
         group: ProcessGroup,
-        run: RunDir,
+        run: Run,
         validation: Validation | None,
-        request: StopRequest,
+        film: Callable[[Path], None] | None = None,
     ) -> None:
-        """Put a run together; process 0 alone has a validation, and gets a ``logger``.
+        """Put the training together; go on from the run's checkpoint, if it has one.
 
-        A ``request`` made in any process ends all of them after the same rollout.
+        A request to stop that any process gets ends all of them after the same rollout.
+
+        Args:
+            config: All settings.
+            networks: The networks.
+            collector: Collects in this process.
+            learner: The learner.
+            group: The processes.
+            run: Log, checkpoints and limits.
+            validation: Process 0 alone has one.
+            film: Films the policy; None for no films.
         """
         self.config, self.networks, self.learner = config, networks, learner
         self.collector = collector
         # What acts and what is written must not be what is learnt and what is read.
         self._acting = networks.policy.copy() if config.ahead else networks.policy
         self._buffers = [Rollout.empty(collector.shape) for _ in range(config.ahead + 1)]
-        self.group, self.directory = group, run
-        self.logger: RunLogger | None = None
-        self.validation, self.request = validation, request
-        self.progress = Progress(
-            config.total_steps, config.progress and group.rank == 0, config.checkpoint_every
-        )
+        self.group, self.run = group, run
+        self.validation, self.film = validation, film
+        self.progress = Progress()
+        if run.checkpoint is not None:
+            load_checkpoint(run.checkpoint.folder, learner, networks.reference)
+            self.progress.restore(run.checkpoint.state["progress"])
+            if validation is not None and run.checkpoint.state["validation"] is not None:
+                validation.restore(run.checkpoint.state["validation"])
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Train to the end; a checkpoint is written there too."""
         progress = self.progress
         start = {"version": 0, "index": progress.iteration, "ready": [], "weights": None}
-        try:
-            with Pipeline(
-                self._collect,
-                self._snapshot,
-                ahead=self.config.ahead,
-                deadline=DEADLINE_SECONDS,
-                state=start,
-            ) as pipeline:
-                while pipeline.num_waiting or not self._is_over():
-                    self._validate()
-                    self._iterate(pipeline)
-            if not self.request.is_made:
-                self._validate(last=True)
-            if self.group.rank == 0 and progress.iteration:
-                self.save()
-        finally:
-            progress.close()
+        with Pipeline(
+            self._collect,
+            self._snapshot,
+            ahead=self.config.ahead,
+            deadline=DEADLINE_SECONDS,
+            state=start,
+        ) as pipeline:
+            while pipeline.num_waiting or not self._is_over():
+                self._validate()
+                self._iterate(pipeline)
+        if not self.run.stop.is_made:
+            self._validate(last=True)
+        if progress.iteration:
+            self.save()
 
     def _is_over(self) -> bool:
         """Tell whether nothing more is to be collected; the same in all processes."""
-        limit = self.config.max_minutes
-        late = limit is not None and self.progress.seconds >= 60.0 * limit
         # Process 0's clock decides; any process may be asked to stop.
-        ends = [late and self.group.rank == 0, self.request.is_made]
+        stop = self.run.stop
+        ends = [self.run.is_late and self.group.rank == 0, stop.is_made]
         is_late, is_stopped = (self.group.sum([float(end) for end in ends]) > 0.0).tolist()
-        self.request.is_made = self.request.is_made or is_stopped
+        stop.is_made = stop.is_made or is_stopped
         return self.progress.steps >= self.config.total_steps or is_late or is_stopped
 
     def _iterate(self, pipeline: RolloutPipeline) -> None:
@@ -132,8 +139,7 @@ class Loop:
         self._enter(phase, rollout)
         metrics = rollout_metrics(rollout, self.group)
         progress.count(metrics, collected.staleness)
-        checkpoint_due = progress.steps >= progress.next_checkpoint
-        if not checkpoint_due and not self._is_over():
+        if not self.run.is_checkpoint_due(progress.steps) and not self._is_over():
             pipeline.begin()
         began = time.perf_counter()
         targets = targets_of(config, rollout, self.group)
@@ -152,17 +158,15 @@ class Loop:
             "time/rollout": rollout.seconds["rollout"],
             "time/forward": rollout.seconds["forward"],
             "time/learn": time.perf_counter() - began,
-            "time/seconds": progress.seconds,
+            "time/seconds": self.run.seconds,
         }
-        progress.update(metrics)
-        self._log(metrics)
-        if progress.steps >= progress.next_checkpoint and not pipeline.num_waiting:
+        self.run.show(progress.steps, metrics.get("rollout/success"), phase.name)
+        self.run.log(metrics, progress.steps)
+        if self.film is not None:
+            self.run.film_if_due(progress.episodes, self.film)
+        if self.run.is_checkpoint_due(progress.steps) and not pipeline.num_waiting:
             self.collector.restart()
-            progress.next_checkpoint += self.config.checkpoint_every * (
-                1 + (progress.steps - progress.next_checkpoint) // self.config.checkpoint_every
-            )
-            if self.group.rank == 0:
-                self.save()
+            self.save()
 
     def _snapshot(self) -> tuple[Phase, dict[str, Tensor] | None]:
         """Return the phase and the parameters of the next rollout; None for those of now."""
@@ -197,49 +201,34 @@ class Loop:
         if not (validation.is_due(steps) or last) or seen:
             return
         metrics, is_best = validation.evaluate(steps)
-        self._log(metrics)
+        self.run.log(metrics, steps)
         if is_best:
             self._write(BEST)
 
     def _write(self, name: str) -> None:
-        with replacing(self.directory.path / name) as file:
+        with replacing(self.run.dir.path / name) as file:
             file.write(parameter_bytes(self.networks.policy.state_dict()))
-
-    def _log(self, metrics: dict[str, float]) -> None:
-        if self.logger is None:
-            return
-        for key, value in metrics.items():
-            self.logger.record(key, value)
-        self.logger.dump(self.progress.steps)
 
     # Checkpoints
 
     def save(self) -> None:
-        """Write a checkpoint; no rollout may be under way."""
-        assert self.logger is not None
+        """Write a checkpoint in process 0; no rollout may be under way."""
         steps = self.progress.steps
+        if not self.run.is_main:
+            self.run.plan_checkpoint(steps)
+            return
         state = {
             "progress": self.progress.state(),
-            "logger": self.logger.state(steps),
             "validation": None if self.validation is None else self.validation.state(),
         }
-        with self.directory.new_checkpoint(steps, self.config.keep_checkpoints) as folder:
-            save_checkpoint(folder, self.learner, self.networks.reference, state)
+        with self.run.new_checkpoint(steps, state) as folder:
+            save_checkpoint(folder, self.learner, self.networks.reference)
 
     def finish(self) -> None:
         """Write the last parameters, and take over the best ones if there are any."""
-        if self.group.rank == 0:
+        if self.run.is_main:
             self._write(LAST)
-            best = self.directory.path / BEST
+            best = self.run.dir.path / BEST
             if best.is_file():
                 self.networks.policy.load_state_dict(load_parameters(best))
-            self.networks.save(self.directory.path)
-
-    def restore(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; return the logger's state."""
-        state = load_checkpoint(folder, self.learner, self.networks.reference)
-        self.progress.restore(state["progress"])
-        if self.validation is not None and state["validation"] is not None:
-            self.validation.restore(state["validation"])
-        logged: dict[str, Any] = state["logger"]
-        return logged
+            self.networks.save(self.run.dir.path)

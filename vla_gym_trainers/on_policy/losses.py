@@ -10,14 +10,13 @@ up to that of the minibatch exactly.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-
-RatioLevel = Literal["factor", "chunk"]
+from vla_gym_trainers.on_policy.config import RatioLevel
 
 
 class Ratio(NamedTuple):

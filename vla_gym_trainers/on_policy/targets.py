@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy import advantages as adv
+from vla_gym_trainers.on_policy.config import Aggregation, GroupBaseline
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.rollout import Rollout
-
-GroupBaseline = Literal["mean", "length"]
-Aggregation = Literal["tokens", "episodes"]
 
 
 class Targets(NamedTuple):

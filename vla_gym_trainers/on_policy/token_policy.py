@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, TokenVLA, TrainableTokenVLA
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.preprocess import area_downsample
+from vla_gym_trainers.on_policy.config import Trainable
 from vla_gym_trainers.on_policy.distributions import TokenDistribution
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.rollout import ArraySpec
-
-Trainable = Literal["lora", "heads", "full"]
 
 
 class TokenPolicy(Policy):

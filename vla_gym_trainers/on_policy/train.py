@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import datetime
 import shutil
 import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.trained_on import trained_vla
-from vla_gym_trainers.on_policy.config import RESUMABLE, OnPolicyConfig
+from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import Loop
 from vla_gym_trainers.on_policy.networks import (
     EnvFactories,
+    Networks,
     describe,
     libero_envs,
     make_collector,
     make_networks,
 )
-from vla_gym_trainers.on_policy.validation import Validation
+from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED
-from vla_gym_trainers.runs.metrics import RunLogger
-from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
+from vla_gym_trainers.runs.result_card import machine_facts
+from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.settings import check_resumable, read_settings
-from vla_gym_trainers.runs.stopping import StopRequest, stoppable
 
 
 @dataclass(frozen=True)
@@ -53,68 +54,46 @@ class OnPolicyRun:
 
 
 def train(
-    config: OnPolicyConfig,
-    *,
-    resume: bool = False,
-    vla: Any = None,
-    envs: EnvFactories | None = None,
+    config: OnPolicyConfig, *, vla: Any = None, envs: EnvFactories | None = None
 ) -> OnPolicyRun:
     """Train; with ``eval_states``, evaluate start and policy on the official states; write a card.
 
     Under ``torchrun`` each process plays its own environments and all learn together.
 
     Args:
-        config: All settings.
-        resume: Go on with the run in ``config.run_dir``, from its newest checkpoint.
+        config: All settings; ``resume`` and ``auto_resume`` say whether a run goes on.
         vla: A backend in place of the one that the configuration names.
-        envs: Environments in place of LIBERO's; there is no final evaluation then.
+        envs: Environments in place of LIBERO's; there are no films and no final evaluation then.
 
     Raises:
         ConfigError: If the run directory holds another run, or settings do not fit each other.
     """
     with process_group(config.device) as group:
-        run = RunDir(config.run_dir or default_run_dir(config))
-        if group.size > 1 and config.run_dir is None:
+        if group.size > 1 and config.run_dir is None and config.resume is None:
             raise ConfigError("With several processes, give a --run-dir.")
-        if resume:
-            check_resumable(read_settings(run.config, type(config)), config, RESUMABLE)
-        elif run.checkpoints():
-            raise ConfigError(
-                f"{run.path} holds a run already: go on with 'vla-gym-train {config.algorithm} "
-                f"--resume {run.path}', or give another --run-dir."
-            )
-        with stoppable(run, config.algorithm) as request:
-            return _train(config, run, group, vla, envs, request)
+        return _train(config, group, vla, envs)
 
 
 def _train(
-    config: OnPolicyConfig,
-    run: RunDir,
-    group: ProcessGroup,
-    vla: Any,
-    envs: EnvFactories | None,
-    request: StopRequest,
+    config: OnPolicyConfig, group: ProcessGroup, vla: Any, envs: EnvFactories | None
 ) -> OnPolicyRun:
     torch.set_num_threads(config.torch_threads)
-    is_first, is_libero = group.rank == 0, envs is None
-    networks = make_networks(config, vla)
-    policy = networks.policy
-    envs = envs or libero_envs(config, networks)
-    with ExitStack() as stack:
-        if is_first:
-            stack.enter_context(run.lock())
-            write_json(run.config, config)
+    is_libero = envs is None
+    run = Run(config, total=config.total_steps, unit="env_step", is_main=group.rank == 0)
+    group.sum([0.0])  # all have looked for a checkpoint before process 0 writes anything
+    with run, ExitStack() as stack:
+        networks = make_networks(config, vla)
+        policy = networks.policy
+        envs = envs or libero_envs(config, networks)
+        if run.is_main:
             sys.stdout.write(f"{describe(policy)}\n")
         learner = Learner(policy, config, reference=networks.reference, group=group)
         train_envs = stack.enter_context(closing(envs.train()))
         collector = make_collector(config, policy, train_envs, envs.max_control_steps, group)
         validation = None
-        if is_first and config.eval_every:
+        if run.is_main and config.eval_every:
             eval_envs = stack.enter_context(closing(envs.evaluation()))
-            seed = EVAL_SEED + config.seed
-            starts = sampled_starts(
-                get_suite(config.suite).name, envs.tasks, config.eval_layouts, seed
-            )
+            starts = _sampled_starts(config, envs, config.eval_layouts)
             validation = Validation(eval_envs, policy, networks.teacher, starts, config.eval_every)
         loop = Loop(
             config,
@@ -124,42 +103,41 @@ def _train(
             group=group,
             run=run,
             validation=validation,
-            request=request,
+            film=partial(_film, config, networks, envs) if is_libero else None,
         )
-        newest = run.checkpoints()[-1:]
-        logged = loop.restore(newest[0]) if newest else None
-        if is_first:
-            loop.logger = RunLogger(run.metrics, run.tensorboard, logged)
-            stack.enter_context(closing(loop.logger))
-        with request.deferred():
-            loop.run()
+        with run.training():
+            loop.train()
         loop.finish()
-    card: dict[str, Any] = {}
-    if is_first:
-        card = _card(config, run, loop, is_libero)
-    return OnPolicyRun(run.path, card)
+        stack.close()  # the final evaluation has environments of its own
+        return OnPolicyRun(run.dir.path, _card(config, run, loop, is_libero) if run.is_main else {})
 
 
-def _card(config: OnPolicyConfig, run: RunDir, loop: Loop, is_libero: bool) -> dict[str, Any]:
-    trained = describe(loop.networks.policy)
-    results: dict[str, Any] = {"training": loop.progress.summary(), "trained": trained}
+def _sampled_starts(config: OnPolicyConfig, envs: EnvFactories, layouts: int) -> list[Start]:
+    suite, seed = get_suite(config.suite).name, EVAL_SEED + config.seed
+    return sampled_starts(suite, envs.tasks, layouts, seed)
+
+
+def _film(config: OnPolicyConfig, networks: Networks, envs: EnvFactories, path: Path) -> None:
+    """Film the policy, greedy, on a sampled layout of each task."""
+    player = GreedyPlayer(networks.policy.act, networks.policy, networks.chunk_len)
+    player.name = config.algorithm.upper()
+    starts = _sampled_starts(config, envs, 1)
+    record_video(path, player, starts, assets=config.assets, physics=config.physics)
+
+
+def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict[str, Any]:
+    progress, trained = loop.progress, describe(loop.networks.policy)
+    training = {**progress.summary(), **run.throughput(progress.steps)}
+    results: dict[str, Any] = {"training": training, "trained": trained}
     if loop.validation is not None:
         results["validation"] = {
             "best": loop.validation.best,
             "history": [list(pair) for pair in loop.validation.history],
         }
     if is_libero and config.eval_states != 0:
-        results["evaluation"] = final_evaluation(config, run)
+        results["evaluation"] = final_evaluation(config, run.dir)
     facts = {"asset_pack": config.assets, "physics": config.physics, **machine_facts()}
-    card = make_card(
-        config.algorithm,
-        config=config,
-        seeds={"run": config.seed},
-        environment=facts,
-        results=results,
-    )
-    write_json(run.card, card)
-    return card
+    return run.write_card(results, facts)
 
 
 def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
@@ -196,9 +174,3 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
     after = run_eval(EvalConfig(out=policy, paired=start, **trained, **common))
     return {"start": before["results"], "policy": after["results"]}
-
-
-def default_run_dir(config: OnPolicyConfig) -> Path:
-    """Return ``runs/<algorithm>-<suite>-<time>`` under the working directory."""
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.algorithm}-{config.suite}-{stamp}"

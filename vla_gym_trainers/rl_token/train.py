@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
+from tyro.conf import Suppress
 
 from vla_gym.errors import ConfigError
 from vla_gym.rl_token import (
@@ -50,6 +51,13 @@ class RLTokenConfig(StatesConfig, RunSettings):
     """
 
     algorithm: ClassVar[str] = "rl-token"
+
+    # No options: it has no checkpoints and no training episodes, and ends by its steps.
+    auto_resume: Suppress[bool] = field(default=False, metadata={"saved": False})
+    max_minutes: Suppress[float | None] = None
+    checkpoint_every: Suppress[int] = 5000
+    keep_checkpoints: Suppress[int] = 2
+    film_every: Suppress[int] = 0
 
     vla: str = "mini"
     """VLA whose hidden states are compressed, e.g. openvla-oft:/path?unnorm_key=libero_goal."""

@@ -31,6 +31,11 @@ class EpisodeLog:
         """Take one episode in."""
         (self.warmup if is_warm_up else self.trained).append((task_id, success))
 
+    @property
+    def total(self) -> int:
+        """Episodes so far."""
+        return len(self.warmup) + len(self.trained)
+
     def state(self) -> dict[str, Any]:
         """Return a copy that can be pickled."""
         return {"warmup": list(self.warmup), "trained": list(self.trained)}

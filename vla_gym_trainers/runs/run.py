@@ -115,7 +115,7 @@ class Run:
         self._seconds_before = float(before.get("seconds", 0.0))
         self._next_film = int(before.get("next_film", config.film_every))
         self._next_checkpoint = 0
-        self._plan_checkpoint(0 if self.checkpoint is None else self.checkpoint.step)
+        self.plan_checkpoint(0 if self.checkpoint is None else self.checkpoint.step)
         self._started, self._stack = time.perf_counter(), ExitStack()
         self.logger: Any = None
         self._bar: Any = None
@@ -223,7 +223,7 @@ class Run:
             step: Steps so far.
             state: Plain data that comes back as :attr:`Checkpoint.state`.
         """
-        self._plan_checkpoint(step)
+        self.plan_checkpoint(step)
         with self.dir.new_checkpoint(step, self.config.keep_checkpoints) as folder:
             yield folder
             # Last: what the trainer records while it saves belongs to the logger's state.
@@ -235,7 +235,8 @@ class Run:
             content = {"format": FORMAT, "step": step, "run": run, "trainer": dict(state)}
             write_json(folder / "state.json", content)
 
-    def _plan_checkpoint(self, step: int) -> None:
+    def plan_checkpoint(self, step: int) -> None:
+        """Set when the next checkpoint is due; for further processes, which write none."""
         every = self.config.checkpoint_every
         self._next_checkpoint = (step // every + 1) * every
 

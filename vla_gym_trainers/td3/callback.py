@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,16 +34,23 @@ class RunCallback(BaseCallback):
 
     model: TD3BC
 
-    def __init__(self, config: TD3RunConfig, run: Run, best: BestModel | None = None) -> None:
+    def __init__(
+        self,
+        config: TD3RunConfig,
+        run: Run,
+        best: BestModel | None = None,
+        film: Callable[[TD3BC, Path], None] | None = None,
+    ) -> None:
         """Watch a run.
 
         Args:
             config: The run's settings.
             run: Its log, checkpoints and limits.
             best: Evaluates and keeps the best policy; None for neither.
+            film: Films a policy; None for no films.
         """
         super().__init__()
-        self.config, self.run, self.best = config, run, best
+        self.config, self.run, self.best, self.film = config, run, best, film
         self.recent: deque[bool] = deque(maxlen=50)
         self.episodes = EpisodeLog()
         self.env_steps = 0
@@ -53,6 +62,8 @@ class RunCallback(BaseCallback):
         if self.best is not None and self.best.is_due(done):
             self.best.begin(self.model, done)
         self._log_evaluation()
+        if self.film is not None:
+            self.run.film_if_due(self.episodes.total, partial(self.film, self.model))
         if self.run.is_checkpoint_due(done):
             self.save()
         if self.run.is_late or self.run.stop.is_made:

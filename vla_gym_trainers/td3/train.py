@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.runs.checkpoint import load_checkpoint
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
 from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
-from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_json
+from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
@@ -78,14 +81,21 @@ def train_td3(config: TD3RunConfig) -> TD3Run:
             model = build_model(config, env)
         else:
             model, state = load_checkpoint(run.checkpoint.folder, env, TD3BC, config.device)
-        best = open_best(config, run.dir, stack, config.ahead > 1)
-        callback = RunCallback(config, run, best)
+
+        def open_player() -> RunPlayer:
+            return stack.enter_context(closing(make_player(config)))
+
+        player = open_player() if config.eval_every or config.film_every else None
+        best = open_best(config, run.dir, player, stack)
+        starts = _sampled_starts(config, 1, EVAL_SEED)
+        film_policy = partial(film_training, player, starts) if player else None
+        callback = RunCallback(config, run, best, film_policy)
         if state is not None:
             callback.restore(state)
         model.set_logger(run.logger)
         with run.training():
             learn(model, config, callback)
-        return conclude(config, run.dir, model, callback.summary(model), stack)
+        return conclude(config, run, model, callback.summary(model), player or open_player())
 
 
 def resume_td3(run_dir: Path, config: TD3RunConfig | None = None) -> TD3Run:
@@ -104,14 +114,13 @@ def resume_td3(run_dir: Path, config: TD3RunConfig | None = None) -> TD3Run:
 
 
 def open_best(
-    config: RunConfig, run: RunDir, stack: ExitStack, background: bool = False
+    config: TD3RunConfig, run: RunDir, player: RunPlayer | None, stack: ExitStack
 ) -> BestModel | None:
-    """Return what evaluates during training, with environments of its own; None without."""
-    if not config.eval_every:
+    """Return what evaluates during training, in the background if ``ahead`` > 1; None without."""
+    if player is None or not config.eval_every:
         return None
-    player = stack.enter_context(closing(make_player(config)))
     starts = _sampled_starts(config, config.eval_layouts, EVAL_SEED)
-    best = BestModel(player, starts, run, config.eval_every, background)
+    best = BestModel(player, starts, run, config.eval_every, config.ahead > 1)
     stack.enter_context(closing(best))
     return best
 
@@ -122,41 +131,34 @@ def _sampled_starts(config: RunConfig, layouts: int, seed: int) -> list[Start]:
 
 
 def conclude(
-    config: RunConfig, run: RunDir, model: TD3BC, training: dict[str, Any], stack: ExitStack
+    config: RunConfig, run: Run, model: TD3BC, training: dict[str, Any], player: RunPlayer
 ) -> TD3Run:
     """Save the policy, guard it, evaluate it beside the VLA, film it and write the card.
 
     Args:
         config: Settings.
-        run: The run's folder.
+        run: The run.
         model: Holds the policy as it is at the end.
         training: Goes into the card.
-        stack: Closes what is opened here.
+        player: Plays the policies.
     """
     results: dict[str, Any] = {"training": training}
-    _save(model, run.last)
-    final = load_policy(run.best) if run.best.is_file() else model
-    player = stack.enter_context(closing(make_player(config)))
+    files = run.dir
+    _save(model, files.last)
+    final = load_policy(files.best) if files.best.is_file() else model
     if config.guard_layouts:
         starts = _sampled_starts(config, config.guard_layouts, GUARD_SEED)
         results["guard"] = guard_policy(final, player, starts).report()
-    _save(final, run.policy)
-    policy = load_policy(run.policy)
+    _save(final, files.policy)
+    policy = load_policy(files.policy)
     states = config.eval_states
     states = get_suite(config.suite).num_init_states if states is None else states
     if states:
         results.update(player.evaluate(policy, _official_starts(config, states)))
     if config.videos:
-        film(config, run, policy, player)
-    card = make_card(
-        config.algorithm,
-        config=config,
-        seeds={"run": config.seed},
-        environment={**world_facts(config), **player.facts(), **machine_facts()},
-        results=results,
-    )
-    write_json(run.card, card)
-    return TD3Run(run.path, card)
+        film(config, files, policy, player)
+    world = {**world_facts(config), **player.facts(), **machine_facts()}
+    return TD3Run(files.path, run.write_card(results, world))
 
 
 def world_facts(config: RunConfig) -> dict[str, Any]:
@@ -166,7 +168,6 @@ def world_facts(config: RunConfig) -> dict[str, Any]:
         "asset_pack": pack.name,
         "asset_pack_digest": pack.digest,
         "physics": config.physics,
-        "chunk_len": config.chunk_len,
     }
 
 
@@ -253,3 +254,9 @@ def film(config: RunConfig, run: RunDir, policy: TD3BC, player: RunPlayer) -> No
         place = f"task{start.task_id:02d}_state{start.init_state_id:02d}"
         player.film(None, [start], run.videos / f"{place}_vla.mp4", "VLA")
         player.film(policy, [start], run.videos / f"{place}_policy.mp4", config.algorithm)
+
+
+def film_training(player: RunPlayer, starts: Sequence[Start], model: TD3BC, path: Path) -> None:
+    """Film the policy, greedy, as it is now, on sampled layouts."""
+    # A copy: playing switches a policy out of its training mode.
+    player.film(copy.deepcopy(model.policy), starts, path, "TD3+BC")

@@ -19,8 +19,8 @@ def calls(monkeypatch, tmp_path):
     """What train() was called with."""
     seen = []
 
-    def train(config, *, resume=False):
-        seen.append((config, resume))
+    def train(config):
+        seen.append(config)
         return OnPolicyRun(tmp_path, CARD)
 
     monkeypatch.setattr(module, "train", train)
@@ -29,13 +29,13 @@ def calls(monkeypatch, tmp_path):
 
 def test_options_and_presets(calls, capsys):
     assert cli.main(["grpo", "--preset", "grpo_goal", "--seed", "7", "--task-ids", "1", "2"]) == 0
-    config, resume = calls[0]
-    assert isinstance(config, GRPOConfig) and not resume
+    config = calls[0]
+    assert isinstance(config, GRPOConfig) and config.resume is None
     assert (config.seed, config.task_ids, config.group_size) == (7, (1, 2), 4)
     assert config.overlap and config.max_minutes == 90
     assert "1,234 control steps, 5 rollouts" in capsys.readouterr().out
     assert cli.main(["ppo", "--episodes-per-env", "None", "--gamma", "0.99", "--run-dir", "x"]) == 0
-    config, _ = calls[1]
+    config = calls[1]
     assert isinstance(config, PPOConfig)
     assert (config.episodes_per_env, config.gamma, str(config.run_dir)) == (None, 0.99, "x")
 
@@ -43,8 +43,8 @@ def test_options_and_presets(calls, capsys):
 def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
     write_json(tmp_path / "config.json", GRPOConfig(seed=3, task_ids=(4,), total_steps=100))
     assert cli.main(["grpo", "--resume", str(tmp_path), "--total-steps", "200"]) == 0
-    config, resume = calls[0]
-    assert resume and config.run_dir == tmp_path
+    config = calls[0]
+    assert config.resume == config.run_dir == tmp_path
     assert (config.seed, config.task_ids, config.total_steps) == (3, (4,), 200)
     assert cli.main(["ppo", "--resume", str(tmp_path)]) == 2
     assert "vla-gym-train ppo" in capsys.readouterr().err

@@ -153,7 +153,7 @@ def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path, ahead):
     changes |= {"eval_every": 300, "sigma": 0.3}
     run(PPOConfig, tmp_path / "whole", total_steps=900, **changes)
     run(PPOConfig, tmp_path / "part", total_steps=480, **changes)
-    run(PPOConfig, tmp_path / "part", total_steps=900, resume=True, **changes)
+    run(PPOConfig, tmp_path / "part", total_steps=900, auto_resume=True, **changes)
     whole, part = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "part"))
     assert whole["actor.actor.head.weight"].abs().max() > 0
     if ahead == 0:  # where a run ends, nothing is collected ahead

@@ -19,8 +19,8 @@ from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import rollout_seed
 from vla_gym_trainers.on_policy.networks import EnvFactories, make_networks
 from vla_gym_trainers.on_policy.train import train
+from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import read_settings
-from vla_gym_trainers.runs.stopping import StopRequest
 
 SMALL = {
     "num_envs": 4,
@@ -66,10 +66,10 @@ def toy_factories(config, **toy):
     )
 
 
-def run(kind, folder, vla=None, resume=False, toy=None, **changes):
+def run(kind, folder, vla=None, toy=None, **changes):
     config = kind(**{**SMALL, "run_dir": folder, **changes})
     envs = toy_factories(config, **(toy or {}))
-    return train(config, resume=resume, vla=vla or tiny_vla(), envs=envs)
+    return train(config, vla=vla or tiny_vla(), envs=envs)
 
 
 def rows_of(folder):
@@ -109,9 +109,9 @@ def test_a_run_leaves_what_is_needed(tmp_path):
     with pytest.raises(ConfigError, match="--resume"):
         run(GRPOConfig, folder, vla, group_size=2, total_steps=150)
     with pytest.raises(ConfigError, match="learning_rate"):
-        run(GRPOConfig, folder, vla, group_size=2, resume=True, learning_rate=1.0)
+        run(GRPOConfig, folder, vla, group_size=2, resume=folder, learning_rate=1.0)
     with pytest.raises(ConfigError, match="unknown keys"):
-        run(PPOConfig, folder, vla, resume=True)
+        run(PPOConfig, folder, vla, resume=folder)
 
 
 def _inputs():
@@ -142,11 +142,16 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
     for later in checkpoints[1:]:
         shutil.rmtree(later)
     (tmp_path / "cut" / "last.safetensors").unlink()
-    run(kind, tmp_path / "cut", resume=True, **changes)
+    run(kind, tmp_path / "cut", auto_resume=True, **changes)
     whole, cut = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "cut"))
     assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     assert sum(row.get("train/grad_norm", 0) > 0 for row in rows_of(tmp_path / "cut")) >= 3
+    second = tmp_path / "cut" / "checkpoints" / checkpoints[1].name
+    run(kind, tmp_path / "cut", resume=second, **changes)
+    cut = load_file(tmp_path / "cut" / "last.safetensors")
+    assert all(torch.equal(whole[k], cut[k]) for k in whole)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
 
 
 def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):
@@ -238,16 +243,15 @@ def test_learning_may_use_the_threads_of_environments_that_stand_still(
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, ahead):
-    from vla_gym_trainers.on_policy.checkpoint import Progress
+    show = Run.show
+    rollouts = iter(range(99))
 
-    update = Progress.update
-
-    def interrupt(self, metrics):
-        update(self, metrics)
-        if self.iteration == 2:
+    def interrupt(self, *args):
+        show(self, *args)
+        if next(rollouts) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Progress, "update", interrupt)
+    monkeypatch.setattr(Run, "show", interrupt)
     changes = {"total_steps": 400, "checkpoint_every": 10_000, "ahead": ahead}
     with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train ppo --resume {tmp_path}"):
         run(PPOConfig, tmp_path, **changes)
@@ -255,7 +259,7 @@ def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, ahead):
     steps = int(checkpoint.name)
     assert 0 < steps < 400 and not (tmp_path / "card.json").exists()
     monkeypatch.undo()
-    card = run(PPOConfig, tmp_path, resume=True, **changes).card
+    card = run(PPOConfig, tmp_path, resume=tmp_path, **changes).card
     assert card["results"]["training"]["env_steps"] >= 400
     rows = [row["step"] for row in rows_of(tmp_path) if "rollout/env_steps" in row]
     assert rows == sorted(rows) and steps in rows and rows[-1] >= 400
@@ -264,15 +268,16 @@ def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, ahead):
 def test_a_request_to_one_of_two_processes_stops_both(tmp_path):
     def job(among):
         from vla_gym_trainers.on_policy import train as module
-        from vla_gym_trainers.runs.run_dir import RunDir
 
+        class Stopped(module.Loop):
+            def train(self):
+                self.run.stop.is_made = among.rank == 1
+                super().train()
+
+        module.Loop = Stopped
         config = GRPOConfig(**{**SMALL, "group_size": 2, "num_envs": 2, "run_dir": tmp_path / "x"})
-        request = StopRequest()
-        request.is_made = among.rank == 1
         try:
-            module._train(
-                config, RunDir(config.run_dir), among, tiny_vla(), toy_factories(config), request
-            )
+            module._train(config, among, tiny_vla(), toy_factories(config))
         except KeyboardInterrupt:
             return "stopped"
         return "went on"
@@ -287,6 +292,7 @@ def test_two_processes_run_as_one_with_all_environments(tmp_path):
         "run_dir": tmp_path / "two",
         "lora_r": 4,
         "eval_every": 100,
+        "checkpoint_every": 50,
     }
 
     def job(among):
@@ -294,11 +300,8 @@ def test_two_processes_run_as_one_with_all_environments(tmp_path):
         config = GRPOConfig(**{**SMALL, **changes, "num_envs": 2})
         # The job runs inside a world of its own already: train() would join a second time.
         from vla_gym_trainers.on_policy import train as module
-        from vla_gym_trainers.runs.run_dir import RunDir
 
-        vla = tiny_vla()
-        envs, request = toy_factories(config), StopRequest()
-        result = module._train(config, RunDir(config.run_dir), among, vla, envs, request)
+        result = module._train(config, among, tiny_vla(), toy_factories(config))
         return len(result.card)
 
     sizes = two_processes(tmp_path, job)
