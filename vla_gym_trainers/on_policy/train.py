@@ -119,7 +119,8 @@ def _sampled_starts(config: OnPolicyConfig, envs: EnvFactories, layouts: int) ->
 
 def _film(config: OnPolicyConfig, networks: Networks, envs: EnvFactories, path: Path) -> None:
     """Film the policy, greedy, on a sampled layout of each task."""
-    player = GreedyPlayer(networks.policy.act, networks.policy, networks.chunk_len)
+    act: Any = networks.policy.act
+    player = GreedyPlayer(act, networks.policy, networks.chunk_len)
     player.name = config.algorithm.upper()
     starts = _sampled_starts(config, envs, 1)
     record_video(path, player, starts, assets=config.assets, physics=config.physics)
