@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from vla_gym.errors import WorkerError
 from vla_gym.vector.pool import Event, Pool
-from vla_gym.vector.restarts import recover, settle_lost_step
+from vla_gym.vector.restarts import Restarts
 from vla_gym.vector.shared_memory import RESET, STEP, TEXT_INFO
 from vla_gym.vector.worker import EnvSpaces, Extras
 
@@ -25,7 +25,7 @@ _REMEMBERED = (
 )
 
 
-class Runner:
+class Runner(Restarts):
     """Drives a pool of workers over the rows of the shared table.
 
     Attributes:
@@ -67,7 +67,7 @@ class Runner:
             restart: Whether failed workers are restarted.
             max_restarts: Failures of a worker in which none of its episodes ends, before giving up.
         """
-        self.pool, self.blocks, self.mode = pool, blocks, mode
+        self.pool, self.blocks, self.mode = pool, list(blocks), mode
         self.table: dict[str, np.ndarray] = {}
         self.restart, self.max_restarts = restart, max_restarts
         n = sum(len(block) for block in blocks)
@@ -152,7 +152,7 @@ class Runner:
         if self.lost.any():
             for i in ids[self.lost[ids]].tolist():
                 self.lost[i], self.restarted[i] = False, True
-                settle_lost_step(self, i)
+                self._settle_lost_step(i)
             ids = ids[self.busy[ids]]
         self.dispatch(ids)
 
@@ -253,7 +253,7 @@ class Runner:
             error: Exception = event.value
             return error
         elif event.kind == "failed":
-            return recover(self, event.worker, event.value)
+            return self._recover(event.worker, event.value)
         return None
 
     def finish(self, ids: np.ndarray, extras: Mapping[int, Extras]) -> None:

@@ -9,13 +9,21 @@ import socket
 import struct
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import NoReturn, Protocol
 
 from vla_gym.errors import WorkerError
 from vla_gym.vector.server import LONGEST_ANSWER, kill_group
 
-if TYPE_CHECKING:
-    from vla_gym.vector.process_server import ProcessServer
+
+class Server(Protocol):
+    """What a worker's handle asks of the ``ProcessServer`` that has forked it."""
+
+    def check_usable(self) -> None:
+        """Raise if the server is gone."""
+
+    def bury(self, reason: str | None, cause: BaseException | None) -> NoReturn:
+        """Give the server up and raise ServerDied."""
+        ...
 
 
 class ServerDied(WorkerError):
@@ -23,13 +31,13 @@ class ServerDied(WorkerError):
 
 
 class WorkerProcess:
-    """A worker process that a :class:`ProcessServer` has forked.
+    """A worker process that a ``ProcessServer`` has forked.
 
     Attributes:
         pid: Its process id; nobody else gets it before the exit code is known here.
     """
 
-    def __init__(self, server: ProcessServer, pid: int, control: socket.socket) -> None:
+    def __init__(self, server: Server, pid: int, control: socket.socket) -> None:
         """Take over the socket of the request that it came from."""
         self.pid = pid
         self._server, self._control = server, control
@@ -93,7 +101,7 @@ class WorkerHandle:
 
     connection: Connection
     process: WorkerProcess
-    server: ProcessServer
+    server: Server
     step_timeout: float
     start_timeout: float
     ready: bool = False
