@@ -30,7 +30,7 @@ COLOURS = (
 #: What is compared with: the frozen VLA.
 NEUTRAL = "#8f8e87"
 #: Text stays text (small files, searchable), and "$" in a name is a dollar, not mathematics.
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vla_gym",
     "text.parse_math": False,
