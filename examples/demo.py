@@ -31,7 +31,6 @@ for _variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
 
 from vla_gym.cli.doctor import as_json, print_report, run_checks  # noqa: E402
 from vla_gym.errors import VlaGymError  # noqa: E402
@@ -88,7 +87,7 @@ def main(config: DemoConfig) -> int:
     with stage("Videos: a state that only the trained policy solves"):
         record_win(settings, results, run_dir)
 
-    print_results(results)
+    show_results(results)
     minutes = (time.perf_counter() - started) / 60
     console.print(f"Everything is in [bold]{run_dir}[/bold] ({minutes:.1f} minutes in all):")
     for name, meaning in (
@@ -152,9 +151,12 @@ def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
     from vla_gym.rollout.vla_policy import VLAPolicy
     from vla_gym_trainers.evaluation.trained import load_trained
 
-    vla, policy = results["vla"][0], results["policy"][0]
-    outcomes = zip(policy["init_state_ids"], policy["successes"], vla["successes"], strict=True)
-    wins = [state for state, won, baseline in outcomes if won and not baseline]
+    both = (results["evaluation"][who]["episodes"] for who in ("policy", "start"))
+    wins = [
+        mine["init_state_id"]
+        for mine, vla in zip(*both, strict=True)
+        if mine["success"] and not vla["success"]
+    ]
     if not wins:
         console.print("There is none in this run.")
         return
@@ -176,34 +178,12 @@ def report_video(path: Path, success: bool) -> None:
     console.print(f"  {path}: {outcome}", highlight=False)
 
 
-def print_results(results: dict[str, Any]) -> None:
+def show_results(results: dict[str, Any]) -> None:
     """Show both success rates with their intervals, and the paired test."""
-    table = Table(title="Greedy, official initial states, the same for both", title_justify="left")
-    for heading in ("", "success", "rate", "95 % (Wilson)", "steps when successful"):
-        table.add_column(heading)
-    for name, row in (("frozen VLA", results["vla"][0]), ("TD3+BC", results["policy"][0])):
-        low, high = row["wilson_95"]
-        steps = row["mean_success_steps"]
-        table.add_row(
-            name,
-            f"{row['num_successes']}/{row['num_states']}",
-            f"{row['success_rate']:.2f}",
-            f"{low:.2f} .. {high:.2f}",
-            "-" if steps is None else f"{steps:.0f}",
-        )
-    console.print(table)
-    paired = results["paired"][0]
-    console.print(
-        f"Same states: TD3+BC wins {paired['wins']}, loses {paired['losses']}, equal "
-        f"{paired['both'] + paired['neither']}; exact two-sided sign (McNemar) test "
-        f"p = {paired['p_value']:.3g}.",
-        highlight=False,
-    )
-    console.print(
-        "Root mean square difference of its actions to the VLA's: "
-        f"{results['policy'][0]['reference_rms']:.3f} (actions are in [-1, 1]).\n",
-        highlight=False,
-    )
+    from vla_gym_trainers.evaluation.tables import print_results
+
+    for who, title in (("start", "Frozen VLA"), ("policy", "TD3+BC, on the same states")):
+        print_results(results["evaluation"][who], f"{title}: greedy, official states", console)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Importing this package is cheap; the heavy parts are imported on first use::
 
     from vla_gym_trainers import TD3BC
-    from vla_gym_trainers.evaluation.evaluate import evaluate
+    from vla_gym_trainers.evaluation.trained import load_trained
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXPORTS = {
     "TD3Config": "td3.config",
     "make_sb3_vec_env": "runs.sb3_vec_env",
 }
-# Functions that share their name with a module (evaluate, train_td3, sb3_vec_env) are imported from
+# Functions that share their name with a module (train_td3, sb3_vec_env) are imported from
 # there: the import system would replace such an export by the module.
 __all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "TD3Config", "make_sb3_vec_env"]
 

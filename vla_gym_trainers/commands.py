@@ -13,16 +13,18 @@ from vla_gym.errors import ConfigError
 def play(arguments: Sequence[str]) -> int:
     """``vla-gym play``."""
     from vla_gym_trainers.evaluation.play import PlayConfig, main
+    from vla_gym_trainers.evaluation.policy_config import POLICIES
 
     config = parse_options(PlayConfig, arguments, "play")
-    if config.who == "policy":
+    if config.policy not in POLICIES:
         import_sb3()
     return main(config)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
     """``vla-gym eval``."""
-    from vla_gym_trainers.evaluation.config import POLICIES, EvalConfig
+    from vla_gym_trainers.evaluation.config import EvalConfig
+    from vla_gym_trainers.evaluation.policy_config import POLICIES
 
     config = parse_options(EvalConfig, arguments, "eval")
     if config.policy not in POLICIES:
@@ -34,8 +36,8 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def merge(arguments: Sequence[str]) -> int:
     """``vla-gym eval-merge``."""
+    from vla_gym_trainers.evaluation.command import main_merge
     from vla_gym_trainers.evaluation.config import MergeConfig
-    from vla_gym_trainers.evaluation.merging import main_merge
 
     return main_merge(parse_options(MergeConfig, arguments, "eval-merge"))
 

@@ -52,7 +52,7 @@ def test_tasks_json(capsys):
         (["tasks", "--suite", "gaol"], "Unknown suite 'gaol'"),
         (["play", "--task-id", "10"], "task_id 10 is out of range"),
         (["play", "--suite", "gaol"], "Unknown suite 'gaol'"),
-        (["play", "--who", "policy"], "belong together"),
+        (["play", "--policy", "nobody.zip"], "there is no such file"),
         (["play", "--assets", "/nonexistent"], "/nonexistent"),
         (["demos", "--suite", "gaol"], "Unknown suite 'gaol'"),
     ],

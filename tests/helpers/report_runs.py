@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from vla_gym.rollout import Episode, Start
-from vla_gym_trainers.evaluation import summary
-from vla_gym_trainers.evaluation.eval_result import EvalResult, summarize
+from vla_gym_trainers.evaluation.summary import compare, summarize
 from vla_gym_trainers.on_policy.config import GRPOConfig
 from vla_gym_trainers.runs import metrics
 from vla_gym_trainers.runs.metrics import RunLogger
@@ -26,6 +25,7 @@ from vla_gym_trainers.td3.config import TD3RunConfig
 
 BEGAN = 1_700_000_000.0
 FACTS = {"asset_pack": "lite", "gl_renderer": "llvmpipe", "chunk_len": 8, **machine_facts()}
+VLA = {"kind": "vla", "vla": {"name": "mini", "sha256": "0"}, "head": "l1"}
 Log = tuple[int, float, Mapping[str, float]]
 
 
@@ -44,9 +44,27 @@ def write_logs(
     monkeypatch.undo()
 
 
-def result(policy: str, task_id: int, successes: Sequence[bool]) -> EvalResult:
-    states, steps = tuple(range(len(successes))), (100,) * len(successes)
-    return EvalResult(policy, "goal", task_id, states, tuple(successes), steps, 0.1, 1.0)
+def episodes(successes: Mapping[int, Sequence[bool]]) -> list[Episode]:
+    """Return episodes of 100 steps on tasks of goal."""
+    return [
+        Episode(Start("goal", task_id, state), won, won, not won, 100)
+        for task_id, outcomes in successes.items()
+        for state, won in enumerate(outcomes)
+    ]
+
+
+def paired(
+    vla: Mapping[int, Sequence[bool]], policy: Mapping[int, Sequence[bool]]
+) -> dict[str, Any]:
+    """Return a card's results: the final evaluation of a run."""
+    before, after = episodes(vla), episodes(policy)
+    compared = {"policy": VLA, **compare(after, before)}
+    return {
+        "evaluation": {
+            "start": summarize(before),
+            "policy": {**summarize(after), "paired": compared},
+        }
+    }
 
 
 def td3_run(
@@ -86,12 +104,8 @@ def td3_run(
 
 def against_vla() -> dict[str, Any]:
     """Task 9: 10 of 10 against 4 of 10; task 8: 5 of 10 against 6 of 10."""
-    vla = [
-        result("vla", 9, [i < 4 for i in range(10)]),
-        result("vla", 8, [i < 6 for i in range(10)]),
-    ]
-    policy = [result("policy", 9, [True] * 10), result("policy", 8, [i < 5 for i in range(10)])]
-    return summarize(vla, policy)
+    vla = {9: [i < 4 for i in range(10)], 8: [i < 6 for i in range(10)]}
+    return paired(vla, {9: [True] * 10, 8: [i < 5 for i in range(10)]})
 
 
 def grpo_run(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> RunDir:
@@ -126,21 +140,15 @@ def eval_card(
     paired: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a card of ``vla-gym eval`` for tasks of goal; by default it is the VLA's."""
-    episodes = [
-        Episode(Start("goal", task_id, state), won, won, not won, 100)
-        for task_id, outcomes in successes.items()
-        for state, won in enumerate(outcomes)
-    ]
-    identity = {"kind": "vla", "vla": {"name": "mini", "sha256": "0"}, "head": "l1"}
     protocol = {
-        "policy": dict(policy or identity),
+        "policy": dict(policy or VLA),
         "tasks": {"goal": list(successes)},
         "episodes": len(next(iter(successes.values()))),
         "assets": {"name": "lite", "digest": "d"},
         "physics": "fast",
         "confusion": False,
     }
-    results = summary.summarize(episodes)
+    results = summarize(episodes(successes))
     if paired is not None:
         results["paired"] = paired
     card = make_card("eval", config={}, seeds={"policy": 0}, environment=FACTS, results=results)

@@ -135,7 +135,7 @@ def test_an_expert_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
 
 def test_tiles_of_tasks_and_seeds(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "random.gif"
-    arguments = ["--who", "random", "--task-ids", "1", "8", "--seeds", "5", "6", "--size", "64"]
+    arguments = ["--policy", "random", "--task-ids", "1", "8", "--seeds", "5", "6", "--size", "64"]
     arguments += ["--max-steps", "6", "--cameras", "agentview", "--out", str(out)]
     assert cli.main(["play", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -193,7 +193,7 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
     finally:
         env.close()
     out = tmp_path / "policy.mp4"
-    arguments = ["--who", "policy", "--policy", str(tmp_path), "--max-steps", "7", "--size", "64"]
+    arguments = ["--policy", str(tmp_path), "--max-steps", "7", "--size", "64"]
     assert cli.main(["play", *arguments, "--out", str(out)]) == 0
     assert "goal 8 state 0: no success, 7 steps" in capsys.readouterr().out
     assert len(iio.imread(out)) == 1 + 7 + HOLD
@@ -211,9 +211,8 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
         ({"seeds": (-1,)}, ConfigError, "seeds"),
         ({"size": 65}, ConfigError, "even"),
         ({"max_steps": 0}, ConfigError, "max_steps"),
-        ({"who": "policy"}, ConfigError, "belong together"),
-        ({"who": "vla", "rl_token": "mean"}, ConfigError, "belongs to --who policy"),
-        ({"who": "vla", "device": "cuda:99"}, ConfigError, "is not there"),
+        ({"policy": "vla", "rl_token": "mean"}, ConfigError, "belongs to a trained policy"),
+        ({"policy": "vla", "device": "cuda:99"}, ConfigError, "is not there"),
         ({"suite": "10", "task_ids": (0,)}, UnknownTaskError, "No expert .*vla-gym tasks"),
     ],
     ids=str,

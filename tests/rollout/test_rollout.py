@@ -246,7 +246,7 @@ def test_the_goal_that_comes_first_is_noticed() -> None:
     watch = WatchGoals(inner)
     assert evaluate_goal(load_task(get_task("goal", 8), "lite").goal, inner.sim.view)
     for step in (0, 1):
-        watch.watch(inner, {"elapsed_steps": step})
+        watch.watch(inner, {"elapsed_steps": step, "task_id": 4})
     assert watch._first == (-1, -1)
     env.close()
 

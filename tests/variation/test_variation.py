@@ -619,7 +619,7 @@ def test_plain_scenes_are_not_touched_by_clutter():
 
 
 def test_play_and_demos_take_a_level(tmp_path):
-    config = PlayConfig("goal", (8,), "random", init_state_ids=(0, 1), max_steps=2, size=64)
+    config = PlayConfig(policy="random", init_state_ids=(0, 1), max_steps=2, size=64)
     frames = []
     for level in (None, "strong"):
         config = replace(config, variation=level, out=tmp_path / f"{level}.gif")

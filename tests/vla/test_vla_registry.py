@@ -104,8 +104,7 @@ def test_class_by_path_only_from_code(example_package, checkpoint):
 
 def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     pytest.importorskip("stable_baselines3")
-    from vla_gym_trainers.evaluation import evaluate
-    from vla_gym_trainers.evaluation.trained import load_trained
+    from vla_gym_trainers.evaluation import trained
     from vla_gym_trainers.rl_token.train import RLTokenConfig
     from vla_gym_trainers.runs.settings import load_preset
 
@@ -114,10 +113,10 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     preset.write_text(f"vla: {spec}\n")
     with pytest.raises(ConfigError, match="names a class"):
         load_preset(RLTokenConfig, str(preset))
-    monkeypatch.setattr(evaluate, "load_policy", str)
+    monkeypatch.setattr(trained, "load_policy", str)
     (tmp_path / "config.json").write_text(json.dumps({"vla": spec}))
     with pytest.raises(ConfigError, match="comes from a file"):
-        load_trained(tmp_path)
+        trained.load_trained(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
 import numpy as np
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import load_task
-from vla_gym.suites import suite_tasks
+from vla_gym.suites import get_suite
 from vla_gym.suites.libero import Predicate, evaluate_goal
 
 if TYPE_CHECKING:
@@ -58,21 +58,23 @@ class WatchGoals(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndar
     def watch(self, env: LiberoEnv, info: dict[str, Any]) -> None:
         """Test the goals; called at each reset and after each control step."""
         if info["elapsed_steps"] == 0:
-            self._begin(env)
+            self._begin(env, info)
         elif self._first[0] < 0:
             for task_id, goal in self._open.items():
                 if evaluate_goal(goal, env.sim.view):
                     self._first = task_id, int(info["elapsed_steps"])
                     return
 
-    def _begin(self, env: LiberoEnv) -> None:
+    def _begin(self, env: LiberoEnv, info: dict[str, Any]) -> None:
         own, scene = env.task_model.task, env.task_model.scene_key
         if scene not in self._goals:
-            same = [task for task in suite_tasks(own.suite) if task.scene_name == own.scene_name]
-            models: list[Any] = [load_task(task, env.assets) for task in same]
-            self._goals[scene] = {model.task.task_id: tuple(model.goal) for model in models}
+            self._goals[scene] = {
+                task_id: tuple(cast(Any, load_task(task, env.assets)).goal)
+                for task_id, task in enumerate(get_suite(env.suite).tasks)
+                if task.scene_name == own.scene_name
+            }
         # The task's own goal first: it wins if two become true in one control step.
-        goals = sorted(self._goals[scene].items(), key=lambda item: item[0] != own.task_id)
+        goals = sorted(self._goals[scene].items(), key=lambda item: item[0] != info["task_id"])
         self._open = {
             task_id: goal for task_id, goal in goals if not evaluate_goal(goal, env.sim.view)
         }

@@ -1,4 +1,4 @@
-"""Result cards of evaluations: made, read, gone on with, merged."""
+"""Result cards of evaluations: where they lie, read, gone on with, put together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Start
-from vla_gym_trainers.evaluation.episodes import from_row, to_row
-from vla_gym_trainers.evaluation.summary import compare, summarize
-from vla_gym_trainers.runs.result_card import to_plain
+from vla_gym_trainers.evaluation.summary import to_row
 
 KIND, SCHEMA = "eval", 2
 CARD_FILE, ROWS_SUFFIX = "card.json", ".rows.jsonl"
@@ -61,11 +59,11 @@ def check_out(out: Path, *, resume: bool) -> None:
         ConfigError: If it cannot, or an earlier run's would be overwritten.
     """
     file = card_path(out)
-    left = [file, RowsFile(file, {}).path]
-    if not resume and any(path.exists() for path in left):
+    left = [path for path in (file, RowsFile(file, {}).path) if path.exists()]
+    if left and not resume:
         raise ConfigError(
-            f"{next(path for path in left if path.exists())} is there already: add --resume to go "
-            "on with that run, or choose another --out."
+            f"{left[0]} is there already: add --resume to go on with that run, or choose another "
+            "--out."
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,13 +95,18 @@ def read_card(path: Path) -> EvalCard:
             f"{SCHEMA}, got {kind!r} and {content.get('schema') if kind else None}."
         )
     try:
-        rows = content["results"]["episodes"]
-        missing = [key for key in ("protocol", "versions", "environment") if key not in content]
-        if missing:
-            raise KeyError(*missing)
-        return EvalCard(file, content, tuple(from_row(row) for row in rows))
-    except (KeyError, TypeError) as error:
+        for key in ("protocol", "versions", "environment"):
+            content[key]
+        return EvalCard(file, content, tuple(map(from_row, content["results"]["episodes"])))
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} is damaged: {error!r}. Evaluate again.") from error
+
+
+def from_row(row: Mapping[str, Any]) -> Episode:
+    """Return the episode that :func:`~.summary.to_row` described."""
+    values = dict(row)
+    start = Start(*(values.pop(name) for name in ("suite", "task_id", "init_state_id")))
+    return Episode(start, **values)
 
 
 def starts_of(protocol: Mapping[str, Any]) -> tuple[Start, ...]:
@@ -114,36 +117,6 @@ def starts_of(protocol: Mapping[str, Any]) -> tuple[Start, ...]:
         for task_id in task_ids
         for state in range(protocol["episodes"])
     )
-
-
-def world_of(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a card's environment that the protocol fixes."""
-    return {
-        "asset_pack": protocol["assets"]["name"],
-        "asset_pack_digest": protocol["assets"]["digest"],
-        "physics": protocol["physics"],
-        "chunk_len": protocol["chunk_len"],
-    }
-
-
-def results_of(
-    episodes: Sequence[Episode], protocol: Mapping[str, Any], other: EvalCard | None
-) -> dict[str, Any]:
-    """Return the results of episodes in any order, with the comparison if there is another card.
-
-    Raises:
-        ConfigError: If the other card lacks a state.
-    """
-    order = {start: index for index, start in enumerate(starts_of(protocol))}
-    episodes = sorted(episodes, key=lambda episode: order[episode.start])
-    results = summarize(episodes, confusion=protocol["confusion"])
-    if other is not None:
-        results["paired"] = {
-            "with": str(other.path),
-            "policy": other.protocol["policy"],
-            **compare(episodes, other.episodes),
-        }
-    return results
 
 
 def check_comparable(protocol: Mapping[str, Any], other: EvalCard) -> None:
@@ -172,23 +145,19 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str =
     return None
 
 
-def check_same(header: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
-    """Check that what an earlier run left is of the same shard, protocol and versions.
-
-    Args:
-        header: Of this run.
-        found: What the file holds.
-        path: The file.
+def check_same(
+    mine: Mapping[str, Any], found: Mapping[str, Any], path: Path, keys: Sequence[str]
+) -> None:
+    """Check that a file is of the same evaluation.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If it is not, with the first thing in which they differ.
     """
-    keys = ("shard", "protocol", "versions")
-    what = difference({k: header.get(k) for k in keys}, {k: found.get(k) for k in keys})
+    what = difference({k: mine.get(k) for k in keys}, {k: found.get(k) for k in keys})
     if what:
         raise ConfigError(
-            f"{path} is of another evaluation; they differ in {what}. Use the same options and "
-            "versions, or another --out."
+            f"{path} is of another evaluation; they differ in {what}. Shards and runs that go on "
+            "need the same options and versions; or choose another --out."
         )
 
 
@@ -202,18 +171,11 @@ def merge(cards: Sequence[EvalCard], *, partial: bool) -> tuple[Episode, ...]:
     Raises:
         ConfigError: If they do not fit together, an episode is there twice, or one is missing.
     """
-    first = cards[0]
-    for card in cards[1:]:
-        for what in ("protocol", "versions"):
-            if found := difference(first.content[what], card.content[what], f"{what}."):
-                raise ConfigError(
-                    f"{first.path} and {card.path} are not parts of one evaluation; they differ "
-                    f"in {found}."
-                )
-    wanted = starts_of(first.protocol)
-    known = set(wanted)
     source: dict[Start, Path] = {}
+    wanted = starts_of(cards[0].protocol)
+    known = set(wanted)
     for card in cards:
+        check_same(cards[0].content, card.content, card.path, ("protocol", "versions"))
         for episode in card.episodes:
             start = episode.start
             if start not in known:
@@ -244,7 +206,7 @@ class RowsFile:
             header: What is played; only a run with the same one may go on.
         """
         self.path = card.with_name(card.name.removesuffix(".json") + ROWS_SUFFIX)
-        self._header = to_plain(header)
+        self._header = header
 
     def read(self) -> tuple[list[Episode], float]:
         """Return the episodes so far and the seconds they took; a half-written line is dropped.
@@ -252,27 +214,21 @@ class RowsFile:
         Raises:
             ConfigError: If the file belongs to another evaluation or is damaged.
         """
-        lines = self.path.read_text(encoding="utf-8").split("\n")
-        if lines[-1]:  # the run was cut while it wrote
-            lines[-1] = ""
-            self._write("\n".join(lines))
-        episodes: list[Episode] = []
-        seconds = 0.0
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
         try:
-            header, *rows = [json.loads(line) for line in lines if line]
-            if not isinstance(header, dict):
-                raise ValueError("its first line is no JSON object")
-            check_same(self._header, header, self.path)
-            for row in rows:
-                episodes.append(from_row(row["episode"]))
-                seconds = float(row["seconds"])
-        except (ValueError, KeyError, TypeError) as error:
+            header, *rows = map(json.loads, whole.splitlines())
+            check_same(self._header, header, self.path, ("shard", "protocol", "versions"))
+            episodes = [from_row(row["episode"]) for row in rows]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
                 f"{self.path} is damaged ({error}): delete it and play again."
             ) from error
-        return episodes, seconds
+        if whole != text:  # the run was cut while it wrote
+            self._write(whole)
+        return episodes, float(rows[-1]["seconds"]) if rows else 0.0
 
     def begin(self) -> None:
         """Write the first line."""
@@ -283,10 +239,6 @@ class RowsFile:
         line = json.dumps({"episode": to_row(episode), "seconds": round(seconds, 3)})
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-
-    def remove(self) -> None:
-        """Delete the file."""
-        self.path.unlink(missing_ok=True)
 
     def _write(self, text: str) -> None:
         scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")

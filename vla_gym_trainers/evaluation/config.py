@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from vla_gym.envs.checks import as_integer
+from vla_gym.envs.checks import as_integer, parse_tasks
 from vla_gym.errors import ConfigError
+from vla_gym.rollout import Start
 from vla_gym.suites import get_suite
-
-POLICIES = ("vla", "expert", "random")
+from vla_gym_trainers.evaluation.policy_config import PolicyConfig
+from vla_gym_trainers.evaluation.summary import can_be_confused
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(PolicyConfig):
     """Play a policy on LIBERO's official initial states, count successes, write a result card.
 
     Every task is played from its states 0 .. episodes-1, each once, greedily. The results do not
@@ -29,9 +31,6 @@ class EvalConfig:
       vla-gym eval-merge part1.json part2.json part3.json part4.json --out card.json
     """
 
-    policy: str = "vla"
-    """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
-    directory of vla-gym-train, or a .zip of its td3."""
     suite: tuple[str, ...] = ("goal",)
     """One or several of spatial, object, goal, 10, 90, or of installed plug-ins."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
@@ -39,35 +38,10 @@ class EvalConfig:
     episodes: int | None = None
     """Episodes a task: its official states 0, 1, 2, ...; default: all, of LIBERO's suites 50."""
 
-    vla: str | None = None
-    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
-    the one of the trained run."""
-    rl_token: str | None = None
-    """Of a trained policy: folder of its RL token's encoder, auto or mean; default: the run's."""
-    device: str = "cpu"
-    """Torch device of the VLA, e.g. cuda."""
-    head: Literal["l1", "token"] = "l1"
-    """Which head of the VLA acts."""
-    temperature: float = 0.0
-    """Of the token head: 0 takes the most likely tokens, more samples them."""
-    seed: int = 0
-    """Of random actions and sampled tokens; all else is deterministic."""
-    phrasing: Literal["original", "held-out"] = "original"
-    """Words that the VLA is told a task in: LIBERO's, or some that cloning left out."""
-    chunk_len: int | None = None
-    """Control steps executed a chunk; default: the VLA's horizon. A trained policy has its own."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
-
     num_envs: int = 8
     """Environments at once."""
     workers: int | None = None
     """Worker processes; default: one a core; 0: none."""
-    batch_size: int = 4
-    """Rows of each forward pass of the VLA. The rounding of its actions depends on it, so compare
-    and merge results of one batch size."""
     torch_threads: int = 1
     """Threads of torch, which the rounding may depend on too."""
 
@@ -88,46 +62,81 @@ class EvalConfig:
     """Show a progress bar."""
 
     def num_states(self) -> int:
-        """Return the number of official states that tasks of all suites have.
+        """Return how many states of each task are played: ``episodes``, or all that all have.
 
         Raises:
             UnknownTaskError: If there is no such suite.
         """
-        return min((get_suite(suite).num_init_states for suite in self.suite), default=0)
+        return self.episodes or min(get_suite(suite).num_init_states for suite in self.suite)
+
+    def starts(self) -> tuple[Start, ...]:
+        """Return every start: suites as given, then tasks, then states 0..n-1.
+
+        Raises:
+            UnknownTaskError: If a suite or task does not exist.
+            ConfigError: If a suite or task is named twice, or there is none.
+        """
+        suites = [get_suite(suite) for suite in self.suite]
+        for what, values in (("--suite", [s.name for s in suites]), ("--task-ids", self.task_ids)):
+            if values is not None and (not values or len(set(values)) != len(values)):
+                raise ConfigError(
+                    f"{what} needs at least one value, each once; got {list(values)}."
+                )
+        tasks = [(suite, i) for suite in suites for i in parse_tasks(suite, self.task_ids)]
+        if len({suite.tasks[i] for suite, i in tasks}) != len(tasks):
+            raise ConfigError(f"--suite names tasks twice: {list(self.suite)}.")
+        states = range(self.num_states())
+        return tuple(Start(suite.name, i, state) for suite, i in tasks for state in states)
+
+    def shard(self) -> tuple[int, int]:
+        """Return part and number of parts, (1, 1) without ``--shards``.
+
+        Raises:
+            ConfigError: If it is not like ``2/4``.
+        """
+        match = re.fullmatch(r"(\d+)/(\d+)", self.shards or "1/1")
+        part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not 1 <= part <= parts:
+            raise ConfigError(
+                f"--shards must be i/n with 1 <= i <= n, e.g. 2/4; got {self.shards!r}."
+            )
+        return part, parts
+
+    def my_starts(self) -> tuple[Start, ...]:
+        """Return the starts of this shard: every n-th one, so that all take as long.
+
+        Raises:
+            ConfigError: If there are none.
+        """
+        part, parts = self.shard()
+        starts = self.starts()
+        if part > len(starts):
+            raise ConfigError(f"--shards {self.shards}: there are only {len(starts)} episodes.")
+        return starts[part - 1 :: parts]
 
     def check(self) -> None:
         """Check what can be checked without loading anything.
 
         Raises:
             ConfigError: If a value is out of range, or two contradict each other.
+            UnknownTaskError: If a suite or task does not exist, or has no expert to play it.
         """
         if self.episodes is not None:
-            as_integer(self.episodes, "--episodes", 1, self.num_states())
-        for name, low in (("num_envs", 1), ("batch_size", 1), ("torch_threads", 1), ("films", 0)):
-            as_integer(getattr(self, name), f"--{name.replace('_', '-')}", low)
-        as_integer(self.seed, "--seed", 0)
-        if self.workers is not None:
-            as_integer(self.workers, "--workers", 0)
-        if self.chunk_len is not None:
-            as_integer(self.chunk_len, "--chunk-len", 1)
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature must be 0 or more, got {self.temperature}.")
-        if self.temperature > 0.0 and self.head != "token":
-            raise ConfigError("--temperature samples from the token head: add --head token.")
-        if self.policy != "vla" and self.phrasing != "original":
-            raise ConfigError(f"--phrasing belongs to --policy vla, got --policy {self.policy}.")
-        without_vla = self.policy in ("expert", "random")
-        if self.policy != "vla" and self.head != "l1":
-            raise ConfigError(f"--head belongs to --policy vla, got --policy {self.policy}.")
-        if self.rl_token is not None and self.policy in POLICIES:
+            most = min((get_suite(suite).num_init_states for suite in self.suite), default=0)
+            as_integer(self.episodes, "--episodes", 1, most)
+        for name, low in (("num_envs", 1), ("workers", 0), ("torch_threads", 1), ("films", 0)):
+            if getattr(self, name) is not None:
+                as_integer(getattr(self, name), f"--{name.replace('_', '-')}", low)
+        for name in ("resume", "films"):
+            if getattr(self, name) and self.out is None:
+                raise ConfigError(f"--{name} needs --out: a directory or a .json file.")
+        self.check_policy(self.my_starts())
+        suites = dict.fromkeys(start.suite for start in self.starts())
+        if self.confusion and not any(map(can_be_confused, suites)):
             raise ConfigError(
-                f"--rl-token belongs to a trained policy, got --policy {self.policy}: leave it out."
+                "--confusion needs a suite whose tasks share a scene and differ in their goals, "
+                f"such as goal; got {', '.join(suites)}."
             )
-        if without_vla and self.vla is not None:
-            raise ConfigError(f"--vla has nothing to do with --policy {self.policy}: leave it out.")
-        needs_out = [n for n in ("resume", "films") if getattr(self, n)]
-        if needs_out and self.out is None:
-            raise ConfigError(f"--{needs_out[0]} needs --out: a directory or a .json file.")
 
 
 @dataclass(frozen=True)

@@ -5,55 +5,38 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from tqdm import tqdm
 
-from vla_gym.envs.checks import as_integer, parse_init_states
+from vla_gym.envs.checks import as_integer, parse_init_states, parse_tasks
 from vla_gym.errors import ConfigError
-from vla_gym.play.video import check_video_path
-from vla_gym.rollout import Episode, Policy, Start
+from vla_gym.play.video import check_video_path, tiled_frames, write_video
+from vla_gym.rollout import Episode, Start
+from vla_gym.rollout.film import film
 from vla_gym.suites import get_suite, get_task
 from vla_gym.variation import DomainVariation
-from vla_gym_trainers.evaluation.command import check_expert, make_policy
-from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 
-Who = Literal["expert", "vla", "random", "policy"]
-LABELS: dict[Who, str] = {
-    "expert": "scripted expert",
-    "vla": "VLA",
-    "random": "random actions",
-    "policy": "trained policy",
-}
 # Most tiles of one video; more could not be made out.
 MAX_TILES = 100
 
 
 @dataclass(frozen=True)
-class PlayConfig:
+class PlayConfig(PolicyConfig):
     """Play episodes and write one video: cameras, instruction, step, outcome.
 
     Every task is played from every state (or seed); more than one episode are tiled.
     """
 
+    policy: str = "expert"
+    """Who acts: expert (scripted, sees the simulation), vla, random, or a trained policy: a run
+    directory of vla-gym-train, or a .zip of its td3."""
     suite: str = "goal"
     """Suite name."""
     task_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--task-id"])] = (8,)
     """Tasks in the suite; see vla-gym tasks."""
-    who: Who = "expert"
-    """Who acts."""
-    policy: Path | None = None
-    """A run directory of vla-gym-train, or a .zip of its td3; needed for --who policy."""
-    vla: str | None = None
-    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
-    the one of the policy's run."""
-    rl_token: str | None = None
-    """Of a policy: folder of its RL token's encoder, auto or mean; default: the run's."""
-    device: str = "cpu"
-    """Torch device of the VLA, e.g. cuda."""
-    chunk_len: int | None = None
-    """Control steps the VLA executes per decision; default: its horizon. A policy has its own."""
     init_state_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--init-state-id"])] = (0,)
     """Official initial states, from 0; LIBERO has 50."""
     seeds: tuple[int, ...] = ()
@@ -64,10 +47,6 @@ class PlayConfig:
     """Pixels of a camera's side; default: 256 for up to four tiles, less for more."""
     max_steps: int | None = None
     """End an episode after so many control steps; default: the suite's limit."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
     variation: str | None = None
     """How light, cameras, colours and clutter vary from tile to tile: mild or strong."""
     out: Path = Path("episode.mp4")
@@ -75,15 +54,15 @@ class PlayConfig:
 
     def starts(self) -> list[Start]:
         """Return where the episodes begin."""
-        suite = get_task(self.suite, 0).suite
-        tasks = [get_task(suite, task_id).task_id for task_id in self.task_ids]
+        suite = get_suite(self.suite)
+        tasks = parse_tasks(suite, self.task_ids)
         if self.seeds:
-            seeds = [as_integer(seed, "seeds", 0) for seed in self.seeds]
-            return [Start(suite, task, -1, seed) for task in tasks for seed in seeds]
-        number = get_suite(suite).num_init_states
-        states = [int(state) for state in parse_init_states(self.init_state_ids, number)]
-        # Of an official state the seed decides nothing but how the scene varies.
-        return [Start(suite, task, state, state) for task in tasks for state in states]
+            places = [(-1, as_integer(seed, "seeds", 0)) for seed in self.seeds]
+        else:
+            states = parse_init_states(self.init_state_ids, suite.num_init_states)
+            # Of an official state the seed decides nothing but how the scene varies.
+            places = [(int(state), int(state)) for state in states]
+        return [Start(suite.name, task, *place) for task in tasks for place in places]
 
     def check(self) -> None:
         """Check what can be checked without loading anything.
@@ -92,10 +71,6 @@ class PlayConfig:
             ConfigError: If options contradict each other or the video cannot be written.
             UnknownTaskError: If a task does not exist, or has no expert to play it.
         """
-        if (self.policy is not None) != (self.who == "policy"):
-            raise ConfigError("--policy and --who policy belong together: give both or neither.")
-        if self.rl_token is not None and self.who != "policy":
-            raise ConfigError(f"--rl-token belongs to --who policy, got --who {self.who}.")
         starts = self.starts()
         if not 1 <= len(starts) <= MAX_TILES:
             raise ConfigError(
@@ -112,8 +87,7 @@ class PlayConfig:
             raise ConfigError(f"--cameras must be of {', '.join(known)}, got {self.cameras}.")
         DomainVariation.parse(self.variation)
         check_video_path(self.out)
-        if self.who == "expert":
-            check_expert(starts)
+        self.check_policy(starts)
 
 
 def main(config: PlayConfig) -> int:
@@ -127,29 +101,20 @@ def main(config: PlayConfig) -> int:
     return 0
 
 
-def play_video(config: PlayConfig, policy: Policy | None = None) -> list[Episode]:
+def play_video(config: PlayConfig) -> list[Episode]:
     """Play all episodes with a line about each, then write the video.
-
-    Args:
-        config: What to play.
-        policy: Who acts, in place of what the configuration names.
 
     Raises:
         ConfigError, UnknownTaskError: See :meth:`PlayConfig.check`.
         WeightsError: If there is no such policy or VLA, or a file is damaged.
     """
-    from vla_gym.play.video import tiled_frames, write_video
-    from vla_gym.rollout.film import film
-
     config.check()
     starts = config.starts()
-    label = LABELS[config.who] if policy is None else policy.name
-    policy = policy or _policy(config)
+    policy = config.make_policy()
     size = config.size or (256 if len(starts) <= 4 else 192 if len(starts) <= 16 else 128)
     settings: dict[str, Any] = {
         "cameras": config.cameras,
         "size": size,
-        "label": label,
         "assets": config.assets,
         "physics": config.physics,
         "variation": config.variation,
@@ -171,15 +136,3 @@ def play_video(config: PlayConfig, policy: Policy | None = None) -> list[Episode
         config.out, tqdm(pictures, "video", length, unit="frame", disable=None, leave=False)
     )
     return episodes
-
-
-def _policy(config: PlayConfig) -> Policy:
-    return make_policy(
-        EvalConfig(
-            policy=str(config.policy) if config.policy is not None else config.who,
-            vla=config.vla,
-            rl_token=config.rl_token,
-            device=config.device,
-            chunk_len=config.chunk_len,
-        )
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vla_gym.rollout import Episode, Start, make_envs, rollout
 from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
-from vla_gym_trainers.evaluation.eval_result import EvalResult, summarize
-from vla_gym_trainers.evaluation.evaluate import results_by_task
+from vla_gym_trainers.evaluation.summary import compare, summarize
 from vla_gym_trainers.evaluation.trained import ActorPolicy
 
 if TYPE_CHECKING:
@@ -61,13 +59,17 @@ class RunPlayer:
         return sorted(rollout(self.envs, self.policy(model), starts), key=lambda e: e.start)
 
     def evaluate(self, model: Any, starts: Sequence[Start]) -> dict[str, Any]:
-        """Play the VLA and a policy; return the results part of a run's card."""
-        return summarize(self._results(None, starts, "vla"), self._results(model, starts, "policy"))
+        """Play the VLA and a policy; return the evaluation in a run's card.
 
-    def _results(self, model: Any, starts: Sequence[Start], name: str) -> list[EvalResult]:
-        policy, started = self.policy(model, name), time.perf_counter()
-        episodes = list(rollout(self.envs, policy, starts))
-        return results_by_task(episodes, policy, time.perf_counter() - started)
+        Returns:
+            ``start`` of the VLA and ``policy``, see :func:`~.summary.summarize`; the second with
+            ``paired``, the comparison.
+        """
+        start, policy = self.play(None, starts), self.play(model, starts)
+        name = getattr(self._parts[0], "name", "VLA")
+        vla = {"kind": "vla", "vla": {"name": name}, "head": "l1"}
+        paired = {"policy": vla, **compare(policy, start)}
+        return {"start": summarize(start), "policy": {**summarize(policy), "paired": paired}}
 
     def film(self, model: Any, starts: Sequence[Start], path: Path, label: str) -> list[Episode]:
         """Play a policy, None for the VLA, once more and write a video with a tile an episode."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from vla_gym.errors import ConfigError
 
@@ -27,10 +27,11 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     Raises:
         ConfigError: If the counts or the confidence are out of range.
     """
-    if not 0 <= successes <= trials:
-        raise ConfigError(f"Expected 0 <= successes <= trials, got {successes} of {trials}.")
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    if not 0 <= successes <= trials or not 0.0 < confidence < 1.0:
+        raise ConfigError(
+            "Expected 0 <= successes <= trials and a confidence between 0 and 1, got "
+            f"{successes} of {trials} and {confidence}."
+        )
     if trials == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
@@ -55,59 +56,25 @@ def sign_test(wins: int, losses: int) -> float:
     Args:
         wins: Pairs where only the new policy succeeded.
         losses: Pairs where only the baseline succeeded.
-
-    Raises:
-        ConfigError: If a count is negative.
     """
-    if wins < 0 or losses < 0:
-        raise ConfigError(f"wins and losses must not be negative, got {wins} and {losses}.")
     decided = wins + losses
-    if decided == 0:
-        return 1.0
     tail = sum(math.comb(decided, i) for i in range(min(wins, losses) + 1))
     return min(1.0, 2.0 * tail / 2**decided)
 
 
-@dataclass(frozen=True)
-class PairedComparison:
-    """Two policies on the same initial states.
+def compare_paired(policy: Sequence[bool], baseline: Sequence[bool]) -> dict[str, Any]:
+    """Compare two success sequences, of the same states in the same order.
 
-    Attributes:
-        wins: States where only the policy succeeded.
-        losses: States where only the baseline succeeded.
-        both: States where both succeeded.
-        neither: States where neither succeeded.
-        p_value: Exact two-sided McNemar (sign) test over the decided states.
+    Returns:
+        ``wins``: states where only the policy succeeded; ``losses``: only the baseline; ``both``;
+        ``neither``; ``p_value``: of :func:`sign_test`.
     """
-
-    wins: int
-    losses: int
-    both: int
-    neither: int
-    p_value: float
-
-
-def compare_paired(policy: Sequence[bool], baseline: Sequence[bool]) -> PairedComparison:
-    """Compare two success sequences state by state.
-
-    Args:
-        policy: Success of the policy on each state.
-        baseline: Success of the baseline on the same states, in the same order.
-
-    Raises:
-        ConfigError: If the lengths differ.
-    """
-    if len(policy) != len(baseline):
-        raise ConfigError(
-            f"A paired comparison needs the same states for both, got {len(policy)} and "
-            f"{len(baseline)} results. Evaluate both on the same init_state_ids."
-        )
-    pairs = [(bool(p), bool(b)) for p, b in zip(policy, baseline, strict=True)]
+    pairs = list(zip(policy, baseline, strict=True))
     wins, losses = pairs.count((True, False)), pairs.count((False, True))
-    return PairedComparison(
-        wins=wins,
-        losses=losses,
-        both=pairs.count((True, True)),
-        neither=pairs.count((False, False)),
-        p_value=sign_test(wins, losses),
-    )
+    return {
+        "wins": wins,
+        "losses": losses,
+        "both": pairs.count((True, True)),
+        "neither": pairs.count((False, False)),
+        "p_value": sign_test(wins, losses),
+    }

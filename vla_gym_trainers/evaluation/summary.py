@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Start
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym_trainers.evaluation.episodes import to_row
 from vla_gym_trainers.evaluation.statistics import compare_paired, wilson_interval
+
+_COLUMNS = ("success", "terminated", "truncated", "length", "achieved", "achieved_step")
 
 
 def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[str, Any]:
@@ -24,30 +24,50 @@ def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[s
     Returns:
         ``total``, ``suites``, ``tasks``, with ``confusion`` one entry a suite, and ``episodes``.
     """
+    suites = {
+        suite: [e for e in episodes if e.suite == suite]
+        for suite in dict.fromkeys(e.suite for e in episodes)
+    }
     results: dict[str, Any] = {
         "total": total(episodes),
-        "suites": [
-            {"suite": suite, **total([e for e in episodes if e.suite == suite])}
-            for suite in _suites(episodes)
-        ],
+        "suites": [{"suite": suite, **total(played)} for suite, played in suites.items()],
         "tasks": [
             {
                 "suite": suite,
                 "task_id": task_id,
                 "instruction": get_task(suite, task_id).instruction,
-                **counts([e for e in episodes if (e.suite, e.task_id) == (suite, task_id)]),
+                **counts(played),
             }
-            for suite, task_id in _tasks(episodes)
+            for (suite, task_id), played in by_task(episodes).items()
         ],
     }
     if confusion:
         results["confusion"] = [
-            confusion_of(suite, [e for e in episodes if e.suite == suite])
-            for suite in _suites(episodes)
+            confusion_of(suite, played)
+            for suite, played in suites.items()
             if can_be_confused(suite)
         ]
     results["episodes"] = [to_row(episode) for episode in episodes]
     return results
+
+
+def to_row(episode: Episode) -> dict[str, Any]:
+    """Return an episode on an official state as plain JSON types."""
+    start = episode.start
+    place = {
+        "suite": start.suite,
+        "task_id": start.task_id,
+        "init_state_id": start.init_state_id,
+    }
+    return place | {name: getattr(episode, name) for name in _COLUMNS}
+
+
+def by_task(episodes: Iterable[Episode]) -> dict[tuple[str, int], list[Episode]]:
+    """Return the episodes of each task, (suite, id), in the order in which they come."""
+    found: dict[tuple[str, int], list[Episode]] = {}
+    for episode in episodes:
+        found.setdefault((episode.suite, episode.task_id), []).append(episode)
+    return found
 
 
 def counts(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -64,13 +84,9 @@ def counts(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 def total(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return :func:`counts` over several tasks, and the unweighted mean of the tasks' rates."""
-    tasks = _tasks(episodes)
-    rates = [
-        counts([e for e in episodes if (e.suite, e.task_id) == task])["success_rate"]
-        for task in tasks
-    ]
+    rates = [counts(played)["success_rate"] for played in by_task(episodes).values()]
     mean = sum(rates) / max(1, len(rates))
-    return {"num_tasks": len(tasks), "mean_over_tasks": mean, **counts(episodes)}
+    return {"num_tasks": len(rates), "mean_over_tasks": mean, **counts(episodes)}
 
 
 def can_be_confused(suite: str) -> bool:
@@ -106,7 +122,22 @@ def confusion_of(suite: str, episodes: Sequence[Episode]) -> dict[str, Any]:
     }
 
 
-def compare(episodes: Sequence[Episode], other: Iterable[Episode]) -> dict[str, Any]:
+def check_paired(starts: Sequence[Start], other: Iterable[Episode]) -> None:
+    """Check that another evaluation holds these states.
+
+    Raises:
+        ConfigError: If it lacks one.
+    """
+    theirs = {episode.start for episode in other}
+    missing = [start for start in starts if start not in theirs]
+    if missing:
+        raise ConfigError(
+            f"--paired: the other card lacks {len(missing)} of {len(starts)} episodes "
+            f"({missing[0]}, ...): play both policies on the same suites, tasks and --episodes."
+        )
+
+
+def compare(episodes: Sequence[Episode], other: Sequence[Episode]) -> dict[str, Any]:
     """Compare with another evaluation, state by state.
 
     Args:
@@ -120,32 +151,15 @@ def compare(episodes: Sequence[Episode], other: Iterable[Episode]) -> dict[str, 
     Raises:
         ConfigError: If the other one lacks a state.
     """
-    theirs: dict[Start, bool] = {episode.start: episode.success for episode in other}
-    missing = [episode.start for episode in episodes if episode.start not in theirs]
-    if missing:
-        raise ConfigError(
-            f"--paired: the other card lacks {len(missing)} of {len(episodes)} episodes "
-            f"({missing[0]}, ...): play both policies on the same suites, tasks and --episodes."
-        )
+    check_paired([episode.start for episode in episodes], other)
+    theirs = {episode.start: episode.success for episode in other}
 
     def compared(mine: Sequence[Episode]) -> dict[str, Any]:
         ours = [episode.success for episode in mine]
-        return asdict(compare_paired(ours, [theirs[episode.start] for episode in mine]))
+        return compare_paired(ours, [theirs[episode.start] for episode in mine])
 
     tasks = [
-        {
-            "suite": suite,
-            "task_id": task_id,
-            **compared([e for e in episodes if (e.suite, e.task_id) == (suite, task_id)]),
-        }
-        for suite, task_id in _tasks(episodes)
+        {"suite": suite, "task_id": task_id, **compared(mine)}
+        for (suite, task_id), mine in by_task(episodes).items()
     ]
     return {"total": compared(episodes), "tasks": tasks}
-
-
-def _suites(episodes: Sequence[Episode]) -> list[str]:
-    return list(dict.fromkeys(episode.suite for episode in episodes))
-
-
-def _tasks(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((episode.suite, episode.task_id) for episode in episodes))

@@ -14,14 +14,15 @@ MAX_MATRIX = 12
 PIPED_WIDTH = 120
 
 
-def print_card(card: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the tables of a card: results, confusion, comparison."""
+def print_results(
+    results: Mapping[str, Any], title: str = "", console: Console | None = None
+) -> None:
+    """Print the tables of a card's results: successes, confusion, comparison."""
     if console is None:
         console = Console()
         if not console.is_terminal:
             console = Console(width=PIPED_WIDTH)
-    results = card["results"]
-    console.print(results_table(results, title_of(card["protocol"])))
+    console.print(results_table(results, title))
     for confusion in results.get("confusion", ()):
         print_confusion(confusion, console)
     if "paired" in results:
@@ -124,7 +125,7 @@ def print_confusion(confusion: Mapping[str, Any], console: Console) -> None:
 def paired_table(paired: Mapping[str, Any]) -> Table:
     """Return the table of a comparison on the same states."""
     table = Table(
-        title=f"Same states as {policy_name(paired['policy'])} ({paired['with']})",
+        title=f"Same states as {policy_name(paired['policy'])}",
         title_justify="left",
         show_edge=False,
     )

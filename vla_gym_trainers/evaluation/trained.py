@@ -1,20 +1,21 @@
-"""A trained policy of ``vla-gym-train`` in an evaluation."""
+"""What a training run has made: its policy over the RL token, or its VLA."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.spec_options import split_options, with_option
 from vla_gym.wrappers.vla_features import look
-from vla_gym_trainers.evaluation.trained_on import trained_on
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -22,12 +23,7 @@ if TYPE_CHECKING:
 
 
 class ActorPolicy:
-    """A policy over the RL token on top of a frozen VLA, as TD3 trains it; deterministic.
-
-    Attributes:
-        squared_distances: By task, the mean squared difference to the VLA's chunk, one number for
-            each chunk that was chosen so far.
-    """
+    """A policy over the RL token on top of a frozen VLA, as TD3 trains it; deterministic."""
 
     expert = False
 
@@ -56,19 +52,12 @@ class ActorPolicy:
         self.image_size = 1 if vla is None else vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
         self.identity: dict[str, Any] = {"kind": "trained"}
-        self.squared_distances: dict[int, list[float]] = {}
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the policy's chunks."""
-        both = in_fixed_batches(self._forward, observations, infos, self._batch_size)
-        actions, references = np.split(both, 2, axis=1)
-        squares = np.square(actions - references).mean(axis=(1, 2)).tolist()
-        for info, square in zip(infos, squares, strict=True):
-            self.squared_distances.setdefault(info["task_id"], []).append(square)
-        return actions
+        return in_fixed_batches(self._forward, observations, infos, self._batch_size)
 
     def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
-        """Return (B, 2 C, action size): the policy's chunks and below them the VLA's."""
         features = observations
         if self._vla is not None:
             images = {camera: observations[camera] for camera in self.cameras}
@@ -81,11 +70,34 @@ class ActorPolicy:
                 "proprio": proprio,
                 "task_id": observations["task_id"],
             }
-        reference = np.asarray(features["vla_action"], np.float32)
         if self._model is None:
-            return np.concatenate([reference, reference], axis=1)
+            return np.asarray(features["vla_action"], np.float32)
         action, _ = self._model.predict(features, deterministic=True)
-        return np.concatenate([np.clip(action, -1.0, 1.0), reference], axis=1)
+        return np.asarray(np.clip(action, -1.0, 1.0))
+
+
+def load_policy(path: Path) -> Any:
+    """Load the network of a trained policy from a .zip or a run directory; it has ``predict``.
+
+    Raises:
+        WeightsError: If there is no such file or it cannot be read.
+    """
+    from vla_gym_trainers.on_policy.rl_token_policy import WEIGHTS, RLTokenActor
+
+    if (path / WEIGHTS).is_file():
+        return RLTokenActor.load(path)
+    from vla_gym_trainers.td3.algorithm import TD3BC
+
+    file = path / "policy.zip" if path.is_dir() else path
+    if not file.is_file():
+        raise WeightsError(
+            f"No trained policy at {file}: expected a .zip that 'vla-gym-train td3' wrote, or its "
+            "run directory."
+        )
+    try:
+        return TD3BC.load(file, device="cpu", custom_objects={"buffer_size": 1})
+    except Exception as error:  # zipfile, pickle and torch each raise their own kinds
+        raise WeightsError(f"{file} is not a TD3BC checkpoint or is corrupt: {error}") from error
 
 
 def load_trained(
@@ -112,12 +124,10 @@ def load_trained(
     """
     from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
-    from vla_gym_trainers.evaluation.evaluate import load_policy
 
     model = load_policy(path)
-    known = trained_on(path)
-    given, vla = vla is not None, vla or known.vla
-    rl_token = rl_token or known.rl_token
+    of_run = trained_on(path)
+    given, vla, rl_token = vla is not None, vla or of_run[0], rl_token or of_run[1]
     # What a run's configuration names is a checkpoint, never a class to import.
     loaded = load(vla, device=device, allow_class=given)
     encoder = choose_rl_token(rl_token, loaded, device)
@@ -143,3 +153,46 @@ def load_trained(
         "rl_token": token,
     }
     return policy
+
+
+def trained_on(path: Path) -> tuple[str, str]:
+    """Return VLA and RL token of a policy's run, as its configuration names them.
+
+    The VLA comes from a file: load it with ``allow_class=False``.
+
+    Args:
+        path: A run directory, or a .zip in one. Without a configuration: ``mini`` and ``auto``.
+
+    Raises:
+        ConfigError: If there is a configuration that cannot be read.
+    """
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    if not config.is_file():
+        return "mini", "auto"
+    try:
+        settings = dict(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{config} is damaged ({error}): restore it, for it says what {path} was trained on."
+        ) from error
+    return str(settings.get("vla", "mini")), str(settings.get("rl_token", "auto"))
+
+
+def trained_vla(run_dir: Path, vla: str) -> str | None:
+    """Return what :func:`vla_gym.vla.load` takes for the VLA that a run of PPO or GRPO has trained.
+
+    A plain checkpoint if the run has one, else the VLA with the run's adapters; None if it has
+    neither, its path cannot stand in a specification, or the run began with other adapters, which
+    would be lost.
+
+    Args:
+        run_dir: The run's folder.
+        vla: The VLA that the run began with.
+    """
+    if (run_dir / "vla").is_dir():
+        return str(run_dir / "vla")
+    folder = run_dir / "adapters"
+    has_adapters = "adapters" in split_options(vla)[1]
+    if not folder.is_dir() or has_adapters or set(str(folder)) & set("?&"):
+        return None
+    return with_option(vla, "adapters", str(folder))

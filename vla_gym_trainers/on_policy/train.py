@@ -17,7 +17,7 @@ from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
-from vla_gym_trainers.evaluation.trained_on import trained_vla
+from vla_gym_trainers.evaluation.trained import trained_vla
 from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner

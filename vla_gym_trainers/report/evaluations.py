@@ -110,23 +110,16 @@ def plain_evaluations(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]
 
 def of_run(run: Run, colour: int) -> Evaluation | None:
     """Return the evaluation in a run's card; None if there is none."""
-    results = run.results
-    if "start" in results.get("evaluation", {}):
-        start, policy = results["evaluation"]["start"], results["evaluation"]["policy"]
-        paired = {**policy["paired"]["total"], "tasks": policy["paired"]["tasks"]}
-        tasks = _tasks(policy["tasks"], paired["tasks"], start["tasks"])
-        return Evaluation(run.name, run.kind, "VLA before", colour, tasks, _total(tasks, paired))
-    if not results.get("vla"):
+    evaluation = run.results.get("evaluation", {})
+    if "start" not in evaluation:
         return None
-    if not results.get("policy"):
-        tasks = _tasks(results["vla"], None, None)
-        return Evaluation(run.name, "VLA", None, None, tasks, _total(tasks, None))
-    tasks = _tasks(results["policy"], results["paired"], results["vla"])
-    total = results.get("paired_all_tasks", results["paired"][0])
+    start, policy = evaluation["start"], evaluation["policy"]
+    paired = {**policy["paired"]["total"], "tasks": policy["paired"]["tasks"]}
+    tasks = _tasks(policy["tasks"], paired["tasks"], start["tasks"])
     note = ""
-    if guarded := results.get("guard", {}).get("guarded_tasks"):
+    if guarded := run.results.get("guard", {}).get("guarded_tasks"):
         note = f"The guard has the VLA play tasks {', '.join(map(str, guarded))}."
-    return Evaluation(run.name, run.kind, "VLA", colour, tasks, _total(tasks, total), note)
+    return Evaluation(run.name, run.kind, "VLA before", colour, tasks, _total(tasks, paired), note)
 
 
 def of_card(name: str, card: EvalCard, others: Sequence[EvalCard], colour: int) -> Evaluation:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers.evaluation.evaluate import load_policy
+from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.runs.result_card import make_card, write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.algorithm import TD3BC

@@ -18,8 +18,8 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.suites import get_suite
-from vla_gym_trainers.evaluation.evaluate import load_policy
 from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
+from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.runs.checkpoint import load_checkpoint
 from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
 from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
@@ -154,7 +154,7 @@ def conclude(
     states = config.eval_states
     states = get_suite(config.suite).num_init_states if states is None else states
     if states:
-        results.update(player.evaluate(policy, _official_starts(config, states)))
+        results["evaluation"] = player.evaluate(policy, _official_starts(config, states))
     if config.videos:
         film(config, files, policy, player)
     world = {**world_facts(config), **player.facts(), **machine_facts()}

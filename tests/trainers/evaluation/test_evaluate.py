@@ -17,11 +17,11 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import Start
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.config import EvalConfig
-from vla_gym_trainers.evaluation.eval_result import compare_results, format_table
-from vla_gym_trainers.evaluation.evaluate import evaluate, load_policy
 from vla_gym_trainers.evaluation.run_player import RunPlayer
+from vla_gym_trainers.evaluation.summary import summarize
+from vla_gym_trainers.evaluation.trained import load_policy, trained_on, trained_vla
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
-from vla_gym_trainers.runs.settings import load_preset, parse_config, preset_names
+from vla_gym_trainers.runs.settings import load_preset, preset_names
 from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 SMALL: dict[str, Any] = {
@@ -61,37 +61,23 @@ def player() -> Iterator[RunPlayer]:
         yield player
 
 
-def test_vla_is_paired_with_itself(player: RunPlayer) -> None:
-    (first,) = player._results(None, starts(range(30)), "vla")
-    (again,) = player._results(None, starts(range(30)), "same")
-    assert first.successes == again.successes
-    assert first.control_steps == again.control_steps
-    assert 0 < first.num_successes < 30
-    assert first.reference_rms == 0.0
-    paired = compare_results(again, first)
-    assert (paired.wins, paired.losses, paired.p_value) == (0, 0, 1.0)
-    (other,) = player._results(None, starts([0, 2]), "vla")
-    with pytest.raises(ConfigError, match="init_state_ids"):
-        compare_results(first, other)
-    with pytest.raises(ConfigError, match="empty"):
-        evaluate(None, "goal", 0, [])
+class Corrects:
+    """Knows what the reference's mistake is."""
+
+    def predict(self, observation: Any, *, deterministic: bool) -> tuple[np.ndarray, None]:
+        assert deterministic
+        action = observation["vla_action"].copy()
+        action[..., :3] -= [0.3, -0.24, 0.18]
+        return action, None
 
 
-def test_a_policy_that_corrects_the_bias_wins(player: RunPlayer) -> None:
-    class Corrects:
-        def predict(self, observation: Any, *, deterministic: bool) -> tuple[np.ndarray, None]:
-            assert deterministic
-            action = observation["vla_action"].copy()
-            action[..., :3] -= [0.3, -0.24, 0.18]
-            return action, None
-
+def test_the_vla_and_a_policy_play_the_same_states(player: RunPlayer) -> None:
     results = player.evaluate(Corrects(), starts(range(40)))
-    assert results["paired"][0].wins > results["paired"][0].losses
-    assert results["policy"][0]["reference_rms"] > 0.05
-    assert results["policy"][0]["init_state_ids"] == tuple(range(40))
-    table = format_table({"results": results})
-    assert f"{results['policy'][0]['num_successes']}/40" in table
-    assert "exact sign test" in table
+    first, policy = results["start"], results["policy"]
+    assert player.evaluate(None, starts(range(40)))["policy"]["episodes"] == first["episodes"]
+    assert 0 < first["total"]["num_successes"] < policy["total"]["num_successes"]
+    assert policy["paired"]["total"]["wins"] > policy["paired"]["total"]["losses"]
+    assert [row["init_state_id"] for row in policy["episodes"]] == list(range(40))
 
 
 def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
@@ -108,16 +94,15 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     training = card["results"]["training"]
     assert training["chunks"] == 120
     assert training["warmup_episodes"] > 0
-    low, high = card["results"]["vla"][0]["wilson_95"]
+    evaluation = card["results"]["evaluation"]
+    low, high = evaluation["start"]["total"]["wilson_95"]
     assert 0 <= low < high <= 1
-    assert len(card["results"]["policy"][0]["successes"]) == 6
+    assert len(evaluation["policy"]["episodes"]) == 6
 
     # The saved policy, loaded again from disk, plays the same episodes.
     with closing(make_toy_player()) as player:
-        (again,) = player._results(load_policy(run.run_dir), starts(range(6), 9), "policy")
-    assert list(again.successes) == card["results"]["policy"][0]["successes"]
-    assert list(again.control_steps) == card["results"]["policy"][0]["control_steps"]
-    assert "goal 9" in format_table(card)
+        again = summarize(player.play(load_policy(run.run_dir), starts(range(6), 9)))
+    assert again["episodes"] == evaluation["policy"]["episodes"]
 
 
 def test_max_minutes_stops_the_run(tmp_path: Path, toy_env: None) -> None:
@@ -168,16 +153,6 @@ def test_shipped_presets_are_valid(name: str) -> None:
     assert config.learning_starts < config.total_timesteps
 
 
-def test_command_line_beats_preset(tmp_path: Path) -> None:
-    preset = tmp_path / "p.yaml"
-    preset.write_text("bc_weight: 0.7\ntask_ids: [1, 2]\n")
-    config = parse_config(TD3RunConfig, [f"--preset={preset}", "--task-ids", "3"])
-    assert (config.bc_weight, config.task_ids) == (0.7, (3,))
-    preset.write_text("bc_wait: 0.7\n")
-    with pytest.raises(ConfigError, match="bc_wait"):
-        load_preset(TD3RunConfig, str(preset))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -215,3 +190,30 @@ def test_cards_are_atomic_plain_json(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["card.json"]
     with pytest.raises(ConfigError, match="JSON"):
         write_json(tmp_path / "b.json", {"x": float("nan")})
+
+
+def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
+    assert trained_on(tmp_path) == ("mini", "auto")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"vla": "mini-few", "rl_token": "/token"}))
+    assert trained_on(tmp_path) == trained_on(tmp_path / "best.zip") == ("mini-few", "/token")
+    config.write_text(json.dumps({"vla": "mini-few"}))  # a run from before there was a choice
+    assert trained_on(tmp_path) == ("mini-few", "auto")
+    for text in ("{", '"vla"', "[1]", ""):  # not silently another VLA
+        config.write_text(text)
+        with pytest.raises(ConfigError, match="config.json is damaged"):
+            trained_on(tmp_path)
+
+
+def test_the_vla_that_was_trained(tmp_path: Path) -> None:
+    assert trained_vla(tmp_path, "mini") is None
+    (tmp_path / "adapters").mkdir()
+    assert trained_vla(tmp_path, "oft:/path") == f"oft:/path?adapters={tmp_path}/adapters"
+    assert trained_vla(tmp_path, "oft:/path?a=1") == f"oft:/path?a=1&adapters={tmp_path}/adapters"
+    assert trained_vla(tmp_path, "oft:/path?adapters=/other") is None
+    (tmp_path / "vla").mkdir()
+    assert trained_vla(tmp_path, "mini") == f"{tmp_path}/vla"
+    for mark in "?&":  # a path that no specification can hold
+        run = tmp_path / f"what{mark}"
+        (run / "adapters").mkdir(parents=True)
+        assert trained_vla(run, "mini") is None

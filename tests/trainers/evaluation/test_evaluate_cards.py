@@ -16,31 +16,16 @@ from rich.console import Console
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
 from vla_gym.play.video import GREEN
-from vla_gym.rollout import Episode, Start
 from vla_gym_trainers.evaluation import command
 from vla_gym_trainers.evaluation.cards import RowsFile, read_card
-from vla_gym_trainers.evaluation.command import main, run_eval
+from vla_gym_trainers.evaluation.command import main, run_eval, run_merge
 from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
-from vla_gym_trainers.evaluation.episodes import (
-    all_starts,
-    from_row,
-    parse_shard,
-    shard,
-    to_row,
-)
-from vla_gym_trainers.evaluation.films import choose
-from vla_gym_trainers.evaluation.merging import run_merge
-from vla_gym_trainers.evaluation.summary import compare, summarize
-from vla_gym_trainers.evaluation.tables import print_card
+from vla_gym_trainers.evaluation.tables import print_results, title_of
 
 # In one process: workers are the other file's subject, and take seconds to start.
 EXPERT = EvalConfig(
     policy="expert", task_ids=(7, 8), episodes=2, num_envs=2, workers=0, progress=False
 )
-
-
-def episode(task_id: int, state: int, success: bool, length: int = 10, **more: Any) -> Episode:
-    return Episode(Start("goal", task_id, state), success, success, not success, length, **more)
 
 
 @pytest.fixture(scope="module")
@@ -66,53 +51,28 @@ def test_every_state_of_every_task_is_there_once(whole: dict[str, Any]) -> None:
     assert whole["protocol"]["assets"]["digest"] == whole["environment"]["asset_pack_digest"]
 
 
-def test_summary_known_answers() -> None:
-    episodes = [episode(3, 0, True, 10), episode(3, 1, False, 300)]
-    episodes += [episode(8, state, state < 3, 20 + state) for state in range(4)]
-    results = summarize(episodes)
-    assert [row["success_rate"] for row in results["tasks"]] == [0.5, 0.75]
-    assert [row["mean_success_length"] for row in results["tasks"]] == [10.0, 21.0]
-    total = results["total"]
-    assert (total["num_successes"], total["num_episodes"], total["num_tasks"]) == (4, 6, 2)
-    assert total["mean_over_tasks"] == 0.625  # of the tasks, not of the episodes
-    # 2 of 4, z = 1.96: centre 0.5, half width z sqrt(1/16 + z^2/64) / (1 + z^2/4)
-    four = summarize([episode(0, i, i < 2) for i in range(4)])["total"]
-    assert four["wilson_95"] == pytest.approx([0.15, 0.85], abs=1e-3)
-
-
-def test_confusion_known_answers() -> None:
-    episodes = [
-        episode(1, 0, True, achieved=1, achieved_step=5),
-        episode(1, 1, False, achieved=8, achieved_step=7),
-        episode(1, 2, True, achieved=8, achieved_step=7),  # the other goal came first
-        episode(8, 0, False),
-    ]
-    (confusion,) = summarize(episodes, confusion=True)["confusion"]
-    assert confusion["matrix"] == {"1": {"1": 1, "8": 2}, "8": {}}
-    assert (confusion["decided"], confusion["right"]) == (3, 1)
-    assert confusion["right_share"] == pytest.approx(1 / 3)
-
-
-def test_comparison_known_answers() -> None:
-    mine = [episode(t, i, i < 5) for t in (1, 2) for i in range(6)]
-    other = [episode(t, i, i == 5 and t == 2) for t in (2, 1) for i in reversed(range(6))]
-    result = compare(mine, other)
-    first, second = result["tasks"]
-    assert (first["wins"], first["losses"], first["neither"]) == (5, 0, 1)
-    assert (second["wins"], second["losses"]) == (5, 1)
-    assert first["p_value"] == pytest.approx(2 / 32)
-    assert result["total"]["p_value"] == pytest.approx(2 * (1 + 11) / 2**11)
-    with pytest.raises(ConfigError, match=r"lacks 1 of 12 episodes \(goal 1 state 0"):
-        compare(mine, other[:-1])
-
-
 def test_shards_cover_everything_once() -> None:
-    starts = all_starts(["libero_spatial", "object"], (0, 4), 5)
+    config = EvalConfig(suite=("libero_spatial", "object"), task_ids=(0, 4), episodes=5)
+    starts = config.starts()
     assert len(starts) == len(set(starts)) == 20 and starts[0].suite == "spatial"
-    parts = [shard(starts, i, 3) for i in (1, 2, 3)]
+    parts = [dataclasses.replace(config, shards=f"{i}/3").my_starts() for i in (1, 2, 3)]
     assert sorted(sum(parts, ())) == sorted(starts)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert parse_shard("2/3") == (2, 3) and parse_shard(None) == (1, 1)
+
+
+def test_suites_in_one_environment_play_the_same_episodes() -> None:
+    """Task 17 of goal+spatial is task 7 of spatial; the expert acts as in a suite of its own."""
+    alone = dataclasses.replace(EXPERT, task_ids=(7,), episodes=1, confusion=True)
+    mixed = dataclasses.replace(alone, suite=("goal+spatial",), task_ids=(7, 17))
+    rows = run_eval(mixed)["results"]["episodes"]
+    assert [(row["suite"], row["task_id"]) for row in rows] == [
+        ("goal+spatial", 7),
+        ("goal+spatial", 17),
+    ]
+    own = run_eval(dataclasses.replace(alone, suite=("goal", "spatial")))["results"]["episodes"]
+    for row, wanted in zip(rows, own, strict=True):
+        assert row["success"] and row["achieved"] == row["task_id"]
+        assert (row["length"], row["achieved_step"]) == (wanted["length"], wanted["achieved_step"])
 
 
 def test_merged_shards_equal_the_whole(whole: dict[str, Any], tmp_path: Path) -> None:
@@ -207,17 +167,12 @@ def test_pairing_films_and_tables(whole: dict[str, Any], tmp_path: Path) -> None
     assert json.loads(out.read_text()) == card
 
     text = StringIO()
-    print_card(card, Console(file=text, width=100))
+    title = title_of(card["protocol"])
+    print_results(card["results"], title, Console(file=text, width=100))
     for expected in ("goal 8", "put the bowl on the plate", "1/1", "100.0 %", "20.7 .. 100.0"):
         assert expected in text.getvalue(), expected
     for expected in ("scripted expert", "McNemar", "1 of 1 episodes decided"):
         assert expected in text.getvalue(), expected
-
-
-def test_films_show_successes_and_failures_of_each_task() -> None:
-    episodes = [episode(t, i, success=i % 2 == 1) for t in (4, 2) for i in range(6)]
-    chosen = [(e.task_id, e.init_state_id) for e in choose(episodes, 2)]
-    assert chosen == [(t, i) for t in (4, 2) for i in (1, 3, 0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +211,11 @@ def test_a_mistake_is_one_line(arguments: list[str], expected: str, capsys: Any)
 
 def test_files_that_are_no_cards_are_refused(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "x.json"
-    for content in ("{", "[]", '{"kind": "td3"}', '{"kind": "eval", "schema": 2}'):
+    row = {"kind": "eval", "schema": 2, "protocol": {}, "versions": {}, "environment": {}}
+    row["results"] = {"episodes": [{"suite": "goal"}]}
+    contents = ("{", "[]", '{"kind": "td3"}', '{"kind": "eval", "schema": 2}', json.dumps(row))
+    for content in contents:
         file.write_text(content)
         assert cli.main(["eval-merge", str(file)]) == 2
         error = capsys.readouterr().err
         assert str(file) in error and error.count("\n") == 1
-    with pytest.raises(ConfigError, match="'length' cannot be '10'"):
-        from_row({**to_row(episode(1, 0, True)), "length": "10"})

@@ -12,7 +12,8 @@ import torch
 from vla_gym.rollout import Episode, Start, play
 from vla_gym.rollout.film import film
 from vla_gym.rollout.vla_policy import VLAPolicy
-from vla_gym_trainers.evaluation.evaluate import evaluate
+from vla_gym_trainers.evaluation.command import run_eval
+from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.run_player import make_run_player
 from vla_gym_trainers.evaluation.trained import load_trained
 from vla_gym_trainers.runs.closed_loop import BestModel
@@ -49,10 +50,9 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
         assert len(frames) == 1 + episode.length
         filmed |= outcomes([episode])
     assert filmed == {start: wanted[start] for start in STARTS[1:]}
-    result = evaluate(trained, "goal", 8, (1,), workers=0)
-    assert list(zip(result.successes, result.control_steps, strict=True)) == [
-        wanted[start] for start in OFFICIAL
-    ]
+    config = EvalConfig(policy=str(tmp_path), task_ids=(8,), episodes=2, workers=0, progress=False)
+    row = run_eval(config)["results"]["episodes"][1]
+    assert (row["success"], row["length"]) == wanted[OFFICIAL[0]]
     settings = {"rl_token": "auto", "device": "cpu", "chunk_len": None, "physics": "fast"}
     player = make_run_player(
         "goal", [8], vla="mini", num_envs=2, workers=0, assets="lite", **settings
@@ -61,8 +61,9 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
         assert outcomes(player.play(model, STARTS)) == wanted
         assert outcomes(player.play(None, STARTS)) == of_vla
         final = player.evaluate(model, OFFICIAL)
-        assert final["policy"][0]["successes"] == tuple(wanted[start][0] for start in OFFICIAL)
-        assert final["vla"][0]["control_steps"] == tuple(of_vla[start][1] for start in OFFICIAL)
+        for who, played in (("policy", wanted), ("start", of_vla)):
+            (row,) = final[who]["episodes"]
+            assert (row["success"], row["length"]) == played[OFFICIAL[0]]
         guard = guard_policy(model, player, STARTS)
         assert guard.policy[8] == sum(won for won, _ in wanted.values())
         assert guard.vla[8] == sum(won for won, _ in of_vla.values())

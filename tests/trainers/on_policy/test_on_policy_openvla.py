@@ -15,10 +15,9 @@ from vla_gym.errors import WeightsError
 from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters
-from vla_gym_trainers.evaluation.command import make_policy
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.tables import policy_name
-from vla_gym_trainers.evaluation.trained_on import trained_vla
+from vla_gym_trainers.evaluation.trained import trained_vla
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.networks import EnvFactories
 from vla_gym_trainers.on_policy.train import train
@@ -83,7 +82,7 @@ def test_two_updates_with_lora(tmp_path):
     digest = vla_identity(name)["options"]["adapters"]
     assert len(digest) == 64 and vla_identity(name)["sha256"] == vla_identity(spec)["sha256"]
     # eval (and play, by the same function) takes the run itself.
-    played = make_policy(EvalConfig(policy=str(tmp_path / "run")))
+    played = EvalConfig(policy=str(tmp_path / "run")).make_policy()
     assert played.identity == VLAPolicy(name, head="token").identity
     assert f"oft (adapters {digest[:8]}), token head" in policy_name(played.identity)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from test_on_policy_train import rows_of, run
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers.evaluation.evaluate import load_policy
+from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.on_policy.collector import Collector
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup

@@ -13,12 +13,11 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from report_runs import BEGAN, against_vla, eval_card, grpo_run, result, td3_run, write_logs
+from report_runs import BEGAN, against_vla, eval_card, grpo_run, paired, td3_run, write_logs
 
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
 from vla_gym.play.video import write_video
-from vla_gym_trainers.evaluation.eval_result import summarize
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.curves import metric, seconds_of
 from vla_gym_trainers.report.data import read_rows, read_sources, short_names
@@ -79,7 +78,7 @@ def plots_of(page: Page) -> str:
 
 
 def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
-    won = [summarize([result("vla", 9, [False] * 4)], [result("policy", 9, list(ok))]) for ok in OK]
+    won = [paired({9: [False] * 4}, {9: ok}) for ok in OK]
     one = td3_run(tmp_path / "a", [0.4, 0.5], monkeypatch, seed=0, results=won[0])
     two = td3_run(tmp_path / "b", [0.6, 0.9], monkeypatch, seed=10_000, results=won[1])
     page = page_of(one.path, two.path)
@@ -334,7 +333,7 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
         (_first_line(b"[1]"), "metrics.jsonl, line 1, is no log of a training: it is no object"),
         (_first_line(b'{"loss": 1}'), "is no log of a training: it has no 'step'"),
         (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "rate cannot be 40"),
-        (_without("paired", "results"), "is damaged: KeyError('paired')"),
+        (_without("paired", "results", "evaluation", "policy"), "is damaged: KeyError('paired')"),
         (_without("results"), "is damaged: it has no 'results'"),
     ],
 )

@@ -1,0 +1,158 @@
+"""Options that say who acts and in which world: the same for ``vla-gym eval`` and ``play``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vla_gym.envs.checks import as_integer
+from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
+from vla_gym.rollout import ExpertPolicy, Policy, RandomPolicy, Start
+from vla_gym.rollout.vla_policy import VLAPolicy
+from vla_gym.suites import get_task
+
+POLICIES = ("vla", "expert", "random")
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Who acts, and in which world."""
+
+    policy: str = "vla"
+    """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
+    directory of vla-gym-train, or a .zip of its td3."""
+    vla: str | None = None
+    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
+    the one of the trained run."""
+    rl_token: str | None = None
+    """Of a trained policy: folder of its RL token's encoder, auto or mean; default: the run's."""
+    device: str = "cpu"
+    """Torch device of the VLA, e.g. cuda."""
+    head: Literal["l1", "token"] = "l1"
+    """Which head of the VLA acts."""
+    temperature: float = 0.0
+    """Of the token head: 0 takes the most likely tokens, more samples them."""
+    seed: int = 0
+    """Of random actions and sampled tokens; all else is deterministic."""
+    phrasing: Literal["original", "held-out"] = "original"
+    """Words that the VLA is told a task in: LIBERO's, or some that cloning left out."""
+    chunk_len: int | None = None
+    """Control steps executed a chunk; default: the VLA's horizon. A trained policy has its own."""
+    batch_size: int = 4
+    """Rows of each forward pass of the VLA. The rounding of its actions depends on it, so compare
+    and merge results of one batch size."""
+    assets: str = "lite"
+    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
+    physics: Literal["fast", "exact"] = "fast"
+    """Physics mode."""
+
+    def check_policy(self, starts: Iterable[Start]) -> None:
+        """Check what can be checked without loading anything.
+
+        Args:
+            starts: What will be played.
+
+        Raises:
+            ConfigError: If a value is out of range, or two contradict each other.
+            UnknownTaskError: If the expert shall act and a task has none.
+        """
+        as_integer(self.seed, "--seed", 0)
+        as_integer(self.batch_size, "--batch-size", 1)
+        if self.chunk_len is not None:
+            as_integer(self.chunk_len, "--chunk-len", 1)
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError(f"--temperature must be 0 or more, got {self.temperature}.")
+        if self.temperature > 0.0 and self.head != "token":
+            raise ConfigError("--temperature samples from the token head: add --head token.")
+        for name, usual in (("phrasing", "original"), ("head", "l1")):
+            if self.policy != "vla" and getattr(self, name) != usual:
+                raise ConfigError(f"--{name} belongs to --policy vla, got --policy {self.policy}.")
+        if self.rl_token is not None and self.policy in POLICIES:
+            raise ConfigError(
+                f"--rl-token belongs to a trained policy, got --policy {self.policy}: leave it out."
+            )
+        if self.vla is not None and not self.needs_torch:
+            raise ConfigError(f"--vla has nothing to do with --policy {self.policy}: leave it out.")
+        if self.policy == "expert":
+            _check_experts(starts)
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether a network acts."""
+        return self.policy not in ("expert", "random")
+
+    def make_policy(self) -> Policy:
+        """Load who acts.
+
+        Raises:
+            WeightsError: If there is no such policy, or a file is damaged.
+            ConfigError: If the parts do not fit each other.
+        """
+        if self.policy == "expert":
+            return ExpertPolicy(self.chunk_len or 8)
+        if self.policy == "random":
+            return RandomPolicy(self.seed, self.chunk_len or 8)
+        if self.policy == "vla":
+            return VLAPolicy(
+                self.vla or "mini",
+                head=self.head,
+                temperature=self.temperature,
+                seed=self.seed,
+                chunk_len=self.chunk_len,
+                batch_size=self.batch_size,
+                phrasing=self.phrasing,
+                device=self.device,
+            )
+        path = Path(self.policy).expanduser()
+        if not path.exists():
+            raise WeightsError(
+                f"--policy {self.policy}: expected {', '.join(POLICIES)}, a run directory of "
+                "vla-gym-train or a .zip of its td3; there is no such file."
+            )
+        return self._trained_on_tokens(path) or self._trained(path)
+
+    def _trained_on_tokens(self, path: Path) -> VLAPolicy | None:
+        """Return the VLA that PPO or GRPO has trained, if it is a run of theirs."""
+        from vla_gym_trainers.evaluation.trained import trained_on, trained_vla
+
+        if path.is_file() or (path / "policy.zip").is_file():
+            return None
+        vla = trained_vla(path, self.vla or trained_on(path)[0])
+        if vla is None:
+            return None
+        policy = VLAPolicy(
+            vla,
+            head="token",
+            chunk_len=self.chunk_len,
+            batch_size=self.batch_size,
+            device=self.device,
+            allow_class=self.vla is not None,
+        )
+        policy.name = path.name
+        return policy
+
+    def _trained(self, path: Path) -> Policy:
+        from vla_gym_trainers.evaluation.trained import load_trained
+
+        policy = load_trained(
+            path, self.vla, self.batch_size, rl_token=self.rl_token, device=self.device
+        )
+        if self.chunk_len not in (None, policy.chunk_len):
+            raise ConfigError(
+                f"--chunk-len {self.chunk_len}: the policy acts in chunks of {policy.chunk_len}; "
+                "leave it out."
+            )
+        return policy
+
+
+def _check_experts(starts: Iterable[Start]) -> None:
+    from vla_gym.experts import EXPERT_TASKS
+
+    for task in dict.fromkeys(get_task(start.suite, start.task_id) for start in starts):
+        if task.task_id not in EXPERT_TASKS.get(task.suite, ()):
+            raise UnknownTaskError(
+                f"No expert for task {task.task_id} of suite {task.suite!r}: see 'vla-gym tasks', "
+                "or let another policy act."
+            )
