@@ -65,10 +65,10 @@ def main(config: DemoConfig) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
 
     with stage("This machine"):
-        checks = run_checks(quick=True)
-        print_report(checks)
-        (run_dir / "doctor.json").write_text(json.dumps(as_json(checks), indent=2) + "\n")
-        if not as_json(checks)["ok"]:
+        findings = run_checks(quick=True)
+        print_report(findings)
+        (run_dir / "doctor.json").write_text(json.dumps(as_json(findings), indent=2) + "\n")
+        if not as_json(findings)["ok"]:
             console.print("Mend what is marked 'fail', then start again.", style="bold red")
             return 1
 

@@ -11,7 +11,7 @@ from vla_gym.errors import ConfigError
 
 
 def play(arguments: Sequence[str]) -> int:
-    """``vla-gym play``."""
+    """A video of the expert, the VLA, random actions or a trained policy, tiled."""
     from vla_gym_trainers.evaluation.play import PlayConfig, main
     from vla_gym_trainers.evaluation.policy_config import POLICIES
 
@@ -22,7 +22,7 @@ def play(arguments: Sequence[str]) -> int:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """``vla-gym eval``."""
+    """Success rates of the VLA, a trained policy, the experts on the official initial states."""
     from vla_gym_trainers.evaluation.config import EvalConfig
     from vla_gym_trainers.evaluation.policy_config import POLICIES
 
@@ -35,7 +35,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """``vla-gym eval-merge``."""
+    """Put the result cards of shards together."""
     from vla_gym_trainers.evaluation.command import main_merge
     from vla_gym_trainers.evaluation.config import MergeConfig
 
@@ -43,7 +43,7 @@ def merge(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """``vla-gym report``."""
+    """One HTML page about training runs and result cards."""
     from vla_gym_trainers.report.command import ReportConfig, main
 
     return main(parse_options(ReportConfig, arguments, "report"))

@@ -13,13 +13,13 @@ import pytest
 
 from vla_gym.cli import main as cli
 from vla_gym.cli.bench import compare
-from vla_gym.cli.bench.config import BenchConfig, system_specs
+from vla_gym.cli.bench.config import BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import BenchError, Child
 from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
-from vla_gym.cli.bench.systems import SystemSpec
 
-SPEC = SystemSpec("ours", "ours", 2, 2, "goal", (8,), "lite", 0, None, 2)
-THREADS = compare.thread_environment()
+SPEC = SystemSpec(
+    "ours", "ours", 2, BenchConfig(workers=2, assets="lite", image_size=0, chunk_len=2)
+)
 
 
 def test_ratios_are_medians_of_rounds_that_ran_beside_each_other():
@@ -38,14 +38,12 @@ def test_actions_of_an_environment_do_not_depend_on_how_many_there_are():
 
 
 def test_every_system_has_the_same_number_of_workers():
-    specs = system_specs(BenchConfig(workers=3, task_ids=(8, 9)), "lite")
+    specs = system_specs(BenchConfig(workers=3, task_ids=(8, 9)))
     assert [(spec.system, spec.num_envs) for spec in specs] == [
         *(("ours", 3), ("ours", 12)),
         *(("libero", 3), ("async", 3)),
     ]
-    assert {spec.workers for spec in specs} == {3}
     assert [specs[1].task_of(i) for i in range(4)] == [8, 9, 8, 9]
-    assert THREADS["LP_NUM_THREADS"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +67,7 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
     class FakeChild:
         start_s = 1.5
 
-        def __init__(self, spec, environ):
-            assert environ == THREADS
+        def __init__(self, spec):
             self.spec = spec
             log.append((spec.system, "start"))
 
@@ -113,8 +110,8 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
 
 
 def test_a_child_holds_one_system_and_ends_with_all_its_processes():
-    with Child(SPEC, THREADS) as child:
-        pids = session_pids(child._process.pid)
+    with Child(SPEC) as child:
+        pids = session_pids(child.pid)
         assert len(pids) >= 3
         assert cpu_seconds(pids) > 0 and 1 < pss_mb(pids[0]) < 1000
         actions = compare.fixed_actions(0, 2, 4, 7)
@@ -125,7 +122,7 @@ def test_a_child_holds_one_system_and_ends_with_all_its_processes():
         assert 20 < memory["worker_mb"] < memory["all_mb"]
         with pytest.raises(BenchError, match="'measure' failed"):
             child.call("measure", 0, None, actions[:, :3], 1e-9)  # not whole chunks
-        os.kill(child._process.pid, signal.SIGKILL)
+        os.kill(child.pid, signal.SIGKILL)
         begin = time.monotonic()
         with pytest.raises(BenchError, match="process died during 'measure'"):
             child.call("measure", 0, None, actions, 1e-9)
@@ -138,7 +135,7 @@ def test_a_child_holds_one_system_and_ends_with_all_its_processes():
 
 def test_a_system_that_cannot_be_built_says_why_in_one_line():
     with pytest.raises(BenchError) as failure:
-        Child(replace(SPEC, assets="/nonexistent"), THREADS)
+        Child(replace(SPEC, config=replace(SPEC.config, assets="/nonexistent")))
     message = str(failure.value)
     assert message.startswith("ours: ") and "/nonexistent" in message and "\n" not in message
 

@@ -6,30 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any
 
 from vla_gym.cli.options import parse_options
 from vla_gym.disk_full import disk_full_advice, is_disk_full
 from vla_gym.errors import VlaGymError
-
-USAGE = """usage: vla-gym COMMAND [options]
-
-commands:
-  doctor      what this machine has, what is missing and how to mend it
-  assets      the asset packs: status, download, verify, path
-  tasks       the tasks: ids, instructions, objects, goals, step limits
-  play        a video of the expert, the VLA, random actions or a trained policy, tiled
-  demos       record demonstrations of the scripted experts
-  eval        success rates of the VLA, a trained policy, the experts on the official initial states
-  eval-merge  put the result cards of shards together
-  report      one HTML page about training runs and result cards
-  bench       speed, start-up and memory beside LIBERO's and Gymnasium's vector environments;
-              with --vla NAME[:PATH]: chunks/s of a VLA (vla-gym bench --vla mini --help)
-
-Options of a command, with their defaults: vla-gym COMMAND --help
-"""
 
 #: Entry points of this group are commands too, see :func:`find_commands`.
 GROUP = "vla_gym.commands"
@@ -42,13 +24,13 @@ _PIPED_WIDTH = 160
 class DoctorConfig:
     """Report what this machine has and how to mend what is missing.
 
-    Looks at Python, packages, off-screen OpenGL, CUDA, asset packs, cache, shared memory and open
-    files, then tries out imports, physics and speed. Exit status: 0, or 1 if something must be
-    mended (warnings do not count).
+    Looks at Python, packages, cache, asset packs, open files and off-screen OpenGL, then tries out
+    imports, CUDA and physics. Exit status: 0, or 1 if something must be mended (warnings do not
+    count).
     """
 
     quick: bool = False
-    """Leave out what takes seconds: imports, CUDA, physics, speed."""
+    """Leave out what takes seconds: imports, CUDA, physics."""
     json: bool = False
     """Print the report as JSON."""
 
@@ -64,25 +46,28 @@ class TasksConfig:
 
 
 def _doctor(arguments: Sequence[str]) -> int:
+    """What this machine has, what is missing and how to mend it."""
     config = parse_options(DoctorConfig, arguments, "doctor")
     from vla_gym.cli.doctor import as_json, print_report, run_checks
 
-    checks = run_checks(quick=config.quick)
-    report = as_json(checks)
+    findings = run_checks(quick=config.quick)
+    report = as_json(findings)
     if config.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
-        print_report(checks)
+        print_report(findings)
     return EXIT_OK if report["ok"] else EXIT_PROBLEM
 
 
 def _assets(arguments: Sequence[str]) -> int:
+    """The asset packs: status, download, verify, path."""
     from vla_gym.assets.command import AssetsConfig, run
 
     return run(parse_options(AssetsConfig, arguments, "assets"))
 
 
 def _tasks(arguments: Sequence[str]) -> int:
+    """The tasks: ids, instructions, objects, goals, step limits."""
     config = parse_options(TasksConfig, arguments, "tasks")
     from vla_gym.experts import EXPERT_TASKS
     from vla_gym.suites import suite_names, suite_tasks
@@ -128,6 +113,7 @@ def _tasks(arguments: Sequence[str]) -> int:
 
 
 def _demos(arguments: Sequence[str]) -> int:
+    """Record demonstrations of the scripted experts."""
     from vla_gym.demos.config import DemosConfig
     from vla_gym.demos.record import record_demos
 
@@ -137,6 +123,7 @@ def _demos(arguments: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
+    """Speed and memory beside LIBERO's and Gymnasium's vector environments; --vla: of a VLA."""
     if any(argument.partition("=")[0] == "--vla" for argument in arguments):
         from vla_gym.cli.bench.vla import VLABenchConfig
         from vla_gym.cli.bench.vla import main as main_vla
@@ -163,15 +150,19 @@ def find_commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """Return the commands by name: those of this package, and the entry points of other packages.
 
     An entry point of the group ``vla_gym.commands`` names a function from the arguments to the
-    exit status; it is imported when the command runs.
+    exit status; the first line of its docstring is its help.
     """
-    others = {point.name: partial(_run_entry_point, point) for point in entry_points(group=GROUP)}
+    others = {point.name: point.load() for point in entry_points(group=GROUP)}
     return {**COMMANDS, **others, **COMMANDS}  # ours first, and none of them replaced
 
 
-def _run_entry_point(point: EntryPoint, arguments: Sequence[str]) -> int:
-    function: Callable[[Sequence[str]], int] = point.load()
-    return function(arguments)
+def usage() -> str:
+    """Return the list of commands."""
+    lines = ["usage: vla-gym COMMAND [options]", "", "commands:"]
+    for name, function in find_commands().items():
+        lines.append(f"  {name:<12}{(function.__doc__ or '').splitlines()[0]}")
+    lines += ["", "Options of a command, with their defaults: vla-gym COMMAND --help", ""]
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage())
         return EXIT_OK if arguments else EXIT_USAGE
     command, rest = arguments[0], arguments[1:]
     if command == "--version":
@@ -196,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     commands = find_commands()
     if command not in commands:
-        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(commands)}.\n\n{USAGE}")
+        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(commands)}.\n")
         return EXIT_USAGE
     return run_command(commands[command], rest)
 

@@ -9,22 +9,18 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from vla_gym.cli.bench.config import NAMES, BenchConfig, system_specs
+from vla_gym.cli.bench.config import NAMES, BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import BenchError, Child
-from vla_gym.cli.bench.systems import SystemSpec
 from vla_gym.errors import AssetError
 from vla_gym.suites import get_suite, get_task
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 #: A round lets a system play until this much time is measured: fast and slow get equal precision.
 WINDOW_S = 1.0
@@ -43,12 +39,6 @@ _COLUMNS = {
 }
 
 
-def thread_environment() -> dict[str, str]:
-    """Return thread counts, equal for all systems: one a worker, which also draws."""
-    single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return {"LP_NUM_THREADS": "0", **dict.fromkeys(single, "1")}
-
-
 def measure(config: BenchConfig) -> dict[str, Any]:
     """Measure every system and return the report; one that fails is named, the others go on.
 
@@ -61,27 +51,52 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     from vla_gym.suites.libero import load_task_model
 
     pack = _find_pack(config)
-    specs = system_specs(config, pack.name if config.assets is None else config.assets)
+    specs = system_specs(replace(config, assets=config.assets or pack.name))
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
+    starts: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
     with Progress(console=Console(stderr=True), transient=True) as bar:
         # Scenes that the cache lacks are compiled once a machine; that is no part of a start.
         models = {
-            task_id: load_task_model(get_task(config.suite, task_id), specs[0].assets)
+            task_id: load_task_model(get_task(config.suite, task_id), config.assets or pack.name)
             for task_id in bar.track(config.task_ids, description="scenes")
         }
         states = {
             spec.name: np.stack([models[spec.task_of(i)].init_states for i in range(spec.num_envs)])
             for spec in specs
         }
-        starts = _measure_starts(config, specs, states, failed, bar)
-        _measure_rounds(config, specs, states, rounds, failed, bar)
-    systems = {}
+        # Each system by itself: its start-up and its memory.
+        for spec in bar.track(specs * config.starts, description="starts"):
+            with _noting_failure(spec, failed), Child(spec) as child:
+                _turn(child, config, states[spec.name], 0, 0.0)
+                starts[spec.name].append({"start_s": child.start_s, **child.memory()})
+        # All of them alive, taking turns; the first round only warms up.
+        with ExitStack() as stack:
+            children: dict[str, Child] = {}
+            turns = [(index, spec) for index in range(config.rounds + 1) for spec in specs]
+            for index, spec in bar.track(turns, description="rounds"):
+                if spec.name in failed:
+                    continue
+                with _noting_failure(spec, failed):
+                    if index == 0:
+                        children[spec.name] = stack.enter_context(Child(spec))
+                    child = children[spec.name]
+                    figures = _turn(child, config, states[spec.name], index, WINDOW_S)
+                    if index > 0:
+                        rounds[spec.name].append(figures)
+                if spec.name in failed and spec.name in children:
+                    children[spec.name].close()  # one that hangs would disturb the others
+    systems: dict[str, dict[str, Any]] = {}
     for spec in specs:
-        if figures := _spreads(rounds[spec.name]):
-            counts = {"num_envs": spec.num_envs, "workers": spec.workers}
-            systems[spec.name] = {**counts, **figures, **_spreads(starts[spec.name])}
+        if medians := _spreads(rounds[spec.name]):
+            counts = {"num_envs": spec.num_envs, "workers": config.num_workers}
+            systems[spec.name] = {**counts, **medians, **_spreads(starts[spec.name])}
     baseline = next((n for n in (NAMES["libero"], *reversed(list(systems))) if n in systems), None)
+    compared = {}
+    if baseline is not None:
+        base = rounds[baseline], starts[baseline]
+        for name in systems:
+            compared[name] = ratios(rounds[name], base[0]) | ratios(starts[name], base[1])
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "settings": {k: v for k, v in asdict(config).items() if k != "json"},
@@ -89,7 +104,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         "machine": machine(),
         "baseline": baseline,
         "systems": systems,
-        "ratios": {} if baseline is None else _all_ratios(rounds, starts, baseline),
+        "ratios": compared,
         "failed": failed,
     }
 
@@ -105,62 +120,19 @@ def _find_pack(config: BenchConfig) -> Any:
         return resolve_asset_pack("lite")
 
 
-def _measure_starts(
-    config: BenchConfig,
-    specs: Sequence[SystemSpec],
-    states: Mapping[str, np.ndarray],
-    failed: dict[str, str],
-    bar: Progress,
-) -> dict[str, list[dict[str, float]]]:
-    """Start each system by itself, play a little, look at its memory and end it, in turns."""
-    starts: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
-    turns = [spec for _ in range(config.starts) for spec in specs]
-    for spec in bar.track(turns, description="starts"):
-        if spec.name in failed:
-            continue
-        try:
-            with Child(spec, thread_environment()) as child:
-                _turn(child, config, states[spec.name], 0, 0.0)
-                starts[spec.name].append({"start_s": child.start_s, **child.memory()})
-        except BenchError as error:
-            failed[spec.name] = str(error)
-    return starts
-
-
-def _measure_rounds(
-    config: BenchConfig,
-    specs: Sequence[SystemSpec],
-    states: Mapping[str, np.ndarray],
-    rounds: dict[str, list[dict[str, float]]],
-    failed: dict[str, str],
-    bar: Progress,
-) -> None:
-    """Keep all systems alive and let them take turns; the first round only warms up."""
-    with ExitStack() as stack:
-        children: dict[str, Child] = {}
-        turns = [(index, spec) for index in range(config.rounds + 1) for spec in specs]
-        for index, spec in bar.track(turns, description="rounds"):
-            if spec.name in failed:
-                continue
-            try:
-                if index == 0:
-                    child = stack.enter_context(Child(spec, thread_environment()))
-                    children[spec.name] = child
-                figures = _turn(children[spec.name], config, states[spec.name], index, WINDOW_S)
-            except BenchError as error:
-                failed[spec.name] = str(error)
-                if spec.name in children:
-                    children[spec.name].close()  # a system that hangs would disturb the others
-                continue
-            if index > 0:
-                rounds[spec.name].append(figures)
+@contextmanager
+def _noting_failure(spec: SystemSpec, failed: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except BenchError as error:
+        failed[spec.name] = str(error)
 
 
 def _turn(
     child: Child, config: BenchConfig, states: np.ndarray, index: int, window_s: float
 ) -> dict[str, float]:
-    spec, suite = child.spec, get_suite(child.spec.suite)
-    state, steps = index % suite.num_init_states, config.chunks * spec.chunk_len
+    spec, suite = child.spec, get_suite(config.suite)
+    state, steps = index % suite.num_init_states, config.chunks * config.chunk_len
     actions = fixed_actions(config.seed, spec.num_envs, steps, suite.action.size)
     own_states = states[:, state] if spec.system == "libero" else None
     result: dict[str, float] = child.call(
@@ -201,20 +173,9 @@ def ratios(
     return found
 
 
-def _all_ratios(
-    rounds: Mapping[str, Sequence[Mapping[str, float]]],
-    starts: Mapping[str, Sequence[Mapping[str, float]]],
-    baseline: str,
-) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        name: ratios(rounds[name], rounds[baseline]) | ratios(starts[name], starts[baseline])
-        for name in rounds
-    }
-
-
 def machine() -> dict[str, Any]:
     """Return processor, memory, OpenGL renderer, load and the versions that speed depends on."""
-    from vla_gym.cli.doctor import ask, check_gl
+    from vla_gym.cli.doctor import check_gl
 
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     versions = {"python": platform.python_version()}
@@ -227,7 +188,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "gl": check_gl(ask).value,
+        "gl": check_gl().value,
         "load": os.getloadavg()[0],
         "versions": versions,
     }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vla_gym.cli.bench.systems import SystemSpec
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 
@@ -84,26 +83,34 @@ class BenchConfig:
         return self.workers or len(os.sched_getaffinity(0))
 
 
-def system_specs(config: BenchConfig, assets: str) -> list[SystemSpec]:
+@dataclass(frozen=True)
+class SystemSpec:
+    """One system and the environments that it runs.
+
+    Attributes:
+        name: Unique in a report, and what tables call it.
+        system: ``"ours"``: LiberoVectorEnv. ``"async"``: Gymnasium's AsyncVectorEnv over our
+            single environment. ``"libero"``: LIBERO's SubprocVectorEnv over its own environments.
+        num_envs: Environments in all; the other systems have one a worker.
+        config: What they play; ``assets`` is set.
+    """
+
+    name: str
+    system: Literal["ours", "async", "libero"]
+    num_envs: int
+    config: BenchConfig
+
+    def task_of(self, index: int) -> int:
+        """Return the task of an environment."""
+        return self.config.task_ids[index % len(self.config.task_ids)]
+
+
+def system_specs(config: BenchConfig) -> list[SystemSpec]:
     """Return what is compared: ours with one and with several environments a worker, the others."""
     specs = []
     workers, many = config.num_workers, config.num_envs or 4 * config.num_workers
     for system in config.systems:
-        counts = [workers, many] if system == "ours" and many > workers else [workers]
-        for count in counts:
-            name = NAMES[system] if count == workers else f"{NAMES[system]}, {count} envs"
-            spec = SystemSpec(
-                name,
-                system,
-                count,
-                workers,
-                config.suite,
-                config.task_ids,
-                assets,
-                config.image_size,
-                config.visual_profile,
-                config.chunk_len,
-                config.seed,
-            )
-            specs.append(spec)
+        specs.append(SystemSpec(NAMES[system], system, workers, config))
+        if system == "ours" and many > workers:
+            specs.append(SystemSpec(f"{NAMES[system]}, {many} envs", system, many, config))
     return specs

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from vla_gym.cli.bench.config import SystemSpec
 from vla_gym.cli.bench.procfs import cpu_seconds, session_pids
 
 #: Control steps: no episode reaches it, so every system plays the same steps.
@@ -19,42 +19,6 @@ _NO_LIMIT = 10**9
 # LIBERO's evaluations run these no-ops after set_init_state; our resets hold them.
 _NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 _SETTLE_STEPS = 10
-
-
-@dataclass(frozen=True)
-class SystemSpec:
-    """One system and the environments that it runs.
-
-    Attributes:
-        name: Unique in a report, and what tables call it.
-        system: ``"ours"``: LiberoVectorEnv. ``"async"``: Gymnasium's AsyncVectorEnv over our
-            single environment. ``"libero"``: LIBERO's SubprocVectorEnv over its own environments.
-        num_envs: Environments in all.
-        workers: Worker processes of ours; the others have one an environment.
-        suite: Suite name.
-        task_ids: Environment i plays task_ids[i % len(task_ids)].
-        assets: Asset pack.
-        image_size: Height and width of both cameras' images; 0: no cameras.
-        visual_profile: ``libero`` or ``fast``; None: as the pack has it. LIBERO's has only its own.
-        chunk_len: Control steps an action; LIBERO's gets them one by one.
-        seed: Seed of the first reset.
-    """
-
-    name: str
-    system: Literal["ours", "async", "libero"]
-    num_envs: int
-    workers: int
-    suite: str
-    task_ids: tuple[int, ...]
-    assets: str
-    image_size: int
-    visual_profile: Literal["libero", "fast"] | None
-    chunk_len: int
-    seed: int = 0
-
-    def task_of(self, index: int) -> int:
-        """Return the task of an environment."""
-        return self.task_ids[index % len(self.task_ids)]
 
 
 class System(ABC):
@@ -105,7 +69,7 @@ class System(ABC):
         steps = plays * actions.shape[0] * actions.shape[1]
         return {
             "steps_per_s": steps / seconds,
-            "chunks_per_s": steps / seconds / self.spec.chunk_len,
+            "chunks_per_s": steps / seconds / self.spec.config.chunk_len,
             "cpu_ms": 1e3 * cpu_s / steps,
             "reset_s": reset_s,
             "ended": float(ended),
@@ -124,7 +88,7 @@ class _ChunkedSystem(System):
 
     def play(self, actions: np.ndarray) -> int:
         count, steps, dim = actions.shape
-        chunks = actions.reshape(count, -1, self.spec.chunk_len, dim).swapaxes(0, 1)
+        chunks = actions.reshape(count, -1, self.spec.config.chunk_len, dim).swapaxes(0, 1)
         ended = 0
         for chunk in np.ascontiguousarray(chunks, np.float32):
             _, _, terminations, truncations, _ = self.envs.step(chunk)
@@ -141,12 +105,12 @@ class OursSystem(_ChunkedSystem):
         self.spec = spec
         self.envs = LiberoVectorEnv(
             spec.num_envs,
-            spec.suite,
-            workers=spec.workers,
+            spec.config.suite,
+            workers=spec.config.num_workers,
             task_ids=[[spec.task_of(i)] for i in range(spec.num_envs)],
             **_env_arguments(spec),
         )
-        self.envs.reset(seed=spec.seed)
+        self.envs.reset(seed=spec.config.seed)
 
     def worker_pids(self) -> list[int]:
         """See :class:`System`."""
@@ -163,7 +127,7 @@ class AsyncSystem(_ChunkedSystem):
         makers = [partial(_make_single, spec, i) for i in range(spec.num_envs)]
         # Not fork, the default: it is fatal in a process that has rendered or run torch.
         self.envs = AsyncVectorEnv(makers, context="forkserver")
-        self.envs.reset(seed=spec.seed)
+        self.envs.reset(seed=spec.config.seed)
 
     def worker_pids(self) -> list[int]:
         """See :class:`System`."""
@@ -181,11 +145,11 @@ class LiberoSystem(System):
         from vla_gym.suites.libero import upstream_env
 
         self.spec = spec
-        upstream_env.prepare(resolve_asset_pack(spec.assets).root, Path.cwd())
+        upstream_env.prepare(resolve_asset_pack(spec.config.assets or "lite").root, Path.cwd())
         upstream: Any = importlib.import_module("libero.libero.envs")
         makers = [partial(_make_upstream, spec, i) for i in range(spec.num_envs)]
         self.envs = upstream.SubprocVectorEnv(makers)
-        self.envs.seed(spec.seed)
+        self.envs.seed(spec.config.seed)
         self.envs.reset()
 
     def reset(self, init_state_id: int, states: np.ndarray | None) -> None:  # noqa: ARG002
@@ -223,19 +187,23 @@ def make_system(spec: SystemSpec) -> System:
 def _env_arguments(spec: SystemSpec) -> dict[str, Any]:
     """Return ``LiberoEnv``'s arguments, without the tasks."""
     arguments: dict[str, Any] = {
-        "assets": spec.assets,
-        "chunk_len": spec.chunk_len,
+        "assets": spec.config.assets,
+        "chunk_len": spec.config.chunk_len,
         "max_control_steps": _NO_LIMIT,
     }
-    if spec.image_size == 0:
+    if spec.config.image_size == 0:
         return {**arguments, "cameras": ()}
-    return {**arguments, "image_size": spec.image_size, "visual_profile": spec.visual_profile}
+    return {
+        **arguments,
+        "image_size": spec.config.image_size,
+        "visual_profile": spec.config.visual_profile,
+    }
 
 
 def _make_single(spec: SystemSpec, index: int) -> Any:
     from vla_gym.envs.libero import LiberoEnv
 
-    return LiberoEnv(spec.suite, task_ids=spec.task_of(index), **_env_arguments(spec))
+    return LiberoEnv(spec.config.suite, task_ids=spec.task_of(index), **_env_arguments(spec))
 
 
 def _make_upstream(spec: SystemSpec, index: int) -> Any:
@@ -243,12 +211,12 @@ def _make_upstream(spec: SystemSpec, index: int) -> Any:
     from vla_gym.suites.libero.tasks import libero_tasks
 
     wrappers: Any = importlib.import_module("libero.libero.envs.env_wrapper")
-    bddl_file = str(libero_tasks(spec.suite)[spec.task_of(index)].bddl_file)
+    bddl_file = str(libero_tasks(spec.config.suite)[spec.task_of(index)].bddl_file)
     arguments: dict[str, Any] = {"bddl_file_name": bddl_file, "horizon": _NO_LIMIT}
-    if spec.image_size == 0:
+    if spec.config.image_size == 0:
         return wrappers.ControlEnv(
             **arguments, use_camera_obs=False, has_offscreen_renderer=False, has_renderer=False
         )
     return wrappers.OffScreenRenderEnv(
-        **arguments, camera_heights=spec.image_size, camera_widths=spec.image_size
+        **arguments, camera_heights=spec.config.image_size, camera_widths=spec.config.image_size
     )

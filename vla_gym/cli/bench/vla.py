@@ -7,7 +7,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,25 +66,6 @@ class VLABenchConfig:
             raise ConfigError(f"{self.json}: its folder does not exist.")
 
 
-@dataclass(frozen=True)
-class BatchSpeed:
-    """What was measured for a batch size.
-
-    Attributes:
-        batch: Observations in a pass.
-        ms: Median time of a pass in milliseconds.
-        spread_ms: Half of the range of the times.
-        chunks_per_s: batch / median time.
-        peak_mb: Memory that PyTorch held at most, in 10^6 bytes; None on a CPU.
-    """
-
-    batch: int
-    ms: float
-    spread_ms: float
-    chunks_per_s: float
-    peak_mb: float | None
-
-
 def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...]:
     """Return arguments of ``infer``: random images, instructions in turn, zero proprioception."""
     rng = np.random.default_rng(0)
@@ -96,8 +76,14 @@ def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...
 
 def measure_batch(
     vla: FrozenVLA, batch: int, texts: list[str], config: VLABenchConfig
-) -> BatchSpeed:
-    """Time the passes of one batch size."""
+) -> dict[str, Any]:
+    """Time the passes of one batch size.
+
+    Returns:
+        ``batch``; ``ms``: median time of a pass; ``spread_ms``: half of the range of the times;
+        ``chunks_per_s``; ``peak_mb``: memory that PyTorch held at most, in 10^6 bytes, None on a
+        CPU.
+    """
     import torch
 
     arguments = observations(vla, batch, texts)
@@ -113,33 +99,24 @@ def measure_batch(
         vla.infer(*arguments).actions.cpu()
         times.append(time.perf_counter() - begin)
     median = statistics.median(times)
-    return BatchSpeed(
-        batch=batch,
-        ms=1e3 * median,
-        spread_ms=1e3 * (max(times) - min(times)) / 2,
-        chunks_per_s=batch / median,
-        peak_mb=torch.cuda.max_memory_allocated(config.device) / 1e6 if on_gpu else None,
-    )
+    return {
+        "batch": batch,
+        "ms": 1e3 * median,
+        "spread_ms": 1e3 * (max(times) - min(times)) / 2,
+        "chunks_per_s": batch / median,
+        "peak_mb": torch.cuda.max_memory_allocated(config.device) / 1e6 if on_gpu else None,
+    }
 
 
-def measure_vla(
-    config: VLABenchConfig, vla: FrozenVLA, done: Callable[[BatchSpeed], None] = lambda _: None
-) -> dict[str, Any]:
-    """Measure every batch size of a loaded VLA and return a report for JSON.
-
-    Args:
-        config: What is measured, and where ``vla`` is.
-        vla: The policy.
-        done: Called after each batch size.
-    """
+def measure_vla(config: VLABenchConfig, vla: FrozenVLA) -> dict[str, Any]:
+    """Measure every batch size of a loaded VLA and return a report for JSON."""
     import torch
+    from tqdm import tqdm
 
     texts = [task.instruction for task in suite_tasks(config.suite)]
     texts = texts[:1] if config.one_task else texts
-    rows = []
-    for batch in config.batch_sizes:
-        rows.append(measure_batch(vla, batch, texts, config))
-        done(rows[-1])
+    sizes = tqdm(config.batch_sizes, desc=vla.name, unit="batch size", leave=False)
+    rows = [measure_batch(vla, batch, texts, config) for batch in sizes]
     on_gpu = torch.device(config.device).type == "cuda"
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -149,7 +126,7 @@ def measure_vla(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "config": {name: str(value) for name, value in asdict(config).items()},
-        "batches": [asdict(row) for row in rows],
+        "batches": rows,
     }
 
 
@@ -182,15 +159,8 @@ def main(config: VLABenchConfig) -> int:
     """Load, measure, print, write; returns the exit status."""
     from rich.console import Console
     from rich.table import Table
-    from tqdm import tqdm
 
-    vla = load_vla(config)
-    with tqdm(total=len(config.batch_sizes), desc=vla.name, unit="batch size", leave=False) as bar:
-
-        def advance(_: BatchSpeed) -> None:
-            bar.update()
-
-        report = measure_vla(config, vla, advance)
+    report = measure_vla(config, load_vla(config))
     table = Table(title=f"{report['vla']} on {report['device']}, {report['date']}")
     for heading in ("batch", "ms a pass", "chunks/s", "actions/s", "GPU MB"):
         table.add_column(heading, justify="right")
