@@ -5,8 +5,8 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
 the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. The tables
-between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards and
-of the clocks and validations in results/modes, async and phases alone; nothing is typed by hand.
+between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
+alone, and so are the pictures (results_curves.py); nothing is typed by hand.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import results_async
-import results_modes
-import results_phases
-from page_blocks import fill_blocks, rate
+from page_blocks import fill_blocks, markdown_table, rate
 from results_curves import write_all
 
 from vla_gym.errors import ConfigError
@@ -37,19 +34,11 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 GROUPS = ("single", "suite", "ablation", "suite_ablation", "on_policy")
 CURVES = ("single", "suite", "suite_ablation", "on_policy")
-MODES, ASYNC, PHASES = "modes", "async", "phases"
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
-_NOT_SHOWN |= {
-    "eval_every",
-    "eval_layouts",
-    "total_chunks",
-    "total_timesteps",
-    "total_steps",
-    "guard_layouts",
-}
-_NOT_SHOWN |= {"eval_envs", "learn_threads", "total_timesteps"}
+_NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "learn_threads"}
+_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
@@ -77,21 +66,6 @@ def add(place: str, run: Path, evaluation: Path) -> None:
     (folder / "eval.json").write_text(_without_machine(_compact(card.content), runs))
 
 
-def clock_table(group: str) -> list[str]:
-    """Return the table of results/modes/ or results/async/."""
-    runs = [(train, clock) for _, train, clock in _kept(group, "clock")]
-    return (results_modes if group == MODES else results_async).table(runs)
-
-
-def _kept(group: str, what: str) -> list[tuple[str, Card, Any]]:
-    """Return name, training card and WHAT of each run in a folder of results/."""
-    files = sorted((RESULTS / group).glob(f"*/{what}.json"))
-    read = [(file.with_name("train.json").read_text(), file.read_text()) for file in files]
-    return [
-        (file.parent.name, *map(json.loads, texts)) for file, texts in zip(files, read, strict=True)
-    ]
-
-
 def curve_of(run: Path) -> list[tuple[int, float, float]]:
     """Return (control steps, minutes, success of the training episodes), at most 100 points.
 
@@ -100,7 +74,6 @@ def curve_of(run: Path) -> list[tuple[int, float, float]]:
     """
     rows = read_rows(run / "metrics.jsonl")
     seconds = seconds_of(rows)
-    assert seconds is not None
     points = []
     recent: list[tuple[float, float]] = []  # episodes and success of the last rollouts
     for row, time in zip(rows, seconds, strict=True):
@@ -134,19 +107,13 @@ def _compact(content: Card) -> str:
 
 def load(group: str) -> list[tuple[str, Card, Card]]:
     """Return (name, training card, evaluation card) of each run of a group."""
-    found = sorted((RESULTS / group).glob("*/train.json"))
-    return [
-        (path.parent.name, json.loads(path.read_text()), _evaluation(path.parent)) for path in found
-    ]
+    folders = sorted(path.parent for path in (RESULTS / group).glob("*/train.json"))
+    names = ("train.json", "eval.json")
+    return [(f.name, *(json.loads((f / name).read_text()) for name in names)) for f in folders]
 
 
-def _evaluation(folder: Path) -> Card:
-    content: Card = json.loads((folder / "eval.json").read_text())
-    return content
-
-
-def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
-    """Return one line of a table."""
+def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> list[str]:
+    """Return one row of a table."""
     config, training = train["config"], train["results"]["training"]
     total = evaluation["results"]["total"]
     paired = evaluation["results"]["paired"]["total"]
@@ -158,7 +125,7 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
     if ids is not None and len(ids) == 1:  # None: all of the suite
         what += f" {ids[0]}: {get_task(suite, ids[0]).instruction}"
     steps = training.get("env_steps")
-    cells = [
+    return [
         what,
         str(config["seed"]),
         ", ".join(f"`{key}={value}`" for key, value in differing.items()) or "-",
@@ -169,7 +136,6 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> str:
         f"{paired['wins']} : {paired['losses']}",
         f"{paired['p_value']:.1g}",
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def table(group: str) -> list[str]:
@@ -181,17 +147,15 @@ def table(group: str) -> list[str]:
     for _, train, _ in runs:
         kinds.setdefault(train["kind"], []).append(_with_defaults(train["config"]))
     usual = {kind: _differing(configs) for kind, configs in kinds.items()}
-    lines = [
-        "| task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p |",
-        "| --- |" + " --- |" * 8,
-    ]
+    rows = []
     for _, train, evaluation in runs:
         config, expected = _with_defaults(train["config"]), usual[train["kind"]]
         defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
         expected = {k: defaults.get(k) if v is _MIXED else v for k, v in expected.items()}
         own = {k: config.get(k) for k, v in expected.items() if config.get(k) != v}
-        lines.append(row(train, evaluation, own))
-    return lines
+        rows.append(row(train, evaluation, own))
+    head = "task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p"
+    return markdown_table(head.split(" | "), rows)
 
 
 def _differing(configs: list[Card]) -> dict[str, Any]:
@@ -224,29 +188,31 @@ def tasks_table(group: str) -> list[str]:
             suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
     lines: list[str] = []
     for suite, runs in sorted(suites.items()):
-        names = " | ".join(name for name, _ in runs)
-        lines += ["", f"| {suite} | VLA | {names} |", "| --- |" + " --- |" * (1 + len(runs))]
-        for place, task in enumerate(runs[0][1]["tasks"]):
-            both = runs[0][1]["paired"]["tasks"][place]
-            wins = " | ".join(str(results["tasks"][place]["num_successes"]) for _, results in runs)
-            theirs = both["both"] + both["losses"]
-            lines.append(f"| {task['task_id']}: {task['instruction']} | {theirs} | {wins} |")
+        first, rows = runs[0][1], []
+        for place, (task, both) in enumerate(
+            zip(first["tasks"], first["paired"]["tasks"], strict=True)
+        ):
+            wins = [str(results["tasks"][place]["num_successes"]) for _, results in runs]
+            name = f"{task['task_id']}: {task['instruction']}"
+            rows.append([name, str(both["both"] + both["losses"]), *wins])
+        lines += ["", *markdown_table([suite, "VLA", *(name for name, _ in runs)], rows)]
     return lines[1:] or ["None yet."]
 
 
 def training_table(group: str) -> list[str]:
     """Return how training success of a group's runs compares with the VLA's, same noise."""
-    lines = []
+    rows = []
     for name, train, _ in load(group):
         training = train["results"]["training"]
         lowest = training.get("lowest_success_1000")
         if lowest is not None:
             last = training["success_by_100_episodes"][-11:-1]  # the last block may be short
             rates = [training["warmup_success"], lowest, sum(last) / len(last)]
-            cells = [name, f"{training['warmup_episodes']}", *(f"{100 * r:.1f} %" for r in rates)]
-            lines.append("| " + " | ".join(cells) + " |")
-    head = "| run | warm-up episodes | VLA in them | lowest 1,000 episodes | last 1,000 |"
-    return [head, "| --- |" + " --- |" * 4, *lines] if lines else ["None yet."]
+            rows.append(
+                [name, f"{training['warmup_episodes']}", *(f"{100 * r:.1f} %" for r in rates)]
+            )
+    head = ["run", "warm-up episodes", "VLA in them", "lowest 1,000 episodes", "last 1,000"]
+    return markdown_table(head, rows) if rows else ["None yet."]
 
 
 def fill() -> None:
@@ -254,16 +220,7 @@ def fill() -> None:
     blocks = {group: "\n".join(table(group)) for group in GROUPS}
     blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
     blocks["suite_training"] = "\n".join(training_table("suite"))
-    for group in (MODES, ASYNC):
-        blocks[group] = "\n".join(clock_table(group))
-    blocks[PHASES] = "\n".join(results_phases.table(_kept(PHASES, "validations")))
     fill_blocks(PAGE, blocks)
-
-
-def update() -> None:
-    """Make tables and pictures anew."""
-    fill()
-    write_all(CURVES)
 
 
 def main() -> None:
@@ -274,7 +231,8 @@ def main() -> None:
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
-    update()
+    fill()
+    write_all(CURVES)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Write tables between the ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` lines of a page."""
+"""Markdown tables and their places in a page: ``<!-- begin X -->`` to ``<!-- end X -->``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vla_gym_trainers.evaluation.statistics import wilson_interval
@@ -29,3 +29,9 @@ def rate(successes: int, n: int) -> str:
     """Return successes of n with Wilson's 95 % interval in percent: ``20/50 (28-54 %)``."""
     low, high = wilson_interval(successes, n)
     return f"{successes}/{n} ({100 * low:.0f}-{100 * high:.0f} %)"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    rule = ["---"] * len(head)
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]

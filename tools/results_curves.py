@@ -1,6 +1,6 @@
 """Draw training success of the runs in results/ by control steps and by minutes, as SVG files.
 
-Usage: python tools/results_curves.py   (tools/make_results_page.py calls it)
+Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
 (same task, algorithm and pessimism, other seeds; of ablations: same name but for its -sSEED) share
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from vla_gym.suites import get_task
+from vla_gym_trainers.report.curves import Band
 from vla_gym_trainers.report.plots import STYLE, Line, colour_of, draw_lines, style_of, svg_of
 
 ROOT = Path(__file__).parent.parent
@@ -73,14 +74,14 @@ def draw(group: str) -> bytes | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 2.9 + 0.17 * len(kinds)), layout="constrained")
         for column, name in enumerate(("control steps", "minutes")):
-            lines = []
+            lines: list[Line] = []
             for folder, kind in runs:
                 points = json.loads((folder / "curve.json").read_text())
                 *x, success = np.array(points, np.float64).T
-                lines.append(Line(kinds.index(kind), x[column], success, has_dots=False))
+                lines.append((kinds.index(kind), Band(x[column], success)))
             title = f"training success by {name}"
             axes = figure.add_subplot(1, 2, column + 1, title=title, xlabel=name)
-            draw_lines(axes, lines, percent=True)
+            draw_lines(axes, lines, percent=True, most_dots=0)
         keys = [
             Line2D([], [], color=colour_of(i), linestyle=style_of(i)) for i in range(len(kinds))
         ]
@@ -94,7 +95,3 @@ def write_all(groups: tuple[str, ...]) -> None:
         picture = draw(group)
         if picture is not None:
             (DOCS / f"results_{group}.svg").write_bytes(picture)
-
-
-if __name__ == "__main__":
-    write_all(("single", "suite", "suite_ablation", "on_policy"))

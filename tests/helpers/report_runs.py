@@ -84,13 +84,15 @@ def td3_run(
     for i, success in enumerate(evals, 1):
         train = {"train/critic_loss": 1.0 / i, "train/replay_size": 1000 * i}
         clock = {"time/time_elapsed": 100 * i - 10, "time/episodes": 50 * i}
+        clock["time/total_env_steps"] = 8 * (1000 * i - 100)
         training = {"rollout/success_rate": success - 0.1}
         logs.append((1000 * i - 100, 100.0 * i - 10, train | clock | training))
         evaluation = {"eval/success": success, "eval/vla_success": 0.25}
         logs.append((1000 * i, 100.0 * i, evaluation))
     write_logs(run, logs, monkeypatch)
     if card:
-        training_facts = {"chunks": 1000 * len(evals), "minutes": 5.0, "episodes": 200}
+        steps = 1000 * len(evals)
+        training_facts = {"chunks": steps, "env_steps": 8 * steps, "minutes": 5.0, "episodes": 200}
         content = make_card(
             "td3",
             config=config,

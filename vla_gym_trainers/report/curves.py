@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.suites import suite_tasks
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.data import Group, Row, Run
 
@@ -18,8 +19,6 @@ SUCCESS_KEYS = {
     TRAINING: ("rollout/success", "rollout/success_rate"),
 }
 REFERENCE_KEYS = ("eval/vla_success", "eval/teacher_success")
-# Environments of evaluations while td3 trains (train_td3.EVAL_ENVS).
-_EVAL_ENVS = 8
 # Training episodes that rollout/success_rate is the mean of.
 _WINDOW = 100
 # Points of a drawn line.
@@ -31,7 +30,7 @@ class Curve:
     """Values of one run.
 
     Attributes:
-        steps: (n,) chunks or control steps, as the run counts them.
+        steps: (n,) control steps so far.
         seconds: (n,) of training so far, or None if nothing tells.
         values: (n,).
         episodes: (n,) that each value is the rate of; None if it is no rate.
@@ -45,39 +44,37 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """A group's curve: the mean of its runs, and how far they lie apart.
+    """A line of a plot: a group's mean, and how far its runs lie apart.
 
     Attributes:
         x: (n,) steps or seconds.
-        mean, low, high: (n,); without a band, all three are the same.
+        mean: (n,).
+        low, high: (n,) of the band; None without one.
         kind: ``"min..max"`` over runs, ``"Wilson"`` of one run's rates, ``""`` for none.
         single: x and values of each run, where there are several.
     """
 
     x: np.ndarray
     mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    kind: str
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    kind: str = ""
     single: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
 
 
-def seconds_of(rows: Sequence[Row]) -> np.ndarray | None:
+def seconds_of(rows: Sequence[Row]) -> np.ndarray:
     """Return the seconds of training at each row, pauses before a run was resumed left out.
 
     Rows without a clock (``time/seconds``, or ``time/time_elapsed``, which begins anew in each
     process) are placed between the others by their wall time. If no row has one, the seconds are
     those since the first row, pauses included.
     """
-    if not rows:
-        return None
     wall = np.array([row["wall_s"] for row in rows], np.float64)
-    if not has_clock(rows):
-        return wall - wall[0]
-    known = [i for i, row in enumerate(rows) if has_clock([row])]
-    clock = np.array(
-        [rows[i].get("time/seconds", rows[i].get("time/time_elapsed")) for i in known], np.float64
-    )
+    clocks = [row.get("time/seconds", row.get("time/time_elapsed")) for row in rows]
+    known = [i for i, clock in enumerate(clocks) if clock is not None]
+    if not known:
+        return wall - wall[:1]
+    clock = np.array([clocks[i] for i in known], np.float64)
     clock[1:] += np.cumsum(np.where(np.diff(clock) < 0.0, clock[:-1], 0.0))
     at = wall[known]
     seconds = np.interp(wall, at, clock)
@@ -85,19 +82,14 @@ def seconds_of(rows: Sequence[Row]) -> np.ndarray | None:
     return np.asarray(np.maximum(seconds, 0.0))
 
 
-def has_clock(rows: Sequence[Row]) -> bool:
-    """Tell whether :func:`seconds_of` can leave pauses out."""
-    return any("time/seconds" in row or "time/time_elapsed" in row for row in rows)
-
-
 def metric(run: Run, key: str) -> Curve | None:
     """Return a logged number of a run; None if it was never logged."""
-    seconds = seconds_of(run.rows)
     found = [i for i, row in enumerate(run.rows) if isinstance(row.get(key), int | float)]
-    if not found or seconds is None:
+    if not found or run.control_steps is None:
         return None
-    steps = np.array([run.rows[i]["step"] for i in found], np.float64)
-    return Curve(steps, seconds[found], np.array([run.rows[i][key] for i in found], np.float64))
+    steps = run.control_steps * np.array([run.rows[i]["step"] for i in found], np.float64)
+    values = np.array([run.rows[i][key] for i in found], np.float64)
+    return Curve(steps, seconds_of(run.rows)[found], values)
 
 
 def success(run: Run, kind: str) -> Curve | None:
@@ -107,29 +99,21 @@ def success(run: Run, kind: str) -> Curve | None:
             if not ((curve.values >= 0.0) & (curve.values <= 1.0)).all():
                 worst = curve.values[np.argmax(abs(curve.values - 0.5))]
                 raise ConfigError(f"{run.path} is damaged: a success rate cannot be {worst:g}.")
-            return replace(curve, episodes=_episodes(run, kind, key, curve))
+            rows = [row for row in run.rows if isinstance(row.get(key), int | float)]
+            if kind == GREEDY:
+                episodes = np.full(len(rows), float(_eval_episodes(run)))
+            else:
+                played = [row.get("rollout/episodes", row.get("time/episodes", 0)) for row in rows]
+                most = _WINDOW if key == "rollout/success_rate" else np.inf
+                episodes = np.minimum(most, np.array(played, np.float64))
+            return replace(curve, episodes=episodes)
     return _from_card(run, kind)
-
-
-def _episodes(run: Run, kind: str, key: str, curve: Curve) -> np.ndarray:
-    count = len(curve.values)
-    if kind == GREEDY:
-        return np.full(count, _eval_episodes(run))
-    rows = [row for row in run.rows if isinstance(row.get(key), int | float)]
-    if key == "rollout/success":
-        return np.array([float(row.get("rollout/episodes", 0)) for row in rows])
-    played = [row.get("rollout/episodes", row.get("time/episodes", 0)) for row in rows]
-    return np.minimum(_WINDOW, np.array(played, np.float64))
 
 
 def _eval_episodes(run: Run) -> int:
     tasks = run.config.get("task_ids")
-    if tasks is None:
-        from vla_gym.suites import suite_tasks
-
-        tasks = suite_tasks(run.config["suite"])
-    envs = int(run.config.get("eval_envs", _EVAL_ENVS))
-    return -(-int(run.config.get("eval_layouts", 0)) * len(tasks) // envs) * envs
+    count = len(suite_tasks(run.config["suite"])) if tasks is None else len(tasks)
+    return int(run.config.get("eval_layouts", 0)) * count
 
 
 def _from_card(run: Run, kind: str) -> Curve | None:
@@ -137,59 +121,47 @@ def _from_card(run: Run, kind: str) -> Curve | None:
     training = run.results.get("training", {})
     if kind == GREEDY:
         history = run.results.get("validation", training.get("closed_loop", {})).get("history", [])
-        pairs = [(float(row[0]), float(row[1])) for row in history]
-        episodes = np.full(len(pairs), _eval_episodes(run))
     else:
-        pairs = [(float(step), float(rate)) for step, rate in training.get("success", [])]
-        episodes = np.zeros(len(pairs))
-    if not pairs:
+        history = training.get("success", [])
+    if not history or run.control_steps is None:
         return None
-    steps, values = np.array(pairs, np.float64).T
-    return Curve(steps, None, values, episodes)
+    steps, values = np.array([row[:2] for row in history], np.float64).T
+    count = _eval_episodes(run) if kind == GREEDY else 0
+    return Curve(run.control_steps * steps, None, values, np.full(len(values), float(count)))
 
 
 def reference(group: Group) -> float | None:
     """Return what the curves of evaluations start from: success of the frozen VLA."""
     for key in REFERENCE_KEYS:
-        curves = [metric(run, key) for run in group.runs]
-        values = [curve.values[-1] for curve in curves if curve is not None]
-        if values:
-            return float(np.mean(values))
+        curves = [curve for run in group.runs if (curve := metric(run, key))]
+        if curves:
+            return float(np.mean([curve.values[-1] for curve in curves]))
     return None
 
 
-def band(
-    curves: Sequence[Curve], by: str = "steps", scales: Sequence[float] | None = None
-) -> Band | None:
+def band(curves: Sequence[Curve], by: str = "steps") -> Band | None:
     """Put the curves of a group together.
 
     Args:
         curves: One of each run.
         by: ``"steps"`` or ``"seconds"``.
-        scales: Factor on the steps of each run, to make control steps of chunks.
 
     Returns:
         Of one run, its values with Wilson's intervals if they are rates; of several, mean, lowest
-        and highest as far as all of them go. None if a run has no seconds.
+        and highest as far as all of them go. None if the runs do not overlap.
     """
-    lines = []
-    for curve, scale in zip(curves, scales or [1.0] * len(curves), strict=True):
-        x = curve.steps * scale if by == "steps" else curve.seconds
-        if x is None:
-            return None
-        lines.append((x, curve.values))
+    lines = [(getattr(curve, by), curve.values) for curve in curves]
     if len(lines) > 1:
         return _band_over_runs([_thinned(*line) for line in lines])
     (x, values), episodes = lines[0], curves[0].episodes
     if episodes is None or not episodes.all():
-        x, values = _thinned(x, values)
-        return Band(x, values, values, values, "")
+        return Band(*_thinned(x, values))
     bounds = [
-        wilson_interval(round(v * n), n)
-        for v, n in zip(values.tolist(), episodes.astype(int).tolist(), strict=True)
+        wilson_interval(round(v * n), int(n))
+        for v, n in zip(values.tolist(), episodes.tolist(), strict=True)
     ]
     low, high = np.array(bounds, np.float64).T
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))
+    keep = _some(len(x))
     return Band(x[keep], values[keep], low[keep], high[keep], "Wilson")
 
 
@@ -199,11 +171,14 @@ def _band_over_runs(lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | No
     grid = grid[(grid >= first) & (grid <= last)]
     if not len(grid):
         return None
-    keep = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), _MOST_POINTS)).round())
-    grid = grid[keep.astype(int)]
+    grid = grid[_some(len(grid))]
     values = np.stack([np.interp(grid, x, y) for x, y in lines])
-    mean, low, high = values.mean(0), values.min(0), values.max(0)
-    return Band(grid, mean, low, high, "min..max", tuple(lines))
+    return Band(grid, values.mean(0), values.min(0), values.max(0), "min..max", tuple(lines))
+
+
+def _some(count: int) -> np.ndarray:
+    """Return indices of as many points, evenly spread, as can be seen."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(int))
 
 
 def _thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

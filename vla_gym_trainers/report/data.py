@@ -58,19 +58,6 @@ class Run:
     card: dict[str, Any] | None
 
     @property
-    def counts_chunks(self) -> bool:
-        """Whether a step of its logs is a chunk, not a control step."""
-        return self.kind in CHUNK_TRAINERS
-
-    @property
-    def chunk_len(self) -> int | None:
-        """Control steps of a chunk; None if neither settings nor card say it."""
-        found = self.config.get("chunk_len")
-        if found is None and self.card is not None:
-            found = self.card["environment"].get("chunk_len")
-        return found
-
-    @property
     def results(self) -> dict[str, Any]:
         """Results of the card; empty without one."""
         return {} if self.card is None else self.card["results"]
@@ -78,7 +65,19 @@ class Run:
     @property
     def unit(self) -> str:
         """What a step of its logs is."""
-        return "chunks" if self.counts_chunks else "control steps"
+        return "chunks" if self.kind in CHUNK_TRAINERS else "control steps"
+
+    @property
+    def control_steps(self) -> float | None:
+        """Control steps of one of its steps, of chunks their mean; None before any were logged."""
+        if self.kind not in CHUNK_TRAINERS:
+            return 1.0
+        for row in reversed(self.rows):
+            if row["step"] and "time/total_env_steps" in row:
+                return float(row["time/total_env_steps"] / row["step"])
+        training = self.results.get("training", {})
+        known = training.get("chunks") and training.get("env_steps")
+        return training["env_steps"] / training["chunks"] if known else None
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Run], list[tuple[str, Eval
     for path, name in zip(paths, short_names(paths), strict=True):
         if not path.exists():
             raise ConfigError(f"{path} does not exist: expected {WANTED}.")
-        if path.is_dir() and _is_run(path):
+        if _is_run(path):
             runs.append(_read_run(path, name))
             continue
         file = _card_file(path)
@@ -120,7 +119,8 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Run], list[tuple[str, Eval
         if card.get("kind") == "eval":
             cards.append((name, read_card(file)))
         else:
-            runs.append(_run_of_card(file, name, card))
+            kind = _checked_kind(card, file)
+            runs.append(Run(file, name, kind, dict(card["config"]), (), card))
     return runs, cards
 
 
@@ -152,27 +152,18 @@ def _card_file(path: Path) -> Path:
 
 
 def _read_run(path: Path, name: str) -> Run:
-    config_file, card_file = path / "config.json", path / "card.json"
-    if not config_file.is_file():
+    file, card_file, metrics = (path / n for n in ("config.json", "card.json", "metrics.jsonl"))
+    if not file.is_file():
         raise ConfigError(f"{path} holds no config.json: expected {WANTED}.")
-    config = _read_json(config_file)
-    card = _read_json(card_file) if card_file.is_file() else None
-    kind = _kind_of(config, config_file) if card is None else _checked_kind(card, card_file)
-    metrics = path / "metrics.jsonl"
+    config = _read_json(file)
     rows = read_rows(metrics) if metrics.is_file() else ()
-    return Run(path, name, kind, config, rows, card)
-
-
-def _run_of_card(file: Path, name: str, card: dict[str, Any]) -> Run:
-    kind = _checked_kind(card, file)
-    return Run(file, name, kind, dict(card["config"]), (), card)
-
-
-def _kind_of(config: Mapping[str, Any], file: Path) -> str:
-    for kind, setting in TRAINERS.items():
-        if setting in config:
-            return kind
-    raise ConfigError(f"{file} is of no trainer that the report knows: expected {WANTED}.")
+    if card_file.is_file():
+        card = _read_json(card_file)
+        return Run(path, name, _checked_kind(card, card_file), config, rows, card)
+    kind = next((kind for kind, setting in TRAINERS.items() if setting in config), None)
+    if kind is None:
+        raise ConfigError(f"{file} is of no trainer that the report knows: expected {WANTED}.")
+    return Run(path, name, kind, config, rows, None)
 
 
 def _checked_kind(card: Mapping[str, Any], file: Path) -> str:
@@ -273,3 +264,11 @@ def text_of(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def compact(value: float) -> str:
+    """Return a number in few characters: 12,500 as ``12.5k``."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.4g}{unit}"
+    return f"{value:.3g}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -15,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from vla_gym_trainers.evaluation.statistics import wilson_interval
+from vla_gym_trainers.report.curves import Band
 
 #: Colours of groups; with more of them they come again, dashed.
 COLOURS = (
@@ -50,25 +50,8 @@ STYLE: dict[Any, Any] = {
 _MOST_DOTS = 60
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a plot.
-
-    Attributes:
-        colour: Number of the colour; None is the neutral one of what is compared with, dashed.
-        x, y: (n,).
-        low, high: (n,) of the band, None for none.
-        thin: x and y of single runs, drawn under it.
-        has_dots: Whether single points are marked, where there are few.
-    """
-
-    colour: int | None
-    x: np.ndarray
-    y: np.ndarray
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
-    thin: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
-    has_dots: bool = True
+#: Number of a colour, None for the neutral one (dashed), and what is drawn in it.
+Line = tuple[int | None, Band]
 
 
 def colour_of(index: int | None) -> str:
@@ -87,7 +70,8 @@ def line_plot(
     x_label: str,
     *,
     percent: bool = False,
-    size: tuple[float, float] = (5.0, 2.9),
+    unit: float = 1.0,
+    size: tuple[float, float] = (3.6, 2.0),
 ) -> str:
     """Draw lines.
 
@@ -96,32 +80,48 @@ def line_plot(
         lines: At least one.
         x_label: Under the axis.
         percent: The values are rates: the axis goes from 0 to 100 %.
+        unit: What 1 is on the x axis.
         size: Width and height in inches.
+
+    Returns:
+        A ``data:`` address.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot(title=title, xlabel=x_label)
-        draw_lines(axes, lines, percent=percent)
+        draw_lines(axes, lines, percent=percent, unit=unit)
         return address_of(figure)
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], *, percent: bool) -> None:
-    """Draw lines into axes that are there already; see :func:`line_plot`."""
-    for line in lines:
-        colour = colour_of(line.colour)
-        if line.low is not None and line.high is not None:
-            if len(line.x) > 1:
-                axes.fill_between(
-                    line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0
-                )
+def draw_lines(
+    axes: Axes,
+    lines: Sequence[Line],
+    *,
+    percent: bool,
+    unit: float = 1.0,
+    most_dots: int = _MOST_DOTS,
+) -> None:
+    """Draw lines into axes that are there already, single points marked where there are few."""
+    for number, band in lines:
+        colour, x = colour_of(number), band.x / unit
+        if band.low is not None and band.high is not None:
+            if len(x) > 1:
+                axes.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
             else:
-                axes.vlines(line.x, line.low, line.high, color=colour, alpha=0.4)
-        for x, y in line.thin:
-            axes.plot(x, y, color=colour, alpha=0.4, linewidth=0.7)
-        has_dots = line.has_dots and line.colour is not None and len(line.x) <= _MOST_DOTS
-        marker, style = "o" if has_dots else "", style_of(line.colour)
-        axes.plot(line.x, line.y, style, color=colour, linewidth=1.4, marker=marker, markersize=2.5)
-    axes.set_xlim(left=min(0.0, *(float(line.x.min()) for line in lines)))
+                axes.vlines(x, band.low, band.high, color=colour, alpha=0.4)
+        for single, y in band.single:
+            axes.plot(single / unit, y, color=colour, alpha=0.4, linewidth=0.7)
+        marker = "o" if number is not None and len(x) <= most_dots else ""
+        axes.plot(
+            x,
+            band.mean,
+            style_of(number),
+            color=colour,
+            linewidth=1.4,
+            marker=marker,
+            markersize=2.5,
+        )
+    axes.set_xlim(left=min(0.0, *(float(band.x.min()) / unit for _, band in lines)))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if percent:

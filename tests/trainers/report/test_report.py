@@ -20,10 +20,9 @@ from vla_gym.errors import ConfigError
 from vla_gym.play.video import write_video
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.curves import metric, seconds_of
-from vla_gym_trainers.report.data import read_rows, read_sources, short_names
+from vla_gym_trainers.report.data import compact, read_rows, read_sources, short_names
 from vla_gym_trainers.report.learning import time_shares
 from vla_gym_trainers.report.page import make_page
-from vla_gym_trainers.report.section import compact
 from vla_gym_trainers.runs.result_card import write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 
@@ -86,16 +85,16 @@ def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
     (group,) = page.data["groups"]
     assert group["label"] == "td3 goal 9" and group["runs"] == ["a", "b"]
     curve = group["success"]["greedy"]["steps"]
-    assert curve["unit"] == "chunks" and curve["band"] == "min..max"
-    assert curve["x"] == [1000, 2000]
+    assert curve["unit"] == "control steps" and curve["band"] == "min..max"
+    assert curve["x"] == [8000, 16000]  # the log says how many a chunk had
     assert curve["mean"] == pytest.approx([0.5, 0.7])
     assert curve["low"] == pytest.approx([0.4, 0.5])
     assert curve["high"] == pytest.approx([0.6, 0.9])
     wall = group["success"]["greedy"]["seconds"]
     assert wall["unit"] == "seconds" and wall["x"] == [100, 200]
-    # training episodes: 0.1 less, 100 chunks and 10 seconds earlier
+    # training episodes: 0.1 less, 800 control steps and 10 seconds earlier
     training = group["success"]["training"]
-    assert training["steps"]["x"] == [900, 1900] and training["seconds"]["x"] == [90, 190]
+    assert training["steps"]["x"] == [7200, 15200] and training["seconds"]["x"] == [90, 190]
     assert training["steps"]["mean"] == pytest.approx([0.4, 0.6])
 
 
@@ -104,8 +103,7 @@ def test_one_run_has_wilsons_band(tmp_path, monkeypatch):
     (group,) = page_of(run.path).data["groups"]
     curve = group["success"]["greedy"]["steps"]
     assert curve["band"] == "Wilson"
-    # 20 layouts over 8 environments: 3 episodes each, 24 in all
-    bounds = [wilson_interval(12, 24), wilson_interval(18, 24)]
+    bounds = [wilson_interval(10, 20), wilson_interval(15, 20)]
     assert curve["low"] == pytest.approx([low for low, _ in bounds], rel=1e-5)
     assert curve["high"] == pytest.approx([high for _, high in bounds], rel=1e-5)
     training = group["success"]["training"]["steps"]  # 50 episodes so far, then 100
@@ -117,7 +115,7 @@ def test_seeds_of_unlike_length_are_shown_where_all_are(tmp_path, monkeypatch):
     one = td3_run(tmp_path / "a", [0.2, 0.4, 0.6], monkeypatch, seed=0)
     two = td3_run(tmp_path / "b", [0.4, 0.6], monkeypatch, seed=1)
     curve = page_of(one.path, two.path).data["groups"][0]["success"]["greedy"]["steps"]
-    assert curve["x"] == [1000, 2000] and curve["mean"] == pytest.approx([0.3, 0.5])
+    assert curve["x"] == [8000, 16000] and curve["mean"] == pytest.approx([0.3, 0.5])
 
 
 def test_other_settings_make_another_group(tmp_path, monkeypatch):
@@ -169,18 +167,11 @@ def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatc
     assert [seconds for _, seconds in time_shares(source)] == pytest.approx([120, 40, 40])
 
 
-def test_chunks_become_control_steps_beside_a_trainer_that_counts_those(tmp_path, monkeypatch):
-    td3 = td3_run(tmp_path / "t", [0.4, 0.5], monkeypatch)
-    unknown = td3_run(tmp_path / "u", [0.4, 0.5], monkeypatch, card=False, bc_weight=0.5)
-    grpo = grpo_run(tmp_path / "g", monkeypatch)
-    page = page_of(td3.path, unknown.path, grpo.path)
-    curves = [group["success"]["greedy"] for group in page.data["groups"]]
-    assert curves[0]["steps"]["x"] == [8000, 16000]  # the card says chunks of 8
-    assert "steps" not in curves[1] and curves[1]["seconds"]["x"] == [100, 200]
-    assert curves[2]["steps"]["x"] == [0]
-    assert page.data["differences"]["bc_weight"] == [1.0, 0.5, 0.0]
-    assert "baseline" not in page.data["differences"]
-    assert "u counts chunks and neither its settings nor a card say how long" in page.text
+def test_a_setting_that_one_trainer_lacks_is_no_difference(tmp_path, monkeypatch):
+    runs = [td3_run(tmp_path / "t", [0.4, 0.5], monkeypatch), grpo_run(tmp_path / "g", monkeypatch)]
+    runs.append(td3_run(tmp_path / "u", [0.4], monkeypatch, bc_weight=0.5))
+    found = page_of(*(run.path for run in runs)).data["differences"]
+    assert found["bc_weight"] == [1.0, 0.0, 0.5] and "baseline" not in found
 
 
 def test_pauses_before_a_resume_do_not_count(tmp_path, monkeypatch):
@@ -382,7 +373,7 @@ def test_a_missing_number_is_left_out_of_a_curve(tmp_path, monkeypatch):
     )
     (source,), _ = read_sources([run.path])
     curve = metric(source, "train/kl")
-    assert curve is not None and curve.steps.tolist() == [2] and curve.values.tolist() == [0.5]
+    assert curve is not None and curve.steps.tolist() == [16] and curve.values.tolist() == [0.5]
     assert metric(source, "train/nothing") is None
     assert source.rows[0]["wall_s"] == BEGAN
 

@@ -42,17 +42,6 @@ def test_paths_are_cut(tool: ModuleType) -> None:
     assert json.loads(tool._without_machine(text, "/home/me/runs/")) == expected
 
 
-def test_curve_counts_control_steps_and_leaves_pauses_out(tool: ModuleType, tmp_path: Path) -> None:
-    rows = [
-        {"step": 8 * i, "wall_s": 1000.0 + 60 * i + (5000 if i > 2 else 0), "time/seconds": 60 * i}
-        | {"rollout/success_rate": i / 10, "time/total_env_steps": 64 * i}
-        for i in range(1, 5)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    points = tool.curve_of(tmp_path)
-    assert points == [(64, 1.0, 0.1), (128, 2.0, 0.2), (192, 3.0, 0.3), (256, 4.0, 0.4)]
-
-
 def test_tables_of_whole_suites(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Task 0: VLA 1 + 2 = 3 of 50, run a 9, run b 8; lowest window 0.3, last ten blocks 0.55."""
 
@@ -95,16 +84,18 @@ def test_a_row_says_what_was_trained(
     paired = {"both": 20, "losses": 5, "wins": 40, "p_value": 1.6e-7}
     total = {"num_episodes": 100, "num_successes": 60}
     found = tool.row(train, {"results": {"total": total, "paired": {"total": paired}}}, {})
-    assert found == (
-        f"| {what} | 3 | - | 12,345 | 10.0 | 25/100 (18-34 %) | 60/100 (50-69 %) | 40 : 5 | 2e-07 |"
-    )
+    rates = ["25/100 (18-34 %)", "60/100 (50-69 %)"]
+    assert found == [what, "3", "-", "12,345", "10.0", *rates, "40 : 5", "2e-07"]
 
 
-def test_curve_begins_with_a_hundred_episodes(tool: ModuleType, tmp_path: Path) -> None:
+def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(
+    tool: ModuleType, tmp_path: Path
+) -> None:
     """Of fewer the short, successful ones have ended first; the minutes count from the start."""
     rows = [
-        {"step": 8 * i, "wall_s": 60.0 * i, "time/seconds": 60 * i, "time/total_env_steps": 64 * i}
-        | {"rollout/success_rate": i / 10, "time/episodes": 33 * i + 1}
+        {"step": 8 * i, "wall_s": 1000.0 + 60 * i + (5000 if i > 2 else 0), "time/seconds": 60 * i}
+        | {"rollout/success_rate": i / 10, "time/total_env_steps": 64 * i}
+        | {"time/episodes": 33 * i + 1}
         for i in range(1, 5)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
@@ -121,33 +112,6 @@ def test_a_curve_of_rollouts_spans_a_hundred_episodes(tool: ModuleType, tmp_path
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert tool.curve_of(tmp_path) == [(128, 2.0, 0.35), (192, 3.0, 0.55), (256, 4.0, 0.9)]
-
-
-@pytest.mark.parametrize("group", ["modes", "async"])
-def test_clocks_on_the_page_are_those_of_the_cards(tool: ModuleType, group: str) -> None:
-    page = tool.PAGE.read_text()
-    block = re.search(rf"<!-- begin {group} -->\n(.*?)\n<!-- end {group} -->", page, re.DOTALL)
-    assert block is not None and block[1].splitlines() == tool.clock_table(group)
-
-
-def test_phases_on_the_page_are_those_of_the_cards(tool: ModuleType) -> None:
-    """A clone wins 9 of 10 where its teacher wins 10; half-way through the transition 8."""
-    phases = importlib.import_module("results_phases")
-    page = tool.PAGE.read_text()
-    block = re.search(r"<!-- begin phases -->\n(.*?)\n<!-- end phases -->", page, re.DOTALL)
-    assert block is not None
-    assert block[1].splitlines() == phases.table(tool._kept("phases", "validations"))
-    train = {"config": {"warmup_steps": 100, "transition_steps": 100}}
-    validations = [
-        {"steps": steps, "episodes": 10, "student": student, "teacher": teacher}
-        for steps, student, teacher in [(90, 0.9, 1.0), (150, 0.8, 1.0), (200, 0.0, 0.0)]
-    ]
-    lines = phases.table([("one", train, validations)])
-    assert lines[2:] == [
-        "| one | 90 | warmup | 1.00 | 9/10 (60-98 %) | 10/10 (72-100 %) | 90 % |",
-        "| one | 150 | transition | 0.50 | 8/10 (49-94 %) | 10/10 (72-100 %) | 80 % |",
-        "| one | 200 | rl | 0.00 | 0/10 (0-28 %) | 0/10 (0-28 %) | - |",
-    ]
 
 
 def test_pictures_show_runs_of_one_kind_in_one_colour(
