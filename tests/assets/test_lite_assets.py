@@ -17,7 +17,6 @@ from vla_gym.assets import cache_dir, resolve_asset_pack
 from vla_gym.assets.lite import generate, rings, scenes
 from vla_gym.assets.lite.mjcf import to_text
 from vla_gym.assets.lite.robot import simplify_robot
-from vla_gym.assets.pack import OBJECT_FILES, REQUIRED_FILES
 from vla_gym.errors import AssetError, CompileError
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.model_io import load_model
@@ -25,6 +24,17 @@ from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 
 ROOT = Path(__file__).resolve().parents[2]
+# What the libero_goal scene loads.
+OBJECT_FILES = (
+    "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",
+    "stable_scanned_objects/plate/plate.xml",
+    "stable_hope_objects/cream_cheese/cream_cheese.xml",
+    "turbosquid_objects/wine_bottle/wine_bottle.xml",
+    "turbosquid_objects/wine_rack/wine_rack.xml",
+    "articulated_objects/wooden_cabinet.xml",
+    "articulated_objects/flat_stove.xml",
+)
+REQUIRED_FILES = ("scenes/libero_tabletop_base_style.xml", *OBJECT_FILES)
 MOVABLES = ("akita_black_bowl_1", "cream_cheese_1", "wine_bottle_1", "plate_1")
 # Heights at which LIBERO's own objects rest on the table of height 0.9.
 REST_HEIGHTS = dict(zip(MOVABLES, (0.8984, 0.9089, 0.8989, 0.9025), strict=True))

@@ -19,7 +19,6 @@ class Hub(ThreadingHTTPServer):
 
     Attributes:
         files: Content by path. Files that end in .xml are kept by git, others as large files.
-        lies: Content that is sent instead, under the true file's checksum.
         cuts: Path -> bytes after which the connection breaks, and how often it does.
         gets: Range headers of the requests for each file's content.
     """
@@ -28,7 +27,7 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.lies = files, dict[str, bytes]()
+        self.files = files
         self.cuts = dict[str, tuple[int, int]]()
         self.gets = dict[str, list[str | None]]()
         self.calls: Counter[str] = Counter()

@@ -7,10 +7,8 @@ written into the pack (``vla_gym_pack.json``), so that it can be checked again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import lzma
-import os
 import shutil
 import tarfile
 import tempfile
@@ -42,13 +40,7 @@ def libero_folder() -> Path:
 
 
 def install_from_dir(source: Path) -> Path:
-    """Copy the assets from a LIBERO checkout or asset folder.
-
-    Args:
-        source: LIBERO's asset folder, or a folder with it at a usual place in it.
-
-    Returns:
-        The pack's folder.
+    """Copy the assets from a LIBERO checkout or asset folder; return the pack's folder.
 
     Raises:
         AssetError: If files are missing there, or the cache folder cannot be written.
@@ -57,21 +49,16 @@ def install_from_dir(source: Path) -> Path:
     if not source.is_dir():
         raise AssetError(f"{source} is not a folder: give a LIBERO checkout or its asset folder.")
     root = _complete_root(source)
-    with exclusive() as parent, _scratch(parent) as scratch:
+    with writing(), _scratch() as scratch:
         for name in present_files(root):
-            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(root / name, scratch / name)
-        return put_in_place(scratch, {"source": str(source)})
+            target = scratch / "pack" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / name, target)
+        return put_in_place(scratch / "pack", str(source))
 
 
 def install_from_tar(source: Path) -> Path:
-    """Unpack the assets from a tar file (gz, bz2 and xz as well).
-
-    Args:
-        source: A tar of LIBERO's asset folder or of a whole checkout.
-
-    Returns:
-        The pack's folder.
+    """Unpack a tar (gz, bz2, xz) of LIBERO's assets or checkout; return the pack's folder.
 
     Raises:
         AssetError: If it is not a tar, is damaged or unsafe, lacks files, or the cache folder
@@ -80,7 +67,7 @@ def install_from_tar(source: Path) -> Path:
     source = Path(source).expanduser().absolute()
     if not source.is_file():
         raise AssetError(f"{source} does not exist: give a tar of LIBERO's assets.")
-    with exclusive() as parent, _scratch(parent) as scratch:
+    with writing(), _scratch() as scratch:
         try:
             with tarfile.open(source) as archive:
                 unpack_tar(archive, scratch / "tar")
@@ -89,12 +76,7 @@ def install_from_tar(source: Path) -> Path:
                 f"{source} is not an intact tar file ({error or type(error).__name__}): "
                 "get it again."
             ) from error
-        root = _complete_root(_unpacked_root(scratch / "tar"), str(source))
-        for name in present_files(root):
-            target = scratch / "pack" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (root / name).rename(target)
-        return put_in_place(scratch / "pack", {"source": str(source)})
+        return put_in_place(_complete_root(_unpacked_root(scratch / "tar"), source), str(source))
 
 
 def unpack_tar(archive: tarfile.TarFile, folder: Path) -> None:
@@ -124,23 +106,18 @@ def unpack_tar(archive: tarfile.TarFile, folder: Path) -> None:
                 shutil.copyfileobj(content, file)
 
 
-def put_in_place(staged: Path, receipt: dict[str, Any]) -> Path:
-    """Check a folder with all files and make it the ``libero`` pack; the lock must be held.
+def put_in_place(staged: Path, source: str) -> Path:
+    """Make a folder with all files the ``libero`` pack, in one rename.
 
     Args:
         staged: The folder, on the cache's file system; it is moved.
-        receipt: Where the files came from.
-
-    Raises:
-        AssetError: If files are missing.
+        source: Where the files came from.
     """
-    if missing := missing_files(staged):
-        raise AssetError(f"{staged} lacks {len(missing)} files ({shorten(missing)}).")
     sums = {name: file_sha256(staged / name) for name in present_files(staged)}
-    text = json.dumps({"name": "libero", **receipt, "files": sums}, indent=1)
+    text = json.dumps({"source": source, "files": sums}, indent=1)
     (staged / RECEIPT).write_text(text + "\n", encoding="utf-8")
     target = libero_folder()
-    with _scratch(target.parent) as old:
+    with _scratch() as old:
         if target.exists() or target.is_symlink():
             target.rename(old / "replaced")
         staged.rename(target)
@@ -150,11 +127,10 @@ def put_in_place(staged: Path, receipt: dict[str, Any]) -> Path:
 def read_receipt(root: Path) -> dict[str, Any] | None:
     """Return where a pack came from and its checksums, or None for a folder of the user's own."""
     try:
-        receipt = json.loads((root / RECEIPT).read_text(encoding="utf-8"))
+        receipt: dict[str, Any] = json.loads((root / RECEIPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    valid = isinstance(receipt, dict) and isinstance(receipt.get("files"), dict)
-    return receipt if valid else None
+    return receipt
 
 
 def verify_pack(root: Path) -> tuple[list[str], list[str]]:
@@ -182,49 +158,25 @@ def verify_pack(root: Path) -> tuple[list[str], list[str]]:
 
 
 @contextlib.contextmanager
-def exclusive() -> Iterator[Path]:
-    """Hold the lock on the ``libero`` pack and yield the cache folder.
-
-    Raises:
-        AssetError: If another process holds it, or the cache folder cannot be written.
-    """
-    parent = cache_dir()
+def writing() -> Iterator[None]:
+    """Turn what goes wrong while the cache folder is written into an :class:`AssetError`."""
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        lock = (parent / "libero-assets.lock").open("w", encoding="utf-8")
+        yield
+    except AssetError:
+        raise
     except OSError as error:
-        raise _unwritable(parent, error) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AssetError(
-                f"Another process is installing LIBERO's assets into {parent}: wait for it."
-            ) from None
-        try:
-            yield parent
-        except AssetError:
-            raise
-        except OSError as error:
-            raise _unwritable(parent, error) from error
-
-
-def _unwritable(parent: Path, error: OSError) -> AssetError:
-    return AssetError(
-        f"LIBERO's assets cannot be written to {parent}: {error}. Free some space, make it "
-        "writable, or point the environment variable VLA_GYM_CACHE to another folder."
-    )
+        raise AssetError(
+            f"LIBERO's assets cannot be written to {cache_dir()}: {error}. Free some space, make "
+            "it writable, or point the environment variable VLA_GYM_CACHE to another folder."
+        ) from error
 
 
 @contextlib.contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
-    """Yield a new folder; what is left of it afterwards is removed."""
-    folder = Path(tempfile.mkdtemp(prefix=".libero-", dir=parent))
-    try:
-        os.chmod(folder, 0o755)  # it may become the pack itself
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _scratch() -> Iterator[Path]:
+    """Yield a new folder in the cache; what is left of it afterwards is removed."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".libero-", dir=cache_dir()) as folder:
+        yield Path(folder)
 
 
 def _unpacked_root(folder: Path) -> Path:
@@ -233,17 +185,19 @@ def _unpacked_root(folder: Path) -> Path:
     return depth[min(depth)].parent if depth else folder
 
 
-def _complete_root(folder: Path, what: str | None = None) -> Path:
+def _complete_root(folder: Path, source: Path | None = None) -> Path:
+    """Return where in a folder all assets are; ``source`` is what a message calls it."""
     root, missing = best_root(folder)
+    source = source or root
     if missing:
         raise AssetError(
-            f"{what or root} lacks {len(missing)} of the {len(libero_files())} files that "
+            f"{source} lacks {len(missing)} of the {len(libero_files())} files that "
             f"LIBERO's tasks load ({shorten(missing)}): give a complete LIBERO checkout or its "
             "asset folder."
         )
     if pointers := lfs_pointers(root):
         raise AssetError(
-            f"{what or root} holds git-LFS pointers instead of files ({shorten(pointers)}): "
+            f"{source} holds git-LFS pointers instead of files ({shorten(pointers)}): "
             "run `git lfs pull` there."
         )
     return root

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from vla_gym.errors import AssetError
 
 MANIFEST_FILE = Path(__file__).with_name("libero_manifest.json")
 
@@ -25,21 +22,12 @@ _LFS_POINTER = b"version https://git-lfs"
 
 @cache
 def _manifest() -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads(MANIFEST_FILE.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AssetError(
-            f"{MANIFEST_FILE} cannot be read ({error}): install vla-gym again."
-        ) from error
+    manifest: dict[str, Any] = json.loads(MANIFEST_FILE.read_text(encoding="utf-8"))
     return manifest
 
 
 def libero_files() -> dict[str, str | None]:
-    """Return the needed paths relative to the pack's root, each MJCF file with its SHA-256.
-
-    Raises:
-        AssetError: If the list is missing from the installed package.
-    """
+    """Return the needed paths relative to the pack's root, each MJCF file with its SHA-256."""
     files: dict[str, str | None] = _manifest()["files"]
     return files
 
@@ -119,11 +107,6 @@ def pack_digest(root: Path) -> str:
         if name.endswith(".xml"):
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def pack_size(root: Path) -> int:
-    """Return the size in bytes of the files that the tasks load."""
-    return sum(os.path.getsize(root / name) for name in present_files(root))
 
 
 def file_sha256(path: Path) -> str:

@@ -14,19 +14,6 @@ from vla_gym.errors import AssetError, AssetWarning
 
 LIBERO_VARIABLE = "VLA_GYM_LIBERO_ASSETS"
 
-# What the libero_goal scene loads, relative to either pack's root.
-SCENE_FILES = ("scenes/libero_tabletop_base_style.xml",)
-OBJECT_FILES = (
-    "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",
-    "stable_scanned_objects/plate/plate.xml",
-    "stable_hope_objects/cream_cheese/cream_cheese.xml",
-    "turbosquid_objects/wine_bottle/wine_bottle.xml",
-    "turbosquid_objects/wine_rack/wine_rack.xml",
-    "articulated_objects/wooden_cabinet.xml",
-    "articulated_objects/flat_stove.xml",
-)
-REQUIRED_FILES = SCENE_FILES + OBJECT_FILES
-
 _warned = threading.Event()
 
 
