@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from vla_gym.suites import Task
 from vla_gym.suites.libero import TaskModel
 from vla_gym.suites.libero.tasks import LiberoTask
 
-#: LIBERO's names of our cameras, in the order of ``Demonstration.images``.
+#: LIBERO's names of our cameras, agentview then wrist.
 IMAGE_KEYS = ("agentview_rgb", "eye_in_hand_rgb")
 # LIBERO stores the first row at the bottom, as OpenGL has it, and says so in this attribute.
 _IMAGE_CONVENTION = "opengl"
@@ -30,38 +29,6 @@ _IMAGE_CONVENTION = "opengl"
 _ROBOSUITE_TYPE = 1
 # Group of the one episode of a part file.
 _PART = "demo"
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """One successful episode, T frames; frame t is what was there before action t.
-
-    Attributes:
-        images: (T, K, S, S, 3) uint8, agentview then wrist.
-        proprio: (T, 8) float32, as ``LiberoSim.proprio``.
-        actions: (T, 7) float32, the expert's clean action at each frame.
-        executed_actions: (T, 7) float32, what was executed: the action with noise.
-        states: (T, 1 + nq + nv) float64: time, qpos, qvel.
-        joints: (T, 7) float64, positions of the arm's joints in radians.
-        eef_quat: (T, 4) float64, the hand's orientation (x, y, z, w), as robosuite writes it.
-        fixture_pos, fixture_quat: (F, 3) and (F, 4), in the order of ``TaskModel.fixtures``.
-        success_step: Number of the first action that reached the goal, from 0.
-    """
-
-    images: np.ndarray
-    proprio: np.ndarray
-    actions: np.ndarray
-    executed_actions: np.ndarray
-    states: np.ndarray
-    joints: np.ndarray
-    eef_quat: np.ndarray
-    fixture_pos: np.ndarray
-    fixture_quat: np.ndarray
-    success_step: int
-
-    def __len__(self) -> int:
-        """Return T."""
-        return len(self.actions)
 
 
 def demo_path(output: Path, task: Task) -> Path:
@@ -80,56 +47,53 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05d}.hdf5"
 
 
-def write_part(
-    path: Path, episode: Demonstration, task_model: TaskModel, variation: np.ndarray | None = None
-) -> None:
-    """Write one episode to a file of its own; the file appears when it is whole.
+def write_part(path: Path, frames: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> None:
+    """Write one successful episode to a file of its own; the file appears when it is whole.
 
     Args:
         path: The file.
-        episode: What was recorded.
-        task_model: Its task.
-        variation: How the scene looked, see ``DomainVariation.describe``; None: as it is.
+        frames: T rows each, row t of what was there before action t: ``images`` (T, 2, S, S, 3)
+            uint8, agentview then wrist; ``proprio`` (T, 8) float32; ``actions`` (T, 7) float32,
+            the expert's clean ones, and ``executed_actions``, those with noise; ``states``
+            (T, 1 + nq + nv): time, qpos, qvel; ``joints`` (T, 7) of the arm in radians;
+            ``eef_quat`` (T, 4), the hand's orientation (x, y, z, w), as robosuite writes it.
+        attributes: Further facts about the episode.
     """
+    actions, states, proprio = (frames[key] for key in ("actions", "states", "proprio"))
     with _replacing(path) as scratch, h5py.File(scratch, "w") as file:
         group = file.create_group(_PART)
-        _write_obs(group.create_group("obs"), episode)
-        last = np.zeros(len(episode), np.uint8)
+        _write_obs(group.create_group("obs"), frames)
+        last = np.zeros(len(actions), np.uint8)
         last[-1] = 1
-        gripper, position = episode.proprio[:, 6:], episode.proprio[:, :3]
+        robot_states = [proprio[:, 6:], proprio[:, :3], frames["eef_quat"]]
         arrays = {
-            "actions": episode.actions,
-            "executed_actions": episode.executed_actions,
-            "states": episode.states,
-            "robot_states": np.concatenate([gripper, position, episode.eef_quat], axis=1),
+            "actions": actions,
+            "executed_actions": frames["executed_actions"],
+            "states": states,
+            "robot_states": np.concatenate(robot_states, axis=1),
             "rewards": last,
             "dones": last,
         }
         for name, array in arrays.items():
             group.create_dataset(name, data=array)
-        group.attrs["num_samples"] = len(episode)
-        group.attrs["init_state"] = episode.states[0]
-        group.attrs["success_step"] = episode.success_step
-        group.attrs["fixtures"] = json.dumps(task_model.fixtures)
-        group.attrs["fixture_pos"] = episode.fixture_pos
-        group.attrs["fixture_quat"] = episode.fixture_quat
-        if variation is not None:
-            group.attrs["variation"] = variation
+        group.attrs["num_samples"] = len(actions)
+        group.attrs["init_state"] = states[0]
+        group.attrs.update(attributes)
 
 
-def _write_obs(group: h5py.Group, episode: Demonstration) -> None:
+def _write_obs(group: h5py.Group, frames: Mapping[str, np.ndarray]) -> None:
     for camera, name in enumerate(IMAGE_KEYS):
-        images = np.ascontiguousarray(episode.images[:, camera, ::-1])
+        images = np.ascontiguousarray(frames["images"][:, camera, ::-1])
         # A chunk a frame: training reads single frames in any order.
         group.create_dataset(
             name, data=images, chunks=(1, *images.shape[1:]), compression="gzip", compression_opts=4
         )
-    proprio = episode.proprio.astype(np.float64)
+    proprio = frames["proprio"].astype(np.float64)
     group.create_dataset("ee_pos", data=proprio[:, :3])
     group.create_dataset("ee_ori", data=proprio[:, 3:6])
     group.create_dataset("ee_states", data=proprio[:, :6])
     group.create_dataset("gripper_states", data=proprio[:, 6:])
-    group.create_dataset("joint_states", data=episode.joints)
+    group.create_dataset("joint_states", data=frames["joints"])
 
 
 def join_parts(

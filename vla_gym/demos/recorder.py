@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from vla_gym.demos.config import DemosConfig
-from vla_gym.demos.files import Demonstration, part_path, parts_folder, write_part
+from vla_gym.demos.files import part_path, parts_folder, write_part
 from vla_gym.envs.scene_cache import SceneCache
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.rollout.player import SCENES
@@ -18,16 +19,6 @@ from vla_gym.suites import get_suite
 
 # Frames recorded after the goal is reached: the policy also sees how a finished task looks.
 SUCCESS_TAIL = 4
-CAMERAS = ("agentview", "wrist")
-_FRAME_ARRAYS = (
-    "images",
-    "proprio",
-    "actions",
-    "executed_actions",
-    "states",
-    "joints",
-    "eef_quat",
-)
 
 
 class DemoRecorder(NoisyEpisodes):
@@ -51,23 +42,28 @@ class DemoRecorder(NoisyEpisodes):
         """Start attempt number ``seed`` of the task that the options name."""
         obs, info = super().reset(seed=seed, options=options)
         self._number = seed
-        self._frames: dict[str, list[np.ndarray]] = {name: [] for name in _FRAME_ARRAYS}
+        self._frames: dict[str, list[np.ndarray]] = {}
         self._snapshot = self._base.sim.get_state()
         return obs, info
 
     def on_action(self, action: np.ndarray, executed: np.ndarray) -> None:
         """Keep the frame before a control step."""
         sim = self._base.sim
-        names = [get_suite(sim.task_model.task.suite).cameras[name] for name in CAMERAS]
-        images = np.empty((len(names), self._size, self._size, 3), np.uint8)
-        self._scenes.render(sim, images, names)
+        cameras = tuple(get_suite(self._base.suite).cameras.values())
+        images = np.empty((len(cameras), self._size, self._size, 3), np.uint8)
+        self._scenes.render(sim, images, cameras)
         qpos = sim.qpos
-        state = np.concatenate([[sim.data.time], qpos, sim.qvel])
-        joints = qpos[sim.task_model.robot.joint_qpos]
-        eef_quat = np.roll(sim.data.body(EEF_BODY).xquat, -1)
-        frame = (images, sim.proprio(), action, executed, state, joints, eef_quat)
-        for name, value in zip(_FRAME_ARRAYS, frame, strict=True):
-            self._frames[name].append(value)
+        frame = {
+            "images": images,
+            "proprio": sim.proprio(),
+            "actions": action,
+            "executed_actions": executed,
+            "states": np.concatenate([[sim.data.time], qpos, sim.qvel]),
+            "joints": qpos[sim.task_model.robot.joint_qpos],
+            "eef_quat": np.roll(sim.data.body(EEF_BODY).xquat, -1),
+        }
+        for name, value in frame.items():
+            self._frames.setdefault(name, []).append(value)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """Step; a success is recorded a few frames further, within the limit, and written."""
@@ -81,19 +77,21 @@ class DemoRecorder(NoisyEpisodes):
         return obs, reward, terminated, truncated, info
 
     def _write(self, success_step: int) -> None:
-        arrays = {name: np.stack(values) for name, values in self._frames.items()}
+        frames = {name: np.stack(values) for name, values in self._frames.items()}
         for name in ("actions", "executed_actions"):
-            arrays[name] = arrays[name].astype(np.float32)
-        demonstration = Demonstration(
-            **arrays,
-            fixture_pos=self._snapshot.fixture_pos,
-            fixture_quat=self._snapshot.fixture_quat,
-            success_step=success_step,
-        )
+            frames[name] = frames[name].astype(np.float32)
         sim = self._base.sim
+        attributes = {
+            "success_step": success_step,
+            "fixtures": json.dumps(sim.task_model.fixtures),
+            "fixture_pos": self._snapshot.fixture_pos,
+            "fixture_quat": self._snapshot.fixture_quat,
+        }
+        if sim.variation is not None:
+            attributes["variation"] = sim.variation
         assert self._number is not None
-        path = part_path(parts_folder(self._output, sim.task_model.task), self._number)
-        write_part(path, demonstration, sim.task_model, sim.variation)
+        folder = parts_folder(self._output, sim.task_model.task)
+        write_part(part_path(folder, self._number), frames, attributes)
 
     def close(self) -> None:
         """Free the renderers too."""

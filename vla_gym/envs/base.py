@@ -14,7 +14,6 @@ from vla_gym.envs.observation import Observer
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError
-from vla_gym.play.window import HumanView, has_display
 from vla_gym.suites import get_suite
 from vla_gym.suites.protocol import CompiledTask, Simulation
 from vla_gym.variation import DomainVariation
@@ -30,11 +29,7 @@ MAX_IMAGE_SIZE = 4096
 class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
     """Arguments, spaces, simulation and images of :class:`~vla_gym.envs.libero.LiberoEnv`."""
 
-    # Gymnasium's checker tries every mode that is listed, and "human" needs a display.
-    metadata: dict[str, Any] = {
-        "render_modes": ["rgb_array", "human"] if has_display() else ["rgb_array"],
-        "render_fps": 20,
-    }
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
 
     def __init__(
         self,
@@ -79,8 +74,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
             max_control_steps: Step limit; default is the suite's.
-            render_mode: None, ``"rgb_array"``, or ``"human"``: a window shows every ``reset`` and
-                ``step``.
+            render_mode: None or ``"rgb_array"``. For a window, ``gymnasium.make`` or
+                ``gymnasium.wrappers.HumanRendering``.
             task_sampling: ``"uniform"``, ``"round_robin"`` or ``"balanced"``.
             env_index: Number of this environment in a vector env, from 0.
             group_size: Consecutive environments that play the same tasks and layouts.
@@ -93,7 +88,6 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         Raises:
             UnknownTaskError: If the suite or a task does not exist.
             ConfigError: If suites do not agree in spaces, or another argument is out of range.
-            RenderError: If ``render_mode`` is ``"human"`` and there is no display.
         """
         self._suite = get_suite(suite)
         self.suite = self._suite.name
@@ -102,7 +96,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
         check_choice(physics, "physics", ("fast", "exact"))
         check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
-        check_choice(render_mode, "render_mode", (None, "rgb_array", "human"))
+        check_choice(render_mode, "render_mode", (None, "rgb_array"))
         self.cameras = tuple(self._suite.cameras if cameras is None else cameras)
         for camera in self.cameras:
             check_choice(camera, "cameras", tuple(self._suite.cameras))
@@ -124,7 +118,6 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.render_mode = render_mode
         self.variation = DomainVariation.parse(variation)
         self.scene_reset_interval = as_integer(scene_reset_interval, "scene_reset_interval", 1)
-        self._view = HumanView() if render_mode == "human" else None
         self._scenes = SceneCache(
             physics=physics,
             image_size=self.image_size,
@@ -189,10 +182,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self._observer.image_out = arrays
 
     def render(self) -> np.ndarray | None:
-        """Return an upright image of the main camera, (image_size, image_size, 3) uint8, or None.
-
-        With ``render_mode="human"`` the window has been brought up to date already.
-        """
+        """Return an upright image of the main camera, (S, S, 3) uint8; None without a mode."""
         return self._observer.frame(self.sim) if self.render_mode == "rgb_array" else None
 
     @property
@@ -213,5 +203,3 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         """Free the simulations, and the renderers that nobody else uses; twice is fine."""
         self._scenes.close()
         self._sim = None
-        if self._view is not None:
-            self._view.close()

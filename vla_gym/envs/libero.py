@@ -12,7 +12,6 @@ from vla_gym.envs.checks import parse_reset_options
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
-from vla_gym.play.video import Status
 from vla_gym.suites import task_number
 from vla_gym.suites.protocol import Simulation, Task
 from vla_gym.variation.drawn import part
@@ -109,7 +108,6 @@ class LiberoEnv(LiberoEnvBase):
         observation = self._observer.observe(self._sim, task_id)
         self._episode += 1
         self._needs_reset = False
-        self._show(success=False)
         info = self._info(success=False, executed=0)
         for function in self.on_control_step:
             function(self, info)
@@ -240,7 +238,6 @@ class LiberoEnv(LiberoEnvBase):
         if success:
             reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
         observation = self._observer.observe(self.sim, self._task_id)
-        self._show(success)
         return observation, reward, success, truncated, self._info(success, executed)
 
     def _run_rows(self, rows: np.ndarray) -> tuple[int, bool]:
@@ -262,13 +259,6 @@ class LiberoEnv(LiberoEnvBase):
     @property
     def _limit(self) -> int:
         return self.max_control_steps or self._task.max_control_steps
-
-    def _show(self, success: bool) -> None:
-        """Bring the window of ``render_mode="human"`` up to date."""
-        if self._view is not None:
-            episode = f"{self._task.suite} {self._task.task_id}"
-            over = self._needs_reset
-            self._view.show(self.sim, Status(episode, self._elapsed, self._limit, success, over))
 
     def _info(self, success: bool, executed: int) -> dict[str, Any]:
         info: dict[str, Any] = {

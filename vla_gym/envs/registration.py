@@ -6,19 +6,25 @@ included; ``Libero-v0`` and ``LiberoVLA-v0`` take ``suite=...``, one name or sev
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import HumanRendering
 
+from vla_gym.errors import RenderError
 from vla_gym.suites import suite_names
 
 if TYPE_CHECKING:
-    from vla_gym.envs.libero import LiberoEnv
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
-    from vla_gym.wrappers import FrozenVLAObservation
     from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
+
+
+Env = gym.Env[dict[str, Any], np.ndarray]
 
 
 def register_envs() -> None:
@@ -46,15 +52,37 @@ def register_envs() -> None:
                 )
 
 
-def make_libero(suite: str | Sequence[str], **kwargs: Any) -> LiberoEnv:
+def make_libero(
+    suite: str | Sequence[str], *, render_mode: str | None = None, **kwargs: Any
+) -> Env:
     """Build :class:`vla_gym.envs.libero.LiberoEnv`.
 
-    A function, because from the class ``gymnasium.make`` would read its render modes, and where
-    there is no display wrap ``"human"`` in a window of its own, which needs pygame and a display.
+    Args:
+        suite: Suite name, e.g. ``"goal"``, or several.
+        render_mode: ``"human"`` adds Gymnasium's window, which shows every ``reset`` and ``step``.
+        **kwargs: Of ``LiberoEnv``.
+
+    Raises:
+        RenderError: If there is no display for the window.
     """
     from vla_gym.envs.libero import LiberoEnv
 
-    return LiberoEnv(suite, **kwargs)
+    env = LiberoEnv(suite, render_mode=_frames(render_mode), **kwargs)
+    return HumanRendering(env) if render_mode == "human" else env
+
+
+def _frames(render_mode: str | None) -> str | None:
+    """Return the environment's own render mode; a window shows its ``"rgb_array"``."""
+    if render_mode != "human":
+        return render_mode
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if sys.platform.startswith("linux") and not any(map(os.environ.get, names)):
+        raise RenderError(
+            "render_mode='human' needs a display, and neither DISPLAY nor WAYLAND_DISPLAY is set: "
+            "use render_mode='rgb_array', record a video with 'vla-gym play', connect with "
+            "'ssh -X', or run under 'xvfb-run -a'."
+        )
+    return "rgb_array"
 
 
 def make_libero_vla(
@@ -65,8 +93,9 @@ def make_libero_vla(
     chunk_len: int | None = None,
     device: str = "cpu",
     keep_images: bool = False,
+    render_mode: str | None = None,
     **env_kwargs: Any,
-) -> FrozenVLAObservation:
+) -> Env:
     """Build a LIBERO environment whose observation comes from a frozen VLA.
 
     Args:
@@ -76,6 +105,7 @@ def make_libero_vla(
         chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
         device: Torch device of the VLA and of the RL token where they are given by name.
         keep_images: Whether the camera images stay in the observation.
+        render_mode: See :func:`make_libero`.
         **env_kwargs: Passed on to :class:`vla_gym.envs.libero.LiberoEnv`.
 
     Raises:
@@ -87,8 +117,10 @@ def make_libero_vla(
 
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     env_kwargs.setdefault("image_size", model.image_size)
-    env = LiberoEnv(suite, chunk_len=chunk_len, **env_kwargs)
-    return FrozenVLAObservation(env, model, encoder, keep_images)
+    mode = _frames(render_mode)
+    env = LiberoEnv(suite, chunk_len=chunk_len, render_mode=mode, **env_kwargs)
+    wrapped = FrozenVLAObservation(env, model, encoder, keep_images)
+    return HumanRendering(wrapped) if render_mode == "human" else wrapped
 
 
 def make_libero_vla_vec(

@@ -100,11 +100,6 @@ class LiberoVectorEnv(VectorEnvBase):
             )
         if max_restarts < 0 or step_timeout <= 0 or start_timeout <= 0:
             raise ConfigError("max_restarts must not be negative, timeouts must be positive.")
-        if env_kwargs.get("render_mode") == "human" and num_envs > 1:
-            raise ConfigError(
-                f"render_mode='human' would open {num_envs} windows: watch one environment "
-                "(num_envs=1), or take render_mode='rgb_array' and show what render() returns."
-            )
         self._plan = EnvPlan.make(
             num_envs,
             suite,
