@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from page_blocks import fill_blocks
+from page_blocks import fill_blocks, markdown_table, rate
 
 from vla_gym.rollout.vla_policy import vla_identity
-from vla_gym.suites import get_task, suite_tasks
+from vla_gym.suites import suite_tasks
 from vla_gym_trainers.evaluation.cards import read_card
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 
@@ -71,55 +71,48 @@ def key(row: Row) -> tuple[int, int, int]:
     return place, VARIANTS.index(row["variant"]), SUITES.index(row["suite"])
 
 
-def rate(successes: int, n: int) -> str:
+def percent(successes: int, n: int) -> str:
     """Return a rate with Wilson's 95 % interval, in percent."""
     low, high = wilson_interval(successes, n)
     return f"{100 * successes / n:.1f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
+def columns_of(rows: list[Row]) -> dict[tuple[str, str], dict[str, Row]]:
+    """Return the rows of every checkpoint and head, by suite."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row["checkpoint"], row["variant"]), {})[row["suite"]] = row
+    return found
+
+
 def summary(rows: list[Row]) -> list[str]:
     """Return the table of suites."""
-    lines = [
-        "| checkpoint | head | spatial | object | goal | all |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for checkpoint, variant in dict.fromkeys((r["checkpoint"], r["variant"]) for r in rows):
-        own = [r for r in rows if (r["checkpoint"], r["variant"]) == (checkpoint, variant)]
-        cells = []
-        for suite in (*SUITES, None):
-            chosen = [r for r in own if suite in (r["suite"], None)]
-            successes = sum(sum(r["successes"]) for r in chosen)
-            episodes = sum(r["episodes"] * len(r["successes"]) for r in chosen)
-            complete = len(chosen) == (1 if suite else len(SUITES))
-            cells.append(rate(successes, episodes) if complete else "")
-        lines.append(f"| `{checkpoint}` | {variant} | " + " | ".join(cells) + " |")
-    return lines
+    lines = []
+    for (checkpoint, variant), own in columns_of(rows).items():
+        cells = [f"`{checkpoint}`", variant]
+        for wanted in (*((suite,) for suite in SUITES), SUITES):
+            chosen = [own[suite] for suite in wanted if suite in own]
+            successes = sum(sum(row["successes"]) for row in chosen)
+            episodes = sum(row["episodes"] * len(row["successes"]) for row in chosen)
+            cells.append(percent(successes, episodes) if len(chosen) == len(wanted) else "")
+        lines.append(cells)
+    return markdown_table(("checkpoint", "head", *SUITES, "all"), lines)
 
 
 def tasks(rows: list[Row]) -> list[str]:
     """Return the table of tasks: successes and mean steps of each checkpoint and head."""
-    columns = list(dict.fromkeys((r["checkpoint"], r["variant"]) for r in rows))
-    lines = ["| task | " + " | ".join(f"`{c}` {v}" for c, v in columns) + " |"]
-    lines.append("| --- |" + " --- |" * len(columns))
-    for suite in SUITES:
-        for i in range(len(suite_tasks(suite))):
-            cells = []
-            for column in columns:
-                match = [
-                    r
-                    for r in rows
-                    if (r["checkpoint"], r["variant"], r["suite"]) == (*column, suite)
-                ]
-                cells.append(_cell(match[0], i) if match else "")
-            text = get_task(suite, i).instruction
-            lines.append(f"| {suite} {i}: {text} | " + " | ".join(cells) + " |")
-    return lines
+    columns = columns_of(rows)
+    lines = [
+        [f"{suite} {i}: {task.instruction}"]
+        + [_cell(own[suite], i) if suite in own else "" for own in columns.values()]
+        for suite in SUITES
+        for i, task in enumerate(suite_tasks(suite))
+    ]
+    return markdown_table(["task", *(f"`{name}` {variant}" for name, variant in columns)], lines)
 
 
 def _cell(row: Row, task: int) -> str:
-    low, high = wilson_interval(row["successes"][task], row["episodes"])
-    text = f"{row['successes'][task]}/{row['episodes']} ({100 * low:.0f}-{100 * high:.0f} %)"
-    steps = row["mean_steps"][task]
+    text, steps = rate(row["successes"][task], row["episodes"]), row["mean_steps"][task]
     return text if steps is None else f"{text}, {steps} steps"
 
 
@@ -130,21 +123,22 @@ def confusion(rows: list[Row]) -> list[str]:
         if "confusion" not in row:
             continue
         found = row["confusion"]
-        share = rate(found["right"], found["decided"])
+        share = percent(found["right"], found["decided"])
         lines += [
             f"`{row['checkpoint']}`, {row['variant']} head: the right one in {found['right']} of "
             f"{found['decided']} decided episodes, {share} %.",
             "",
-            "| told \\ achieved | " + " | ".join(str(i) for i in range(10)) + " | none |",
-            "| --- |" + " --- |" * 11,
         ]
-        for told in range(10):
+        told_rows = []
+        for told, task in enumerate(suite_tasks("goal")):
             counts = found["matrix"].get(str(told), {})
             cells = [str(counts.get(str(i), "")) for i in range(10)]
             none = row["episodes"] - sum(counts.values())
-            text = get_task("goal", told).instruction
-            lines.append(f"| {told}: {text} | " + " | ".join(cells) + f" | {none or ''} |")
-        lines.append("")
+            told_rows.append([f"{told}: {task.instruction}", *cells, str(none or "")])
+        lines += [
+            *markdown_table(["told \\ achieved", *map(str, range(10)), "none"], told_rows),
+            "",
+        ]
     return lines[:-1]
 
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page_blocks import markdown_table
 
 from vla_gym.demos.config import DemosConfig
 from vla_gym.experts import EXPERT_TASKS
@@ -39,6 +41,7 @@ PACKS, STATES = ("lite", "libero"), ("official", "sampled")
 SAMPLED_SEED = 1000
 Row = dict[str, Any]
 KEY = ("suite", "task_id", "assets", "states")
+SUMMARY = ("suite", "states", "pack", "tasks", "n", "success", "mean over the tasks")
 
 
 def measure(task_model: TaskModel, states: str, episodes: int) -> Row:
@@ -99,43 +102,32 @@ def page(rows: list[Row]) -> str:
         "",
         "## Summary",
         "",
-        "| suite | states | pack | tasks | n | success | mean over the tasks |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        *markdown_table(SUMMARY, _summary(rows)),
+        "",
+        "## Each task",
+        "",
     ]
-    suites = sorted({row["suite"] for row in rows})
-    for states in STATES:
-        for assets in PACKS:
-            for suite in [*suites, "all"]:
-                chosen = [
-                    row
-                    for row in rows
-                    if (row["states"], row["assets"]) == (states, assets)
-                    and suite in (row["suite"], "all")
-                ]
-                if chosen:
-                    lines.append(_summary_line(suite, states, assets, chosen))
-    lines += ["", "## Each task", ""]
-    columns = [(states, assets) for states in STATES for assets in PACKS]
-    columns = [c for c in columns if any((row["states"], row["assets"]) == c for row in rows)]
-    lines.append("| task | " + " | ".join(f"{s}, `{a}`" for s, a in columns) + " |")
-    lines.append("| --- |" + " --- |" * len(columns))
-    for suite, task_id in sorted({(row["suite"], row["task_id"]) for row in rows}):
-        cells = []
-        for states, assets in columns:
-            match = [r for r in rows if [r[k] for k in KEY] == [suite, task_id, assets, states]]
-            cells.append(_cell(match[0]) if match else "")
-        task = get_task(suite, task_id)
-        lines.append(f"| {suite} {task_id}: {task.instruction} | " + " | ".join(cells) + " |")
+    found = {tuple(row[name] for name in KEY): row for row in rows}
+    columns = [(s, a) for s in STATES for a in PACKS if any(key[2:] == (a, s) for key in found)]
+    table = []
+    for suite, task_id in sorted({key[:2] for key in found}):
+        cells = [found.get((suite, task_id, assets, states)) for states, assets in columns]
+        name = f"{suite} {task_id}: {get_task(suite, task_id).instruction}"
+        table.append([name, *("" if row is None else _cell(row) for row in cells)])
+    lines += markdown_table(["task", *(f"{states}, `{a}`" for states, a in columns)], table)
     return "\n".join(lines) + "\n"
 
 
-def _summary_line(suite: str, states: str, assets: str, rows: list[Row]) -> str:
-    successes, n = sum(r["successes"] for r in rows), sum(r["n"] for r in rows)
-    mean = np.mean([r["successes"] / r["n"] for r in rows])
-    return (
-        f"| {suite} | {states} | `{assets}` | {len(rows)} | {n} | {_rate(successes, n)} "
-        f"| {100 * mean:.1f} % |"
-    )
+def _summary(rows: list[Row]) -> Iterator[list[str]]:
+    for states, assets in itertools.product(STATES, PACKS):
+        own = [row for row in rows if (row["states"], row["assets"]) == (states, assets)]
+        for suite in [*sorted({row["suite"] for row in rows}), "all"]:
+            chosen = [row for row in own if suite in (row["suite"], "all")]
+            if chosen:
+                successes, n = (sum(row[key] for row in chosen) for key in ("successes", "n"))
+                mean = np.mean([row["successes"] / row["n"] for row in chosen])
+                counts = [str(len(chosen)), str(n), _rate(successes, n), f"{100 * mean:.1f} %"]
+                yield [suite, states, f"`{assets}`", *counts]
 
 
 def _rate(successes: int, n: int) -> str:

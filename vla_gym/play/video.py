@@ -15,6 +15,7 @@ import numpy as np
 from vla_gym.errors import ConfigError
 
 FPS = 20  # control steps per second: videos play in real time
+HOLD_SECONDS = 1.5  # how long a video's last picture stays
 SUFFIXES = (".mp4", ".gif")
 # Frames a second of a GIF: browsers slow down what is faster than 20, and files double.
 GIF_FPS = 10
@@ -187,7 +188,9 @@ def compose_grid(tiles: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return grid
 
 
-def tiled_frames(tiles: Sequence[TileFrames], hold_seconds: float = 1.5) -> Iterator[np.ndarray]:
+def tiled_frames(
+    tiles: Sequence[TileFrames], hold_seconds: float = HOLD_SECONDS
+) -> Iterator[np.ndarray]:
     """Yield the frames of all tiles in one picture; a tile that has ended keeps its last one.
 
     Args:

@@ -57,7 +57,7 @@ class EvalConfig(PolicyConfig):
     """Record whose goal became true first, of all tasks of the scene: instruction against achieved
     goal."""
     films: int = 0
-    """Film so many successes and so many failures of each task: videos and a film strip."""
+    """Film so many successes and so many failures of each task: videos in films/."""
     progress: bool = True
     """Show a progress bar."""
 

@@ -18,7 +18,7 @@ from vla_gym_trainers.report.curves import (
     seconds_of,
     success,
 )
-from vla_gym_trainers.report.data import Group, Run, compact
+from vla_gym_trainers.report.data import Group, Run
 from vla_gym_trainers.report.plots import Line, line_plot
 
 _TITLES = {
@@ -119,26 +119,14 @@ def losses_of(groups: Sequence[Group]) -> dict[str, Any]:
     """Return small ``pictures`` of every ``train/*`` and ``phase/*`` number that changes."""
     runs = [run for group in groups for run in group.runs]
     keys = sorted({key for run in runs for row in run.rows for key in row})
-    pictures, constant, once = [], [], []
+    pictures, missing = [], []
     for key in keys:
         kind, _, name = key.partition("/")
         if kind != "phase" and (kind != "train" or name in _NO_LOSS):
             continue
         lines = _lines(groups, lambda run, key=key: metric(run, key))
-        if not lines:
-            continue
-        values = np.concatenate([found.mean for _, found in lines])
-        if max(len(found.x) for _, found in lines) == 1:
-            once.append(f"{key} = {', '.join(map(compact, values.tolist()))}")
-        elif np.ptp(values) == 0.0:
-            constant.append(f"{key} = {compact(float(values[0]))}")
-        else:
+        if lines and np.ptp(np.concatenate([found.mean for _, found in lines])) > 0.0:
             pictures.append((key, line_plot(key, lines, "control steps")))
-    missing = []
-    if constant:
-        missing.append(f"Never changed: {'; '.join(constant)}.")
-    if once:
-        missing.append(f"Logged only once: {'; '.join(once)}.")
     if without := [run.name for run in runs if not run.rows]:
         missing.append(f"No metrics.jsonl, so no losses: {', '.join(without)}.")
     return {"pictures": pictures, "missing": missing}
