@@ -215,12 +215,12 @@ def training_table(group: str) -> list[str]:
     return markdown_table(head, rows) if rows else ["None yet."]
 
 
-def fill() -> None:
-    """Make the page's tables anew."""
-    blocks = {group: "\n".join(table(group)) for group in GROUPS}
-    blocks["suite_tasks"] = "\n".join(tasks_table("suite"))
-    blocks["suite_training"] = "\n".join(training_table("suite"))
-    fill_blocks(PAGE, blocks)
+def blocks() -> dict[str, str]:
+    """Return the page's tables by the names of their blocks."""
+    found = {group: "\n".join(table(group)) for group in GROUPS}
+    found["suite_tasks"] = "\n".join(tasks_table("suite"))
+    found["suite_training"] = "\n".join(training_table("suite"))
+    return found
 
 
 def main() -> None:
@@ -231,7 +231,7 @@ def main() -> None:
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
-    fill()
+    fill_blocks(PAGE, blocks())
     write_all(CURVES)
 
 

@@ -56,13 +56,9 @@ def recorded(config: DemosConfig) -> Path:
     return path
 
 
-def test_the_file_is_where_liberos_benchmark_looks(config: DemosConfig, recorded: Path) -> None:
-    benchmark_path = "libero_goal/turn_on_the_stove_demo.hdf5"
-    assert recorded == Path(config.output) / benchmark_path
-    assert sorted(p.name for p in recorded.parent.iterdir()) == [recorded.name]  # no scratch files
-
-
-def test_layout_is_that_of_liberos_own_files(recorded: Path) -> None:
+def test_layout_is_that_of_liberos_own_files(config: DemosConfig, recorded: Path) -> None:
+    assert recorded == Path(config.output) / "libero_goal/turn_on_the_stove_demo.hdf5"
+    assert list(recorded.parent.iterdir()) == [recorded]  # no scratch files
     model = load_task_model(get_task("goal", TASK))
     with h5py.File(recorded, "r") as file:
         data = file["data"]
@@ -282,18 +278,14 @@ def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> 
         {"num_workers": -1},
         {"image_size": 8},
         {"suite": ("10",)},
+        {"task_ids": (10,)},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected|Expected|must be"):
+    with pytest.raises((ConfigError, UnknownTaskError), match="xpected|must be|out of range"):
         record_demos(DemosConfig(str(tmp_path / "new"), **wrong), progress=False)
     assert not list(tmp_path.iterdir())
-
-
-def test_unknown_task_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownTaskError):
-        record_demos(DemosConfig(str(tmp_path), task_ids=(10,)), progress=False)
 
 
 def test_tasks_of_several_suites_come_in_order_and_once() -> None:

@@ -105,13 +105,6 @@ def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     assert again["episodes"] == evaluation["policy"]["episodes"]
 
 
-def test_max_minutes_stops_the_run(tmp_path: Path, toy_env: None) -> None:
-    settings = {**SMALL, "total_timesteps": 10**6, "max_minutes": 0.02, "eval_states": 0}
-    run = train_td3(TD3RunConfig(run_dir=tmp_path, **settings))
-    assert run.card["results"]["training"]["minutes"] < 0.5
-    assert (tmp_path / "policy.zip").is_file()
-
-
 def test_command_line(tmp_path: Path, toy_env: None, capsys: pytest.CaptureFixture[str]) -> None:
     preset = tmp_path / "small.yaml"
     preset.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in SMALL.items()))

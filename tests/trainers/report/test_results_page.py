@@ -22,11 +22,10 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
-    page = tool.PAGE.read_text()
-    for group in tool.GROUPS:
-        block = re.search(rf"<!-- begin {group} -->\n(.*?)\n<!-- end {group} -->", page, re.DOTALL)
-        assert block is not None
-        assert block[1].splitlines() == tool.table(group)
+    page, blocks = tool.PAGE.read_text(), tool.blocks()
+    assert {*tool.GROUPS, "suite_tasks", "suite_training"} == blocks.keys()
+    for name, block in blocks.items():
+        assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page, name
 
 
 def test_cards_hold_no_paths_of_a_machine(tool: ModuleType) -> None:
@@ -40,52 +39,6 @@ def test_paths_are_cut(tool: ModuleType) -> None:
     text = json.dumps({"a": "/home/me/runs/single/x", "b": "/home/me/other/card.json", "c": "1/2"})
     expected = {"a": "runs/single/x", "b": "card.json", "c": "1/2"}
     assert json.loads(tool._without_machine(text, "/home/me/runs/")) == expected
-
-
-def test_tables_of_whole_suites(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Task 0: VLA 1 + 2 = 3 of 50, run a 9, run b 8; lowest window 0.3, last ten blocks 0.55."""
-
-    def run(successes: list[int], lowest: float | None) -> tuple[dict, dict]:
-        blocks = [0.1, *([0.5, 0.6] * 5), 0.9]
-        training = {"warmup_success": 0.4, "warmup_episodes": 70, "lowest_success_1000": lowest}
-        training["success_by_100_episodes"] = blocks
-        train = {"config": {"suite": "goal", "task_ids": [0, 1]}, "results": {"training": training}}
-        tasks = [
-            {"task_id": i, "instruction": f"do {i}", "num_successes": n, "num_episodes": 50}
-            for i, n in enumerate(successes)
-        ]
-        paired = [{"task_id": i, "both": 1 + i, "losses": 2} for i in range(2)]
-        return train, {"results": {"tasks": tasks, "paired": {"tasks": paired}}}
-
-    runs = [("a", *run([9, 20], 0.3)), ("b", *run([8, 21], None))]
-    monkeypatch.setattr(tool, "load", lambda _: runs)
-    lines = tool.tasks_table("suite")
-    assert lines[0] == "| goal | VLA | a | b |"
-    assert lines[2:] == ["| 0: do 0 | 3 | 9 | 8 |", "| 1: do 1 | 4 | 20 | 21 |"]
-    assert tool.training_table("suite")[2:] == ["| a | 70 | 40.0 % | 30.0 % | 55.0 % |"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "task_ids", "what"),
-    [
-        ("td3", [0, 1], "goal"),
-        ("td3", [7], "goal 7: turn on the stove"),
-        ("grpo", None, "grpo, goal"),
-        ("ppo", [7], "ppo, goal 7: turn on the stove"),
-    ],
-)
-def test_a_row_says_what_was_trained(
-    tool: ModuleType, kind: str, task_ids: list[int] | None, what: str
-) -> None:
-    """The VLA 20 + 5 = 25 of 100, the policy 60: Wilson 18 to 34 and 50 to 69 %."""
-    config = {"suite": "libero_goal", "task_ids": task_ids, "seed": 3}
-    training = {"minutes": 9.96, "env_steps": 12345}
-    train = {"kind": kind, "config": config, "results": {"training": training}}
-    paired = {"both": 20, "losses": 5, "wins": 40, "p_value": 1.6e-7}
-    total = {"num_episodes": 100, "num_successes": 60}
-    found = tool.row(train, {"results": {"total": total, "paired": {"total": paired}}}, {})
-    rates = ["25/100 (18-34 %)", "60/100 (50-69 %)"]
-    assert found == [what, "3", "-", "12,345", "10.0", *rates, "40 : 5", "2e-07"]
 
 
 def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(
@@ -142,30 +95,3 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     picture = curves.draw("on_policy").decode()
     assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
     assert curves.draw("single") is None
-
-
-def test_settings_are_told_where_they_are_not_as_in_most_runs(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = json.loads((ROOT / "results/suite_ablation/base-s0/train.json").read_text())
-    evaluation = json.loads((ROOT / "results/suite_ablation/base-s0/eval.json").read_text())
-
-    def shown(*changes: dict[str, object]) -> list[str]:
-        runs = [
-            (
-                "run",
-                {**base, "config": {**base["config"], "learning_starts": 5000, **change}},
-                evaluation,
-            )
-            for change in changes
-        ]
-        monkeypatch.setattr(tool, "load", lambda _: runs)
-        return [line.split("|")[3].strip() for line in tool.table("suite_ablation")[2:]]
-
-    # The default is 2000: most runs have 5000, which is not worth a word.
-    assert shown({}, {}, {"learning_starts": 40000}) == ["-", "-", "`learning_starts=40000`"]
-    # What an older card lacks was as it is by default; where a run was made does not matter.
-    assert shown({}, {"aggregation": "episodes"}, {}) == ["-", "`aggregation=episodes`", "-"]
-    assert shown({}, {"aggregation": "tokens", "learn_threads": 2}) == ["-", "-"]
-    # Where no value is that of most, those that are not the default are told.
-    assert shown({"utd_ratio": 2.0}, {"utd_ratio": 5.0}) == ["-", "`utd_ratio=5.0`"]
