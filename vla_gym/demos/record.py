@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, 
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, rollout
+from vla_gym.suites import get_suite
 from vla_gym.suites.libero import TaskModel, load_task_model
 
 logger = logging.getLogger(__name__)
@@ -163,29 +164,20 @@ class _Job:
 
 
 def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
-    """Record all tasks, suite by suite."""
-    for job in jobs:
-        job.open()
-    total = len(jobs) * config.num_demos
-    done = sum(min(len(job.successes()), config.num_demos) for job in jobs)
-    with tqdm(total=total, initial=done, unit="demo", disable=not progress) as bar:
-        for suite in dict.fromkeys(job.model.task.suite for job in jobs):
-            _record_suite(config, [job for job in jobs if job.model.task.suite == suite], bar)
-
-
-def _record_suite(config: DemosConfig, jobs: list[_Job], bar: tqdm[Any]) -> None:
-    """Keep all workers busy until every task of a suite is complete.
+    """Keep all workers busy until every task is complete, the suites in one environment.
 
     Raises:
         DemoError: If an expert fails too often.
     """
-    for job in list(jobs):
+    suite = get_suite(list(dict.fromkeys(job.model.task.suite for job in jobs)))
+    waiting = {suite.tasks.index(job.model.task): job for job in jobs}
+    for task_id, job in list(waiting.items()):
+        job.open()
         if job.is_done():  # but its run was killed before the parts were joined
             job.finish()
-            jobs.remove(job)
-    if not jobs:
+            del waiting[task_id]
+    if not waiting:
         return
-    waiting = {job.model.task.task_id: job for job in jobs}
 
     def next_start() -> Start | None:
         # Tasks in their order; the next ones keep workers busy while the last attempts of this one
@@ -193,14 +185,15 @@ def _record_suite(config: DemosConfig, jobs: list[_Job], bar: tqdm[Any]) -> None
         for task_id, job in waiting.items():
             if (number := job.next_attempt()) is not None:
                 job.running.add(number)
-                return Start(job.model.task.suite, task_id, seed=number)
+                return Start(suite.name, task_id, seed=number)
         return None
 
     workers = config.num_workers if config.num_workers is not None else os.cpu_count() or 1
-    num_envs = max(1, min(workers, len(jobs) * config.num_demos))
+    total = len(waiting) * config.num_demos
+    num_envs = max(1, min(workers, total))
     policy = ExpertPolicy()
     envs = make_envs(
-        jobs[0].model.task.suite,
+        suite.name,
         waiting,
         policy,
         num_envs=num_envs,
@@ -210,18 +203,16 @@ def _record_suite(config: DemosConfig, jobs: list[_Job], bar: tqdm[Any]) -> None
         assets=config.assets,
         variation=config.variation,
     )
-    try:
+    done = sum(len(job.successes()) for job in waiting.values())
+    with closing(envs), tqdm(total=total, initial=done, unit="demo", disable=not progress) as bar:
         for episode in rollout(envs, policy, next_start):
             job = waiting[episode.task_id]
             job.end_attempt(episode.start.seed, episode.success)
-            if episode.success and len(job.successes()) <= config.num_demos:
-                bar.update()
+            bar.update(episode.success)
             bar.set_description(f"{job.name}, {len(job.outcomes)} attempts")
             if job.is_done():
                 job.finish()
                 del waiting[episode.task_id]
-    finally:
-        envs.close()
 
 
 @contextmanager
