@@ -245,6 +245,9 @@ class StubEnv(gym.Env[dict[str, Any], np.ndarray]):
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def nap(self) -> None:
+        time.sleep(PAUSE_S / 2)
+
     def fail(self) -> None:
         raise KeyError("stub call")
 

@@ -11,7 +11,7 @@ from stub_envs import Fault, stub_factory
 from vector_processes import children_of, descriptors, memfd_maps, wait_until
 
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vector.process_server import ProcessServer
+from vla_gym.vector.processes.client import ProcessServer
 
 
 class _Server:
@@ -30,7 +30,7 @@ class _Server:
     def _started():
         """Return a server that answers: one that still starts opens files."""
         server = ProcessServer.acquire()
-        server.preload([], "lite", timeout=120)
+        server.load("vla_gym.vector.preload:preload", [], "lite", timeout=120)
         return server
 
 

@@ -30,9 +30,8 @@ from vla_gym.errors import AssetError, UnknownTaskError, VlaGymError, WorkerErro
 from vla_gym.suites import get_task
 from vla_gym.suites.libero.requests import LiberoSceneRequest
 from vla_gym.suites.libero.tasks import scene_of
-from vla_gym.vector.process_server import EXIT_S, ProcessServer, ServerTimeout
-from vla_gym.vector.server import pickled
-from vla_gym.vector.worker_process import ServerDied, WorkerProcess
+from vla_gym.vector.processes.client import EXIT_S, ProcessServer, ServerDied, WorkerProcess
+from vla_gym.vector.processes.server import pickle_error
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED_TASKS = [("goal", 7), ("goal", 8)]
@@ -68,7 +67,11 @@ def read_all(fd: int) -> bytes:
 def spawn(
     server: ProcessServer, target: str, payload: bytes = b"", fds: Sequence[int] = ()
 ) -> WorkerProcess:
-    return server.spawn(payload, fds, {}, timeout=LONG, target=f"worker_targets:{target}")
+    return server.spawn(f"worker_targets:{target}", payload, fds, {}, timeout=LONG)
+
+
+def preload(server: ProcessServer, *arguments: Any, **named: Any) -> None:
+    server.load("vla_gym.vector.preload:preload", *arguments, **named)
 
 
 def spawn_with_pipe(
@@ -78,7 +81,7 @@ def spawn_with_pipe(
     read, write = os.pipe()
     try:
         name = f"worker_targets:{target}"
-        return server.spawn(payload, [write], environ, timeout=LONG, target=name), read
+        return server.spawn(name, payload, [write], environ, timeout=LONG), read
     finally:
         os.close(write)
 
@@ -115,7 +118,7 @@ def loaded() -> Iterator[ProcessServer]:
         patch.setenv("LIBGL_ALWAYS_SOFTWARE", "1")
         server = ProcessServer()
         server._users = 1
-        server.preload(PRELOADED_TASKS, "lite", timeout=300)
+        preload(server, PRELOADED_TASKS, "lite", timeout=300)
     yield server
     server.release()
 
@@ -257,7 +260,7 @@ def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
         lambda: spawn(server, "leave"),
         lambda: first.exit_code(1),
         lambda: second.kill(1),
-        lambda: server.preload(PRELOADED_TASKS, "lite", timeout=1),
+        lambda: preload(server, PRELOADED_TASKS, "lite", timeout=1),
     ):
         with pytest.raises(ServerDied, match=r"exit code -9"):
             ask()
@@ -299,7 +302,7 @@ def test_a_hanging_server_is_not_waited_for_for_ever(server):
     other = spawn(server, "say_and_sleep")
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(ServerDied, match="did not answer 'spawn' within 0.2 s and was killed"):
-        server.spawn(b"", [], {}, timeout=0.2)
+        server.spawn("time:sleep", b"", [], {}, timeout=0.2)
     assert state(server.pid) == ""
     until(lambda: not runs(other.pid), "its worker is gone")
 
@@ -401,7 +404,7 @@ def trainer(code: str, *arguments: str, **options: Any) -> Iterator[subprocess.P
 
 WITH_WORKERS = """
     import ctypes, os, signal, sys, time
-    from vla_gym.vector.process_server import ProcessServer
+    from vla_gym.vector.processes.client import ProcessServer
 
     # What a server would inherit; none of it may matter.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
@@ -410,10 +413,10 @@ WITH_WORKERS = """
     target = "worker_targets:"
     read, write = os.pipe()
     workers = [
-        server.spawn(b"", [write], {}, timeout=60, target=target + name)
+        server.spawn(target + name, b"", [write], {}, timeout=60)
         for name in ("say_and_sleep", "spin", "say_and_sleep")
     ]
-    code = server.spawn(b"quiet", [], {}, timeout=60, target=target + "leave").exit_code(60)
+    code = server.spawn(target + "leave", b"quiet", [], {}, timeout=60).exit_code(60)
     for _ in workers:
         os.read(read, 1)
     pids = [worker.pid for worker in workers]
@@ -486,10 +489,10 @@ def test_a_fork_of_the_trainer_has_no_part_in_the_server(server):
     code = """
     import os, sys, worker_targets
     from vla_gym.errors import WorkerError
-    from vla_gym.vector.process_server import ProcessServer
+    from vla_gym.vector.processes.client import ProcessServer
 
     server = ProcessServer.acquire()
-    worker = server.spawn(b"", [], {}, timeout=60, target="worker_targets:say_and_sleep")
+    worker = server.spawn("worker_targets:say_and_sleep", b"", [], {}, timeout=60)
     child = os.fork()
     if not child:
         try:
@@ -498,7 +501,7 @@ def test_a_fork_of_the_trainer_has_no_part_in_the_server(server):
             print("belongs to process" in str(error), flush=True)
         server.release()
         own = ProcessServer.acquire()
-        done = own.spawn(b"quiet", [], {}, timeout=60, target="worker_targets:leave")
+        done = own.spawn("worker_targets:leave", b"quiet", [], {}, timeout=60)
         print(own.pid != server.pid, done.exit_code(60), flush=True)
         sys.exit(0)  # runs the handlers that its parent has registered
     os.waitpid(child, 0)
@@ -524,9 +527,9 @@ def test_bare_checkout_and_a_working_directory_full_of_traps(tmp_path):
         import os, sys
         sys.path.insert(0, {str(checkout)!r})
         sys.path.append({str(ROOT / "tests" / "helpers")!r})
-        from vla_gym.vector.process_server import ProcessServer
+        from vla_gym.vector.processes.client import ProcessServer
         server = ProcessServer.acquire()
-        worker = server.spawn(b"x", [1], {{}}, timeout=60, target="worker_targets:report")
+        worker = server.spawn("worker_targets:report", b"x", [1], {{}}, timeout=60)
         sys.exit(worker.exit_code(60))
         """)
     )
@@ -555,7 +558,7 @@ def test_workers_share_what_the_server_has_loaded(loaded):
 
 @pytest.mark.libero_assets
 def test_workers_share_a_second_scene(loaded, libero_assets_dir):
-    loaded.preload(PRELOADED_TASKS, "libero", timeout=300)
+    preload(loaded, PRELOADED_TASKS, "libero", timeout=300)
     check_sharing([tell(loaded, "simulation", b"7", ASSETS="libero")])
 
 
@@ -574,7 +577,7 @@ def check_sharing(several: list[dict[str, Any]]) -> None:
 
 
 def test_workers_that_never_draw_need_no_drawing_code(server):
-    server.preload(PRELOADED_TASKS, "lite", timeout=LONG, images=False)
+    preload(server, PRELOADED_TASKS, "lite", timeout=LONG, images=False)
     assert not tell(server, "simulation", b"8", ASSETS="lite")["can_draw"]
 
 
@@ -589,7 +592,7 @@ def test_a_worker_plays_exactly_what_the_trainer_would(loaded):
     sim.reset(model.official_layout(0))
     sim.run_chunk(np.zeros((8, 7)))
     # A fixture of another test may have changed the variables that say where the packs are.
-    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    preload(loaded, PRELOADED_TASKS, "lite", timeout=LONG)
     assert tell(loaded, "simulation", b"8", ASSETS="lite")["qpos"] == sim.qpos.tolist()
 
 
@@ -606,16 +609,16 @@ def test_a_users_own_renderer_works_in_a_worker(loaded):
 
 
 def test_loading_again_is_quick_and_errors_are_those_of_the_library(loaded, tmp_path):
-    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    preload(loaded, PRELOADED_TASKS, "lite", timeout=LONG)
     began = cpu_seconds(loaded.pid)
-    loaded.preload(PRELOADED_TASKS, "lite", timeout=LONG)
+    preload(loaded, PRELOADED_TASKS, "lite", timeout=LONG)
     assert cpu_seconds(loaded.pid) - began < 0.3
     with pytest.raises(UnknownTaskError, match="task_id 99"):
-        loaded.preload([("goal", 99)], "lite", timeout=LONG)
+        preload(loaded, [("goal", 99)], "lite", timeout=LONG)
     with pytest.raises(AssetError, match="does not exist"):
-        loaded.preload(PRELOADED_TASKS, str(tmp_path / "none"), timeout=LONG)
+        preload(loaded, PRELOADED_TASKS, str(tmp_path / "none"), timeout=LONG)
     with pytest.raises(WorkerError, match="(?s)process server failed.*Traceback.*ValueError"):
-        loaded._ask("preload", {"tasks": ["not a pair"], "assets": "lite"}, {}, (), LONG)
+        preload(loaded, ["not a pair"], "lite", timeout=LONG)
     assert tell(loaded, "report")["parent"] == loaded.pid
 
 
@@ -623,10 +626,9 @@ def test_errors_that_do_not_survive_pickling_travel_as_text():
     class Local(VlaGymError):
         pass
 
-    error = pickle.loads(pickled(Local("lost")))
-    assert type(error) is WorkerError and "Local: lost" in str(error)
-    error = pickle.loads(pickled(AssetError("kept")))
-    assert type(error) is AssetError and str(error) == "kept"
+    text = WorkerError("as text")
+    for error, wanted in ((Local("lost"), text), (AssetError("kept"), AssetError("kept"))):
+        assert repr(pickle.loads(pickle_error(error, text))) == repr(wanted)
 
 
 @pytest.fixture
@@ -661,15 +663,15 @@ def test_a_server_that_is_busy(server, endless_preload):
 
     def load() -> None:
         try:
-            server.preload([("goal", 8)], "lite", timeout=3.0)
+            preload(server, [("goal", 8)], "lite", timeout=3.0)
         except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=load)
     thread.start()
     until(lambda: endless_preload() == [server.pid], "the server waits")
-    with pytest.raises(ServerTimeout, match="busy with another request"):
-        server.spawn(b"", [], {}, timeout=0.05)
+    with pytest.raises(WorkerError, match="busy with another request"):
+        server.spawn("time:sleep", b"", [], {}, timeout=0.05)
     assert worker.kill(0.05) is None
     until(lambda: not runs(worker.pid), "a busy server does not delay a kill")
     thread.join(LONG)
@@ -687,7 +689,7 @@ def test_the_end_of_the_trainer_while_the_server_is_busy(endless_preload, end):
     def interrupt(*_): raise Interrupt
     signal.signal(signal.SIGUSR1, interrupt)
     try:
-        server.preload([("goal", 8)], "lite", timeout=1000)
+        server.load("vla_gym.vector.preload:preload", [("goal", 8)], "lite", timeout=1000)
     except Interrupt:
         began = time.monotonic()
         server.release()

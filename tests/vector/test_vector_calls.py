@@ -114,7 +114,6 @@ def test_calls_in_the_wrong_order(make_vec):
         ({"num_envs": 2, "suite": "goal", "task_sampling": "often"}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "group_size": 0}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "autoreset_mode": "LATER"}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "on_worker_failure": "ignore"}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "max_restarts": -1}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "step_timeout": 0}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "chunk_len": 0}, ConfigError),

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -33,6 +34,8 @@ from vector_reference import NEXT_STEP, advance, by_mode, follower
 
 from vla_gym.errors import WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vector.process_pool import ProcessPool
+from vla_gym.vector.runner import Runner
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
@@ -89,12 +92,11 @@ def test_garbage_collection_ends_the_workers():
 
 def test_a_constructor_that_is_interrupted_leaves_nothing(monkeypatch):
     """The fixture nothing_stays is the test."""
-    from vla_gym.vector import start
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(start.Runner, "wait_ready", interrupted)
+    monkeypatch.setattr(Runner, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         LiberoVectorEnv(4, env_factory=stub_factory(), workers=2)
 
@@ -301,6 +303,43 @@ print("went on")
     trainer.signal(signal.SIGINT)
     assert trainer.check_end() == 0, trainer.output
     assert trainer.output.split("\n")[:2] == ["interrupted", "went on"]
+
+
+@pytest.mark.parametrize("place", ["run", "_send", "_receive", "_progress"])
+def test_ctrl_c_between_two_messages_loses_none(make_vec, monkeypatch, place):
+    """It comes while a step waits or when it is over; a reset goes on with the same workers."""
+    envs = make_vec(4, script=[(9, LIMIT)])
+    pids, actions = envs.worker_pids, np.zeros((4, 3), np.float32)
+    envs.reset(seed=0)
+    original = getattr(ProcessPool, place)
+
+    def interrupted(*args, **kwargs):
+        result = original(*args, **kwargs)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    for seed in (5, 6):
+        monkeypatch.setattr(ProcessPool, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(actions)
+        expected = follower(4, seed, NEXT_STEP, script=[(9, LIMIT)])
+        expected.check_reset(envs.reset(seed=seed))
+        advance(envs, expected, 3)
+    assert envs.worker_pids == pids
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ctrl_c_in_a_call_leaves_no_answer_behind(make_vec, monkeypatch, workers):
+    envs = make_vec(2, workers=workers, script=[(9, LIMIT)])
+    expected = follower(2, 0, NEXT_STEP, script=[(9, LIMIT)])
+    expected.check_reset(envs.reset(seed=0))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        envs.call("nap")
+    advance(envs, expected, 1)
+    assert envs.call("add", 1) == (1, 101)
 
 
 def test_a_forked_child_of_the_trainer_ends_nothing(train):

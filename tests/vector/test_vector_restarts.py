@@ -188,9 +188,9 @@ def test_errors_of_the_package_in_a_constructor_come_unchanged():
 
 
 @pytest.mark.parametrize("kind", ["SIGKILL", "raise"])
-def test_raise_instead_of_restart(make_vec, once, kind):
+def test_no_restarts(make_vec, once, kind):
     faults = {0: {"faults": [once(kind, step=2)]}}
-    envs = make_vec(4, faults, on_worker_failure="raise", script=[(3, LIMIT)])
+    envs = make_vec(4, faults, max_restarts=0, script=[(3, LIMIT)])
     expected = follower(4, 0, NEXT_STEP, script=[(3, LIMIT)])
     expected.check_reset(envs.reset(seed=0))
     with warnings.catch_warnings():

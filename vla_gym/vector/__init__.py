@@ -12,7 +12,7 @@ __all__ = ["LiberoVectorEnv", "EnvRowState"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: the server of the workers, ``python -m vla_gym.vector.server``, needs none of this.
+    # Lazy: the server of the workers, ``processes.server``, needs none of this.
     if name == "LiberoVectorEnv":
         from vla_gym.vector.vector_env import LiberoVectorEnv
 

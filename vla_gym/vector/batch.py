@@ -11,26 +11,34 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vla_gym.errors import InvalidActionError
-from vla_gym.vector.runner import Runner
+from vla_gym.vector.env_table import EnvTable
 from vla_gym.vector.shared_memory import INFO_BITS, INFO_TYPES, TEXT_INFO, read_value
 
 Arrays = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class Batch:
-    """Writes actions into the table of a runner and reads results off it."""
+    """Writes actions into a table and reads results off it."""
 
-    def __init__(self, runner: Runner, observation_space: spaces.Space[Any], *, copy: bool) -> None:
-        """Look at a runner's table.
+    def __init__(
+        self,
+        table: EnvTable,
+        mode: AutoresetMode,
+        observation_space: spaces.Space[Any],
+        *,
+        copy: bool,
+    ) -> None:
+        """Look at a table.
 
         Args:
-            runner: State of the environments.
+            table: Of all environments.
+            mode: Autoreset mode.
             observation_space: Of one environment.
             copy: Whether observations of all environments are copied or views.
         """
-        self._runner, self._table = runner, runner.table
+        self._table, self._mode = table, mode
         self._space, self._copy = observation_space, copy
-        self._names = [name for name in runner.table if name.startswith("obs")]
+        self._everyone = np.arange(len(table.busy))
 
     def write_actions(self, actions: Any, ids: np.ndarray) -> None:
         """Check actions and put them into the table.
@@ -39,13 +47,13 @@ class Batch:
             InvalidActionError: Wrong shape, dtype or not finite.
             gymnasium.error.ResetNeeded: With DISABLED, where an episode is over.
         """
-        ended = self._runner.ended[ids]
-        if self._runner.mode == AutoresetMode.DISABLED and ended.any():
+        ended = self._table.ended[ids]
+        if self._mode == AutoresetMode.DISABLED and ended.any():
             raise gym.error.ResetNeeded(
                 f"The episodes of environments {ids[ended].tolist()} are over: with autoreset "
                 "DISABLED, reset them first: reset(options={'reset_mask': mask})."
             )
-        column = self._table["action"]
+        column = self._table.columns["action"]
         array = np.asarray(actions)
         expected = (len(ids), *column.shape[1:])
         if array.shape != expected or not np.can_cast(array.dtype, column.dtype, "same_kind"):
@@ -64,16 +72,15 @@ class Batch:
 
     def align(self) -> None:
         """Bring all current observations into the same half of the double buffer."""
-        half = self._runner.half
+        table, half = self._table, self._table.half
         for i in np.flatnonzero(half != half[0]).tolist():
-            for name in self._names:
-                self._table[name][half[0], i] = self._table[name][half[i], i]
+            for name in table.obs_columns:
+                table.columns[name][half[0], i] = table.columns[name][half[i], i]
             half[i] = half[0]
 
     def observations(self, ids: np.ndarray | None) -> Any:
         """Return the current observations of some environments or (None) of all."""
-        table, half = self._table, self._runner.half
-        names = self._names
+        table, half, names = self._table.columns, self._table.half, self._table.obs_columns
         if ids is not None:
             arrays = {name: table[name][half[ids], ids] for name in names}
         elif (half == half[0]).all():
@@ -81,7 +88,7 @@ class Batch:
             if self._copy:
                 arrays = {name: array.copy() for name, array in arrays.items()}
         else:
-            arrays = {name: table[name][half, self._runner.everyone] for name in names}
+            arrays = {name: table[name][half, self._everyone] for name in names}
         return read_value(self._space, arrays)
 
     def collect(self, ids: np.ndarray | None, acted: np.ndarray | None = None) -> Arrays:
@@ -91,18 +98,18 @@ class Batch:
             ids: Rows of the result.
             acted: Which of all environments had a command; None for every one.
         """
-        table, runner = self._table, self._runner
-        rows = self._runner.everyone if ids is None else ids
+        known, table = self._table, self._table.columns
+        rows = self._everyone if ids is None else ids
         active = None if acted is None else np.isin(rows, acted)
         terminated, truncated = table["terminated"][rows], table["truncated"][rows]
-        extras = {i: e.infos for i, e in runner.extras.items() if e.infos}
-        infos = batch_infos(table, "info", rows, active, runner.texts, extras)
+        extras = {i: e.infos for i, e in known.extras.items() if e.infos}
+        infos = batch_infos(table, "info", rows, active, known.texts, extras)
         ended = terminated | truncated
-        restarted = runner.restarted[rows]
+        restarted = known.restarted[rows]
         if active is not None:
             ended, restarted = ended & active, restarted & active
         if ended.any():
-            if runner.mode == AutoresetMode.SAME_STEP:
+            if self._mode == AutoresetMode.SAME_STEP:
                 self._add_final(infos, rows, ended)
             counted = ended & table["episode_ended"][rows]
             if counted.any():
@@ -113,16 +120,17 @@ class Batch:
         return self.observations(ids), table["reward"][rows], terminated, truncated, infos
 
     def _add_final(self, infos: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
-        table, runner = self._table, self._runner
+        known, table = self._table, self._table.columns
         final_obs = np.full(len(rows), None, dtype=object)
         for row in np.flatnonzero(ended).tolist():
             arrays: Mapping[str, Any] = {
-                name: table[f"final_{name}"][rows[row], ...].copy()[()] for name in self._names
+                name: table[f"final_{name}"][rows[row], ...].copy()[()]
+                for name in known.obs_columns
             }
             final_obs[row] = read_value(self._space, dict(arrays))
-        extras = {i: e.final_infos for i, e in runner.extras.items() if e.final_infos}
-        final = batch_infos(table, "final_info", rows, ended, runner.final_texts, extras)
-        killed = ended & runner.killed[rows]
+        extras = {i: e.final_infos for i, e in known.extras.items() if e.final_infos}
+        final = batch_infos(table, "final_info", rows, ended, known.final_texts, extras)
+        killed = ended & known.killed[rows]
         if killed.any():
             final["worker_restarted"], final["_worker_restarted"] = killed, killed.copy()
         infos |= {

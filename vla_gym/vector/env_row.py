@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -35,14 +35,27 @@ class EnvRowState:
     infos: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Extras(NamedTuple):
+    """What of a reset or step does not fit into the table's columns.
+
+    Attributes:
+        infos, final_infos: Infos that are no plain numbers.
+        text: The new instruction, or None if it did not change.
+    """
+
+    infos: dict[str, Any]
+    final_infos: dict[str, Any]
+    text: str | None
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to send."""
+        return bool(self.infos or self.final_infos or self.text is not None)
+
+
 class EnvRow:
     """Runs one environment and writes what it returns into row ``index`` of the table.
 
     The same code runs in a worker process and, with ``workers=0``, in the trainer's.
-
-    Attributes:
-        extras: After :meth:`run`: infos that are no plain numbers, and those of the final info.
-        text: After :meth:`run`: the instruction if it changed, else None.
     """
 
     def __init__(
@@ -68,10 +81,9 @@ class EnvRow:
         self._draws = env is self._unwrapped and hasattr(env, "image_out")
         self._text: str | None = None
         self._return, self._length = 0.0, 0
-        self.extras: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        self.text: str | None = None
+        self._new_text: str | None = None
 
-    def run(self, options: dict[str, Any] | None = None) -> None:
+    def run(self, options: dict[str, Any] | None = None) -> Extras:
         """Do what the row asks for: a reset, or a step (with a reset if the mode wants one)."""
         table, i = self._table, self.index
         rows = self._halves[table["half"][i]]
@@ -79,16 +91,15 @@ class EnvRow:
             self._unwrapped.image_out = {
                 name: rows[f"obs/{name}"] for name in self._unwrapped.cameras
             }
-        self.extras, self.text = ({}, {}), None
+        self._new_text = None
         table["did_reset"][i] = table["episode_ended"][i] = False
         if table["op"][i] == RESET:
             table["reward"][i] = 0.0
             table["terminated"][i] = table["truncated"][i] = False
-            self._reset(rows, options)
-        else:
-            self._step(rows)
+            return Extras(self._reset(rows, options), {}, self._new_text)
+        return Extras(*self._step(rows), self._new_text)
 
-    def _step(self, rows: dict[str, np.ndarray]) -> None:
+    def _step(self, rows: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
         table, i = self._table, self.index
         obs, reward, terminated, truncated, info = self.env.step(table["action"][i].copy())
         table["reward"][i] = reward
@@ -104,14 +115,12 @@ class EnvRow:
             table["episode_success"][i] = bool(success)
         if ended and self._same_step:
             write_value(self._final, obs)
-            final_extras = self._write_info("final_info", info)
-            self._reset(rows, None)
-            self.extras = (self.extras[0], final_extras)
-        else:
-            write_value(rows, obs)
-            self.extras = (self._write_info("info", info), {})
+            final_infos = self._write_info("final_info", info)
+            return self._reset(rows, None), final_infos
+        write_value(rows, obs)
+        return self._write_info("info", info), {}
 
-    def _reset(self, rows: dict[str, np.ndarray], options: dict[str, Any] | None) -> None:
+    def _reset(self, rows: dict[str, np.ndarray], options: dict[str, Any] | None) -> dict[str, Any]:
         table, i = self._table, self.index
         seed, episode = int(table["seed"][i]), int(table["episode"][i])
         self._return, self._length = 0.0, 0
@@ -126,8 +135,8 @@ class EnvRow:
             reset_seed = int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
         obs, info = self.env.reset(seed=reset_seed, options=options)
         write_value(rows, obs)
-        self.extras = (self._write_info("info", info), {})
         table["did_reset"][i] = True
+        return self._write_info("info", info)
 
     def _write_info(self, prefix: str, info: Mapping[str, Any]) -> dict[str, Any]:
         """Write the numeric infos into the row; return the others."""
@@ -146,7 +155,7 @@ class EnvRow:
             ):
                 present |= INFO_BITS[key]
                 if value != self._text:
-                    self._text = self.text = value
+                    self._text = self._new_text = value
             else:
                 extras[key] = value
         table[f"{prefix}_set"][i] = present

@@ -1,135 +1,57 @@
-"""What a vector environment needs of its workers, wherever they run."""
+"""The workers of a vector environment, in processes or (workers=0) in this one."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import VlaGymError, WorkerError
-from vla_gym.vector.env_row import EnvRow
+from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.vector.interrupts import Interrupts
+from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.process_pool import ProcessPool
+from vla_gym.vector.processes.client import ProcessServer
 from vla_gym.vector.shared_memory import Layout, SharedArrays
-from vla_gym.vector.worker import Extras, WorkerSpec, build_envs, run_row
-
-
-class Failure(NamedTuple):
-    """Why a worker is gone.
-
-    Attributes:
-        reason: What was seen, e.g. ``"was killed by signal SIGKILL"``.
-        error: The package's own error, if that is what ended it.
-        raised: Whether it was an exception.
-        started: Whether its environments had been built.
-        command: What it was told last.
-    """
-
-    reason: str
-    error: VlaGymError | None
-    raised: bool
-    started: bool
-    command: str
-
-
-class Event(NamedTuple):
-    """Something that a worker did.
-
-    ``kind`` is ``"ready"`` (the spaces of its environments), ``"done"`` (ids, extras by
-    environment id), ``"value"`` (results of a call), ``"raised"`` (an exception and the ids that
-    it left undone; the worker goes on) or ``"failed"`` (a :class:`Failure`).
-    """
-
-    kind: str
-    worker: int
-    ids: np.ndarray
-    value: Any
-
-
-class Pool(Protocol):
-    """What a vector environment needs of its workers.
-
-    Another implementation may run them elsewhere, say on other machines.
-    """
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
-
-    def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
-        """Share a table with the workers, once they are ready; return its arrays.
-
-        They are emptied by :meth:`close`.
-        """
-
-    def run(
-        self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
-    ) -> None:
-        """Have environments of a worker do what their rows say."""
-
-    def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
-        """Call a method of rows; the results come as an event."""
-
-    def poll(self, timeout: float | None) -> list[Event]:
-        """Wait for events; an empty list after ``timeout`` seconds."""
-
-    def respawn(self, worker: int) -> None:
-        """Start a worker again after it failed."""
-
-    def close(self) -> None:
-        """End everything."""
+from vla_gym.vector.worker import Event, Worker, WorkerSpec
 
 
 class LocalPool:
-    """The environments in this process: one worker that does everything at once."""
+    """The environments in this process: one worker that does everything at once.
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """There are no processes."""
-        return ()
+    Its methods are those of :class:`~vla_gym.vector.process_pool.ProcessPool`.
+    """
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    pids: tuple[int, ...] = ()
+
+    def __init__(self, spec: WorkerSpec, interrupts: Interrupts) -> None:
         """Build the environments."""
-        self._owner = os.getpid()
-        self._envs, found = build_envs(spec)
-        self._rows: dict[int, EnvRow] = {}
+        self.blocks = [np.array(spec.env_ids)]
+        self._owner, self._interrupts = os.getpid(), interrupts
+        self._worker = Worker(spec)
         self._memory: SharedArrays | None = None
-        self._events = [Event("ready", 0, np.empty(0, np.int32), found)]
+        self._events = [self._worker.ready]
 
     def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
         """Return the table, in memory of this process."""
-        self._memory = SharedArrays(layout)
-        table = self._memory.arrays
-        self._rows = {i: EnvRow(env, i, table, same_step) for i, env in self._envs.items()}
-        return table
+        self._memory = self._worker.attach(layout, same_step)
+        return self._memory.arrays
 
-    def run(
-        self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
-    ) -> None:
+    def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments do what their rows say; exceptions become ``"raised"`` events."""
         del each
-        began = time.perf_counter()
-        extras: dict[int, Extras] = {}
         try:
-            for i in ids.tolist():
-                found = run_row(self._rows[i], (options or {}).get(i))
-                if found:
-                    extras[i] = found
-            self._events.append(Event("done", worker, ids, extras))
+            self._events += self._interrupts.wait(
+                lambda: list(self._worker.run(ids, options, each=False))
+            )
         except Exception as error:
             self._events.append(Event("raised", worker, ids, error))
-        assert self._memory is not None
-        self._memory["busy_s"][worker] = time.perf_counter() - began
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows."""
-        try:
-            pairs = zip(ids, arguments, strict=True)
-            value = [getattr(self._rows[i], method)(*a) for i, a in pairs]
-            self._events.append(Event("value", worker, np.empty(0, np.int32), value))
-        except Exception as error:
-            self._events.append(Event("raised", worker, np.empty(0, np.int32), error))
+        del worker
+        self._events.append(self._interrupts.wait(self._worker.call, ids, method, arguments))
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Return what has happened; nothing is ever under way."""
@@ -137,7 +59,7 @@ class LocalPool:
         events, self._events = self._events, []
         return events
 
-    def respawn(self, worker: int) -> None:
+    def start(self, worker: int) -> None:
         """Never needed: a failure here is the trainer's own."""
         raise WorkerError(f"Worker {worker} runs in this process and can't be restarted.")
 
@@ -145,8 +67,60 @@ class LocalPool:
         """Close the environments."""
         if os.getpid() != self._owner:
             return  # a fork of the trainer
-        envs, self._envs, self._rows = self._envs, {}, {}
-        for env in envs.values():
-            env.close()
+        self._worker.close()
         if self._memory is not None:
             self._memory.close()
+
+
+Pool = LocalPool | ProcessPool
+
+
+def start_pool(
+    plan: EnvPlan,
+    workers: int | None,
+    interrupts: Interrupts,
+    *,
+    render_devices: Sequence[int] | None,
+    step_timeout: float,
+    start_timeout: float,
+) -> Pool:
+    """Start the workers of a plan; ``"ready"`` events tell when they have built their environments.
+
+    Raises:
+        ConfigError: If the number of workers is negative.
+        AssetError, CompileError: If the scenes can't be loaded.
+        WorkerError: If no process can be started.
+    """
+    if workers is not None and (not isinstance(workers, int | np.integer) or workers < 0):
+        raise ConfigError(f"workers must be None or a number from 0 on, got {workers!r}.")
+    cores = len(os.sched_getaffinity(0))
+    num_workers = max(1, min(cores if workers is None else int(workers), plan.num_envs))
+    blocks = np.array_split(np.arange(plan.num_envs), num_workers)
+    specs = [WorkerSpec(w, tuple(block.tolist()), plan.make_env) for w, block in enumerate(blocks)]
+    if workers == 0:
+        return LocalPool(specs[0], interrupts)
+
+    def environ(worker: int) -> dict[str, str]:
+        if not render_devices:
+            return {}
+        return {"MUJOCO_EGL_DEVICE_ID": str(render_devices[worker % len(render_devices)])}
+
+    def preload(server: ProcessServer) -> None:
+        if plan.suite is not None and plan.assets is not None:
+            server.load(
+                "vla_gym.vector.preload:preload",
+                [(task.suite, task.task_id) for task in plan.tasks],
+                plan.assets,
+                clutter=plan.clutter,
+                images=plan.images,
+                timeout=start_timeout,
+            )
+
+    return ProcessPool(
+        specs,
+        interrupts,
+        environ=environ,
+        prepare=preload,
+        step_timeout=step_timeout,
+        start_timeout=start_timeout,
+    )

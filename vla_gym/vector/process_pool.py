@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import select
+import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,37 +20,45 @@ import cloudpickle
 import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
-from vla_gym.vector.pool import Event, Failure
-from vla_gym.vector.process_server import ProcessServer
+from vla_gym.vector.interrupts import Interrupts
+from vla_gym.vector.processes.client import ProcessServer, ServerDied, WorkerProcess
 from vla_gym.vector.shared_memory import Layout, SharedArrays
-from vla_gym.vector.worker import (
-    ATTACH,
-    CALL,
-    DONE,
-    FAILED,
-    QUIT,
-    RAISED,
-    READY,
-    RUN,
-    WorkerSpec,
-    pack,
-    pack_object,
-    unpack,
-    unpack_object,
-)
-from vla_gym.vector.worker_process import ServerDied, WorkerHandle, describe_exit, socket_pair
+from vla_gym.vector.worker import DONE, RUN, Event, Failure, WorkerSpec, pack, unpack
 
 _CLOSE_S = 5.0  # for a worker to close its environments
 _KILL_S = 10.0  # for the kernel to end a killed process
 
 
+@dataclass
+class WorkerHandle:
+    """A worker process: how to reach it, and what it has been told."""
+
+    connection: Connection
+    process: WorkerProcess
+    active_at: float
+    progress: int
+    limit: float  # seconds that it may go without progress
+    ready: bool = False
+    outstanding: int = 0
+    command: str = "start"
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is to say something."""
+        return bool(self.outstanding) or not self.ready
+
+
 class ProcessPool:
-    """Workers that a :class:`~vla_gym.vector.process_server.ProcessServer` forks."""
+    """Processes that run ``vla_gym.vector.worker.main``.
+
+    Attributes:
+        blocks: Environment ids of each worker.
+    """
 
     def __init__(
         self,
         specs: Sequence[WorkerSpec],
-        blocks: Sequence[np.ndarray],
+        interrupts: Interrupts,
         *,
         environ: Callable[[int], Mapping[str, str]],
         prepare: Callable[[ProcessServer], None],
@@ -55,16 +69,17 @@ class ProcessPool:
 
         Args:
             specs: One per worker.
-            blocks: Environment ids of each worker.
+            interrupts: Tells when a wait may be interrupted.
             environ: Environment variables of worker ``w``.
             prepare: Called with a new server before workers are forked from it.
             step_timeout: Seconds without progress after which a worker counts as hung.
             start_timeout: The same until its environments are built, and to its first answer.
         """
-        self._specs, self._environ = specs, environ
-        self._prepare, self._blocks = prepare, blocks
+        self.blocks = [np.array(spec.env_ids) for spec in specs]
+        self._specs, self._environ, self._prepare = specs, environ, prepare
+        self._interrupts = interrupts
         # The message of nearly every step.
-        self._run_all = [pack(RUN, block) for block in blocks]
+        self._run_all = [pack(RUN, block) for block in self.blocks]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self._owner = os.getpid()
         self._poller = select.poll()
@@ -77,7 +92,7 @@ class ProcessPool:
         self._attach = b""
         try:
             for worker in range(len(specs)):
-                self._spawn(worker)
+                self.start(worker)
         except BaseException:
             self.close()
             raise
@@ -90,7 +105,7 @@ class ProcessPool:
     def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
         """Share a table with the workers and with those that will replace them."""
         self._memory = SharedArrays(layout, self._memory_fd)
-        self._attach = pack_object(ATTACH, (dict(layout), same_step))
+        self._attach = pickle.dumps(("attach", dict(layout), same_step))
         for handle in self._handles.values():
             with contextlib.suppress(OSError):  # its end is noticed with the first command
                 handle.connection.send_bytes(self._attach)
@@ -99,7 +114,12 @@ class ProcessPool:
     def _progress(self, worker: int) -> int:
         return int(self._memory["progress"][worker]) if self._memory is not None else 0
 
-    def _spawn(self, worker: int) -> None:
+    def start(self, worker: int) -> None:
+        """Start a worker, at first or after it failed.
+
+        Raises:
+            WorkerError: If no process can be started.
+        """
         for attempt in (1, 2):
             try:
                 if self._server is None:
@@ -112,14 +132,19 @@ class ProcessPool:
                 self._release()
                 if attempt == 2:
                     raise WorkerError(f"The server of the workers died twice: {error}") from error
-        handle = self._handles[worker]
-        self._poller.register(handle.connection.fileno(), select.POLLIN)
-        self._by_fd[handle.connection.fileno()] = worker
+        fd = self._handles[worker].connection.fileno()
+        self._poller.register(fd, select.POLLIN)
+        self._by_fd[fd] = worker
 
     def _fork(self, server: ProcessServer, worker: int) -> WorkerHandle:
-        ours, theirs = socket_pair(self._step_timeout)
+        ours, theirs = socket.socketpair()
         with ours, theirs:
+            # However long a worker may stop in the middle of a message.
+            limit = struct.pack("ll", int(self._step_timeout) + 1, 0)
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, option, limit)
             process = server.spawn(
+                "vla_gym.vector.worker:main",
                 cloudpickle.dumps(self._specs[worker]),
                 [theirs.fileno(), self._memory_fd],
                 self._environ(worker),
@@ -130,22 +155,19 @@ class ProcessPool:
             with contextlib.suppress(OSError):
                 connection.send_bytes(self._attach)
         now, progress = time.monotonic(), self._progress(worker)
-        limits = self._step_timeout, self._start_timeout
-        return WorkerHandle(connection, process, server, *limits, active_at=now, progress=progress)
+        return WorkerHandle(connection, process, now, progress, self._start_timeout)
 
-    def run(
-        self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any] | None = None
-    ) -> None:
-        """Have environments of a worker do what their rows say."""
-        if ids is self._blocks[worker] and not each and not options:
+    def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
+        """Have environments of a worker do what their rows say, with reset options by id."""
+        if ids is self.blocks[worker] and not each and not options:
             message = self._run_all[worker]
         else:
-            message = pack(RUN, ids, options, flag=each)
+            message = pack(RUN, ids, options, each=each)
         self._send(worker, message, "run", len(ids) if each else 1)
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows; the results come as an event."""
-        message = pack_object(CALL, (list(ids), method, arguments))
+        message = cloudpickle.dumps(("call", list(ids), method, arguments))
         name = f"{method} {arguments[0][0]!r}" if method in ("call", "set_attr") else method
         self._send(worker, message, name, 1)
 
@@ -173,11 +195,11 @@ class ProcessPool:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             wait = self._next_deadline() - time.monotonic()
-            if wait == float("inf") and end is None:
+            if wait == inf and end is None:
                 return []  # nothing is under way: nobody would ever answer
             if end is not None:
                 wait = min(wait, end - time.monotonic())
-            ready = self._poller.poll(max(0.0, min(wait, 3600.0)) * 1e3)
+            ready = self._interrupts.wait(self._poller.poll, max(0.0, min(wait, 3600.0)) * 1e3)
             events = [self._receive(self._by_fd[fd]) for fd, _ in ready]
             if not events:
                 events = self._expired()
@@ -186,7 +208,7 @@ class ProcessPool:
 
     def _next_deadline(self) -> float:
         busy = [handle for handle in self._handles.values() if handle.busy]
-        return min((handle.active_at + handle.limit for handle in busy), default=float("inf"))
+        return min((handle.active_at + handle.limit for handle in busy), default=inf)
 
     def _expired(self) -> list[Event]:
         now, events = time.monotonic(), []
@@ -209,23 +231,21 @@ class ProcessPool:
             return self._fail(worker, None)
         handle.active_at = time.monotonic()
         handle.progress = self._progress(worker)
-        code, nothing = message[:1], np.empty(0, np.int32)
-        if code == READY:
-            handle.ready = True
-            return Event("ready", worker, nothing, unpack_object(message))
-        if code == FAILED:
-            error, text = unpack_object(message)
-            return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
-        handle.answered = True
-        if code == RAISED:
-            error, ids, answers = unpack_object(message)
-            handle.outstanding -= answers
-            return Event("raised", worker, ids, error)
-        handle.outstanding -= 1
-        if code == DONE:
+        if message[:1] == DONE:
             _, ids, extras = unpack(message)
-            return Event("done", worker, ids, extras or {})
-        return Event("value", worker, nothing, unpack_object(message))
+            event = Event("done", worker, ids, extras)
+        else:
+            event = pickle.loads(message)
+        if event.kind == "ready":
+            handle.ready = True
+        elif event.kind == "failed":
+            error, text = event.value
+            return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
+        else:
+            # Only now: the first image may wait for drawing code to be compiled, by all workers.
+            handle.limit = self._step_timeout
+            handle.outstanding -= event.answers
+        return event
 
     def _fail(
         self,
@@ -249,41 +269,28 @@ class ProcessPool:
             if code is None:
                 code = handle.process.kill(_KILL_S)
         except ServerDied:  # and the worker with it
-            if handle.server is self._server:
+            if handle.process.server is self._server:
                 self._release()
             reason = reason or "is gone with the process server, which died"
-        reason = reason or describe_exit(code)
+        reason = reason or _describe_exit(code)
         failure = Failure(reason, error, raised, handle.ready, handle.command)
         return Event("failed", worker, np.empty(0, np.int32), failure)
-
-    def respawn(self, worker: int) -> None:
-        """Start a worker again after it failed.
-
-        Raises:
-            WorkerError: If no process can be started.
-        """
-        try:
-            self._spawn(worker)
-        except TimeoutError as error:
-            raise WorkerError(f"Worker {worker} could not be started again: {error}") from error
 
     def close(self) -> None:
         """End all workers: idle ones close their environments, others are killed."""
         if os.getpid() != self._owner:
             return  # a fork of the trainer: the workers are not ours
         handles, self._handles, self._by_fd = self._handles, {}, {}
-        idle = {worker for worker, handle in handles.items() if not handle.busy}
-        for worker in list(idle):
-            try:
-                handles[worker].connection.send_bytes(QUIT)
-            except OSError:
-                idle.discard(worker)
+        for handle in handles.values():
+            with contextlib.suppress(OSError):
+                if not handle.busy:
+                    handle.connection.send_bytes(pickle.dumps(("quit",)))
         end = time.monotonic() + _CLOSE_S
-        for worker, handle in handles.items():
+        for handle in handles.values():
             # If the server fails here, its own end takes its workers with it.
             with contextlib.suppress(WorkerError):
                 wait = end - time.monotonic()
-                if worker not in idle or handle.process.exit_code(wait) is None:
+                if handle.busy or handle.process.exit_code(wait) is None:
                     handle.process.kill(_KILL_S)
             handle.connection.close()
         self._release()
@@ -297,3 +304,13 @@ class ProcessPool:
         server, self._server = self._server, None
         if server is not None:
             server.release()
+
+
+def _describe_exit(code: int | None) -> str:
+    """Say how a process ended, by its exit code (negative: signal)."""
+    if code is None:
+        return "is gone"
+    if code < 0:
+        name = next((known.name for known in signal.Signals if known == -code), -code)
+        return f"was killed by signal {name}"
+    return f"left with exit code {code}"

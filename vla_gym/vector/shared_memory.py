@@ -157,7 +157,6 @@ def table_layout(
     column("episode_length", "<i8")
     column("episode_success", "?")
     layout["progress"] = ((num_workers,), "<i8")
-    layout["busy_s"] = ((num_workers,), "<f8")
     return layout
 
 

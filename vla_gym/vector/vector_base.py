@@ -15,6 +15,8 @@ from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
 from vla_gym.vector.env_row import EnvRowState
+from vla_gym.vector.env_table import EnvTable
+from vla_gym.vector.interrupts import Interrupts, undivided
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.runner import Runner
 
@@ -27,7 +29,8 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
     _plan: EnvPlan
     _runner: Runner
-    _table: dict[str, np.ndarray]
+    _table: EnvTable
+    _interrupts: Interrupts
     _batch: Batch
     _finalizer: weakref.finalize[..., Any]
     _everyone: np.ndarray
@@ -47,12 +50,6 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers; empty with ``workers=0``."""
         return self._runner.pool.pids
-
-    @property
-    def worker_seconds(self) -> np.ndarray:
-        """(workers,) seconds that each worker spent on its last step or reset."""
-        self._assert_open()
-        return self._table["busy_s"].copy()
 
     def tasks_of(self, env_id: int) -> tuple[Task, ...]:
         """Return the tasks that an environment plays; empty with an ``env_factory``."""
@@ -78,24 +75,14 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
     # States, calls
 
+    @undivided
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[EnvRowState]:
         """Return the states of environments, all by default; they can be pickled."""
         ids = self._callable(env_ids, "get_state")
-        runner, states = self._runner, self._runner.call({i: () for i in ids}, "get_state")
-        return [
-            EnvRowState(
-                state.env,
-                state.episode_return,
-                state.episode_length,
-                int(runner.seeds[i]),
-                int(runner.next_episode[i]),
-                int(self._table["plays_as"][i]),
-                bool(runner.ended[i]),
-                runner.known_infos(i),
-            )
-            for i, state in zip(ids, states, strict=True)
-        ]
+        played = self._runner.call({i: () for i in ids}, "get_state")
+        return [self._table.state(i, state) for i, state in zip(ids, played, strict=True)]
 
+    @undivided
     def set_state(self, states: Sequence[EnvRowState], env_ids: Sequence[int] | None = None) -> Any:
         """Have environments go on from states, with the episodes that followed there.
 
@@ -110,18 +97,10 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         if len(ids) != len(states):
             raise ConfigError(f"Got {len(states)} states for {len(ids)} environments.")
         self._batch.align()
-        runner = self._runner
-        self._table["half"][ids] = runner.half[ids]
-        runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
+        self._table.columns["half"][ids] = self._table.half[ids]
+        self._runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
         for i, state in zip(ids, states, strict=True):
-            runner.restore(
-                i,
-                state.seed,
-                state.next_episode,
-                state.plays_as,
-                ended=state.ended,
-                infos=state.infos,
-            )
+            self._table.restore(i, state)
         self._seeded = True
         return self._batch.observations(None)
 
@@ -129,6 +108,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """Call a method of every environment, or read an attribute; one result for each."""
         return self.call_some(self._everyone, name, *args, **kwargs)
 
+    @undivided
     def call_some(
         self, env_ids: Sequence[int] | np.ndarray, name: str, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
@@ -140,6 +120,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """Return an attribute of every environment."""
         return self.call(name)
 
+    @undivided
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment, to one value or to a list or tuple of them."""
         ids = self._callable(None, "set_attr")
@@ -173,8 +154,8 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             raise AlreadyPendingCallError(
                 f"{name}() while a step is under way: call {mend} first.", self._waiting
             )
-        if self._runner.busy.any() or self._runner.finished:
-            going = np.flatnonzero(self._runner.busy).tolist() + self._runner.finished
+        if self._table.busy.any() or self._table.finished:
+            going = np.flatnonzero(self._table.busy).tolist() + self._table.finished
             raise AlreadyPendingCallError(
                 f"{name}() while environments {sorted(going)} were sent and not received: call "
                 "recv() first.",
@@ -203,8 +184,8 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         ids = self._check_ids(env_ids)
         if self._waiting is not None:
             raise AlreadyPendingCallError(f"{name}() during a step_async().", self._waiting)
-        taken = set(ids[self._runner.busy[ids]].tolist()) | (
-            set(ids.tolist()) & set(self._runner.finished)
+        taken = set(ids[self._table.busy[ids]].tolist()) | (
+            set(ids.tolist()) & set(self._table.finished)
         )
         if taken:
             raise AlreadyPendingCallError(
@@ -220,7 +201,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         elif seed is None:
             seed = int(self.np_random.integers(2**31))
         rows, seeds = self._plan.seeds(ids, seed)
-        self._runner.seed(rows, seeds)
+        self._table.seed(rows, seeds)
         self._seeded = True
 
     def _guard(self, wait: Callable[[], None]) -> None:
@@ -244,4 +225,4 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
     def _collected(self) -> None:
         self._waiting, self._interrupted = None, False
-        self._runner.finished.clear()
+        self._table.finished.clear()

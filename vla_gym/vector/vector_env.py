@@ -14,8 +14,10 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays, Batch
+from vla_gym.vector.interrupts import Interrupts, undivided
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
-from vla_gym.vector.start import start_workers
+from vla_gym.vector.pool import start_pool
+from vla_gym.vector.runner import Runner
 from vla_gym.vector.vector_base import VectorEnvBase
 
 
@@ -55,7 +57,6 @@ class LiberoVectorEnv(VectorEnvBase):
         env_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         env_factory: Callable[[int], gym.Env[Any, Any]] | None = None,
         render_devices: Sequence[int] | None = None,
-        on_worker_failure: Literal["restart", "raise"] = "restart",
         max_restarts: int = 5,
         step_timeout: float = 60.0,
         start_timeout: float = 300.0,
@@ -79,9 +80,8 @@ class LiberoVectorEnv(VectorEnvBase):
             env_wrappers: Applied to each environment in its worker.
             env_factory: Builds environment i, instead of LiberoEnv. It is called in the worker.
             render_devices: EGL devices, given to the workers in turn.
-            on_worker_failure: ``"restart"`` or ``"raise"``.
             max_restarts: Failures of one worker in which none of its episodes ends, after which
-                :class:`~vla_gym.errors.WorkerError` is raised.
+                :class:`~vla_gym.errors.WorkerError` is raised; 0 raises it at once.
             step_timeout: A worker without progress for so many seconds counts as hung.
             start_timeout: The same while it starts, until it has answered once; also for
                 compiling scenes that are new here.
@@ -94,10 +94,6 @@ class LiberoVectorEnv(VectorEnvBase):
             WorkerError: If the environments can't be built.
         """
         self.closed = True  # until there is something to close
-        if on_worker_failure not in ("restart", "raise"):
-            raise ConfigError(
-                f"on_worker_failure must be 'restart' or 'raise', got {on_worker_failure!r}."
-            )
         if max_restarts < 0 or step_timeout <= 0 or start_timeout <= 0:
             raise ConfigError("max_restarts must not be negative, timeouts must be positive.")
         self._plan = EnvPlan.make(
@@ -112,26 +108,32 @@ class LiberoVectorEnv(VectorEnvBase):
         )
         self.num_envs, self.copy = num_envs, copy
         self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
-        self._runner, found = start_workers(
+        self._interrupts = Interrupts()
+        pool = start_pool(
             self._plan,
             workers,
-            self.autoreset_mode,
+            self._interrupts,
             render_devices=render_devices,
-            restart=on_worker_failure == "restart",
-            max_restarts=max_restarts,
             step_timeout=step_timeout,
             start_timeout=start_timeout,
         )
-        self._finalizer = weakref.finalize(self, self._runner.pool.close)
+        try:
+            self._runner = Runner(pool, self.autoreset_mode, max_restarts=max_restarts)
+        except BaseException:
+            pool.close()
+            raise
+        self._finalizer = weakref.finalize(self, pool.close)
         self.closed = False
-        self._table = self._runner.table
+        self._table, found = self._runner.table, self._runner.spaces
         self.metadata = {**found.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = found.render_mode
         self.single_observation_space = found.observation_space
         self.single_action_space = found.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._batch = Batch(self._runner, self.single_observation_space, copy=copy)
+        self._batch = Batch(
+            self._table, self.autoreset_mode, self.single_observation_space, copy=copy
+        )
         self._everyone = np.arange(num_envs)
         self._seeded = False
         self._waiting: str | None = None
@@ -139,6 +141,7 @@ class LiberoVectorEnv(VectorEnvBase):
 
     # Lock-step use
 
+    @undivided
     def reset(
         self,
         *,
@@ -168,6 +171,7 @@ class LiberoVectorEnv(VectorEnvBase):
         obs, _, _, _, infos = self._batch.collect(None, acted=ids)
         return obs, infos
 
+    @undivided
     def step(self, actions: Any) -> Arrays:
         """Execute an action, or a chunk, in every environment.
 
@@ -187,6 +191,7 @@ class LiberoVectorEnv(VectorEnvBase):
         self.step_async(actions)
         return self.step_wait()
 
+    @undivided
     def step_async(self, actions: Any) -> None:
         """Begin a step; :meth:`step_wait` returns what comes of it."""
         self._assert_idle("step_async")
@@ -196,6 +201,7 @@ class LiberoVectorEnv(VectorEnvBase):
         self._runner.step(self._everyone)
         self._waiting = "step"
 
+    @undivided
     def step_wait(self, timeout: float | None = None) -> Arrays:
         """Wait for the step that :meth:`step_async` began.
 
@@ -210,6 +216,7 @@ class LiberoVectorEnv(VectorEnvBase):
 
     # Asynchronous use
 
+    @undivided
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray) -> None:
         """Begin a step in some environments; :meth:`recv` returns them when they are done.
 
@@ -222,6 +229,7 @@ class LiberoVectorEnv(VectorEnvBase):
         self._batch.write_actions(actions, ids)
         self._runner.step(np.sort(ids), each=True)
 
+    @undivided
     def reset_send(
         self,
         env_ids: Sequence[int] | np.ndarray | None = None,
@@ -237,6 +245,7 @@ class LiberoVectorEnv(VectorEnvBase):
         self._seed(ids, seed)
         self._runner.reset(np.sort(ids), per_env, each=True)
 
+    @undivided
     def recv(
         self,
         min_envs: int | None = None,
@@ -260,29 +269,30 @@ class LiberoVectorEnv(VectorEnvBase):
             ConfigError: If fewer environments are going.
         """
         self._assert_open()
-        runner = self._runner
+        runner, table = self._runner, self._table
         if self._waiting is not None:
             raise AlreadyPendingCallError("recv() does not end a step_async().", self._waiting)
         if env_ids is not None:
             return self._recv_these(self._check_ids(env_ids), timeout)
-        going = int(runner.busy.sum()) + len(runner.finished)
+        going = int(table.busy.sum()) + len(table.finished)
         wanted = going if min_envs is None else int(min_envs)
         if not 1 <= wanted <= going:
             raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")
-        self._guard(lambda: runner.wait(lambda: len(runner.finished) >= wanted, timeout))
-        return self._take(runner.finished[:wanted])
+        self._guard(lambda: runner.wait(lambda: len(table.finished) >= wanted, timeout))
+        return self._take(table.finished[:wanted])
 
     def _recv_these(self, env_ids: np.ndarray, timeout: float | None) -> Arrays:
-        runner, ids = self._runner, set(env_ids.tolist())
-        idle = sorted(ids - set(runner.finished) - set(np.flatnonzero(runner.busy).tolist()))
+        runner, table, ids = self._runner, self._table, set(env_ids.tolist())
+        idle = sorted(ids - set(table.finished) - set(np.flatnonzero(table.busy).tolist()))
         if idle or not ids:
             raise ConfigError(f"recv() waits for environments that are going; {idle} are not.")
-        self._guard(lambda: runner.wait(lambda: ids <= set(runner.finished), timeout))
+        self._guard(lambda: runner.wait(lambda: ids <= set(table.finished), timeout))
         return self._take(sorted(ids))
 
     def _take(self, env_ids: Sequence[int]) -> Arrays:
         ids = np.array(sorted(env_ids), np.int64)
-        self._runner.finished[:] = [i for i in self._runner.finished if i not in set(env_ids)]
+        finished = self._table.finished
+        finished[:] = [i for i in finished if i not in set(env_ids)]
         result = self._batch.collect(ids)
         result[4]["env_id"] = ids
         return result

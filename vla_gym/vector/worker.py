@@ -1,28 +1,20 @@
-"""A worker process: builds its environments and runs them on command.
+"""A worker: builds its environments and runs them on command.
 
-Messages over its one socket, from the trainer, first byte:
-    ``A``: once, first: pickled layout of the shared table, and whether autoreset is SAME_STEP;
-    ``R``: run; flag byte (1: answer after each environment), then environment ids as int32, then
-    optionally the pickled reset options by environment id;
-    ``C``: a pickled call (environment ids, method of ``EnvRow``, list of arguments);
-    ``Q``: close the environments and leave.
-From the worker:
-    ``K``: the environments are built; their pickled spaces;
-    ``D``: done; environment ids as int32, then optionally pickled extras by environment id;
-    ``V``: the pickled results of a call; ``X``: a pickled exception of a call or of ``R`` with the
-    environments that it left undone, after which the worker goes on; ``F``: an unexpected
-    exception as text, after which it leaves.
+The same :class:`Worker` runs in a worker process and, with ``workers=0``, in the trainer's. In a
+process it is told what to do over one socket. The messages of a step are a few bytes: ``R`` (run)
+to the worker, ``D`` (done) back, see :func:`pack`. All others are pickled: tuples to the worker
+(``"attach"``, ``"call"``, ``"quit"`` and arguments), an :class:`Event` back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import struct
-import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -31,55 +23,69 @@ import gymnasium as gym
 import numpy as np
 
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
-from vla_gym.vector.env_row import EnvRow
-from vla_gym.vector.shared_memory import SharedArrays
+from vla_gym.vector.env_row import EnvRow, Extras
+from vla_gym.vector.shared_memory import Layout, SharedArrays
 
-ATTACH, RUN, CALL, QUIT = b"A", b"R", b"C", b"Q"
-READY, DONE, VALUE, RAISED, FAILED = b"K", b"D", b"V", b"X", b"F"
-
+RUN, DONE = b"R", b"D"
 _HEAD = struct.Struct("<cBH")  # code, flag, number of ids
+_NOBODY = np.empty(0, np.int32)
 
 
-class Extras(NamedTuple):
-    """What does not fit into the table's columns.
+class Event(NamedTuple):
+    """Something that a worker did.
 
-    Attributes:
-        infos, final_infos: Infos that are no plain numbers.
-        text: The new instruction, or None if it did not change.
+    ``kind`` is ``"ready"`` (the :class:`EnvSpaces` of its environments), ``"done"`` (ids, extras by
+    environment id), ``"value"`` (results of a call), ``"raised"`` (an exception and the ids that
+    it left undone; the worker goes on) or ``"failed"`` (a :class:`Failure`; a worker itself says
+    its own error of this package or None, and the traceback).
+    ``answers`` says how many answers an exception stands for.
     """
 
-    infos: dict[str, Any]
-    final_infos: dict[str, Any]
-    text: str | None
-
-    def __bool__(self) -> bool:
-        """Tell whether there is anything to send."""
-        return bool(self.infos or self.final_infos or self.text is not None)
+    kind: str
+    worker: int
+    ids: np.ndarray
+    value: Any
+    answers: int = 1
 
 
-def pack(code: bytes, ids: np.ndarray, payload: Any = None, *, flag: bool = False) -> bytes:
-    """Return a message with environment ids and, unless it is empty, a pickled payload."""
+class Failure(NamedTuple):
+    """Why a worker is gone.
+
+    Attributes:
+        reason: What was seen, e.g. ``"was killed by signal SIGKILL"``.
+        error: The package's own error, if that is what ended it.
+        raised: Whether it was an exception.
+        started: Whether its environments had been built.
+        command: What it was told last.
+    """
+
+    reason: str
+    error: VlaGymError | None
+    raised: bool
+    started: bool
+    command: str
+
+
+def pack(code: bytes, ids: np.ndarray, payload: Any = None, *, each: bool = False) -> bytes:
+    """Return a message of a step.
+
+    Args:
+        code: ``RUN`` or ``DONE``.
+        ids: Environments, sent as int32.
+        payload: Reset options (run) or extras (done) by environment id; pickled unless empty.
+        each: Whether the worker answers after each environment.
+    """
     body = np.asarray(ids, "<i4").tobytes()
     tail = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL) if payload else b""
-    return _HEAD.pack(code, flag, len(ids)) + body + tail
+    return _HEAD.pack(code, each, len(ids)) + body + tail
 
 
 def unpack(message: bytes) -> tuple[bool, np.ndarray, Any]:
-    """Return the flag, the environment ids and the payload (None if there was none)."""
+    """Return the flag, the environment ids and the payload ({} if there was none)."""
     _, flag, count = _HEAD.unpack_from(message)
     end = _HEAD.size + 4 * count
     ids = np.frombuffer(message, "<i4", count, _HEAD.size)
-    return bool(flag), ids, pickle.loads(message[end:]) if len(message) > end else None
-
-
-def pack_object(code: bytes, value: Any) -> bytes:
-    """Return a message that holds one object."""
-    return code + cloudpickle.dumps(value)
-
-
-def unpack_object(message: bytes) -> Any:
-    """Return the object of a message."""
-    return pickle.loads(message[1:])
+    return bool(flag), ids, pickle.loads(message[end:]) if len(message) > end else {}
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class WorkerSpec:
 
     Attributes:
         worker: Index of the worker.
-        env_ids: Rows of its environments.
+        env_ids: Its environments.
         make_env: Builds environment ``i``.
     """
 
@@ -97,23 +103,104 @@ class WorkerSpec:
     make_env: Callable[[int], gym.Env[Any, Any]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class EnvSpaces:
-    """What a vector environment must know of its environments before it builds them."""
+    """What the environments of a worker look like."""
 
-    observation_space: Any
-    action_space: Any
-    metadata: dict[str, Any] = field(default_factory=dict)
-    render_mode: str | None = None
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
 
     @classmethod
     def of(cls, env: gym.Env[Any, Any]) -> EnvSpaces:
         """Read them off an environment."""
         return cls(env.observation_space, env.action_space, dict(env.metadata), env.render_mode)
 
+    def check_same(self, index: int, first: EnvSpaces) -> None:
+        """Check that environment ``index`` has the spaces of the first one.
+
+        Raises:
+            ConfigError: If not.
+        """
+        for name in ("observation_space", "action_space"):
+            space, wanted = getattr(self, name), getattr(first, name)
+            if space != wanted:
+                raise ConfigError(
+                    f"Environment {index} has {name} {space}, the first one {wanted}: all "
+                    "environments of a vector environment need the same spaces."
+                )
+
+
+class Worker:
+    """Some environments and their rows of the shared table."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Build the environments.
+
+        Raises:
+            ConfigError: If the spaces of two of them differ.
+        """
+        self.index = spec.worker
+        self._envs = {index: spec.make_env(index) for index in spec.env_ids}
+        found = EnvSpaces.of(self._envs[spec.env_ids[0]])
+        for index, env in self._envs.items():
+            EnvSpaces.of(env).check_same(index, found)
+        self.ready = Event("ready", self.index, _NOBODY, found)
+        self._rows: dict[int, EnvRow] = {}
+
+    def attach(self, layout: Layout, same_step: bool, fd: int | None = None) -> SharedArrays:
+        """Take over the rows of the table, in the shared memory ``fd`` or of this process."""
+        memory = SharedArrays(layout, fd)
+        self._progress = memory["progress"]
+        self._rows = {i: EnvRow(e, i, memory.arrays, same_step) for i, e in self._envs.items()}
+        return memory
+
+    def run(
+        self, ids: np.ndarray, options: Mapping[int, dict[str, Any]], each: bool
+    ) -> Iterator[Event]:
+        """Run environments one after another and say when they are, or each of them is, done.
+
+        Errors of this package become an event, others are raised.
+        """
+        extras: dict[int, Extras] = {}
+        for done, i in enumerate(ids.tolist()):
+            try:
+                found = self._rows[i].run(options.get(i))
+            except VlaGymError as error:
+                left = ids[done:] if each else ids
+                yield Event("raised", self.index, left, error, len(left) if each else 1)
+                return
+            except Exception as error:
+                error.add_note(f"It was raised by environment {i}.")
+                raise
+            self._progress[self.index] += 1
+            if found:
+                extras[i] = found
+            if each:
+                yield Event("done", self.index, ids[done : done + 1], extras)
+                extras = {}
+        if not each:
+            yield Event("done", self.index, ids, extras)
+
+    def call(self, ids: Sequence[int], method: str, arguments: list[Any]) -> Event:
+        """Call a method of rows; an exception becomes an event, too."""
+        try:
+            pairs = zip(ids, arguments, strict=True)
+            results = [getattr(self._rows[i], method)(*a) for i, a in pairs]
+            return Event("value", self.index, _NOBODY, results)
+        except Exception as error:
+            return Event("raised", self.index, _NOBODY, error)
+
+    def close(self) -> None:
+        """Close the environments."""
+        envs, self._envs, self._rows = self._envs, {}, {}
+        for env in envs.values():
+            env.close()
+
 
 def main(payload: bytes, fds: Sequence[int]) -> None:
-    """Run a worker until the trainer says so or is gone.
+    """Run a worker process until the trainer says so or is gone.
 
     Args:
         payload: A cloudpickled :class:`WorkerSpec`.
@@ -121,144 +208,55 @@ def main(payload: bytes, fds: Sequence[int]) -> None:
     """
     connection = Connection(fds[0])
     try:
-        try:
-            spec: WorkerSpec = pickle.loads(payload)
-            envs, found = build_envs(spec)
-        except Exception as error:
-            connection.send_bytes(_failure(error))
-            return
-        connection.send_bytes(pack_object(READY, found))
-        message = connection.recv_bytes()
-        if message[:1] != ATTACH:
-            return
-        layout, same_step = unpack_object(message)
-        memory = SharedArrays(layout, fds[1])
-        os.close(fds[1])
-        rows = {i: EnvRow(env, i, memory.arrays, same_step) for i, env in envs.items()}
-        _serve(connection, spec, memory, rows)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the trainer is gone; there is nobody to tell
+        _serve(connection, Worker(pickle.loads(payload)), fds[1])
+    except Exception as error:
+        own = error if isinstance(error, VlaGymError) else None
+        event = Event("failed", -1, _NOBODY, (own, _format(error)))
+        with contextlib.suppress(OSError):  # the trainer is gone; there is nobody to tell
+            connection.send_bytes(cloudpickle.dumps(event))
 
 
-def build_envs(spec: WorkerSpec) -> tuple[dict[int, gym.Env[Any, Any]], EnvSpaces]:
-    """Build the environments of a worker, and say what spaces they have.
-
-    Raises:
-        ConfigError: If the spaces of two of them differ.
-    """
-    envs = {index: spec.make_env(index) for index in spec.env_ids}
-    found = EnvSpaces.of(envs[spec.env_ids[0]])
-    for index, env in envs.items():
-        check_spaces(index, EnvSpaces.of(env), found)
-    return envs, found
-
-
-def check_spaces(index: int, found: EnvSpaces, first: EnvSpaces) -> None:
-    """Check that an environment has the same spaces as the first one.
-
-    Raises:
-        ConfigError: If not.
-    """
-    for name in ("observation_space", "action_space"):
-        space, wanted = getattr(found, name), getattr(first, name)
-        if space != wanted:
-            raise ConfigError(
-                f"Environment {index} has {name} {space}, the first one {wanted}: all "
-                "environments of a vector environment need the same spaces."
-            )
-
-
-def _serve(
-    connection: Connection, spec: WorkerSpec, memory: SharedArrays, rows: dict[int, EnvRow]
-) -> None:
-    """Answer commands until QUIT."""
+def _serve(connection: Connection, worker: Worker, memory_fd: int) -> None:
+    """Answer commands until the last one, or until there is nobody to give any."""
+    connection.send_bytes(_message(worker.ready))
     while True:
-        message = connection.recv_bytes()
-        code = message[:1]
-        if code == RUN:
-            try:
-                _run(connection, spec.worker, memory, rows, message)
-            except Exception as error:
-                connection.send_bytes(_failure(error))
-                return
-        elif code == CALL:
-            ids, method, arguments = unpack_object(message)
-            try:
-                results = [
-                    getattr(rows[i], method)(*a) for i, a in zip(ids, arguments, strict=True)
-                ]
-                answer = pack_object(VALUE, results)
-            except Exception as error:
-                answer = _raised(error, np.array(ids, np.int32), answers=1)
-            connection.send_bytes(answer)
-        else:
-            for row in rows.values():
-                row.env.close()
-            return
-
-
-def _run(
-    connection: Connection,
-    worker: int,
-    memory: SharedArrays,
-    rows: dict[int, EnvRow],
-    message: bytes,
-) -> None:
-    """Run environments one after another and say when they are done."""
-    began = time.perf_counter()
-    each, ids, options = unpack(message)
-    extras: dict[int, Extras] = {}
-    for done, i in enumerate(ids.tolist()):
         try:
-            found = run_row(rows[i], (options or {}).get(i))
-        except VlaGymError as error:
-            left = ids[done:] if each else ids
-            connection.send_bytes(_raised(error, left, answers=len(left) if each else 1))
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
             return
+        if message[:1] == RUN:
+            each, ids, options = unpack(message)
+            for event in worker.run(ids, options, each):
+                connection.send_bytes(_message(event))
+            continue
+        command, *arguments = pickle.loads(message)
+        if command == "attach":
+            layout, same_step = arguments
+            worker.attach(layout, same_step, memory_fd)
+            os.close(memory_fd)
+        elif command == "call":
+            connection.send_bytes(_message(worker.call(*arguments)))
+        else:
+            worker.close()
+            return
+
+
+def _message(event: Event) -> bytes:
+    """Return an event as a message; what can't be pickled becomes an exception as text."""
+    if event.kind == "done":
+        return pack(DONE, event.ids, event.value)
+    if event.kind != "raised":
+        try:
+            return cloudpickle.dumps(event)
         except Exception as error:
-            error.add_note(f"It was raised by environment {i}.")
-            raise
-        memory["progress"][worker] += 1
-        if each:
-            answer = pack(DONE, np.array([i]), {i: found} if found else None)
-            connection.send_bytes(answer)
-        elif found:
-            extras[i] = found
-    memory["busy_s"][worker] = time.perf_counter() - began
-    if not each:
-        connection.send_bytes(pack(DONE, ids, extras))
-
-
-def run_row(row: EnvRow, options: dict[str, Any] | None) -> Extras:
-    """Run one environment and return what does not fit into its row."""
-    row.run(options)
-    return Extras(*row.extras, row.text)
-
-
-def _failure(error: Exception) -> bytes:
-    """Return the message of an exception after which the worker leaves."""
-    text = _format(error)
-    if isinstance(error, VlaGymError):
-        return FAILED + pickle.dumps((error, text))
-    return FAILED + pickle.dumps((None, text))
-
-
-def _raised(error: Exception, ids: np.ndarray, *, answers: int) -> bytes:
-    """Return the message of an exception that the caller shall see.
-
-    Args:
-        error: The exception; one that can't be pickled travels as text.
-        ids: Environments whose command came to nothing.
-        answers: How many answers this one stands for.
-    """
-    text = _format(error)
-    error.add_note(f"It was raised in a worker process:\n{text}")
-    try:
-        message = pack_object(RAISED, (error, ids, answers))
-        unpack_object(message)
-    except Exception:
-        message = pack_object(RAISED, (WorkerError(text), ids, answers))
-    return message
+            event = event._replace(kind="raised", value=error)
+    text = _format(event.value)
+    event.value.add_note(f"It was raised in a worker process:\n{text}")
+    with contextlib.suppress(Exception):
+        message = cloudpickle.dumps(event)
+        pickle.loads(message)
+        return message
+    return cloudpickle.dumps(event._replace(value=WorkerError(text)))
 
 
 def _format(error: Exception) -> str:

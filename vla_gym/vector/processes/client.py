@@ -1,4 +1,4 @@
-"""The trainer's handle on the process server that forks its workers."""
+"""The trainer's handles on the process server and on the workers that it forks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vla_gym.errors import WorkerError
-from vla_gym.vector.server import LONGEST_ANSWER, surroundings
-from vla_gym.vector.worker_process import ServerDied, WorkerProcess, hang_up
+from vla_gym.vector.processes.server import LONGEST_ANSWER, hang_up, kill_group, surroundings
 
-WORKER = "vla_gym.vector.worker:main"
 #: How long a server that is told to end, or that has closed its link, may take to be gone.
 EXIT_S = 10.0
 # The server's own libraries must not start threads: forks would lack them.
@@ -28,8 +26,8 @@ _ONE_THREAD = dict.fromkeys(
 )
 
 
-class ServerTimeout(WorkerError, TimeoutError):
-    """The process server did not answer in time, but is not given up."""
+class ServerDied(WorkerError):
+    """The process server is gone, and all of its workers with it."""
 
 
 class ProcessServer:
@@ -50,12 +48,12 @@ class ProcessServer:
         # which releases the server, while this thread waits for an answer.
         self._lock = threading.RLock()
         self._link, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with remote:
-            try:
+        try:
+            with remote:
                 self._process = _start(remote)
-            except BaseException:
-                self._link.close()
-                raise
+        except BaseException:
+            self._link.close()
+            raise
         self.pid = self._process.pid
         self._end = weakref.finalize(self, _end, self._owner, self._link, self._process)
 
@@ -84,8 +82,7 @@ class ProcessServer:
                 return
             if _current is self:
                 _current = None
-            if self._obituary is None:
-                self._obituary = "was released"
+            self._obituary = self._obituary or "was released"
             self._end()
 
     @property
@@ -93,74 +90,46 @@ class ProcessServer:
         """Whether the server runs, as far as is known without asking it."""
         return self._obituary is None and self._process.poll() is None
 
-    def preload(
-        self,
-        tasks: Sequence[tuple[str, int]],
-        assets: str,
-        *,
-        timeout: float,
-        clutter: bool = False,
-        images: bool = True,
-    ) -> None:
-        """Load the models of some tasks in the server, so that later workers share them.
-
-        A scene that is not in the cache is compiled first.
-
-        Args:
-            tasks: Suite and id of each.
-            assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
-            timeout: In seconds. A server that misses it is killed, with all its workers.
-            clutter: Whether the scenes are those with clutter.
-            images: Whether the workers are going to draw.
+    def load(self, target: str, *arguments: Any, timeout: float, **named: Any) -> None:
+        """Call ``target(*arguments, **named)`` in the server: later workers share what it loads.
 
         Raises:
-            VlaGymError: What went wrong there: UnknownTaskError, AssetError, CompileError.
-            ServerDied: If the server is gone, or missed the deadline.
-            ServerTimeout: If another thread's request kept it busy until the deadline.
+            VlaGymError: What the function raised; other errors come as WorkerError.
+            ServerDied, WorkerError: See :meth:`spawn`, also for ``target`` and ``timeout``.
         """
-        pairs = [(str(suite), int(task_id)) for suite, task_id in tasks]
-        arguments = {"tasks": pairs, "assets": str(assets), "clutter": clutter, "images": images}
-        _, control = self._ask("preload", arguments, _ONE_THREAD, (), timeout)
+        _, control = self._ask(None, target, (arguments, named), _ONE_THREAD, timeout)
         control.close()
 
     def spawn(
         self,
+        target: str,
         payload: bytes,
         fds: Sequence[int],
         environ: Mapping[str, str],
         *,
         timeout: float,
-        target: str = WORKER,
     ) -> WorkerProcess:
-        """Fork a worker that calls ``main(payload, fds)`` and ends when that returns.
+        """Fork a worker that calls a function with ``(payload, fds)`` and ends when that returns.
 
-        The worker sees the trainer's environment variables, working directory, ``sys.path`` and
-        ``sys.argv`` as they are now. It ignores SIGINT.
+        The worker sees the trainer's environment variables (but for ``environ``), working
+        directory, ``sys.path`` and ``sys.argv`` as they are now. It ignores SIGINT.
 
         Args:
+            target: ``"module:function"``.
             payload: Passed on.
             fds: A few descriptors that it gets copies of, under other numbers.
             environ: Environment variables that differ from the trainer's.
             timeout: In seconds. A server that misses it is killed, with all its workers.
-            target: ``"module:function"`` to call instead.
 
         Raises:
             ServerDied: If the server is gone, or missed the deadline.
-            ServerTimeout: If another thread's request kept it busy until the deadline.
-            WorkerError: If the server cannot fork.
+            WorkerError: If it cannot fork, or was busy with another thread's request until then.
         """
-        pid, control = self._ask(
-            "spawn", {"target": target, "payload": payload}, environ, fds, timeout
-        )
+        pid, control = self._ask(fds, target, payload, environ, timeout)
         return WorkerProcess(self, pid, control)
 
     def check_usable(self) -> None:
-        """Check that this process may use the server, as far as is known without asking it.
-
-        Raises:
-            ServerDied: If it is gone.
-            WorkerError: In a fork of the trainer.
-        """
+        """Raise ServerDied if the server is known to be gone, WorkerError in another process."""
         if os.getpid() != self._owner:
             raise WorkerError(
                 f"This process server belongs to process {self._owner}; a process that was forked "
@@ -171,16 +140,16 @@ class ProcessServer:
 
     def _ask(
         self,
-        operation: str,
-        arguments: Mapping[str, Any],
+        fds: Sequence[int] | None,
+        target: str,
+        arguments: Any,
         environ: Mapping[str, str],
-        fds: Sequence[int],
         timeout: float,
     ) -> tuple[Any, socket.socket]:
-        """Send a request; return the answer and the socket that it came through."""
+        """Send a request: fork if there are ``fds``; return the answer and where it came from."""
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=max(0.0, timeout)):
-            raise ServerTimeout(
+            raise WorkerError(
                 f"The process server {self.pid} was busy with another request for {timeout:g} s."
             )
         try:
@@ -188,8 +157,8 @@ class ProcessServer:
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 with theirs:
-                    request = (operation, surroundings(environ), arguments)
-                    self._send(request, [theirs.fileno(), *fds], deadline)
+                    request = (surroundings(environ), target, arguments, fds is not None)
+                    self._send(request, [theirs.fileno(), *(fds or ())], deadline)
                 control.settimeout(max(0.001, deadline - time.monotonic()))
                 answer = control.recv(LONGEST_ANSWER)
                 if not answer:
@@ -198,17 +167,18 @@ class ProcessServer:
                 hang_up(control)  # a worker that nobody knows of is ended by that
                 raise
         except TimeoutError as late:
-            self.bury(f"did not answer {operation!r} within {timeout:g} s and was killed", late)
+            what = "spawn" if fds is not None else target.rpartition(":")[2]
+            self.bury(f"did not answer {what!r} within {timeout:g} s and was killed", late)
         except (BrokenPipeError, ConnectionResetError) as error:
             self.bury(None, error)
         except OSError as error:
             raise WorkerError(f"No request can be sent to the process server: {error}.") from error
         finally:
             self._lock.release()
-        value, error_bytes = pickle.loads(answer)
-        if error_bytes is not None:
+        value = pickle.loads(answer)
+        if isinstance(value, Exception):
             control.close()
-            raise pickle.loads(error_bytes)
+            raise value
         return value, control
 
     def _send(self, request: Any, fds: Sequence[int], deadline: float) -> None:
@@ -223,14 +193,63 @@ class ProcessServer:
     def bury(self, reason: str | None, cause: BaseException | None) -> NoReturn:
         """Make sure that the server is dead, say so to all later callers, and raise it."""
         self.check_usable()
-        if reason is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_S)
-        self._process.kill()
+        if reason is not None:
+            self._process.kill()
+        self._end()
         code = self._process.wait()
         self._obituary = reason or f"is gone, with its workers (exit code {code})"
-        self._end()
         raise ServerDied(f"The process server {self.pid} {self._obituary}.") from cause
+
+
+class WorkerProcess:
+    """A worker process that a :class:`ProcessServer` has forked.
+
+    Attributes:
+        server: What has forked it.
+        pid: Its process id; nobody else gets it before the exit code is known here.
+    """
+
+    def __init__(self, server: ProcessServer, pid: int, control: socket.socket) -> None:
+        self.server, self.pid, self._control = server, pid, control
+        self._exit_code: int | None = None
+
+    def exit_code(self, timeout: float) -> int | None:
+        """Wait for its end, some seconds or, with 0, not at all; return its exit code.
+
+        It is negative for a signal, and None if it is not known after that time.
+
+        Raises:
+            ServerDied: If the server is gone, its workers are dead, too.
+        """
+        if self._exit_code is not None:
+            return self._exit_code
+        try:
+            self.server.check_usable()
+            self._control.settimeout(max(0.0, timeout))
+            answer = self._control.recv(LONGEST_ANSWER)
+            if not answer:
+                self.server.bury(None, None)
+        except (TimeoutError, BlockingIOError):
+            return None
+        except ConnectionResetError as error:
+            self.server.bury(None, error)
+        except ServerDied:
+            self._control.close()
+            raise
+        self._exit_code = int(pickle.loads(answer))
+        hang_up(self._control)
+        return self._exit_code
+
+    def kill(self, timeout: float) -> int | None:
+        """SIGKILL it, stopped or not, with the processes of its group; wait as exit_code().
+
+        The signal does not need the server, so this ends a worker even while the server is busy.
+        """
+        if self._exit_code is None:
+            with contextlib.suppress(WorkerError):  # exit_code() raises it
+                self.server.check_usable()
+                kill_group(self.pid)
+        return self.exit_code(timeout)
 
 
 _current: ProcessServer | None = None
@@ -250,22 +269,17 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the server with its end of the link.
-
-    Raises:
-        WorkerError: If the interpreter cannot be started.
-    """
     # Whatever made our own imports work, a bare checkout or a changed sys.path, works there, too;
     # -P, because the working directory shall come first only if it does so here.
-    checkout = str(Path(__file__).resolve().parents[2])
+    checkout = str(Path(__file__).resolve().parents[3])
     here = surroundings({})["folder"] or os.sep
     paths = [os.path.join(here, path) for path in map(str, sys.path)]
     environ = {**os.environ, **_ONE_THREAD}
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, checkout]))
-    numbers = [str(remote.fileno()), str(os.getpid())]
+    program = "vla_gym.vector.processes.server"
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "vla_gym.vector.server", *numbers],
+            [sys.executable, "-P", "-m", program, str(remote.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             env=environ,
             pass_fds=[remote.fileno()],

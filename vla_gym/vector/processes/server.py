@@ -1,7 +1,7 @@
 """The process server: forks workers from a process that never touched OpenGL, CUDA or threads.
 
-:mod:`vla_gym.vector.process_server` starts it as ``python -m vla_gym.vector.server FD PID``. It
-loads compiled models once, so that all workers share their memory, and forks a worker on request.
+:mod:`~vla_gym.vector.processes.client` starts it as a program. It calls functions that load things,
+so that all workers share their memory, and forks a worker on request.
 
 A request is one packet on the link, with descriptors beside it: a socket for the answer, a memory
 file that holds the pickled request, and those that a worker is given. The socket of a worker's
@@ -11,7 +11,7 @@ code, and when the trainer shuts it down the worker is killed and reaped.
 The server ends with the trainer, and takes its workers along:
 
 * the trainer closes the link, or is gone: a timer looks every quarter of a second, also while
-  models are loaded, because a forked child of the trainer may hold the link open;
+  things are loaded, because a forked child of the trainer may hold the link open;
 * the server itself is killed: the kernel then kills the workers.
 
 No thread, no OpenGL, no torch, no libero and no robosuite in here: a fork would carry a broken
@@ -32,7 +32,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from io import TextIOWrapper
 from typing import Any, NoReturn, cast
 
@@ -95,66 +95,55 @@ class Server:
             self.end()
         for fd in fds:
             os.set_inheritable(fd, False)
-        control = socket.socket(fileno=fds[0])
+        control, answer = socket.socket(fileno=fds[0]), None
         try:
             with open(fds[1], "rb") as file:
                 file.seek(0)
-                operation, surroundings, arguments = pickle.load(file)
-            if operation == "spawn":
-                pid = self._spawn(control, surroundings, fds[2:], **arguments)
-                self.workers[pid] = control
-                answer: tuple[Any, bytes | None] = (pid, None)
+                surroundings, target, arguments, fork = pickle.load(file)
+            if fork:
+                answer = self._spawn(control, surroundings, target, (arguments, fds[2:]))
+                self.workers[answer] = control
             else:
                 _enter(surroundings)
-                from vla_gym.vector.preload import preload  # here: it needs the trainer's sys.path
-
-                preload(**arguments)
+                positional, named = arguments
+                _function(target)(*positional, **named)
                 gc.collect()
-                answer = (None, None)
+            message = pickle.dumps(answer)
         except Exception as error:
-            answer = (None, pickled(error))
+            text = "".join(traceback.format_exception(error))[-_LONGEST_TEXT:]
+            failure = WorkerError(f"The process server failed:\n{text}")
+            message = pickle_error(error if isinstance(error, VlaGymError) else failure, failure)
         finally:
             for fd in fds[2:]:
                 os.close(fd)
         with contextlib.suppress(OSError):  # nobody waits for it any more
-            control.send(pickle.dumps(answer))
-        if control not in self.workers.values():
+            control.send(message)
+        if answer is None:
             control.close()
 
     def _spawn(
         self,
         control: socket.socket,
         surroundings: dict[str, Any],
-        fds: Sequence[int],
         target: str,
-        payload: bytes,
+        arguments: tuple[bytes, list[int]],
     ) -> int:
         _flush()
         # The collector of a worker leaves alone what exists now, so that it stays shared.
         gc.freeze()
-        told, tell = os.pipe()
-        try:
-            pid = os.fork()
-            if pid == 0:
-                os.close(told)
-                self._become_worker(control, surroundings, fds, target, payload, tell)
-            os.close(tell)
-            tell = -1
-            os.read(told, 1)  # it has its own group and ends with us, or it has ended already
-        finally:
-            for fd in (told, tell):
-                if fd >= 0:
-                    os.close(fd)
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(control, surroundings, target, arguments)
+        with contextlib.suppress(OSError):  # it has done so, or has ended already
+            os.setpgid(pid, pid)
         return pid
 
     def _become_worker(
         self,
         control: socket.socket,
         surroundings: dict[str, Any],
-        fds: Sequence[int],
         target: str,
-        payload: bytes,
-        tell: int,
+        arguments: tuple[bytes, list[int]],
     ) -> NoReturn:
         """Run a worker; never returns, not even by an exception."""
         code = 1
@@ -163,7 +152,6 @@ class Server:
             if os.getppid() != self._pid:
                 os._exit(1)  # the server died before the kernel knew what we want
             os.setpgid(0, 0)
-            os.close(tell)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGALRM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
@@ -175,8 +163,7 @@ class Server:
             _enter(surroundings)
             if "numpy" in sys.modules:  # the standard library's generator does so by itself
                 sys.modules["numpy"].random.seed()
-            module, _, name = target.partition(":")
-            getattr(importlib.import_module(module), name)(payload, list(fds))
+            _function(target)(*arguments)
             code = 0
         except SystemExit as leave:
             if isinstance(leave.code, int | None):
@@ -233,15 +220,27 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def pickled(error: Exception) -> bytes:
-    """Pickle an exception of ours; any other, or one that does not survive it, as WorkerError."""
-    if isinstance(error, VlaGymError):
-        with contextlib.suppress(Exception):
-            data = pickle.dumps(error)
-            pickle.loads(data)
-            return data
-    text = "".join(traceback.format_exception(error))[-_LONGEST_TEXT:]
-    return pickle.dumps(WorkerError(f"The process server failed:\n{text}"))
+def hang_up(end: socket.socket) -> None:
+    """Shut a socket down and close it."""
+    # Closing alone would say nothing while a forked child of the trainer holds the socket, too.
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def pickle_error(error: Exception, otherwise: Exception) -> bytes:
+    """Pickle an exception, or, if it does not survive that, another one."""
+    with contextlib.suppress(Exception):
+        data = pickle.dumps(error)
+        pickle.loads(data)
+        return data
+    return pickle.dumps(otherwise)
+
+
+def _function(target: str) -> Callable[..., Any]:
+    module, _, name = target.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _flush() -> None:

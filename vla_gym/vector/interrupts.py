@@ -1,0 +1,90 @@
+"""Ctrl-C at a moment when nothing can be lost by it."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Interrupts:
+    """A context in which Ctrl-C is held back, except while :meth:`wait` waits.
+
+    Python raises KeyboardInterrupt between any two instructions of the main thread. Between a
+    message that was read and the note of what it said, that would lose the message, and an
+    environment would wait for it until its worker counts as hung. So it comes while there is
+    nothing to do but wait, or at the end of the context. A second Ctrl-C is not held back.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is held back yet."""
+        self._depth = 0
+        self._waiting = self._held = False
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+
+    def __enter__(self) -> None:
+        """Begin to hold back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if self._depth == 0:
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._on_signal)
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Let Ctrl-C act as before, also one that came in the meantime."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._depth -= 1
+        if self._depth == 0 and self._handler is not None:
+            handler, self._handler = self._handler, None
+            signal.signal(signal.SIGINT, handler)
+            if self._held:
+                self._held = False
+                handler(signal.SIGINT, None)
+
+    def wait(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that may be interrupted."""
+        self._waiting = True
+        try:
+            if self._held:
+                self._on_signal(signal.SIGINT, None)
+            return function(*args, **kwargs)
+        finally:
+            self._waiting = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        handler = self._handler
+        if handler is not None and (self._waiting or self._held):
+            self._held = False
+            handler(number, frame)
+        else:
+            self._held = True
+
+
+class HasInterrupts(Protocol):
+    """An object with a context for its methods."""
+
+    _interrupts: Interrupts
+
+
+S = TypeVar("S", bound=HasInterrupts)
+
+
+def undivided(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Let Ctrl-C interrupt a method only while it waits; see :class:`Interrupts`."""
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._interrupts:
+            return method(self, *args, **kwargs)
+
+    return call
