@@ -104,11 +104,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _file(self, name: str, body: bool) -> None:
         hub = self.server
-        true = hub.files[name]
-        data, asked = hub.lies.get(name, true), self.headers.get("Range")
+        data, asked = hub.files[name], self.headers.get("Range")
         start = int(asked.removeprefix("bytes=").split("-")[0]) if asked and body else 0
         self.send_response(206 if start else 200)
-        self.send_header("ETag", f'"{etag(name, true)}"')
+        self.send_header("ETag", f'"{etag(name, data)}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Content-Length", str(len(data) - start))
         if start:
