@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -21,48 +20,21 @@ class State:
     fixture_quat: np.ndarray
 
 
-class DataView:
-    """An MjData as a ``SimView``."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    @property
-    def body_xpos(self) -> np.ndarray:
-        return self.data.xpos
-
-    @property
-    def site_xpos(self) -> np.ndarray:
-        return self.data.site_xpos
-
-    @property
-    def site_xmat(self) -> np.ndarray:
-        return self.data.site_xmat
-
-    @property
-    def qpos(self) -> np.ndarray:
-        return self.data.qpos
-
-    def contact_geoms(self) -> np.ndarray:
-        return self.data.contact.geom
-
-
 class StateMaker:
     """Draws states of one scene, many of them just inside or outside a goal."""
 
     def __init__(self, task_model: TaskModel) -> None:
         self.model = mujoco.MjModel.from_binary_path(str(task_model.mjb_path))
         self.data = mujoco.MjData(self.model)
-        self.view = DataView(self.data)
         self.bodies = [self.model.body(name).id for name in task_model.fixture_bodies]
 
-    def show(self, state: State) -> DataView:
-        """Put a state into the simulation and return its view."""
+    def show(self, state: State) -> mujoco.MjData:
+        """Put a state into the simulation."""
         self.model.body_pos[self.bodies] = state.fixture_pos
         self.model.body_quat[self.bodies] = state.fixture_quat
         self.data.qpos[:] = state.qpos
         mujoco.mj_forward(self.model, self.data)
-        return self.view
+        return self.data
 
     def near(self, task_model: TaskModel, rng: np.random.Generator) -> State:
         """Draw a state around a task's goal."""
@@ -115,7 +87,7 @@ class StateMaker:
         for step in (0.01, 0.001):
             while z > floor - 0.02:
                 state.qpos[height] = z
-                if predicate.contact(self.show(state).contact_geoms()):
+                if predicate.contact(self.show(state).contact.geom):
                     break
                 z -= step
             z += step if step > 0.001 else 0.0

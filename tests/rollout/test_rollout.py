@@ -244,7 +244,7 @@ def test_the_goal_that_comes_first_is_noticed() -> None:
 
     # What holds when an episode begins does not count in it.
     watch = WatchGoals(inner)
-    assert evaluate_goal(load_task(get_task("goal", 8), "lite").goal, inner.sim.view)
+    assert evaluate_goal(load_task(get_task("goal", 8), "lite").goal, inner.sim.data)
     for step in (0, 1):
         watch.watch(inner, {"elapsed_steps": step, "task_id": 4})
     assert watch._first == (-1, -1)

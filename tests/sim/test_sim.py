@@ -97,7 +97,7 @@ def test_fast_and_exact_loops_agree(model: TaskModel) -> None:
 def test_snapshot_continues_with_the_same_future(model: TaskModel, sim: LiberoSim) -> None:
     sim.run_chunk(random_actions(20, seed=4))
     snapshot, proprio = sim.get_state(), sim.proprio()
-    corners, contacts = sim.collision_corners("plate_1_main"), sim.view.contact_geoms().copy()
+    corners, contacts = sim.collision_corners("plate_1_main"), sim.data.contact.geom.copy()
     future = random_actions(20, seed=5)
     sim.run_chunk(future)
     expected = sim.get_state()
@@ -108,7 +108,7 @@ def test_snapshot_continues_with_the_same_future(model: TaskModel, sim: LiberoSi
     assert same(other.get_state(), snapshot)
     np.testing.assert_array_equal(other.proprio(), proprio)
     np.testing.assert_array_equal(other.collision_corners("plate_1_main"), corners)
-    np.testing.assert_array_equal(other.view.contact_geoms(), contacts)
+    np.testing.assert_array_equal(other.data.contact.geom, contacts)
     other.run_chunk(future)
     assert same(other.get_state(), expected)
     assert not same(snapshot, expected), "the snapshot must not follow the simulation"
@@ -290,7 +290,7 @@ def test_the_compiled_goal_test_never_misses(task_id: int) -> None:
                 address = task_model.free_qpos[name]
                 data.qpos[address : address + 3] = target + rng.normal(0, 0.03, 3)
         mujoco.mj_kinematics(sim._model, data)
-        exact = geometric_candidate(task_model.goal, sim.view)
+        exact = geometric_candidate(task_model.goal, sim.data)
         hits += exact
         if exact:
             assert is_candidate(tests, data.qpos, data.xpos, data.site_xpos, data.site_xmat)

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,14 +48,15 @@ class View:
     """A world of four bodies and two sites, everything at the origin."""
 
     def __init__(self) -> None:
-        self.body_xpos = np.zeros((5, 3))
+        self.xpos = np.zeros((5, 3))
         self.site_xpos = np.zeros((2, 3))
         self.site_xmat = np.stack([UP, UP])
         self.qpos = np.zeros(17)
         self.contacts: list[tuple[int, int]] = []
 
-    def contact_geoms(self) -> np.ndarray:
-        return np.array(self.contacts, dtype=np.int32).reshape(-1, 2)
+    @property
+    def contact(self) -> Any:
+        return SimpleNamespace(geom=np.array(self.contacts, dtype=np.int32).reshape(-1, 2))
 
 
 def below(value: float) -> float:
@@ -73,7 +75,7 @@ def below(value: float) -> float:
 )
 def test_on_object(offset: tuple[float, float, float], expected: bool) -> None:
     view = View()
-    view.body_xpos[1] = offset
+    view.xpos[1] = offset
     assert not evaluate_goal(goal("on", "bowl_1", "plate_1"), view)  # nothing touches
     assert geometric_candidate(goal("on", "bowl_1", "plate_1"), view) is expected
     view.contacts = [(3, 9), (5, 4)]
@@ -113,7 +115,7 @@ def test_contact_counts_in_either_order_and_between_the_two_only() -> None:
 )
 def test_on_site(offset: tuple[float, float, float], expected: bool) -> None:
     view = View()
-    view.body_xpos[1] = offset
+    view.xpos[1] = offset
     on = goal("on", "bowl_1", "cabinet_1_top")
     assert geometric_candidate(on, view) is expected
     assert not evaluate_goal(on, view)
@@ -127,18 +129,18 @@ def test_on_site_uses_the_site_matrix_as_upstream_does() -> None:
     # for both signs, so tilt about x as well, where R and R^T differ.
     view.site_xmat[0] = np.array([[0, -1, 0], [0, 0, -1], [1, 0, 0]], dtype=float).reshape(9)
     view.contacts = [(6, 4)]
-    view.body_xpos[1] = [0.06, 0.0, 0.0]  # R d = (0, 0, 0.06)
+    view.xpos[1] = [0.06, 0.0, 0.0]  # R d = (0, 0, 0.06)
     assert evaluate_goal(goal("on", "bowl_1", "cabinet_1_top"), view)
-    view.body_xpos[1] = [0.0, 0.0, -0.06]  # R^T d = (-0.0, ...), R d = (0, 0.06, 0)
+    view.xpos[1] = [0.0, 0.0, -0.06]  # R^T d = (-0.0, ...), R d = (0, 0.06, 0)
     assert not evaluate_goal(goal("on", "bowl_1", "cabinet_1_top"), view)
 
 
 def test_on_a_region_of_the_table_needs_no_contact() -> None:
     view = View()
-    view.body_xpos[2] = [0.0, 0.0, 0.01]
+    view.xpos[2] = [0.0, 0.0, 0.01]
     on = goal("on", "plate_1", "table_zone")
     assert evaluate_goal(on, view)
-    view.body_xpos[2] = [0.04, 0.0, 0.01]
+    view.xpos[2] = [0.04, 0.0, 0.01]
     assert not evaluate_goal(on, view)
 
 
@@ -155,7 +157,7 @@ def test_on_a_region_of_the_table_needs_no_contact() -> None:
 )
 def test_in_site(offset: tuple[float, float, float], expected: bool) -> None:
     view = View()
-    view.body_xpos[1] = offset
+    view.xpos[1] = offset
     inside = goal("in", "bowl_1", "cabinet_1_top")
     assert evaluate_goal(inside, view) is expected  # no contact is asked for
     assert geometric_candidate(inside, view) is expected

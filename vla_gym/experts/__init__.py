@@ -6,7 +6,6 @@
 """
 
 from vla_gym.experts.phase_machine import Expert, Phase
-from vla_gym.experts.privileged import PrivilegedSim
 from vla_gym.experts.registry import EXPERT_TASKS, make_expert
 
-__all__ = ["EXPERT_TASKS", "Expert", "Phase", "PrivilegedSim", "make_expert"]
+__all__ = ["EXPERT_TASKS", "Expert", "Phase", "make_expert"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from vla_gym.experts.pick_and_place import (
     pick_and_place_phases,
     repeated_until_success,
 )
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 # The bowl passes over what it stands on, and never lower than this (the table is at 0.90 m).
 MIN_TRAVEL_HEIGHT, LIFT = 1.08, 0.13
@@ -26,9 +29,7 @@ MIN_TRAVEL_HEIGHT, LIFT = 1.08, 0.13
 DRAWER_LIFT = 0.19
 
 
-def bowl_on_plate_from(
-    angle_degrees: float, lift: float = LIFT
-) -> Callable[[PrivilegedSim], Expert]:
+def bowl_on_plate_from(angle_degrees: float, lift: float = LIFT) -> Callable[[LiberoSim], Expert]:
     """Return a builder of experts that put the bowl on the plate.
 
     Args:
@@ -36,7 +37,7 @@ def bowl_on_plate_from(
         lift: Travel height of the grip site above the place where the bowl stood, metres.
     """
 
-    def build(sim: PrivilegedSim) -> Expert:
+    def build(sim: LiberoSim) -> Expert:
         # On the ramekin's uneven meshes the bowl stands askew.
         grasp = tilted_rim_grasp(sim, BOWL, np.deg2rad(angle_degrees), **BOWL_RIM)
         target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from vla_gym.experts.geometry import (
@@ -14,7 +16,9 @@ from vla_gym.experts.geometry import (
 from vla_gym.experts.grasps import rim_grasp
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, hold
 from vla_gym.experts.pick_and_place import BOWL, Placement, offset_target, pick_and_place_phases
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 CABINET = "wooden_cabinet_1"
 # LIBERO calls the cabinet's drawer open below -0.14 m (range -0.16 .. 0.01); pull a little more.
@@ -41,7 +45,7 @@ class DrawerSkill:
     handles sit above each other, so nothing fits in from above.
     """
 
-    def __init__(self, sim: PrivilegedSim, level: str, open_qpos: float = OPEN_QPOS) -> None:
+    def __init__(self, sim: LiberoSim, level: str, open_qpos: float = OPEN_QPOS) -> None:
         """Read handle and opening direction.
 
         Args:
@@ -130,12 +134,12 @@ def handle_center(corners: np.ndarray) -> np.ndarray:
     return np.array([middle[0], front + HANDLE_HALF_DEPTH, middle[2]])
 
 
-def open_middle_drawer(sim: PrivilegedSim) -> Expert:
+def open_middle_drawer(sim: LiberoSim) -> Expert:
     """Open the middle drawer."""
     return Expert(sim, DrawerSkill(sim, "middle").phases())
 
 
-def bowl_in_top_drawer(sim: PrivilegedSim) -> Expert:
+def bowl_in_top_drawer(sim: LiberoSim) -> Expert:
     """Open the top drawer and put the bowl inside."""
     drawer = DrawerSkill(sim, "top", BOWL_DRAWER_QPOS)
     grasp = rim_grasp(sim, BOWL, BOWL_ANGLE, **BOWL_RIM)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_gym.experts.privileged import PrivilegedSim
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
+
 
 # Grip-site frame of a gripper that points straight down with the fingers opening along world y.
 # Columns are the site's axes: x (the fingers' axis) = world y, z (the approach) = world -z.
@@ -92,13 +95,13 @@ class Box:
         return self.high - self.low
 
 
-def world_box(sim: PrivilegedSim, body: str) -> Box:
+def world_box(sim: LiberoSim, body: str) -> Box:
     """Return the world-aligned bounds of a body's collision geometry."""
     corners = sim.collision_corners(body)
     return Box(corners.min(axis=0), corners.max(axis=0))
 
 
-def local_corners(sim: PrivilegedSim, body: str) -> np.ndarray:
+def local_corners(sim: LiberoSim, body: str) -> np.ndarray:
     """Return the collision corners (K, 3) in the body's own frame."""
     return (sim.collision_corners(body) - sim.body_pos(body)) @ sim.body_mat(body)
 
@@ -113,12 +116,12 @@ class BodyPoint:
         local: (3,) coordinates in the body's frame.
     """
 
-    sim: PrivilegedSim
+    sim: LiberoSim
     body: str
     local: np.ndarray
 
     @classmethod
-    def at(cls, sim: PrivilegedSim, body: str, world: np.ndarray) -> BodyPoint:
+    def at(cls, sim: LiberoSim, body: str, world: np.ndarray) -> BodyPoint:
         """Fix the point that is now at ``world`` (3,) to the body."""
         return cls(sim, body, sim.body_mat(body).T @ (world - sim.body_pos(body)))
 

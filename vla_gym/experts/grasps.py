@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from vla_gym.experts.geometry import (
     wrap_half_turn,
 )
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Phase, Vector, hold
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 # The funnel through which the hand comes down: height over radius, and top and end in metres.
 # Below its end the fingers are around the object and keep the hand in place.
@@ -62,7 +65,7 @@ class Grasp:
 
 
 def rim_grasp(
-    sim: PrivilegedSim, body: str, angle: float, *, inset: float, depth: float, tilt: float = 0.0
+    sim: LiberoSim, body: str, angle: float, *, inset: float, depth: float, tilt: float = 0.0
 ) -> Grasp:
     """Straddle the wall of a round open object (bowl, plate) from above.
 
@@ -86,7 +89,7 @@ def rim_grasp(
 
 
 def tilted_rim_grasp(
-    sim: PrivilegedSim, body: str, angle: float, *, inset: float, depth: float
+    sim: LiberoSim, body: str, angle: float, *, inset: float, depth: float
 ) -> Grasp:
     """Straddle the wall of a bowl that may stand askew; the hand leans as the bowl does.
 
@@ -106,7 +109,7 @@ def tilted_rim_grasp(
 
 
 def top_grasp(
-    sim: PrivilegedSim,
+    sim: LiberoSim,
     body: str,
     *,
     below_top: float = 0.03,
@@ -136,7 +139,7 @@ def top_grasp(
 
 
 def pick_phases(
-    sim: PrivilegedSim,
+    sim: LiberoSim,
     grasp: Grasp,
     *,
     prefix: str = "",

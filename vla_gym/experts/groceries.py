@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vla_gym.experts.geometry import world_box
 from vla_gym.experts.grasps import top_grasp
 from vla_gym.experts.phase_machine import Expert
@@ -11,7 +13,9 @@ from vla_gym.experts.pick_and_place import (
     pick_and_place_phases,
     repeated_until_success,
 )
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 # All in metres. The floor is at 0; the hand must pass over the basket's wall and handle with the
 # object below it.
@@ -22,7 +26,7 @@ DROP_HEIGHT, MAX_BODY_HEIGHT = 0.02, 0.05
 HOVER = 0.12
 
 
-def grocery_in_basket(sim: PrivilegedSim) -> Expert:
+def grocery_in_basket(sim: LiberoSim) -> Expert:
     """Pick the object that the task's goal names and let it go inside the basket."""
     _, name, region = sim.task_model.task.problem.goal[0]
     body = f"{name}_main"

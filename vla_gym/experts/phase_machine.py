@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.experts.geometry import GRIPPER_DOWN, axis_angle
-from vla_gym.experts.privileged import PrivilegedSim
 from vla_gym.suites.libero.spec import ACTION
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 OPEN, CLOSED = -1.0, 1.0
 
@@ -87,7 +90,7 @@ class Expert:
     actions too (noise, a chunk of another policy); its action is then the way back.
     """
 
-    def __init__(self, sim: PrivilegedSim, phases: Sequence[Phase]) -> None:
+    def __init__(self, sim: LiberoSim, phases: Sequence[Phase]) -> None:
         """Start at the first phase.
 
         Args:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_gym.experts.grasps import Grasp, pick_phases, rim_grasp, top_grasp
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, Vector, hold
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 BOWL = "akita_black_bowl_1_main"
 PLATE = "plate_1_main"
@@ -58,7 +61,7 @@ class Carry:
 
     max_slip = 0.03
 
-    def __init__(self, sim: PrivilegedSim, body: str, grasp: Grasp, placement: Placement) -> None:
+    def __init__(self, sim: LiberoSim, body: str, grasp: Grasp, placement: Placement) -> None:
         """Describe the carry; nothing is measured before its first phase begins."""
         self._sim = sim
         self._body = body
@@ -157,7 +160,7 @@ class Carry:
 
 
 def pick_and_place_phases(
-    sim: PrivilegedSim,
+    sim: LiberoSim,
     body: str,
     grasp: Grasp,
     placement: Placement,
@@ -170,7 +173,7 @@ def pick_and_place_phases(
     return picking + Carry(sim, body, grasp, placement).phases(retry_from=picking[0].name)
 
 
-def repeated_until_success(sim: PrivilegedSim, phases: list[Phase]) -> list[Phase]:
+def repeated_until_success(sim: LiberoSim, phases: list[Phase]) -> list[Phase]:
     """Return the phases, begun anew when the last one ends and the goal is not reached."""
     last = replace(phases[-1], check=sim.success, retry_from=phases[0].name)
     rest = replace(phases[-1], name="rest")
@@ -183,31 +186,31 @@ def offset_target(base: Vector, x: float, y: float, z: float) -> Vector:
     return lambda: base() + offset
 
 
-def place_bowl(sim: PrivilegedSim, placement: Placement) -> list[Phase]:
+def place_bowl(sim: LiberoSim, placement: Placement) -> list[Phase]:
     """Return the phases that take the bowl by its rim, on the +y side, and place it."""
     grasp = rim_grasp(sim, BOWL, np.pi / 2.0, **BOWL_RIM)
     return pick_and_place_phases(sim, BOWL, grasp, placement)
 
 
-def bowl_on_plate(sim: PrivilegedSim) -> Expert:
+def bowl_on_plate(sim: LiberoSim) -> Expert:
     """Put the bowl on the plate."""
     target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.06, drop=0.004)))
 
 
-def bowl_on_stove(sim: PrivilegedSim) -> Expert:
+def bowl_on_stove(sim: LiberoSim) -> Expert:
     """Put the bowl on the burner."""
     target = offset_target(lambda: sim.site_pos("flat_stove_1_cook_region"), 0.0, 0.0, 0.03)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.10, drop=0.004)))
 
 
-def bowl_on_cabinet(sim: PrivilegedSim) -> Expert:
+def bowl_on_cabinet(sim: LiberoSim) -> Expert:
     """Put the bowl on top of the cabinet."""
     target = offset_target(lambda: sim.site_pos("wooden_cabinet_1_top_side"), 0.0, 0.02, 0.005)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.32, drop=0.004)))
 
 
-def cream_cheese_in_bowl(sim: PrivilegedSim) -> Expert:
+def cream_cheese_in_bowl(sim: LiberoSim) -> Expert:
     """Drop the cream cheese into the bowl."""
     target = offset_target(lambda: sim.body_pos(BOWL), 0.0, 0.0, 0.06)
     placement = Placement(target, travel_height=1.10, tolerance=0.015)
@@ -215,20 +218,20 @@ def cream_cheese_in_bowl(sim: PrivilegedSim) -> Expert:
     return Expert(sim, pick_and_place_phases(sim, CREAM_CHEESE, grasp, placement))
 
 
-def _place_bottle(sim: PrivilegedSim, placement: Placement) -> Expert:
+def _place_bottle(sim: LiberoSim, placement: Placement) -> Expert:
     grasp = top_grasp(sim, WINE_BOTTLE, below_top=0.04)
     phases = pick_and_place_phases(sim, WINE_BOTTLE, grasp, placement, hover=0.14, close_steps=10)
     return Expert(sim, phases)
 
 
-def bottle_on_cabinet(sim: PrivilegedSim) -> Expert:
+def bottle_on_cabinet(sim: LiberoSim) -> Expert:
     """Put the wine bottle on top of the cabinet."""
     # 5 cm in front of the middle: the hand stays clear of the wine rack beside the cabinet.
     target = offset_target(lambda: sim.site_pos("wooden_cabinet_1_top_side"), 0.0, 0.05, 0.008)
     return _place_bottle(sim, Placement(target, travel_height=1.30))
 
 
-def bottle_on_rack(sim: PrivilegedSim) -> Expert:
+def bottle_on_rack(sim: LiberoSim) -> Expert:
     """Stand the wine bottle on the rack.
 
     The goal holds as soon as the bottle touches the rack inside the region; it need not stay.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from vla_gym.experts.geometry import world_box
 from vla_gym.experts.grasps import pick_phases, rim_grasp
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, hold
 from vla_gym.experts.pick_and_place import CREAM_CHEESE, PLATE
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 STOVE_FRONT = "main_table_stove_front_region"
 # The leading edge is pinched (polar angle, radians): a plate that is pulled follows straight.
@@ -30,7 +34,7 @@ class Drag:
     The straight way is blocked by the cream cheese, so the plate goes past it first.
     """
 
-    def __init__(self, sim: PrivilegedSim) -> None:
+    def __init__(self, sim: LiberoSim) -> None:
         """Describe the drag; the plate is measured when it begins."""
         self._sim = sim
         self._grasp = rim_grasp(sim, PLATE, PINCH_ANGLE, **PLATE_RIM)
@@ -107,7 +111,7 @@ class Drag:
         return self._drag_target() + np.array([0.0, 0.0, 0.10])
 
 
-def plate_to_stove_front(sim: PrivilegedSim) -> Expert:
+def plate_to_stove_front(sim: LiberoSim) -> Expert:
     """Drag the plate to the front of the stove.
 
     It is pinched by the rim and pulled: behind it there is no room for the hand (the cabinet's

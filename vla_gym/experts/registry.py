@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vla_gym.errors import UnknownTaskError
 from vla_gym.experts import black_bowls, drawer, groceries, pick_and_place, push, stove
 from vla_gym.experts.phase_machine import Expert
-from vla_gym.experts.privileged import PrivilegedSim
 
-ExpertBuilder = Callable[[PrivilegedSim], Expert]
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
+
+ExpertBuilder = Callable[["LiberoSim"], Expert]
 
 _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
     "goal": {
@@ -38,7 +41,7 @@ EXPERT_TASKS: dict[str, tuple[int, ...]] = {
 """Suite name -> ids of the tasks that have an expert."""
 
 
-def make_expert(sim: PrivilegedSim) -> Expert:
+def make_expert(sim: LiberoSim) -> Expert:
     """Build the expert of the simulation's task.
 
     Args:

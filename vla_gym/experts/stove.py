@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_z, world_box, wrap_half_turn
 from vla_gym.experts.grasps import Grasp, pick_phases
 from vla_gym.experts.phase_machine import CLOSED, Expert, Phase
-from vla_gym.experts.privileged import PrivilegedSim
+
+if TYPE_CHECKING:
+    from vla_gym.sim import LiberoSim
 
 KNOB = "flat_stove_1_button"
 # Where the knob's bar is pinched, in the knob's frame: the bar lies along y and is 2.4 cm thick.
@@ -17,7 +21,7 @@ BELOW_TOP = 0.020
 TURN = 0.9
 
 
-def turn_on_stove(sim: PrivilegedSim) -> Expert:
+def turn_on_stove(sim: LiberoSim) -> Expert:
     """Pinch the bar of the knob and turn it; pushing it with closed fingers jams half-way."""
     frame = sim.body_mat(KNOB)
     point = sim.body_pos(KNOB) + frame @ BAR_POINT

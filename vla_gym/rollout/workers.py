@@ -61,7 +61,7 @@ class WatchGoals(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndar
             self._begin(env, info)
         elif self._first[0] < 0:
             for task_id, goal in self._open.items():
-                if evaluate_goal(goal, env.sim.view):
+                if evaluate_goal(goal, env.sim.data):
                     self._first = task_id, int(info["elapsed_steps"])
                     return
 
@@ -76,7 +76,7 @@ class WatchGoals(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndar
         # The task's own goal first: it wins if two become true in one control step.
         goals = sorted(self._goals[scene].items(), key=lambda item: item[0] != info["task_id"])
         self._open = {
-            task_id: goal for task_id, goal in goals if not evaluate_goal(goal, env.sim.view)
+            task_id: goal for task_id, goal in goals if not evaluate_goal(goal, env.sim.data)
         }
         self._first = -1, -1
 

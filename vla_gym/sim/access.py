@@ -17,38 +17,6 @@ if TYPE_CHECKING:
 EEF_BODY = "robot0_right_hand"
 
 
-class MjDataView:
-    """What goal predicates see of an MjData (see ``suites.libero.goals.SimView``)."""
-
-    def __init__(self, data: mujoco.MjData) -> None:
-        """Wrap ``data`` without copying."""
-        self._data = data
-
-    @property
-    def body_xpos(self) -> np.ndarray:
-        """Body positions, (nbody, 3)."""
-        return self._data.xpos
-
-    @property
-    def site_xpos(self) -> np.ndarray:
-        """Site positions, (nsite, 3)."""
-        return self._data.site_xpos
-
-    @property
-    def site_xmat(self) -> np.ndarray:
-        """Site orientations, (nsite, 9)."""
-        return self._data.site_xmat
-
-    @property
-    def qpos(self) -> np.ndarray:
-        """Joint positions, (nq,)."""
-        return self._data.qpos
-
-    def contact_geoms(self) -> np.ndarray:
-        """Geom ids of the present contacts, (ncon, 2)."""
-        return self._data.contact.geom
-
-
 class SimAccess:
     """Accessors of a simulation; all results are copies in the world frame, metres and radians.
 
@@ -60,7 +28,6 @@ class SimAccess:
         """Resolve the names that are read often."""
         self.task_model = task_model
         self._model, self._data = model, data
-        self.view = MjDataView(data)
         self._eef_site = model.site(task_model.robot.eef_site).id
         self._eef_body = model.body(EEF_BODY).id
         self._gripper_qpos = np.asarray(task_model.robot.gripper_qpos)
@@ -73,6 +40,11 @@ class SimAccess:
             for name, spec in objects.items()
             if not spec.is_fixture
         }
+
+    @property
+    def data(self) -> mujoco.MjData:
+        """The simulation's own ``MjData``; for goals, rendering and debugging, read only."""
+        return self._data
 
     def _write_model(self) -> None:
         """Write what this simulation keeps in the shared model; hold its lock."""

@@ -72,18 +72,10 @@ class ControllerState:
         )
 
 
-@dataclass(frozen=True)
-class ControllerGains:
-    """Gains of the operational space controller: kp (6,), kd (6,)."""
-
-    kp: np.ndarray
-    kd: np.ndarray
-
-    @classmethod
-    def from_spec(cls, robot: RobotSpec) -> ControllerGains:
-        """Return upstream's gains: kd = 2 sqrt(kp) times the damping ratio."""
-        kp = np.ones(ARM_DIM) * robot.kp
-        return cls(kp, 2 * np.sqrt(kp) * robot.damping_ratio)
+def controller_gains(robot: RobotSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Return upstream's kp (6,) and kd (6,): kd = 2 sqrt(kp) times the damping ratio."""
+    kp = np.ones(ARM_DIM) * robot.kp
+    return kp, 2 * np.sqrt(kp) * robot.damping_ratio
 
 
 def check_actions(actions: np.ndarray, *, ndim: int) -> np.ndarray:

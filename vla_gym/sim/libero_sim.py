@@ -19,9 +19,9 @@ from vla_gym.sim.osc_fast import FastController
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.suites.libero.goals import evaluate_goal
 from vla_gym.suites.libero.spec import ACTION, SETTLE_STEPS, Layout
-from vla_gym.variation.appearance import Appearance, ModelAppearance, make_appearance
-from vla_gym.variation.clutter import ClutterPlaces, find_places
+from vla_gym.variation.appearance import Appearance
 from vla_gym.variation.drawn import check_vector
+from vla_gym.variation.shared import appearance_of, clutter_places, show
 
 if TYPE_CHECKING:
     from vla_gym.suites.libero import TaskModel
@@ -55,10 +55,6 @@ class LiberoSim(SimAccess):
 
     def __init__(self, task_model: TaskModel, *, physics: Physics = "fast") -> None:
         """Create the simulation; :meth:`reset` must be called before stepping.
-
-        Args:
-            task_model: A compiled task.
-            physics: ``"fast"`` or ``"exact"``.
 
         Raises:
             ConfigError: Unknown ``physics``.
@@ -137,11 +133,7 @@ class LiberoSim(SimAccess):
         return (self.task_model.scene_key, self.physics, digest.digest())
 
     def _start(self, layout: Layout) -> None:
-        """Put a layout into the simulation, as upstream's reset and ``set_init_state`` do.
-
-        Upstream makes its controller at the reset posture, before objects and fingers are placed:
-        that is where the first goal and the first reading of the arm come from.
-        """
+        """Put a layout into the simulation, as upstream's reset and ``set_init_state`` do."""
         data, model = self._data, self._model
         nullspace = np.array(layout.nullspace_qpos, dtype=np.float64)
         self._fixture_pos = np.array(layout.fixture_pos, dtype=np.float64)
@@ -149,6 +141,8 @@ class LiberoSim(SimAccess):
         with self._shared.lock:
             self._write_model()
             mujoco.mj_resetData(model, data)
+            # Upstream makes its controller at the reset posture, before anything is placed: there
+            # the first goal and the first reading of the arm come from.
             data.qpos[self.task_model.robot.joint_qpos] = nullspace
             stale = self._exact.read()
             mujoco.mj_resetData(model, data)
@@ -250,10 +244,7 @@ class LiberoSim(SimAccess):
         if vector is not None:
             vector = check_vector(vector)
             with self._shared.lock:
-                sizes = self._clutter_places().sizes if self.task_model.clutter else {}
-                appearance = make_appearance(
-                    self._model_appearance(), self._model, self.task_model, vector, sizes
-                )
+                appearance = appearance_of(self._shared, self.task_model, vector)
         self._variation, self._appearance = vector, appearance
         with self._shared.lock:
             self._write_model()
@@ -262,32 +253,11 @@ class LiberoSim(SimAccess):
     def place_distractors(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Draw where clutter stands, see ``ClutterPlaces.draw``; nothing is changed yet."""
         with self._shared.lock:
-            return self._clutter_places().draw(count, rng)
-
-    def _model_appearance(self) -> ModelAppearance:
-        """Return what the shared model looks like; its lock is held."""
-        make = lambda: ModelAppearance(self._model, self.task_model)  # noqa: E731
-        return self._shared.once("appearance", make)
-
-    def _clutter_places(self) -> ClutterPlaces:
-        """Return where clutter may stand in the task; the model's lock is held."""
-
-        def find() -> ClutterPlaces:
-            # Without anybody's variation; simulations write theirs before they need it.
-            self._model_appearance().show(None)
-            return find_places(self._model, self.task_model)
-
-        return self._shared.once(f"clutter places of {self.task_model.task.key}", find)
+            return clutter_places(self._shared, self.task_model).draw(count, rng)
 
     def _write_model(self) -> None:
         super()._write_model()
-        if "appearance" in self._shared.derived:  # somebody has varied it
-            self._model_appearance().show(self._appearance)
-
-    @property
-    def data(self) -> mujoco.MjData:
-        """The simulation's own ``MjData``; for rendering and debugging, read only."""
-        return self._data
+        show(self._shared, self.task_model, self._appearance)
 
     def prepare_render(self) -> None:
         """Write what is this simulation's into the shared model; the renderer holds its lock."""
@@ -295,7 +265,7 @@ class LiberoSim(SimAccess):
 
     def success(self) -> bool:
         """Return whether the task's goal holds now, by upstream's rules."""
-        return evaluate_goal(self.task_model.goal, self.view)
+        return evaluate_goal(self.task_model.goal, self._data)
 
     def get_state(self) -> Snapshot:
         """Return everything that the future depends on."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from vla_gym.sim.controller_data import (
     ArmReading,
-    ControllerGains,
     ControllerState,
+    controller_gains,
     has_rotation,
     rotation_delta,
     scale_arm_action,
@@ -34,7 +34,7 @@ class ExactController:
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec) -> None:
         """Bind to ``data``, which must outlive this object."""
         self._model, self._data, self._robot = model, data, robot
-        self._gains = ControllerGains.from_spec(robot)
+        self._gains = controller_gains(robot)
         self._site = int(model.site(robot.eef_site).id)
         # Lists: upstream indexes with lists, which decides the layout of the result.
         self._qpos_index = [int(i) for i in robot.joint_qpos]
@@ -90,7 +90,7 @@ class ExactController:
 
     def _torques(self, arm: ArmReading, state: ControllerState) -> np.ndarray:
         """Return the arm's (7,) torques before clipping."""
-        kp, kd = self._gains.kp, self._gains.kd
+        kp, kd = self._gains
         # Column-major like its parts: the layout decides the last bit of the products.
         jac = np.array(np.vstack([arm.jac_pos, arm.jac_rot]))
         error = orientation_error(np.array(state.goal_mat), arm.mat)

@@ -16,9 +16,8 @@ import numpy as np
 
 from vla_gym.sim.compiled import announce, compiled, copy_matrix, copy_vector
 from vla_gym.sim.controller_data import (
-    ArmReading,
-    ControllerGains,
     ControllerState,
+    controller_gains,
     has_rotation,
     rotation_delta,
     scale_arm_action,
@@ -39,14 +38,9 @@ def operational_inertia(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the inertia felt at the site and the null-space projection.
 
-    Args:
-        mass: (7, 7) joint-space mass matrix of the arm.
-        jac: (6, 7) site Jacobian; ``jac_pos`` and ``jac_rot`` (3, 7) are its halves.
-        jac_pos: See ``jac``.
-        jac_rot: See ``jac``.
-
-    Returns:
-        Translational inertia (3, 3), rotational inertia (3, 3), null-space projection (7, 7).
+    ``mass`` is the arm's (7, 7) joint-space mass matrix, ``jac`` the (6, 7) site Jacobian,
+    ``jac_pos`` and ``jac_rot`` (3, 7) are its halves. Returned are the translational (3, 3) and
+    rotational (3, 3) inertia and the projection (7, 7).
     """
     mass_inv = np.linalg.inv(mass)
     # The pseudo-inverse keeps these finite near singular postures.
@@ -65,15 +59,7 @@ def null_torques(
     joint_pos: np.ndarray,
     joint_vel: np.ndarray,
 ) -> np.ndarray:
-    """Return the (7,) torques that pull towards a posture without moving the site.
-
-    Args:
-        mass: (7, 7) mass matrix.
-        projection: (7, 7) null-space projection.
-        target: (7,) joint positions wanted.
-        joint_pos: (7,) joint positions.
-        joint_vel: (7,) joint velocities.
-    """
+    """Return the (7,) torques that pull towards a posture without moving the site."""
     damping = np.sqrt(NULLSPACE_KP) * 2
     posture = np.dot(mass, NULLSPACE_KP * (target - joint_pos) - damping * joint_vel)
     return np.dot(projection.transpose(), posture)
@@ -221,11 +207,6 @@ def _run(
     return delta_pos.shape[0]
 
 
-def _as_tuple(reading: ArmReading) -> Arrays:
-    """Return the fields of a reading as row-major arrays, in order."""
-    return tuple(np.ascontiguousarray(value) for value in vars(reading).values())
-
-
 class FastController:
     """Runs chunks on one MjData with the compiled loop.
 
@@ -237,8 +218,7 @@ class FastController:
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec) -> None:
         """Bind to the arrays of ``data``, which must outlive this object."""
         self._model, self._data, self._robot = model, data, robot
-        gains = ControllerGains.from_spec(robot)
-        self._gains = (gains.kp, gains.kd)
+        self._gains = controller_gains(robot)
         self._views = (
             data.qpos,
             data.qvel,
@@ -300,6 +280,9 @@ class FastController:
         targets = (np.ascontiguousarray(scaled[:, :3]), delta_mat, rotates, np.sign(actions[:, 6]))
         goal = (state.goal_pos, state.goal_mat, state.gripper_command, state.nullspace_qpos)
         stale, state.stale = state.stale, None
+        reading = self._no_reading
+        if stale is not None:
+            reading = tuple(np.ascontiguousarray(value) for value in vars(stale).values())
         return int(
             _run(
                 self._model._address,
@@ -312,6 +295,6 @@ class FastController:
                 targets,
                 tests,
                 stale is not None,
-                self._no_reading if stale is None else _as_tuple(stale),
+                reading,
             )
         )

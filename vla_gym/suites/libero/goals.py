@@ -26,7 +26,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -52,29 +52,6 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 # Upstream calls an object open or turned on when ANY of its joints is, and closed or turned off
 # when ALL are.
 _ANY_JOINT = {"open": True, "close": False, "turnon": True, "turnoff": False}
-
-
-class SimView(Protocol):
-    """What a goal needs to see of a simulation."""
-
-    @property
-    def body_xpos(self) -> np.ndarray:
-        """Body positions, (nbody, 3), world frame, metres."""
-
-    @property
-    def site_xpos(self) -> np.ndarray:
-        """Site positions, (nsite, 3), world frame, metres."""
-
-    @property
-    def site_xmat(self) -> np.ndarray:
-        """Site orientations, (nsite, 9) or (nsite, 3, 3), row-major, site to world."""
-
-    @property
-    def qpos(self) -> np.ndarray:
-        """Joint positions, (nq,)."""
-
-    def contact_geoms(self) -> np.ndarray:
-        """Geom ids of the active contacts, (ncon, 2) int."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +103,17 @@ class Predicate:
     rule: JointRule | None = None
     any_joint: bool = True
 
-    def geometric(self, view: SimView) -> bool:
+    def geometric(self, data: Any) -> bool:
         """Return whether everything but the contact holds."""
         if self.kind == JOINT:
-            return self._joint(view.qpos)
-        position = view.body_xpos[self.body]
+            return self._joint(data.qpos)
+        position = data.xpos[self.body]
         if self.kind == ON_OBJECT:
-            target = view.body_xpos[self.target_body]
+            target = data.xpos[self.target_body]
             near = np.linalg.norm(target[:2] - position[:2]) < ON_OBJECT_RADIUS
             return bool(target[2] <= position[2] and near)
-        site_position = view.site_xpos[self.site]
-        site_matrix = np.reshape(view.site_xmat[self.site], (3, 3))
+        site_position = data.site_xpos[self.site]
+        site_matrix = np.reshape(data.site_xmat[self.site], (3, 3))
         if self.kind == ON_SITE:
             return self._above_site(position, site_position, site_matrix)
         return self._inside_site(position, site_position, site_matrix)
@@ -185,24 +162,24 @@ class Predicate:
         return bool(np.all(position > lower) and np.all(position < upper))
 
 
-def evaluate_goal(goal: Sequence[Predicate], view: SimView) -> bool:
+def evaluate_goal(goal: Sequence[Predicate], data: Any) -> bool:
     """Return whether all predicates of a goal hold.
 
     Args:
         goal: The predicates; LIBERO's goals are conjunctions.
-        view: The simulation after kinematics and collision detection of the state to judge.
+        data: The ``MjData`` after kinematics and collision detection of the state to judge.
     """
-    if not geometric_candidate(goal, view):
+    if not geometric_candidate(goal, data):
         return False
     if not any(p.needs_contact for p in goal):
         return True
-    contact_geoms = view.contact_geoms()
+    contact_geoms = data.contact.geom
     return all(p.contact(contact_geoms) for p in goal)
 
 
-def geometric_candidate(goal: Sequence[Predicate], view: SimView) -> bool:
+def geometric_candidate(goal: Sequence[Predicate], data: Any) -> bool:
     """Return whether the goal holds apart from contacts: cheap, and necessary for success."""
-    return all(p.geometric(view) for p in goal)
+    return all(p.geometric(data) for p in goal)
 
 
 def compile_goal(
