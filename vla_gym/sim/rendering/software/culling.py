@@ -8,10 +8,8 @@ from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.rendering.software import scene_memory as mjv
 from vla_gym.sim.rendering.software.draw_geom import is_behind
 from vla_gym.sim.rendering.software.hiding_faces import OPAQUE, Quads
-from vla_gym.sim.rendering.software.structs import Scene, Workspace
+from vla_gym.sim.rendering.software.structs import Scene
 from vla_gym.sim.rendering.software.triangle_tests import (
-    CHECK,
-    DROP,
     EPS,
     MARGIN,
     ROUNDING,
@@ -21,7 +19,6 @@ from vla_gym.sim.rendering.software.triangle_tests import (
     mark_hidden,
     mark_mirror,
     project,
-    samples_hit,
 )
 from vla_gym.sim.rendering.software.view import View
 
@@ -73,24 +70,14 @@ def _hiding_face(
 
 @compiled
 def _append(
-    triangles: np.ndarray,
-    first: int,
-    count: int,
-    view: View,
-    work: Workspace,
-    out: np.ndarray,
-    at: int,
+    triangles: np.ndarray, first: int, count: int, kept: np.ndarray, out: np.ndarray, at: int
 ) -> int:
-    """Append the vertex numbers of a judged chunk's visible triangles; return the new end."""
+    """Append the vertex numbers of a chunk's triangles that are kept; return the new end."""
     for t in range(count):
-        verdict = work.verdict[t]
-        if verdict == DROP:
-            continue
-        if verdict == CHECK and not samples_hit(work.corners, t, view.sign, view.samples):
-            continue
-        for k in range(3):
-            out[at + k] = triangles[first + t, k]
-        at += 3
+        if kept[t]:
+            for k in range(3):
+                out[at + k] = triangles[first + t, k]
+            at += 3
     return at
 
 
@@ -172,9 +159,9 @@ def _visible_triangles(
             view.sign,
             slack,
             view.samples,
-            work.verdict,
+            work.kept,
         )
-        at = _append(triangles, first, count, view, work, out, at)
+        at = _append(triangles, first, count, work.kept, out, at)
     return at, _close_run(start, at, runs, run)
 
 

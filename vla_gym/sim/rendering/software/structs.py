@@ -45,7 +45,7 @@ class Workspace(NamedTuple):
         corners: float32 (6, triangles): x and y of the corners.
         flags: uint32 (2, triangles): bits of all corners, bits of any.
         buried: float32 (2, triangles): least distance behind the hiding face, range of depth.
-        verdict: uint32 (triangles,).
+        kept: bool (triangles,): whether it is to be drawn.
     """
 
     pixels: np.ndarray
@@ -54,7 +54,7 @@ class Workspace(NamedTuple):
     corners: np.ndarray
     flags: np.ndarray
     buried: np.ndarray
-    verdict: np.ndarray
+    kept: np.ndarray
 
 
 class Buffers(NamedTuple):
@@ -118,7 +118,7 @@ def make_buffers(geoms: int, triangles: int) -> Buffers:
         corners=np.zeros((6, most), np.float32),
         flags=np.zeros((2, most), np.uint32),
         buried=np.zeros((2, most), np.float32),
-        verdict=np.zeros(most, np.uint32),
+        kept=np.zeros(most, np.bool_),
     )
     return Buffers(
         material=np.full(5, np.nan, np.float32),

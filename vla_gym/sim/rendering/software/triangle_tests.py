@@ -4,8 +4,8 @@ A triangle is left out if it
 
 - lies outside the image,
 - faces away, so that OpenGL would drop it,
-- contains none of the points at which pixels are sampled (most triangles of a detailed mesh that
-  is a few dozen pixels large), or
+- is smaller than a pixel and contains none of the points at which pixels are sampled (most
+  triangles of a detailed mesh that is a few dozen pixels large), or
 - lies behind a large opaque face (:class:`vla_gym.sim.rendering.software.hiding_faces.Quads`).
 
 What is left keeps its order. OpenGL rounds the corners of a triangle to a fraction of a pixel and
@@ -41,9 +41,8 @@ ROUNDING = np.float32(1e-4)
 # for the projection (15).
 _BORDERS = np.uint32(0x803F)
 _OUTSIDE = np.uint32(0x3FFF)
+_NONE = np.uint32(0)
 _CUT = np.uint32(0x4000)
-# What is to be done with a triangle; CHECK: test all samples of its bounding rectangle.
-DROP, KEEP, CHECK = np.uint32(0), np.uint32(1), np.uint32(2)
 # Metres: more than single precision can move a point of a scene.
 MARGIN = 1e-4
 _ONE, _NOTHING = np.float32(1), np.float32(0)
@@ -159,13 +158,13 @@ def judge(
     sign: np.float32,
     slack: np.float32,
     samples: np.ndarray,
-    verdict: np.ndarray,
+    kept: np.ndarray,
 ) -> None:
-    """Fill what is to be done with each triangle: 0 leave out, KEEP or CHECK (its samples).
+    """Fill whether each triangle is to be drawn.
 
-    One pass without branches, so that it becomes vector code. For triangles smaller than a pixel
-    one candidate for each sample position is enough. ``slack`` is by how much a triangle may face
-    away: area / length, pixels.
+    One pass without branches, so that it becomes vector code. Samples are tested for triangles
+    smaller than a pixel: one candidate for each sample position is enough. ``slack`` is by how much
+    a triangle may face away: area / length, pixels.
     """
     xa, ya, xb, yb, xc, yc = corners
     s0, t0, s1, t1 = samples[0, 0], samples[0, 1], samples[1, 0], samples[1, 1]
@@ -200,48 +199,18 @@ def judge(
         other &= (bx * (y - y1) - by * (x - x1) >= eb) & (cx * (y - y2) - cy * (x - x2) >= ec)
         hit |= other
         large = (right - left >= _ONE) | (high - low >= _ONE)
-        crossing = (some[i] & _BORDERS) != DROP
+        crossing = (some[i] & _BORDERS) != _NONE
         front = area >= -slack * (length + np.float32(8) * slack)
         covered = (buried[i] - BEHIND) * area > depth[i] * (area + SLIVER * length)
         covered &= area > _NOTHING
-        seen = ((every[i] & _OUTSIDE) == DROP) & (crossing | (front & (not covered)))
-        verdict[i] = np.uint32(seen & (crossing | hit)) | (np.uint32(seen & large) << np.uint32(1))
-
-
-@compiled
-def samples_hit(corners: np.ndarray, t: int, sign: np.float32, samples: np.ndarray) -> bool:
-    """Tell whether a triangle may contain a sample; True for one of more than three pixels."""
-    x0, y0, x1, y1 = corners[0, t], corners[1, t], corners[2, t], corners[3, t]
-    x2, y2 = corners[4, t], corners[5, t]
-    left, right = min(x0, min(x1, x2)) - EPS, max(x0, max(x1, x2)) + EPS
-    low, high = min(y0, min(y1, y2)) - EPS, max(y0, max(y1, y2)) + EPS
-    if not (right - left <= 3 and high - low <= 3):
-        return True
-    ax, ay, bx, by = sign * (x1 - x0), sign * (y1 - y0), sign * (x2 - x1), sign * (y2 - y1)
-    cx, cy = sign * (x0 - x2), sign * (y0 - y2)
-    turned = min(sign * (bx * cy - by * cx), _NOTHING)
-    ea, eb = turned - EPS * (abs(ax) + abs(ay)), turned - EPS * (abs(bx) + abs(by))
-    ec = turned - EPS * (abs(cx) + abs(cy))
-    for s in range(len(samples)):
-        x = np.ceil(left - samples[s, 0]) + samples[s, 0]
-        while x <= right:
-            y = np.ceil(low - samples[s, 1]) + samples[s, 1]
-            while y <= high:
-                if (
-                    ax * (y - y0) - ay * (x - x0) >= ea
-                    and bx * (y - y1) - by * (x - x1) >= eb
-                    and cx * (y - y2) - cy * (x - x2) >= ec
-                ):
-                    return True
-                y += _ONE
-            x += _ONE
-    return False
+        seen = ((every[i] & _OUTSIDE) == _NONE) & (crossing | (front & (not covered)))
+        kept[i] = seen & (crossing | large | hit)
 
 
 @compiled
 def any_cut(count: int, bits: np.ndarray) -> bool:
     """Tell whether OpenGL cuts off a vertex."""
-    some = DROP
+    some = _NONE
     for i in range(count):
         some |= bits[i]
-    return bool((some & _CUT) != DROP)
+    return bool((some & _CUT) != _NONE)
