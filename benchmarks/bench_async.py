@@ -26,7 +26,7 @@ from vla_gym import vla
 from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import ValueHead
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, envs: LiberoVectorEnv, pause: float, ahead: bo
     policy.act_seconds = pause
     chunks = math.ceil(get_task("goal", args.task).max_control_steps / base.horizon)
     shape = RolloutShape.of(policy, args.num_envs, chunks, 1)
-    collector, acting = Collector(envs, shape), policy.copy() if ahead else policy
+    collector, acting = RolloutCollector(envs, shape), policy.copy() if ahead else policy
     buffers = [Rollout.empty(shape) for _ in range(2)]
 
     def collect(parameters: dict[str, Any], index: int) -> Rollout:
@@ -115,7 +115,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     envs = LiberoVectorEnv(
-        args.num_envs, "goal", task_ids=args.task, chunk_len=8, image_size=128, gamma=1.0
+        args.num_envs,
+        "goal",
+        task_ids=args.task,
+        chunk_len=8,
+        image_size=128,
+        gamma=1.0,
+        autoreset_mode="SAME_STEP",
     )
     chunk = simulation_seconds(envs)
     rows = []

@@ -15,7 +15,7 @@ from vla_gym import vla
 from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
@@ -47,11 +47,13 @@ envs = LiberoVectorEnv(
     chunk_len=base.horizon,
     image_size=base.image_size,
     gamma=1.0,
+    autoreset_mode="SAME_STEP",
 )
 limit = get_task("goal", args.task).max_control_steps
 num_chunks = math.ceil(limit / base.horizon)
 shape = RolloutShape.of(policy, num_envs, num_chunks, episodes=1, group_size=args.group_size)
-rollout, collector = Rollout.empty(shape), Collector(envs, shape, overlap=True)
+rollout = Rollout.empty(shape)
+collector = RolloutCollector(envs, shape, groups=2)  # one simulates, one is in the VLA
 for i in range(args.rollouts):
     began = time.perf_counter()
     collector.collect(policy, rollout, seed=1000 * i)

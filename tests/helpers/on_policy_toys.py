@@ -32,7 +32,7 @@ def tiny_policy(value=False, what="lora", seed=0):
     return TokenPolicy(trainable_copy(vla, what, lora=LORA)[0], value_head=head)
 
 
-def toy_envs(num_envs=4, workers=0, group_size=1, autoreset_mode="NEXT_STEP", **kwargs):
+def toy_envs(num_envs=4, workers=0, group_size=1, autoreset_mode="SAME_STEP", **kwargs):
     return LiberoVectorEnv(
         num_envs,
         env_factory=toy_factory(group_size=group_size, **kwargs),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.on_policy.policy import Act, Observation
 from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
+from vla_gym_trainers.rollout.collector import Collector
+
+Result = TypeVar("Result")
 
 
 class Actor(Protocol):
@@ -38,7 +41,7 @@ class Actor(Protocol):
         """Return the values (B,) of observations."""
 
 
-class Collector:
+class RolloutCollector:
     """Fills rollouts; see :meth:`collect`.
 
     Whole episodes (``shape.episodes``): each collection starts anew with its seed, and an
@@ -50,39 +53,34 @@ class Collector:
     nothing had happened.
     """
 
-    def __init__(
-        self, envs: LiberoVectorEnv, shape: RolloutShape, *, overlap: bool = False
-    ) -> None:
+    def __init__(self, envs: LiberoVectorEnv, shape: RolloutShape, *, groups: int = 1) -> None:
         """Take over a vector environment.
 
         Args:
-            envs: Chunked, both cameras, with ``gamma``, autoreset mode NEXT_STEP.
+            envs: Chunked, with ``gamma``, autoreset mode SAME_STEP.
             shape: What rollouts will have.
-            overlap: Let the VLA work for one half of the environments while the other half
-                simulates. Which rows come together then depends on timing, and with it the last
-                bits of log-probabilities; draws do not.
+            groups: Groups of environments that take turns: while one simulates, the VLA works for
+                another.
 
         Raises:
             ConfigError: If they do not fit each other.
         """
-        if envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
-            raise ConfigError("Collecting needs a vector env with autoreset_mode='NEXT_STEP'.")
-        steps = (envs.single_action_space.shape or (0,))[0]
-        if envs.num_envs != shape.num_envs or len(envs.single_action_space.shape or ()) != 2:
+        size = envs.single_action_space.shape or ()
+        if envs.num_envs != shape.num_envs or len(size) != 2:
             raise ConfigError(
                 f"Expected {shape.num_envs} chunked environments, got {envs.num_envs} with actions "
-                f"of shape {envs.single_action_space.shape}: give them a chunk_len."
+                f"of shape {size}: give them a chunk_len."
             )
-        self.envs, self.shape, self.overlap = envs, shape, overlap
-        self.chunk_len = steps
+        self.shape, self._chunk_len = shape, size[0]
+        self._envs = ChunkEnvs(envs)
+        self._collector = Collector(self._envs, groups)
         n = envs.num_envs
-        self._seeds = np.zeros(n, np.int64)  # of each environment, for the keys of the draws
-        self._episode, self._chunk = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        # Of the keys of an environment's draws.
+        self._seeds, self._episode, self._chunk = (np.zeros(n, np.int64) for _ in range(3))
+        # Where its next chunk is written.
         self._played, self._slot = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self._resetting, self._busy = np.zeros(n, bool), np.zeros(n, bool)
-        self._finite = np.ones(n, bool)  # whether all numbers of the last observation are
-        self._texts = np.full(n, None, dtype=object)
-        self._last: Observation | None = None  # last observation of every environment
+        self._finite = np.ones(n, bool)  # whether all numbers of its last observation are
+        self._seen: Observation = {}  # what is stored of it
 
     def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
         """Play until the rollout is full.
@@ -98,123 +96,29 @@ class Collector:
         """
         began = time.perf_counter()
         out.clear()
-        self._out, self._arrays, self._actor = out, out.arrays, actor
-        self._time = {"forward": 0.0, "environment": 0.0}
+        self._out, self._arrays, self._actor, self._forward_seconds = out, out.arrays, actor, 0.0
         self._slot[:], self._played[:] = 0, 0
-        if self._last is None or self.shape.episodes is not None:
-            self._seeds = seed + self.shape.first_env + np.arange(self.envs.num_envs)
-            self._start(self._seeds.tolist())
-        assert self._last is not None
-        due = self._resetting.copy()
-        self._send_resets(np.flatnonzero(due))
-        self._act(np.flatnonzero(~due), {k: v[~due] for k, v in self._last.items()})
-        while self._busy.any():
-            count = int(self._busy.sum())
-            wanted = (count + 1) // 2 if self.overlap else count
-            self._take(*self._clocked(lambda n=wanted: self.envs.recv(n)))
-        out.seconds = {**self._time, "rollout": time.perf_counter() - began}
+        if self._collector.obs is None or self.shape.episodes is not None:
+            n = self.shape.num_envs
+            self._seeds = seed + self.shape.first_env + np.arange(n)
+            obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
+            self._episode[:], self._chunk[:] = 0, 0
+            self._see(np.arange(n), obs)
+        self._collector.collect(self)
+        out.seconds = {"forward": self._forward_seconds, "rollout": time.perf_counter() - began}
         return out
 
     def restart(self) -> None:
         """Let the next collection begin new episodes by its seed, whatever the rows."""
-        self._last = None
+        self._collector.obs = None
 
-    def _start(self, seeds: list[int]) -> None:
-        obs, infos = self._clocked(lambda: self.envs.reset(seed=seeds))
-        self._texts[:] = infos["instruction"]
-        self._last = self._observe(obs, np.arange(self.envs.num_envs))
-        self._episode[:], self._chunk[:], self._resetting[:] = 0, 0, False
+    # What the collector asks of who plays
 
-    def _observe(self, obs: dict[str, np.ndarray], ids: np.ndarray) -> Observation:
-        """Keep what is stored of observations, with 0 for numbers that are not finite."""
-        texts = self._texts[ids].tolist()
-        rows: Observation = self._forward(lambda: self._actor.observe(obs, texts))
-        self._finite[ids] = True
-        for key, value in rows.items():
-            if np.issubdtype(value.dtype, np.floating):
-                self._finite[ids] &= np.isfinite(value).reshape(len(ids), -1).all(axis=1)
-                rows[key] = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
-        return rows
-
-    def _take(
-        self,
-        obs: dict[str, np.ndarray],
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        infos: dict[str, Any],
-    ) -> None:
-        """Write what came of some environments' steps, and let them go on."""
-        ids = infos["env_id"]
-        self._busy[ids] = False
-        stepped = ~self._resetting[ids]
-        self._resetting[ids] = False
-        self._texts[ids[~stepped]] = infos["instruction"][~stepped]
-        was_finite = self._finite[ids]
-        rows = self._observe(obs, ids)
-        assert self._last is not None
-        for key, value in rows.items():
-            self._last[key][ids] = value
-        lost = stepped & truncated & infos.get("worker_restarted", np.zeros(len(ids), bool))
-        over = stepped & (terminated | truncated)
-        kept = stepped & ~lost & was_finite & self._finite[ids] & np.isfinite(rewards)
-        self._write_results(ids[kept], rewards, terminated, truncated, infos, np.flatnonzero(kept))
-        self._slot[ids[stepped]] += 1
-        self._chunk[ids[stepped]] += 1
-        full = stepped & (self._slot[ids] >= self.shape.num_chunks)
-        opened = kept & ~terminated & (truncated | full)
-        self._bootstrap(ids[opened], {k: v[opened] for k, v in rows.items()})
-        self._episode[ids[over]] += 1
-        self._chunk[ids[over]] = 0
-        if self.shape.episodes is None:
-            finished = full
-            self._resetting[ids[over & full]] = True  # at the start of the next collection
-        else:
-            self._played[ids[over]] += 1
-            self._slot[ids[over]] = 0
-            finished = over & (self._played[ids] >= self.shape.episodes)
-            if (full & ~over).any():
-                raise ConfigError(
-                    f"An episode is longer than the {self.shape.num_chunks} chunks of a row."
-                )
-        self._send_resets(ids[over & ~finished])
-        go_on = ~over & ~finished
-        self._act(ids[go_on], {k: v[go_on] for k, v in rows.items()})
-
-    def _row_of(self, ids: np.ndarray) -> np.ndarray:
-        return ids * (self.shape.episodes or 1) + self._played[ids]
-
-    def _write_results(
-        self,
-        ids: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        infos: dict[str, Any],
-        at: np.ndarray,
-    ) -> None:
-        where = self._row_of(ids), self._slot[ids]
-        self._arrays["rewards"][where] = rewards[at]
-        self._arrays["discounts"][where] = np.asarray(infos["discount"])[at]
-        self._arrays["executed"][where] = np.asarray(infos["executed_steps"])[at]
-        self._arrays["terminated"][where] = terminated[at]
-        self._arrays["truncated"][where] = truncated[at]
-        self._arrays["valid"][where] = True
-
-    def _bootstrap(self, ids: np.ndarray, rows: Observation) -> None:
-        """Value the observations that no further chunk of the rollout begins at."""
-        if len(ids) and self._actor.needs_values:
-            texts = self._texts[ids].tolist()
-            values = self._forward(lambda: self._actor.values(rows, texts))
-            # The slot counter has moved on already.
-            self._arrays["next_values"][self._row_of(ids), self._slot[ids] - 1] = values
-
-    def _act(self, ids: np.ndarray, rows: Observation) -> None:
-        if not len(ids):
-            return
-        texts = self._texts[ids].tolist()
+    def act(self, obs: Observation, ids: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Choose chunks and write what is known before they are executed."""
+        rows, texts = {key: value[ids] for key, value in self._seen.items()}, self._texts(ids)
         keys = np.stack([self._seeds[ids], self._episode[ids], self._chunk[ids]], axis=1)
-        act: Act = self._forward(lambda: self._actor.act(rows, texts, keys))
+        act = self._forward(lambda: self._actor.act(rows, texts, keys))
         row, slot = self._row_of(ids), self._slot[ids]
         for key, value in rows.items():
             self._arrays[key][row, slot] = value
@@ -225,23 +129,99 @@ class Collector:
         inner = (self._chunk[ids] > 0) & (slot > 0)
         values = act.values.cpu().numpy()
         self._arrays["next_values"][row[inner], slot[inner] - 1] = values[inner]
-        actions = act.actions[:, : self.chunk_len].cpu().numpy().astype(np.float32)
-        self.envs.send(np.clip(actions, -1.0, 1.0), ids)
-        self._busy[ids] = True
+        actions = act.actions[:, : self._chunk_len].cpu().numpy().astype(np.float32)
+        return np.clip(actions, -1.0, 1.0)
 
-    def _send_resets(self, ids: np.ndarray) -> None:
-        """Let environments whose episode is over reset themselves; their action is ignored."""
+    def take(self, ids: np.ndarray, step: ChunkStep) -> np.ndarray:
+        """Write what came of the chunks; return which environments have not filled their rows."""
+        infos, over = step.infos, step.dones
+        truncated = np.array([info["TimeLimit.truncated"] for info in infos])
+        lost = np.array([bool(info.get("worker_restarted", False)) for info in infos])
+        full = self._slot[ids] + 1 >= self.shape.num_chunks
+        if self.shape.episodes is None:
+            goes_on, is_seen = ~full, np.ones(len(ids), bool)  # full rows: acted on next time
+        elif (full & ~over).any():
+            raise ConfigError(
+                f"An episode is longer than the {self.shape.num_chunks} chunks of a row."
+            )
+        else:
+            goes_on = is_seen = ~over | (self._played[ids] + 1 < self.shape.episodes)
+        kept = ~lost & self._finite[ids] & np.isfinite(step.rewards) & _are_finite(step.next_obs)
+        self._see(ids[is_seen], {key: value[is_seen] for key, value in step.obs.items()})
+        kept &= over | self._finite[ids]
+        if self._actor.needs_values:
+            ends = np.flatnonzero(kept & truncated)
+            if len(ends):
+                texts = [infos[i]["instruction"] for i in ends]
+                last = {key: value[ends] for key, value in step.next_obs.items()}
+                rows, kept[ends] = self._observe(last, texts)
+                self._bootstrap(ids[ends], rows, texts)
+            cut = ids[kept & full & ~over]
+            if len(cut):
+                rows = {key: value[cut] for key, value in self._seen.items()}
+                self._bootstrap(cut, rows, self._texts(cut))
+        at = np.flatnonzero(kept)
+        where = self._row_of(ids[at]), self._slot[ids[at]]
+        self._arrays["rewards"][where] = step.rewards[at]
+        self._arrays["discounts"][where] = [infos[i]["discount"] for i in at]
+        self._arrays["executed"][where] = [infos[i]["executed_steps"] for i in at]
+        self._arrays["terminated"][where] = (over & ~truncated)[at]
+        self._arrays["truncated"][where] = truncated[at]
+        self._arrays["valid"][where] = True
+        self._count(ids, over)
+        return goes_on
+
+    def _count(self, ids: np.ndarray, over: np.ndarray) -> None:
+        self._slot[ids] += 1
+        self._chunk[ids] += 1
+        self._chunk[ids[over]] = 0
+        self._episode[ids[over]] += 1
+        if self.shape.episodes is not None:
+            self._played[ids[over]] += 1
+            self._slot[ids[over]] = 0
+
+    def _row_of(self, ids: np.ndarray) -> np.ndarray:
+        return ids * (self.shape.episodes or 1) + self._played[ids]
+
+    def _texts(self, ids: np.ndarray) -> list[str]:
+        return [self._envs.reset_infos[i]["instruction"] for i in ids]
+
+    def _see(self, ids: np.ndarray, obs: Observation) -> None:
+        """Keep what is stored of the observations that environments are acted on next."""
         if len(ids):
-            shape = self.envs.single_action_space.shape or ()
-            self.envs.send(np.zeros((len(ids), *shape), np.float32), ids)
-            self._resetting[ids], self._busy[ids] = True, True
+            rows, self._finite[ids] = self._observe(obs, self._texts(ids))
+            for key, value in rows.items():
+                if key not in self._seen:
+                    self._seen[key] = np.empty((self.shape.num_envs, *value.shape[1:]), value.dtype)
+                self._seen[key][ids] = value
 
-    def _forward(self, function: Any) -> Any:
-        return self._clocked(function, "forward")
+    def _observe(self, obs: Observation, texts: list[str]) -> tuple[Observation, np.ndarray]:
+        """Return what is stored, 0 for numbers that are not finite, and which rows had none."""
+        rows: Observation = self._forward(lambda: self._actor.observe(obs, texts))
+        finite = _are_finite(rows)
+        for key, value in rows.items():
+            if np.issubdtype(value.dtype, np.floating):
+                rows[key] = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
+        return rows, finite
 
-    def _clocked(self, function: Any, name: str = "environment") -> Any:
+    def _bootstrap(self, ids: np.ndarray, rows: Observation, texts: list[str]) -> None:
+        """Value observations that no further chunk of the rollout begins at."""
+        values = self._forward(lambda: self._actor.values(rows, texts))
+        self._arrays["next_values"][self._row_of(ids), self._slot[ids]] = values.cpu()
+
+    def _forward(self, function: Callable[[], Result]) -> Result:
         began = time.perf_counter()
         try:
             return function()
         finally:
-            self._time[name] += time.perf_counter() - began
+            self._forward_seconds += time.perf_counter() - began
+
+
+def _are_finite(obs: Observation) -> np.ndarray:
+    """Return (n,) bool: whether all numbers of a row are."""
+    rows = len(next(iter(obs.values())))
+    finite = np.ones(rows, bool)
+    for value in obs.values():
+        if np.issubdtype(value.dtype, np.floating):
+            finite &= np.isfinite(value).reshape(rows, -1).all(axis=1)
+    return finite

@@ -21,7 +21,7 @@ _LOWEST = {
     **dict.fromkeys(("epochs", "num_minibatches", "micro_batch_size", "residual_basis"), 1),
     **dict.fromkeys(("cloning_epochs", "cloning_minibatches", "value_replay"), 1),
     **dict.fromkeys(("eval_envs", "eval_layouts"), 1),
-    **dict.fromkeys(("torch_threads", "learn_threads"), 1),
+    **dict.fromkeys(("torch_threads", "learn_threads", "groups"), 1),
     **dict.fromkeys(("ahead", "eval_every", "eval_states", "value_epochs"), 0),
     **dict.fromkeys(("warmup_steps", "transition_steps", "value_warmup_steps"), 0),
 }
@@ -117,9 +117,8 @@ class OnPolicyConfig(RunSettings):
     ahead: int = 0
     """Rollouts that are played ahead of the update: 0 plays and learns in turn; 1 plays the next
     one while this one is learnt from, stale by one update; more, by at most so many."""
-    overlap: bool = False
-    """Within a rollout: half of the environments simulate while the others are in the VLA. Faster;
-    log-probabilities then differ in their last bits from run to run."""
+    groups: int = 1
+    """Groups of environments that take turns: while one simulates, the VLA works for another."""
 
     gamma: float = 1.0
     """Discount per control step."""

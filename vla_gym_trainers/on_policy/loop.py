@@ -16,7 +16,7 @@ from vla_gym_trainers.on_policy.checkpoint import (
     parameter_bytes,
     save_checkpoint,
 )
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
@@ -66,7 +66,7 @@ class Loop:
         self,
         config: OnPolicyConfig,
         networks: Networks,
-        collector: Collector,
+        collector: RolloutCollector,
         learner: Learner,
         *,
         group: ProcessGroup,

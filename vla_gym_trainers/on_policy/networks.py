@@ -17,7 +17,7 @@ from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
-from vla_gym_trainers.on_policy.collector import Actor, Collector
+from vla_gym_trainers.on_policy.collector import Actor, RolloutCollector
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.phases import MixedActor, Phase, Teacher, VLATeacher
@@ -178,6 +178,7 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
         own: dict[str, Any] = {
             "task_sampling": config.task_sampling,
             "group_size": config.group_size,
+            "autoreset_mode": "SAME_STEP",
         }
         return LiberoVectorEnv(config.num_envs, config.suite, **own, **shared)
 
@@ -195,7 +196,7 @@ def make_collector(
     envs: LiberoVectorEnv,
     max_control_steps: int,
     group: ProcessGroup,
-) -> Collector:
+) -> RolloutCollector:
     """Return the collector of this process."""
     chunk_len = (envs.single_action_space.shape or (1,))[0]
     chunks = config.rollout_chunks
@@ -209,4 +210,4 @@ def make_collector(
         group_size=config.group_size,
         first_env=group.rank * config.num_envs,
     )
-    return Collector(envs, shape, overlap=config.overlap)
+    return RolloutCollector(envs, shape, groups=config.groups)

@@ -1,4 +1,4 @@
-"""A Gymnasium vector environment whose steps are chunks, for groups of its environments.
+"""A Gymnasium vector environment whose steps are chunks, for some of its environments at a time.
 
 With a stride, chunks are executed piece by piece, so that what is seen inside can be learned from::
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -49,11 +49,10 @@ class ChunkStep:
         obs: To act on next: of the next episode where one has ended.
         next_obs: After the chunk, of the same episode.
         rewards: (n,) float32 discounted sums inside the chunk.
-        dones: (n,) bool.
+        dones: (n,) bool: terminated or truncated.
         infos: n dicts: what the step gave, at the end of an episode also ``episode`` (``r`` return,
             ``l`` chunks, ``t`` seconds) and ``terminal_observation``; always
             ``TimeLimit.truncated``; with a stride ``pieces`` and ``stride``.
-        reset_infos: Infos of the episodes that have begun, by environment.
     """
 
     obs: Any
@@ -61,28 +60,16 @@ class ChunkStep:
     rewards: np.ndarray
     dones: np.ndarray
     infos: list[dict[str, Any]]
-    reset_infos: dict[int, dict[str, Any]]
-
-
-class Group(Protocol):
-    """Environments that are stepped together; n of them."""
-
-    env_ids: np.ndarray
-
-    def send(self, actions: np.ndarray) -> None:
-        """Begin a chunk (C, 7) in each of them."""
-
-    def recv(self) -> ChunkStep | None:
-        """Wait; None if a piece of the chunks has ended and the next one has begun."""
 
 
 class ChunkEnvs:
-    """A vector environment whose steps are chunks; see :meth:`groups`.
+    """A vector environment whose steps are chunks.
 
     Attributes:
         envs: The vector environment.
         action_space: Of one environment: a whole chunk.
         stride: Control steps of a piece; None if chunks are executed at once.
+        reset_infos: Infos of the running episodes' beginnings.
         lengths: (num_envs,) chunks of the running episodes.
         returns: (num_envs,) their returns.
     """
@@ -100,7 +87,7 @@ class ChunkEnvs:
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ConfigError(
-                f"Expected environments that reset in the same step (as stable-baselines3), got "
+                "Expected environments that reset in the same step (as stable-baselines3), got "
                 f"{mode}: make the vector environment with autoreset_mode='SAME_STEP'."
             )
         self.envs, self.num_envs = envs, envs.num_envs
@@ -119,43 +106,70 @@ class ChunkEnvs:
                     "it needs LiberoVectorEnv."
                 )
             self.action_space = spaces.Box(-1.0, 1.0, chunk.shape, np.float32)
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.lengths = np.zeros(self.num_envs, np.int64)
         self.returns = np.zeros(self.num_envs, np.float64)
         self.started = time.perf_counter()
 
-    def groups(self, count: int) -> Sequence[Group]:
+    def groups(self, count: int) -> list[np.ndarray]:
         """Split the environments into groups that can be stepped by turns.
 
         Raises:
             ConfigError: If there are fewer environments, or they cannot be split.
         """
         if count == 1:
-            return [ChunkGroup(self, np.arange(self.num_envs))]
+            return [np.arange(self.num_envs)]
         envs: Any = self.envs
         if not hasattr(envs, "groups"):
             raise ConfigError(f"{type(envs).__name__} has no groups: set groups to 1.")
-        return [ChunkGroup(self, env_ids) for env_ids in envs.groups(count)]
+        groups: list[np.ndarray] = envs.groups(count)
+        return groups
 
-    def reset_counts(self) -> None:
-        """Begin to count episodes anew, after a reset."""
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset all environments, as Gymnasium's ``reset``; return a copy of the observations."""
+        obs, infos = self.envs.reset(seed=seed, options=options)
         self.lengths[:], self.returns[:] = 0, 0.0
+        self.reset_infos[:] = [info_of(infos, i) for i in range(self.num_envs)]
+        return own(obs)
+
+    def begin(self, actions: np.ndarray, env_ids: np.ndarray) -> RunningChunks:
+        """Begin a chunk (C, 7) in each of some environments."""
+        return RunningChunks(self, np.asarray(actions), env_ids)
+
+    def count(
+        self,
+        env_ids: np.ndarray,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: Sequence[dict[str, Any]],
+    ) -> None:
+        """Count chunks and returns; what an episode came to goes into the infos of its end."""
+        self.returns[env_ids] += rewards
+        self.lengths[env_ids] += 1
+        for i in np.flatnonzero(dones).tolist():
+            info, env = infos[i], env_ids[i]
+            if not info.get("worker_restarted", False):
+                stats = info.get("episode_stats", {})
+                if self.stride is not None:  # the environment adds up pieces, not chunks
+                    info["episode_stats"] = stats = {**stats, "return": float(self.returns[env])}
+                info["episode"] = {
+                    "r": round(float(stats.get("return", self.returns[env])), 6),
+                    "l": int(self.lengths[env]),
+                    "t": round(time.perf_counter() - self.started, 6),
+                }
+            self.lengths[env], self.returns[env] = 0, 0.0
 
 
-class ChunkGroup:
-    """Some environments of :class:`ChunkEnvs`; see :class:`Group`."""
+class RunningChunks:
+    """One chunk of each of some environments of :class:`ChunkEnvs`; see :meth:`ChunkEnvs.begin`."""
 
-    def __init__(self, chunks: ChunkEnvs, env_ids: np.ndarray) -> None:
-        self.chunks, self.env_ids = chunks, env_ids
-        self._actions = np.zeros(0)
-
-    def send(self, actions: np.ndarray) -> None:
-        """Begin a chunk in each environment."""
-        self._actions = np.asarray(actions)
-        count = len(self.env_ids)
+    def __init__(self, chunks: ChunkEnvs, actions: np.ndarray, env_ids: np.ndarray) -> None:
+        """Begin them."""
+        self.chunks, self.env_ids, self._actions = chunks, env_ids, actions
+        count = len(env_ids)
         self._piece, self._going = 0, np.arange(count)  # rows, not environments
         self._rows: list[dict[str, Any]] = [{} for _ in range(count)]
         self._pieces: list[list[Piece]] = [[] for _ in range(count)]
-        self._reset_infos: dict[int, dict[str, Any]] = {}
         self._rewards, self._dones = np.zeros(count), np.zeros(count, bool)
         self._obs: Any = None
         self._send_piece()
@@ -176,7 +190,7 @@ class ChunkGroup:
             envs.send(actions, self.env_ids[self._going])
 
     def recv(self) -> ChunkStep | None:
-        """Wait for the piece under way; see :class:`Group`."""
+        """Wait for the piece under way; None if it has ended and the next one has begun."""
         envs: Any = self.chunks.envs
         if self._is_everyone:  # nobody else takes a turn meanwhile
             result = envs.step(self._sent)
@@ -212,7 +226,7 @@ class ChunkGroup:
         """Return the infos of one environment: of the episode that has ended, if one has."""
         info = info_of(infos, row, skip=_OF_THE_END)
         if ended:
-            self._reset_infos[int(self.env_ids[i])] = info
+            self.chunks.reset_infos[int(self.env_ids[i])] = info
             both = info_of(infos, row)
             info = both.get("final_info", {})
             info["terminal_observation"] = own(infos["final_obs"][row])
@@ -221,42 +235,33 @@ class ChunkGroup:
         return info
 
     def _finish(self) -> ChunkStep:
-        for info, pieces in zip(self._rows, self._pieces, strict=True):
-            if self.chunks.stride is not None:
-                info["pieces"], info["stride"] = pieces, self.chunks.stride
         if self.chunks.stride is not None:
-            for i, info in enumerate(self._rows):
-                self._rewards[i], info["discount"] = joined(self._pieces[i])
-        rewards, dones = self._rewards.astype(np.float32), self._dones
-        self._count()
-        next_obs = self._obs
-        if dones.any():
-            next_obs = own(self._obs)
-            for i in np.flatnonzero(dones).tolist():
-                last = self._rows[i]["terminal_observation"]
-                if isinstance(next_obs, dict):
-                    for key, value in next_obs.items():
-                        value[i] = last[key]
-                else:
-                    next_obs[i] = last
-        return ChunkStep(self._obs, next_obs, rewards, dones, self._rows, self._reset_infos)
+            for i, (info, pieces) in enumerate(zip(self._rows, self._pieces, strict=True)):
+                info["pieces"], info["stride"] = pieces, self.chunks.stride
+                self._rewards[i], info["discount"] = joined(pieces)
+        self.chunks.count(self.env_ids, self._rewards, self._dones, self._rows)
+        return ChunkStep(
+            self._obs,
+            same_episode(self._obs, self._dones, self._rows),
+            self._rewards.astype(np.float32),
+            self._dones,
+            self._rows,
+        )
 
-    def _count(self) -> None:
-        chunks = self.chunks
-        chunks.returns[self.env_ids] += self._rewards
-        chunks.lengths[self.env_ids] += 1
-        for i in np.flatnonzero(self._dones).tolist():
-            info, env = self._rows[i], self.env_ids[i]
-            if not info.get("worker_restarted", False):
-                stats = info.get("episode_stats", {})
-                if chunks.stride is not None:  # the environment adds up pieces, not chunks
-                    info["episode_stats"] = stats = {**stats, "return": float(chunks.returns[env])}
-                info["episode"] = {
-                    "r": round(float(stats.get("return", chunks.returns[env])), 6),
-                    "l": int(chunks.lengths[env]),
-                    "t": round(time.perf_counter() - chunks.started, 6),
-                }
-            chunks.lengths[env], chunks.returns[env] = 0, 0.0
+
+def same_episode(obs: Any, dones: np.ndarray, infos: Sequence[dict[str, Any]]) -> Any:
+    """Return observations in which those that ended an episode stand for those of the next one."""
+    if not dones.any():
+        return obs
+    obs = own(obs)
+    for i in np.flatnonzero(dones).tolist():
+        last = infos[i]["terminal_observation"]
+        if isinstance(obs, dict):
+            for key, value in obs.items():
+                value[i] = last[key]
+        else:
+            obs[i] = last
+    return obs
 
 
 def joined(pieces: Iterable[Piece]) -> tuple[float, float]:

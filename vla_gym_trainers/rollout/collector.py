@@ -1,118 +1,91 @@
-"""Collects chunks from groups of environments that take turns."""
+"""The one loop that collects: receive, give to who plays, act for those that go on, send."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from vla_gym_trainers.rollout.chunks import ChunkStep, Group, Observation, own
+from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
 
 
-@dataclass
-class Transition:
-    """One chunk of all N environments, in their order; names are those of SB3's callbacks.
+class Running(Protocol):
+    """Chunks under way."""
 
-    Attributes:
-        obs: Observations that were acted on.
-        actions: (N, C, 7) chunks.
-        new_obs: To act on next: of the next episode where one has ended.
-        next_obs: After the chunk, of the same episode.
-        rewards: (N,) float32.
-        dones: (N,) bool.
-        infos: N dicts; see :class:`ChunkStep`.
-    """
-
-    obs: Observation
-    actions: np.ndarray
-    new_obs: Observation
-    next_obs: Observation
-    rewards: np.ndarray
-    dones: np.ndarray
-    infos: list[dict[str, Any]]
+    def recv(self) -> ChunkStep | None:
+        """Wait; None if a piece of the chunks has ended and the next one has begun."""
 
 
-#: Returns chunks (n, C, 7) for: observations of n environments, which ones these are, chunks that
-#: each environment has begun in this call.
-Act = Callable[[Observation, np.ndarray, int], np.ndarray]
+class Envs(Protocol):
+    """Environments that a collector steps; they need not be on this machine."""
+
+    num_envs: int
+
+    def groups(self, count: int) -> list[np.ndarray]:
+        """Split the environments into groups that can be stepped by turns; return their numbers."""
+
+    def reset(self) -> Any:
+        """Begin an episode in each; return the observations."""
+
+    def begin(self, actions: np.ndarray, env_ids: np.ndarray) -> Running:
+        """Begin a chunk in each of some environments."""
+
+
+class Player(Protocol):
+    """Who acts, where it goes what was played, and when an environment stops."""
+
+    def act(self, obs: Observation, env_ids: np.ndarray) -> np.ndarray:
+        """Return chunks (n, C, 7) for the observations of n environments."""
+
+    def take(self, env_ids: np.ndarray, step: ChunkStep) -> np.ndarray:
+        """Store what the chunks led to; return (n,) bool: the environments that go on."""
 
 
 class Collector:
-    """Plays groups of environments by turns: while one simulates, the VLA works for another.
+    """Steps groups of environments by turns: while one simulates, the VLA works for another.
 
-    The groups are fixed and take turns in a fixed order, so nothing depends on timing.
+    The groups are fixed and take turns in a fixed order, so nothing depends on timing. All
+    environments are reset and stepped in the thread that collects (a renderer belongs to the
+    thread that made it).
 
     Attributes:
-        obs: What is acted on next, of all environments.
+        envs: The environments.
+        obs: What is acted on next, of all of them; None resets them first.
     """
 
-    def __init__(self, groups: Sequence[Group], obs: Observation) -> None:
-        """Begin at observations.
+    def __init__(self, envs: Envs, groups: int = 1, obs: Observation | None = None) -> None:
+        """Take over environments.
 
         Args:
-            groups: See :meth:`ChunkEnvs.groups`.
-            obs: Of all N environments, which have been reset.
-        """
-        self.groups, self.obs = groups, own(obs)
-        self.num_envs = sum(len(group.env_ids) for group in groups)
+            envs: Those of any machine.
+            groups: Groups that take turns.
+            obs: Of all environments, if they have been reset.
 
-    def collect(
-        self, act: Act, num_steps: int, on_step: Callable[[np.ndarray, ChunkStep], None]
-    ) -> list[Transition]:
-        """Play ``num_steps`` chunks in each environment.
-
-        Args:
-            act: The policy; called once a chunk and group.
-            num_steps: Chunks.
-            on_step: Called with the environments of a group and what their chunk led to.
+        Raises:
+            ConfigError: If they cannot be split into groups.
         """
-        n = self.num_envs
-        out: list[Transition] = []
-        taken = [0] * len(self.groups)
-        for number in range(len(self.groups)):
-            self._send(number, act, 0, out)
-        turns = deque(range(len(self.groups)))
+        self.envs, self.obs = envs, obs
+        self.num_envs, self._groups = envs.num_envs, envs.groups(groups)
+
+    def collect(self, player: Player) -> None:
+        """Play until ``player`` lets no environment go on."""
+        if self.obs is None:
+            self.obs = self.envs.reset()
+        turns = deque((ids, self._begin(player, ids)) for ids in self._groups)
         while turns:
-            number = turns.popleft()
-            step = self.groups[number].recv()
+            ids, running = turns.popleft()
+            step = running.recv()
             if step is not None:
-                ids = self.groups[number].env_ids
-                transition = out[taken[number]]
-                for mine, its in (
-                    (self.obs, step.obs),
-                    (transition.new_obs, step.obs),
-                    (transition.next_obs, step.next_obs),
-                ):
-                    for key, value in its.items():
-                        mine[key][ids] = value
-                transition.rewards[ids], transition.dones[ids] = step.rewards, step.dones
-                for i, info in zip(ids.tolist(), step.infos, strict=True):
-                    transition.infos[i] = info
-                on_step(ids, step)
-                taken[number] += 1
-                if taken[number] == num_steps:
+                for key, value in step.obs.items():
+                    self.obs[key][ids] = value
+                ids = ids[player.take(ids, step)]
+                if not len(ids):
                     continue
-                self._send(number, act, taken[number], out)
-            turns.append(number)
-        assert all(len(transition.infos) == n for transition in out)
-        return out
+                running = self._begin(player, ids)
+            turns.append((ids, running))
 
-    def _send(self, number: int, act: Act, step: int, out: list[Transition]) -> None:
-        group = self.groups[number]
-        ids = group.env_ids
+    def _begin(self, player: Player, ids: np.ndarray) -> Running:
+        assert self.obs is not None
         obs = {key: value[ids] for key, value in self.obs.items()}
-        actions = act(obs, ids, step)
-        if step == len(out):
-            n = self.num_envs
-            empty = [{k: np.empty_like(v) for k, v in self.obs.items()} for _ in range(3)]
-            chunks = np.empty((n, *actions.shape[1:]), actions.dtype)
-            rewards, dones = np.empty(n, np.float32), np.empty(n, bool)
-            infos: list[dict[str, Any]] = [{} for _ in range(n)]
-            out.append(Transition(empty[0], chunks, empty[1], empty[2], rewards, dones, infos))
-        for key, value in obs.items():
-            out[step].obs[key][ids] = value
-        out[step].actions[ids] = actions
-        group.send(actions)
+        return self.envs.begin(player.act(obs, ids), ids)

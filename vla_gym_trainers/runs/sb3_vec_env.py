@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
@@ -40,7 +42,14 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 )
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep, Group, info_of, own
+from vla_gym_trainers.rollout.chunks import (
+    ChunkEnvs,
+    ChunkStep,
+    RunningChunks,
+    own,
+    same_episode,
+)
+from vla_gym_trainers.rollout.collector import Envs
 
 #: Reset options that may differ between the environments; -1 stands for none.
 _EACH_ITS_OWN = ("task_id", "init_state_id")
@@ -88,40 +97,41 @@ def sb3_vec_env(vector_env: VectorEnv[Any, Any, Any]) -> VecEnv:
     return SB3VecEnv(vector_env)
 
 
-def groups_of(env: VecEnv, count: int) -> Sequence[Group]:
-    """Split the environments of SB3's interface into groups that can be stepped by turns.
+def envs_of(env: VecEnv) -> Envs:
+    """Return the environments behind SB3's interface, for a collector."""
+    return env if isinstance(env, SB3VecEnv) else _OneGroup(env)
 
-    Args:
-        env: :class:`SB3VecEnv`, or any other, which makes one group.
-        count: Groups.
 
-    Raises:
-        ConfigError: If the environments cannot be split.
-    """
+@contextmanager
+def deferred_reset(env: VecEnv | None) -> Iterator[None]:
+    """Leave a reset inside to who steps the environments, in the thread that does."""
     if isinstance(env, SB3VecEnv):
-        return env.chunks.groups(count)
-    if count != 1:
-        raise ConfigError(f"{type(env).__name__} has no groups: set groups to 1.")
-    return [_VecEnvGroup(env)]
+        env.defers_reset = True
+    try:
+        yield
+    finally:
+        if isinstance(env, SB3VecEnv):
+            env.defers_reset = False
 
 
-class _VecEnvGroup:
-    """All environments of any VecEnv of SB3."""
+class _OneGroup:
+    """All environments of any VecEnv of SB3, which is what is under way with it as well."""
 
     def __init__(self, env: VecEnv) -> None:
-        self.env, self.env_ids = env, np.arange(env.num_envs)
+        self.env, self.num_envs, self.reset = env, env.num_envs, env.reset
 
-    def send(self, actions: np.ndarray) -> None:
+    def groups(self, count: int) -> list[np.ndarray]:
+        if count != 1:
+            raise ConfigError(f"{type(self.env).__name__} has no groups: set groups to 1.")
+        return [np.arange(self.num_envs)]
+
+    def begin(self, actions: np.ndarray, env_ids: np.ndarray) -> _OneGroup:  # noqa: ARG002
         self.env.step_async(actions)
+        return self
 
     def recv(self) -> ChunkStep:
         obs, rewards, dones, infos = self.env.step_wait()
-        next_obs = own(obs)
-        for i in np.flatnonzero(dones).tolist():
-            last: Any = infos[i]["terminal_observation"]
-            for key, value in next_obs.items():
-                value[i] = last[key]
-        return ChunkStep(own(obs), next_obs, rewards, dones, infos, {})
+        return ChunkStep(own(obs), same_episode(obs, dones, infos), rewards, dones, infos)
 
 
 class SB3VecEnv(VecEnv):
@@ -133,15 +143,19 @@ class SB3VecEnv(VecEnv):
 
     Attributes:
         vector_env: The vector environment.
-        chunks: Steps it; what collects in place of ``step`` uses this.
+        chunks: Steps it.
+        needs_reset: A reset was put off, see :func:`deferred_reset`.
     """
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
         self.vector_env, self.chunks = vector_env, ChunkEnvs(vector_env)
-        self._everyone = self.chunks.groups(1)[0]
+        self.groups, self.begin = self.chunks.groups, self.chunks.begin
+        self._running: RunningChunks | None = None
+        self.defers_reset = self.needs_reset = False
         super().__init__(
             vector_env.num_envs, vector_env.single_observation_space, self.chunks.action_space
         )
+        self.reset_infos = self.chunks.reset_infos
 
     @property
     def spec(self) -> Any:
@@ -155,25 +169,28 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """Reset all environments with the seeds and options that were set for it."""
+        if self.defers_reset:
+            self.needs_reset = True
+            space = self.observation_space
+            assert isinstance(space, spaces.Dict)
+            return {k: np.zeros((self.num_envs, *(v.shape or ()))) for k, v in space.items()}
+        self.needs_reset = False
         seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
-        obs, infos = self.vector_env.reset(seed=seeds, options=_join_options(self._options))
+        obs: VecEnvObs = self.chunks.reset(seed=seeds, options=_join_options(self._options))
         self._reset_seeds()
         self._reset_options()
-        self.chunks.reset_counts()
-        self.reset_infos = [info_of(infos, i) for i in range(self.num_envs)]
-        return own(obs)
+        return obs
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keep the chunks; :meth:`step_wait` executes them."""
-        self._everyone.send(actions)
+        """Begin the chunks; :meth:`step_wait` waits for them."""
+        self._running = self.chunks.begin(actions, np.arange(self.num_envs))
 
     def step_wait(self) -> VecEnvStepReturn:
         """Execute the chunks, each up to its episode's end; see the class for the infos."""
+        assert self._running is not None
         step = None
         while step is None:
-            step = self._everyone.recv()
-        for i, info in step.reset_infos.items():
-            self.reset_infos[i] = info
+            step = self._running.recv()
         return step.obs, step.rewards, step.dones, step.infos
 
     def get_state(self) -> dict[str, Any]:

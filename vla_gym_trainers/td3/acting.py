@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_gym_trainers.rollout.chunks import ChunkStep
-from vla_gym_trainers.rollout.collector import Collector, Transition
+from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
+from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.stopwatch import Stopwatch
 from vla_gym_trainers.td3.config import TD3Config
@@ -77,8 +78,43 @@ class ActingPolicy:
         return np.asarray(chunk.reshape(tensors["vla_action"].shape).cpu().numpy())
 
 
+@dataclass
+class Transition:
+    """One chunk of all N environments, in their order; names are those of SB3's callbacks.
+
+    Attributes:
+        obs: Observations that were acted on.
+        actions: (N, C, 7) chunks.
+        new_obs: To act on next: of the next episode where one has ended.
+        next_obs: After the chunk, of the same episode.
+        rewards: (N,) float32.
+        dones: (N,) bool.
+        infos: N dicts; see :class:`ChunkStep`.
+    """
+
+    obs: Observation
+    actions: np.ndarray
+    new_obs: Observation
+    next_obs: Observation
+    rewards: np.ndarray
+    dones: np.ndarray
+    infos: list[dict[str, Any]]
+
+    @classmethod
+    def empty(cls, num_envs: int, obs: Observation, actions: np.ndarray) -> Transition:
+        """Take the memory for N environments whose rows are like these."""
+
+        def rows(like: np.ndarray) -> np.ndarray:
+            return np.empty((num_envs, *like.shape[1:]), like.dtype)
+
+        before, new, after = ({k: rows(v) for k, v in obs.items()} for _ in range(3))
+        rewards, dones = np.empty(num_envs, np.float32), np.empty(num_envs, bool)
+        infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        return cls(before, rows(actions), new, after, rewards, dones, infos)
+
+
 class ChunkPlayer:
-    """Collects blocks of chunks with the actor, or with the VLA in the warm-up, plus noise."""
+    """Plays blocks of chunks with the actor, or with the VLA in the warm-up, plus noise."""
 
     def __init__(
         self,
@@ -99,25 +135,49 @@ class ChunkPlayer:
         """
         self.collector, self.acting, self.exploration = collector, acting, exploration
         self.config, self.begun = config, begun
+        self._block: list[Transition] = []
+        self._played = np.zeros(collector.num_envs, np.int64)  # chunks of this block
 
     def collect(self, weights: ActorWeights, clock: Stopwatch) -> list[Transition]:
         """Play ``train_freq`` chunks in each environment."""
         self.acting.load(weights)
-        num_envs = self.collector.num_envs
-
-        def act(obs: Mapping[str, np.ndarray], env_ids: np.ndarray, step: int) -> np.ndarray:
-            is_warm_up = self.begun + step * num_envs < self.config.learning_starts
-            mean = obs["vla_action"] if is_warm_up else self.acting.act(obs)
-            noise = self.exploration.sample(env_ids)
-            return np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
-
-        def on_step(env_ids: np.ndarray, step: ChunkStep) -> None:
-            self.exploration.end_episodes(env_ids[step.dones])
-
+        self._block, self._played[:] = [], 0
         with clock("rollout"):
-            block = self.collector.collect(act, self.config.train_freq, on_step)
-        self.begun += self.config.train_freq * num_envs
-        return block
+            self.collector.collect(self)
+        self.begun += self.config.train_freq * len(self._played)
+        return self._block
+
+    def act(self, obs: Observation, env_ids: np.ndarray) -> np.ndarray:
+        """Choose chunks and begin their transitions."""
+        played = int(self._played[env_ids[0]])
+        is_warm_up = self.begun + played * len(self._played) < self.config.learning_starts
+        mean = obs["vla_action"] if is_warm_up else self.acting.act(obs)
+        noise = self.exploration.sample(env_ids)
+        actions = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
+        if played == len(self._block):
+            self._block.append(Transition.empty(len(self._played), obs, actions))
+        transition = self._block[played]
+        _write(transition.obs, obs, env_ids)
+        transition.actions[env_ids] = actions
+        return actions
+
+    def take(self, env_ids: np.ndarray, step: ChunkStep) -> np.ndarray:
+        """Complete the transitions; all go on until the block is full."""
+        transition = self._block[int(self._played[env_ids[0]])]
+        _write(transition.new_obs, step.obs, env_ids)
+        _write(transition.next_obs, step.next_obs, env_ids)
+        transition.rewards[env_ids], transition.dones[env_ids] = step.rewards, step.dones
+        for i, info in zip(env_ids.tolist(), step.infos, strict=True):
+            transition.infos[i] = info
+        self.exploration.end_episodes(env_ids[step.dones])
+        self._played[env_ids] += 1
+        goes_on: np.ndarray = self._played[env_ids] < self.config.train_freq
+        return goes_on
+
+
+def _write(into: Observation, rows: Observation, env_ids: np.ndarray) -> None:
+    for key, value in rows.items():
+        into[key][env_ids] = value
 
 
 #: Hands blocks out to the learner.

@@ -16,9 +16,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 
-from vla_gym_trainers.rollout.collector import Collector, Transition
+from vla_gym_trainers.rollout.chunks import own
+from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
-from vla_gym_trainers.runs.sb3_vec_env import groups_of, sb3_vec_env
+from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, envs_of, sb3_vec_env
 from vla_gym_trainers.runs.stopwatch import Stopwatch
 from vla_gym_trainers.td3.acting import (
     BLOCK_SECONDS,
@@ -26,6 +27,7 @@ from vla_gym_trainers.td3.acting import (
     ActorWeights,
     Blocks,
     ChunkPlayer,
+    Transition,
 )
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -147,9 +149,10 @@ class TD3BC(TD3):
         """
         if reset_num_timesteps:
             self.pipeline_state = None
-        total, callback = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
-        )
+        with deferred_reset(self.env):
+            total, callback = self._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
         callback.on_training_start(locals(), globals())
         block = self.config.train_freq * self.n_envs
         with self._collecting(-(-(total - self.num_timesteps) // block)) as pipeline:
@@ -204,9 +207,9 @@ class TD3BC(TD3):
         state = self.pipeline_state
         waiting = 0 if state is None else len(state["ready"])
         begun = self.num_timesteps + waiting * self.config.train_freq * self.n_envs
-        assert isinstance(self._last_obs, dict) and self.env is not None
-        assert self.exploration is not None
-        self._collector = Collector(groups_of(self.env, self.config.groups), self._last_obs)
+        assert self.env is not None and self.exploration is not None
+        obs: Any = None if getattr(self.env, "needs_reset", False) else own(self._last_obs)
+        self._collector = Collector(envs_of(self.env), self.config.groups, obs)
         player = ChunkPlayer(self._collector, self.acting, self.exploration, self.config, begun)
         self.pipeline = Pipeline(
             lambda weights, _: player.collect(weights, self.clock),

@@ -32,7 +32,7 @@ def test_options_and_presets(calls, capsys):
     config = calls[0]
     assert isinstance(config, GRPOConfig) and config.resume is None
     assert (config.seed, config.task_ids, config.group_size) == (7, (1, 2), 4)
-    assert config.overlap and config.max_minutes == 90
+    assert config.groups == 2 and config.max_minutes == 90
     assert "1,234 control steps, 5 rollouts" in capsys.readouterr().out
     assert cli.main(["ppo", "--episodes-per-env", "None", "--gamma", "0.99", "--run-dir", "x"]) == 0
     config = calls[1]

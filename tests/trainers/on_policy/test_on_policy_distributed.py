@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_policy_toys import tiny_policy, toy_envs, toy_shape
 
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
@@ -33,7 +33,9 @@ def rollout():
     shape = toy_shape(num_envs=4, episodes=1, policy=tiny_policy(value=True))
     envs = toy_envs(4)
     try:
-        out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)
+        out = RolloutCollector(envs, shape).collect(
+            tiny_policy(value=True), Rollout.empty(shape), seed=7
+        )
     finally:
         envs.close()
     out.data["teacher_sample"].copy_(out.data["sample"].flip(0))

@@ -8,7 +8,7 @@ import torch
 from on_policy_toys import tiny_policy, toy_envs, toy_shape
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.objective import gather
@@ -22,7 +22,9 @@ def rollout():
     shape = toy_shape(num_envs=4, episodes=2, policy=tiny_policy(value=True))
     envs = toy_envs(4)
     try:
-        out = Collector(envs, shape).collect(tiny_policy(value=True), Rollout.empty(shape), seed=7)
+        out = RolloutCollector(envs, shape).collect(
+            tiny_policy(value=True), Rollout.empty(shape), seed=7
+        )
     finally:
         envs.close()
     out.data["teacher_sample"].copy_(out.data["sample"].flip(0))

@@ -9,7 +9,7 @@ from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.phases import MixedActor, VLATeacher, phase_at
 from vla_gym_trainers.on_policy.rollout import Rollout
@@ -123,7 +123,7 @@ def test_a_collected_mixture_says_who_played():
     policy, teacher = tiny_policy(), VLATeacher(tiny_vla())
     shape, envs = toy_shape(num_envs=3, episodes=1), toy_envs(3)
     try:
-        collector = Collector(envs, shape)
+        collector = RolloutCollector(envs, shape)
         actor = MixedActor(policy, teacher, 0.5)
         data = collector.collect(actor, Rollout.empty(shape), seed=3).data
     finally:

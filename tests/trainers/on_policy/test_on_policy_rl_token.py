@@ -9,7 +9,7 @@ from test_on_policy_train import rows_of, run
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.evaluation.trained import load_policy
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
@@ -89,7 +89,7 @@ def test_it_begins_at_the_vla_with_smooth_noise(envs):
 
 def collected(policy, envs, seed=3):
     shape = RolloutShape.of(policy, 4, 8, None)
-    return Collector(envs, shape).collect(policy, Rollout.empty(shape), seed=seed)
+    return RolloutCollector(envs, shape).collect(policy, Rollout.empty(shape), seed=seed)
 
 
 def test_numbers_that_are_not_finite_are_not_learnt_from(envs):

@@ -7,7 +7,7 @@ from on_policy_toys import tiny_policy, toy_envs, toy_shape
 from toy_token_env import GAMMA, LIMIT, TEXTS, ToyTokenEnv
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.rollout import Rollout
 
 
@@ -16,10 +16,10 @@ def collect():
     """Collect once or several times over a toy environment, and close it."""
     open_envs = []
 
-    def collect(policy, shape, times=1, seed=100, overlap=False, **kwargs):
+    def collect(policy, shape, times=1, seed=100, groups=1, **kwargs):
         envs = toy_envs(shape.num_envs, group_size=shape.group_size, **kwargs)
         open_envs.append(envs)
-        collector = Collector(envs, shape, overlap=overlap)
+        collector = RolloutCollector(envs, shape, groups=groups)
         rollouts = []
         for i in range(times):
             out = Rollout.empty(shape)
@@ -60,12 +60,12 @@ def replay(rollout, row, index, seed, episodes, group_size=1):
         assert slot["discounts"].item() == pytest.approx(GAMMA ** info["executed_steps"])
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_whole_episodes_are_what_was_played(collect, overlap):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_whole_episodes_are_what_was_played(collect, groups):
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
     shape = toy_shape(num_envs=3, episodes=2, policy=policy)
-    first, second = collect(policy, shape, times=2, overlap=overlap)
+    first, second = collect(policy, shape, times=2, groups=groups)
     for rollout, seed in ((first, 100), (second, 1100)):
         assert rollout.ended.sum(dim=1).tolist() == [1] * 6
         assert set(rollout.instructions) <= set(TEXTS)
@@ -135,7 +135,7 @@ def test_same_seed_same_rollout_whatever_the_workers(collect):
     runs = [
         collect(policy, shape)[0],
         collect(policy, shape, workers=2)[0],
-        collect(policy, shape, overlap=True, workers=2)[0],
+        collect(policy, shape, groups=2, workers=2)[0],
     ]
     for other in runs[1:]:
         for key in ("sample", "rewards", "proprio", "executed", "valid"):
@@ -166,6 +166,6 @@ def test_mistakes_are_named(collect):
     envs = toy_envs(2)
     try:
         with pytest.raises(ConfigError, match="Expected 4 chunked"):
-            Collector(envs, toy_shape(num_envs=4))
+            RolloutCollector(envs, toy_shape(num_envs=4))
     finally:
         envs.close()

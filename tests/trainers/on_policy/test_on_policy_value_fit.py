@@ -8,7 +8,7 @@ import torch
 from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.collector import Collector
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
@@ -28,7 +28,7 @@ def collected(policy, actor=None):
     shape = toy_shape(policy=policy)
     envs = toy_envs()
     try:
-        return Collector(envs, shape).collect(actor or policy, Rollout.empty(shape), seed=3)
+        return RolloutCollector(envs, shape).collect(actor or policy, Rollout.empty(shape), seed=3)
     finally:
         envs.close()
 
