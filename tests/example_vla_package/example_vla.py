@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla import VLAOutput
+from vla_gym.vla import FrozenVLA, VLAOutput
 
 
-class ConstantVLA:
+class ConstantVLA(FrozenVLA):
     """A FrozenVLA (vla_gym/vla/base.py): five attributes and ``infer``."""
 
     horizon = 4  # C, actions in a chunk

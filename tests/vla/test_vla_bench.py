@@ -40,7 +40,7 @@ def test_random_policies_act(tiny, kind):
 def test_random_policies_say_what_is_wrong(tiny, monkeypatch):
     with pytest.raises(ConfigError, match="openvla or openvla-oft, got 'pi0'"):
         random_policy("pi0")
-    with pytest.raises(ConfigError, match="do not take this"):
+    with pytest.raises(ConfigError, match="does not take these options: horizon"):
         random_policy("openvla", config=tiny, horizon=3)
     monkeypatch.setattr(checkpoint_files, "free_memory", lambda _: 10**9)
     with pytest.raises(NotEnoughMemoryError, match="15.3 GB on cpu, which has 1.0 GB"):

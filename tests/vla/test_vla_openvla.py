@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -202,7 +203,9 @@ def test_what_is_around_the_placeholders_matters(golden, monkeypatch):
     case, vla = golden
     wanted = OFT.of(case, "hidden")
     with monkeypatch.context() as patch:
-        patch.setattr(vla, "append_stop", False)  # what RLinf trains with
+        patch.setattr(
+            vla, "options", replace(vla.options, append_stop=False)
+        )  # what RLinf trains with
         assert gap(hidden_states(vla, case), wanted) > 0.1
     monkeypatch.setattr(sequence, "_NOTHING", 1)  # their ids, not multiplied by zero
     assert gap(hidden_states(vla, case), wanted) > 0.1

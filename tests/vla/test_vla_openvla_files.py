@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -20,8 +22,7 @@ from vla_gym.vla import checkpoint_files, load
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.heads import L1ActionHead, ProprioProjector
-from vla_gym.vla.openvla.model import OpenVLAModel
+from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.registry import recognise
 
@@ -98,9 +99,11 @@ def test_the_full_size_network_has_the_published_names_and_shapes():
     with torch.device("meta"):
         model = OpenVLAModel(OpenVLAConfig())
     found = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    assert found == published_shapes()
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == 7_541_237_184
+    published = published_shapes()
+    unused = r"vision_backbone\.(featurizer\.blocks\.23|fused_featurizer\.blocks\.26)\..*"
+    unused += r"|vision_backbone\.\w+\.(norm|attn_pool)\..*"
+    assert found == {n: s for n, s in published.items() if not re.fullmatch(unused, n)}
+    assert sum(math.prod(shape) for shape in published.values()) == 7_541_237_184
     with torch.device("meta"):
         head, projector = L1ActionHead(4096), ProprioProjector(8, 4096)
     assert head.model.fc1.weight.shape == (4096, 28672)

@@ -66,7 +66,7 @@ class VLAPolicy:
         self.image_size = self._vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(self._vla, "cameras", CAMERAS))
         self.name = f"{self._vla.name}, {head} head" if head != "l1" else self._vla.name
-        known = {"name": vla.name} if isinstance(vla, FrozenVLA) else vla_identity(vla)
+        known = vla_identity(vla) if isinstance(vla, str | Path) else {"name": vla.name}
         self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": head}
         if temperature > 0.0:
             self.name += f" sampled at T={temperature:g}"

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     import torch
 
 
-#: What every backend of this package was trained on: LIBERO's cameras and robot. A backend for
-#: another suite has attributes ``cameras``, ``action_size`` and ``proprio_size`` of its own. The
-#: cameras' order is that of the camera axis wherever images of several are stacked.
+#: LIBERO's cameras and robot, which every backend of this package was trained on. The cameras'
+#: order is that of the camera axis wherever images of several are stacked.
 CAMERAS = ("agentview", "wrist")
 ACTION_SIZE, PROPRIO_SIZE = 7, 8
+GRIPPER = 6  # index of the gripper in an action
 
 
 class VLAOutput(NamedTuple):
@@ -47,28 +47,27 @@ class FrozenVLA(Protocol):
 
     A backend owns its image orientation, preprocessing, prompt, normalisation and gripper
     convention: callers pass upright renders and get environment actions. Row i of a batch must
-    not depend on the other rows.
+    not depend on the other rows. Who derives from this class has the attributes with a default.
+
+    Attributes:
+        name: Under which :func:`vla_gym.rl_token.load_rl_token` finds the RL token.
+        horizon: Number C of actions in a chunk.
+        num_hidden_tokens: Number M of hidden states per observation.
+        hidden_size: Size H of a hidden state.
+        image_size: Height and width in pixels of the renders that the backend expects.
+        cameras: Names of the cameras that it sees; default: LIBERO's.
+        action_size: Numbers of an action; default: LIBERO's 7.
+        proprio_size: Numbers of the proprioception; default: LIBERO's 8.
     """
 
-    @property
-    def name(self) -> str:
-        """Name under which :func:`vla_gym.rl_token.load_rl_token` finds the RL token."""
-
-    @property
-    def horizon(self) -> int:
-        """Number C of actions in a chunk."""
-
-    @property
-    def num_hidden_tokens(self) -> int:
-        """Number M of hidden states per observation."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Size H of a hidden state."""
-
-    @property
-    def image_size(self) -> int:
-        """Height and width in pixels of the renders that the backend expects."""
+    name: str
+    horizon: int
+    num_hidden_tokens: int
+    hidden_size: int
+    image_size: int
+    cameras: tuple[str, ...] = CAMERAS
+    action_size: int = ACTION_SIZE
+    proprio_size: int = PROPRIO_SIZE
 
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray

@@ -1,15 +1,33 @@
-"""Options of a backend in a VLA's specification: ``openvla-oft:/path?unnorm_key=libero_goal``."""
+"""Options of a backend: ``openvla-oft:/path?unnorm_key=libero_goal``, checked at the door."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from vla_gym.errors import ConfigError
+
+_Options = TypeVar("_Options")
+
+
+def make_options(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
+    """Return the dataclass of a backend's options.
+
+    Raises:
+        ConfigError: If there is no such option.
+    """
+    known: list[str] = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(set(values) - set(known)):
+        raise ConfigError(
+            f"The VLA backend does not take these options: {', '.join(unknown)}. It takes: device, "
+            f"dtype, compile, {', '.join(known)}."
+        )
+    return kind(**values)
 
 
 def split_options(spec: str) -> tuple[str, dict[str, Any]]:

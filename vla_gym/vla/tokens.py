@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym.vla.base import TokenOutput
 
 PAD, UNK = "<pad>", "<unk>"
 NUM_BINS = 256
@@ -149,3 +150,39 @@ def token_log_probs(
     """
     scaled = _scaled(logits, temperature).log_softmax(dim=-1)
     return scaled.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+class OnePassTokens:
+    """Draws and scores tokens for a backend that computes all logits of a chunk in one pass."""
+
+    def token_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> TokenOutput:
+        """Run the network once; the backend's own."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def act_tokens(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one chunk of action tokens per row; see :class:`~vla_gym.vla.base.TokenVLA`."""
+        logits = self.token_outputs(images, instructions, proprio).logits
+        tokens = sample_tokens(logits, temperature, generator)
+        return tokens, token_log_probs(logits, tokens, temperature)
+
+    def token_log_probs(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        tokens: torch.Tensor,
+        temperature: float = 1.0,
+    ) -> torch.Tensor:
+        """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`."""
+        logits = self.token_outputs(images, instructions, proprio).logits
+        return token_log_probs(logits, tokens.to(logits.device), temperature)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
 from vla_gym.vla.files import load_tokenizer
 from vla_gym.vla.flow.images import resize_with_padding
@@ -41,7 +41,7 @@ class FlowOutput(NamedTuple):
     actions: torch.Tensor
 
 
-class FlowBackend(ABC):
+class FlowBackend(FrozenVLA, ABC):
     """:class:`~vla_gym.vla.base.FrozenVLA` over a flow-matching network; base of two backends.
 
     Attributes:

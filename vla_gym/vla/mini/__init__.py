@@ -1,6 +1,7 @@
 """The embedded VLA: a policy of a few million parameters that runs anywhere."""
 
-from vla_gym.vla.mini.backend import GRIPPER, MiniBackend
+from vla_gym.vla.base import GRIPPER
+from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import (
     MiniVLA,
     MiniVLAConfig,

@@ -9,22 +9,14 @@ import torch
 from torch import nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import TokenOutput, VLAOutput
+from vla_gym.vla.base import GRIPPER, FrozenVLA, TokenOutput, VLAOutput
 from vla_gym.vla.files import verify_checksums
-from vla_gym.vla.mini.model import (
-    MiniVLA,
-    MiniVLAOutput,
-    load_model,
-    to_pixel_values,
-)
+from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, load_model, to_pixel_values
 from vla_gym.vla.preprocess import IMAGE_SIZE, check_rows, proprio_features, stack_cameras
-from vla_gym.vla.token_head import OnePassTokens
-from vla_gym.vla.tokens import WordTokenizer, actions_to_bins, bins_to_actions
-
-GRIPPER = 6  # index of the gripper in an action
+from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bins_to_actions
 
 
-class MiniBackend(OnePassTokens):
+class MiniBackend(FrozenVLA, OnePassTokens):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`MiniVLA`; deterministic and greedy."""
 
     def __init__(self, model: MiniVLA, name: str = "mini", head: str = "l1") -> None:

@@ -9,28 +9,28 @@ import torch
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, VLAOutput
-from vla_gym.vla.openvla.base import Loaded, OpenVLABase
+from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.llama_layers import KeyValues, run_layers
 from vla_gym.vla.openvla.sequence import causal_sequences
 from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs
 
 
-class OpenVLABackend(OpenVLABase):
+class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
     """:class:`~vla_gym.vla.base.TokenVLA` over an OpenVLA checkpoint; chunks of one action.
 
     The hidden states are those that predict the seven tokens. Only the 256 action ids compete;
     the reference decodes over the whole vocabulary, which a trained policy makes no use of.
     """
 
-    def __init__(
-        self, parts: Loaded, *, compile: bool = False, jpeg: bool = True, crop: bool = True
-    ) -> None:
-        """Take a checkpoint's parts; see :class:`OpenVLABase` for the options."""
-        super().__init__(
-            parts, horizon=1, num_views=1, epsilon=0.0, compile=compile, jpeg=jpeg, crop=crop
-        )
+    Options = OpenVLAOptions
+    epsilon = 0.0
+
+    def __init__(self, parts: Parts, options: OpenVLAOptions, compile: bool = False) -> None:
+        """Take a checkpoint's parts; see :class:`OpenVLABase`."""
+        super().__init__(parts, options, horizon=1, num_views=1, compile=compile)
         # Its keys and values grow with every token: each length would be compiled anew.
         self._run_layers = run_layers
+        self.action_tokenizer = ActionTokenizer(self.model.config.action_vocab_end)
 
     def generate(
         self,
@@ -82,24 +82,15 @@ class OpenVLABackend(OpenVLABase):
             logits.append(model.action_logits(state))
         return torch.cat(states, dim=1), torch.cat(logits, dim=1), torch.cat(tokens, dim=1)
 
-    @property
-    def action_tokenizer(self) -> ActionTokenizer:
-        """From actions to ids of the vocabulary and back."""
-        return ActionTokenizer(self.model.config.action_vocab_end)
-
     @torch.no_grad()
     def infer(
         self,
         images: dict[str, np.ndarray],
         instructions: list[str],
-        proprio: np.ndarray,  # noqa: ARG002 (OpenVLA does not read it)
+        proprio: np.ndarray,  # noqa: ARG002
     ) -> VLAOutput:
-        """Predict one action per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
-        """
-        patches = self.embed_images(self.pixels(images, instructions), len(instructions))
+        """Predict one action per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
+        patches = self.embed_images(images, instructions)
         hidden, _, tokens = self.generate(patches, self.prompts(instructions))
         return VLAOutput(hidden.float(), self.tokens_to_actions(tokens[:, None]))
 
@@ -112,13 +103,8 @@ class OpenVLABackend(OpenVLABase):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the tokens of one action per row; see :class:`~vla_gym.vla.base.TokenVLA`.
-
-        Raises:
-            ConfigError: If inputs do not fit, or the temperature is negative.
-        """
-        patches = self.embed_images(self.pixels(images, instructions), len(instructions))
-        prompts = self.prompts(instructions)
+        """Draw the tokens of one action per row; see :class:`~vla_gym.vla.base.TokenVLA`."""
+        patches, prompts = self.embed_images(images, instructions), self.prompts(instructions)
         _, logits, tokens = self.generate(patches, prompts, temperature, generator)
         return tokens[:, None], token_log_probs(logits, tokens, temperature)[:, None]
 
@@ -133,14 +119,11 @@ class OpenVLABackend(OpenVLABase):
         """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`.
 
         All seven in one forward pass, each given those before it.
-
-        Raises:
-            ConfigError: If inputs do not fit, or the temperature is negative.
         """
         batch = len(instructions)
         if tokens.shape != (batch, 1, ACTION_SIZE):
             raise ConfigError(f"Expected tokens ({batch}, 1, 7), got {tuple(tokens.shape)}.")
-        patches = self.embed_images(self.pixels(images, instructions), batch)
+        patches = self.embed_images(images, instructions)
         given = self.action_tokenizer.bins_to_ids(tokens[:, 0, :-1])
         sequences = causal_sequences(self.model, patches, self.prompts(instructions), given)
         hidden = self._run_layers(

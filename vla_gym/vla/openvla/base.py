@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, GRIPPER, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, find_file, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.heads import L1ActionHead, ProprioProjector
 from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
 from vla_gym.vla.openvla.llama_layers import run_layers
-from vla_gym.vla.openvla.model import OpenVLAModel
+from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
 from vla_gym.vla.openvla.sequence import Prompts, Tokenizer, load_tokenizer
 from vla_gym.vla.preprocess import check_images
+from vla_gym.vla.spec_options import make_options
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 from vla_gym.vla.tokens import actions_to_bins, bins_to_actions
 
-GRIPPER = 6  # index of the gripper in an action
-
 
 @dataclass(frozen=True)
-class Loaded:
-    """A checkpoint's parts.
+class OpenVLAOptions:
+    """Options of both backends.
 
     Attributes:
-        name: Name of its folder.
-        model: The network.
-        prompts: From instructions to ids.
-        statistics: Of the data set whose actions are predicted.
-        action_head: OpenVLA-OFT's; None for a policy of tokens.
-        proprio_projector: OpenVLA-OFT's; None for a policy without proprioception.
+        unnorm_key: Data set, if the statistics are of several; ``libero_goal`` stands for
+            ``libero_goal_no_noops`` too.
+        tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
+        jpeg: Whether images are compressed as the training data was.
+        crop: Whether images are cropped, as is right for training on random crops.
+    """
+
+    unnorm_key: str | None = None
+    tokenizer: str | Path | Tokenizer | None = None
+    jpeg: bool = True
+    crop: bool = True
+
+
+class Parts(NamedTuple):
+    """A checkpoint's parts: name of its folder, network, prompts, statistics of the data set.
+
+    ``action_head`` and ``proprio_projector`` are OpenVLA-OFT's; None where the policy has none.
     """
 
     name: str
@@ -49,18 +57,17 @@ class Loaded:
 
 
 def load_parts(
-    folder: Path,
-    device: str,
-    dtype: torch.dtype | None,
-    unnorm_key: str | None,
-    tokenizer: str | Path | Tokenizer | None,
-) -> Loaded:
+    folder: Path, device: str, dtype: torch.dtype | None, options: OpenVLAOptions
+) -> Parts:
     """Load a checkpoint folder; see :meth:`OpenVLABase.from_pretrained`."""
+    if not folder.is_dir():
+        raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
     # What is small comes first: loading the network may take minutes.
     files = [find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")]
-    _, statistics = choose_statistics(read_statistics(folder), unnorm_key, folder)
+    _, statistics = choose_statistics(read_statistics(folder), options.unnorm_key, folder)
+    tokenizer = options.tokenizer or folder
     if not callable(tokenizer):
-        tokenizer = load_tokenizer(folder if tokenizer is None else tokenizer)
+        tokenizer = load_tokenizer(tokenizer)
     checkpoint = Checkpoint(folder)
     config = OpenVLAConfig.from_checkpoint(folder, checkpoint.shapes)
     model = OpenVLAModel.from_checkpoint(checkpoint, config, device, default_dtype(device, dtype))
@@ -73,46 +80,37 @@ def load_parts(
             load_into(head, Checkpoint(file), device=device, dtype=model.dtype)
             head.eval().requires_grad_(False)
     prompts = Prompts(tokenizer, config.text.vocab_size)
-    return Loaded(folder.name, model, prompts, statistics, action_head, projector)
+    return Parts(folder.name, model, prompts, statistics, action_head, projector)
 
 
-class OpenVLABase:
+_Options = TypeVar("_Options", bound=OpenVLAOptions)
+
+
+class OpenVLABase(FrozenVLA, Generic[_Options]):
     """Images, prompts and actions; the subclasses decode.
 
     Attributes:
         model: The network.
-        name: Name of the checkpoint's folder.
-        horizon: Actions in a chunk.
-        num_hidden_tokens: Hidden states, one for each number of a chunk.
-        hidden_size: Of a hidden state.
-        image_size: Renders that are expected, in pixels.
         num_views: 1 (agentview) or 2 (and wrist).
         normalizer: Of actions.
     """
 
+    Options: ClassVar[type[Any]]
+    #: Added to the range of what is normalised.
+    epsilon: ClassVar[float]
     image_size = RENDER_SIZE
 
     def __init__(
-        self,
-        parts: Loaded,
-        *,
-        horizon: int,
-        num_views: int,
-        epsilon: float,
-        compile: bool,
-        jpeg: bool,
-        crop: bool,
+        self, parts: Parts, options: _Options, *, horizon: int, num_views: int, compile: bool
     ) -> None:
-        """Take a checkpoint's parts; see the subclasses for the rest.
+        """Take a checkpoint's parts.
 
         Args:
             parts: What :func:`load_parts` returned.
+            options: See :class:`OpenVLAOptions` and the subclasses.
             horizon: Actions in a chunk.
             num_views: 1 or 2.
-            epsilon: Added to the actions' range.
-            compile: Whether to compile the parts that take time.
-            jpeg: Whether images are compressed as the training data was.
-            crop: Whether images are cropped, as is right for training on random crops.
+            compile: Whether to compile vision towers and, for OpenVLA-OFT, the Llama.
 
         Raises:
             ConfigError: If the number of views is another.
@@ -120,12 +118,10 @@ class OpenVLABase:
         if num_views not in (1, 2):
             raise ConfigError(f"Expected num_views 1 or 2, got {num_views}.")
         self.model, self.prompts, self.name = parts.model, parts.prompts, parts.name
-        self.horizon = horizon
+        self.options, self.horizon, self.num_views = options, horizon, num_views
         self.num_hidden_tokens = horizon * ACTION_SIZE
         self.hidden_size = int(parts.model.config.text.hidden_size)
-        self.num_views = num_views
-        self.normalizer = Normalizer(parts.statistics.get("action", {}), epsilon=epsilon)
-        self._jpeg, self._crop = jpeg, crop
+        self.normalizer = Normalizer(parts.statistics.get("action", {}), epsilon=self.epsilon)
         self._run_layers: Callable[..., torch.Tensor] = run_layers
         self._embed_pixels: Callable[..., torch.Tensor] = self.model.embed_pixels
         if compile:
@@ -140,8 +136,6 @@ class OpenVLABase:
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         compile: bool = False,
-        unnorm_key: str | None = None,
-        tokenizer: str | Path | Tokenizer | None = None,
         **options: Any,
     ) -> Self:
         """Load a checkpoint folder.
@@ -153,34 +147,20 @@ class OpenVLABase:
             device: Torch device.
             dtype: None: bfloat16 on a GPU, float32 on a CPU.
             compile: Whether to compile vision towers and, for OpenVLA-OFT, the Llama.
-            unnorm_key: Data set, if the statistics are of several; ``libero_goal`` stands for
-                ``libero_goal_no_noops`` too.
-            tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
-            **options: Of the constructor.
+            **options: See the backend's ``Options``.
 
         Raises:
             ConfigError: If options do not fit the checkpoint.
             WeightsError: If files are missing, damaged or do not fit.
             NotEnoughMemoryError: If the device has too little memory.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
-        known = list(inspect.signature(cls).parameters)[1:]
-        if unknown := set(options) - set(known):
-            raise ConfigError(
-                f"{cls.__name__} does not take these options: {', '.join(sorted(unknown))}. It "
-                f"takes: device, dtype, unnorm_key, tokenizer, {', '.join(known)}."
-            )
-        parts = load_parts(folder, device, dtype, unnorm_key, tokenizer)
-        return cls(parts, compile=compile, **options)
+        chosen = make_options(cls.Options, options)
+        backend: Any = cls  # the subclasses take horizon and views from elsewhere
+        made: Self = backend(load_parts(Path(folder), device, dtype, chosen), chosen, compile)
+        return made
 
     def pixels(self, images: dict[str, np.ndarray], instructions: Sequence[str]) -> torch.Tensor:
         """Return what the vision towers see, before normalisation.
-
-        Args:
-            images: As in ``infer``.
-            instructions: B of them.
 
         Returns:
             (B * V, side, side, 3) uint8 on the model's device.
@@ -194,14 +174,16 @@ class OpenVLABase:
                 f"Expected one image of each camera for each instruction, got {len(views[0])} "
                 f"images and {len(instructions)} instructions."
             )
-        side = self.model.config.image_size
-        return preprocess(views, side, self.model.device, jpeg=self._jpeg, crop=self._crop)
+        side, options = self.model.config.image_size, self.options
+        return preprocess(views, side, self.model.device, jpeg=options.jpeg, crop=options.crop)
 
-    def embed_images(self, images: torch.Tensor, batch: int) -> torch.Tensor:
-        """Map what :meth:`pixels` returned to patch embeddings (batch, V * patches, H)."""
+    def embed_images(
+        self, images: dict[str, np.ndarray], instructions: Sequence[str]
+    ) -> torch.Tensor:
+        """Return patch embeddings (B, V * patches, H); raises as :meth:`pixels`."""
         # Not compiled: its constants come from the CPU, which no CUDA graph may hold.
-        pixels = normalize_pixels(images, self.model.dtype)
-        return self._embed_pixels(pixels.reshape(batch, -1, *pixels.shape[-2:]))
+        pixels = normalize_pixels(self.pixels(images, instructions), self.model.dtype)
+        return self._embed_pixels(pixels.reshape(len(instructions), -1, *pixels.shape[-2:]))
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Turn normalised actions (..., 7) into the environment's, float32 in [-1, 1].

@@ -1,4 +1,4 @@
-"""OpenVLA's network: two vision towers, a projector and a Llama, with the published key names."""
+"""OpenVLA's network: vision towers, projector, Llama and OFT's heads, with the published keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from vla_gym.vla.base import ACTION_SIZE
+from vla_gym.vla.blocks import ResidualMLP
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.vision import VisionTower
@@ -73,13 +75,11 @@ class OpenVLAModel(nn.Module):
         """
         with torch.device("meta"):
             model = cls(config)
-        ignore = []
-        backbone = model.vision_backbone
-        for name, tower in backbone.named_children():
-            assert isinstance(tower, VisionTower)
-            unused = VisionTower.unused(tower.config)
-            ignore += [rf"vision_backbone\.{name}\.{pattern}" for pattern in unused]
-            tower.drop_unused()
+        ignore = [
+            rf"vision_backbone\.{name}\.{pattern}"
+            for name, tower in zip(("featurizer", "fused_featurizer"), config.towers, strict=True)
+            for pattern in tower.unused
+        ]
         load_into(model, checkpoint, device=device, dtype=dtype, ignore=ignore)
         # Its frequencies are in no checkpoint, and stay in float32.
         model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
@@ -130,3 +130,30 @@ class OpenVLAModel(nn.Module):
         else:  # with adapters around it
             logits = head(hidden)[..., end - NUM_ACTION_IDS : end]
         return logits.flip(-1).float()
+
+
+class L1ActionHead(nn.Module):
+    """OpenVLA-OFT's: regresses one action from the states of its seven tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.model = ResidualMLP(ACTION_SIZE * width, width, ACTION_SIZE)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map states (B, C * 7, H) to normalised actions (B, C, 7)."""
+        actions: torch.Tensor = self.model(hidden.unflatten(1, (-1, ACTION_SIZE)).flatten(2))
+        return actions
+
+
+class ProprioProjector(nn.Module):
+    """OpenVLA-OFT's: from normalised proprioception to one more token."""
+
+    def __init__(self, proprio_size: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(proprio_size, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, proprio: torch.Tensor) -> torch.Tensor:
+        """Map (B, size) to (B, width)."""
+        projected: torch.Tensor = self.fc2(F.gelu(self.fc1(proprio)))
+        return projected

@@ -8,73 +8,61 @@ pass. Not covered: FiLM and the diffusion head, which no checkpoint for LIBERO u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, TokenOutput, VLAOutput
-from vla_gym.vla.openvla.base import Loaded, OpenVLABase
+from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.sequence import parallel_sequences
 from vla_gym.vla.statistics import Normalizer
-from vla_gym.vla.token_head import OnePassTokens
-from vla_gym.vla.tokens import bins_to_actions
-
-_EPSILON = 1e-8  # of OpenVLA-OFT's normalisation
+from vla_gym.vla.tokens import OnePassTokens, bins_to_actions
 
 
-class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
+@dataclass(frozen=True)
+class OFTOptions(OpenVLAOptions):
+    """Options of ``openvla-oft``.
+
+    Attributes:
+        num_views: 1 or 2; None: 2 for a policy that reads proprioception, else 1.
+        head: ``"l1"`` or ``"token"``; None: l1 where there is one.
+        horizon: Actions in a chunk, as it was trained.
+        append_stop: Whether ``</s>`` follows the placeholders: False for policies of RLinf.
+        pad_prompt_to: Length in tokens that all prompts are padded to, so that shapes never change.
+    """
+
+    num_views: int | None = None
+    head: str | None = None
+    horizon: int = 8
+    append_stop: bool = True
+    pad_prompt_to: int | None = None
+
+
+class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
     """:class:`~vla_gym.vla.base.TrainableTokenVLA` over an OpenVLA-OFT checkpoint.
 
     The hidden states are those that the action head reads: of the token before the placeholders
     and of all placeholders but the last.
     """
 
-    def __init__(
-        self,
-        parts: Loaded,
-        *,
-        num_views: int | None = None,
-        head: str | None = None,
-        horizon: int = 8,
-        append_stop: bool = True,
-        pad_prompt_to: int | None = None,
-        compile: bool = False,
-        jpeg: bool = True,
-        crop: bool = True,
-    ) -> None:
-        """Put the parts together.
+    Options = OFTOptions
+    epsilon = 1e-8
 
-        Args:
-            parts: Of the checkpoint.
-            num_views: 1 or 2; None: 2 for a policy that reads proprioception, else 1.
-            head: ``"l1"`` or ``"token"``; None: l1 where there is one.
-            horizon: Actions in a chunk, as it was trained.
-            append_stop: Whether ``</s>`` follows the placeholders: False for policies of RLinf.
-            pad_prompt_to: Length in tokens that all prompts are padded to, so that shapes never
-                change.
-            compile: See :class:`OpenVLABase`.
-            jpeg: As ``compile``.
-            crop: As ``compile``.
+    def __init__(self, parts: Parts, options: OFTOptions, compile: bool = False) -> None:
+        """Put the parts of a checkpoint together; see :class:`OpenVLABase`.
 
         Raises:
             ConfigError: If an option does not fit the checkpoint.
         """
         self.action_head, self.proprio_projector = parts.action_head, parts.proprio_projector
-        super().__init__(
-            parts,
-            horizon=horizon,
-            num_views=num_views or (1 if self.proprio_projector is None else 2),
-            epsilon=_EPSILON,
-            compile=compile,
-            jpeg=jpeg,
-            crop=crop,
-        )
-        self.append_stop, self.pad_prompt_to = append_stop, pad_prompt_to
-        self.head = head or ("token" if self.action_head is None else "l1")
+        views = options.num_views or (1 if self.proprio_projector is None else 2)
+        super().__init__(parts, options, horizon=options.horizon, num_views=views, compile=compile)
+        self.head = options.head or ("token" if self.action_head is None else "l1")
         if self.proprio_projector is not None:
             self.proprio_normalizer = Normalizer(
-                parts.statistics.get("proprio", {}), epsilon=_EPSILON, clip=True
+                parts.statistics.get("proprio", {}), epsilon=self.epsilon, clip=True
             )
 
     @property
@@ -100,16 +88,11 @@ class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
     ) -> torch.Tensor:
         """Return the states (B, M, H) that predict actions, with gradients where there are any.
 
-        Args:
-            images: As in :meth:`infer`.
-            instructions: As in :meth:`infer`.
-            proprio: As in :meth:`infer`.
-
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        observed = self.embed_images(self.pixels(images, instructions), len(instructions))
-        return self.decode(self.observe(observed, proprio), self.prompts(instructions))
+        observed = self.observe(self.embed_images(images, instructions), proprio)
+        return self.decode(observed, self.prompts(instructions))
 
     def observe(self, patches: torch.Tensor, proprio: np.ndarray) -> torch.Tensor:
         """Append the token of proprioception (B, 8) to patches (B, P, H), if the policy has one.
@@ -126,22 +109,14 @@ class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
         return torch.cat([patches, self.proprio_projector(values)[:, None]], dim=1)
 
     def decode(self, observed: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Run the Llama.
-
-        Args:
-            observed: (B, P, H).
-            prompts: Ids of each row.
-
-        Returns:
-            (B, M, H) in the model's dtype.
-        """
+        """Run the Llama on what was observed (B, P, H) and prompts' ids; returns (B, M, H)."""
         sequences = parallel_sequences(
             self.model,
             observed,
             prompts,
             self.num_hidden_tokens,
-            append_stop=self.append_stop,
-            pad_prompt_to=self.pad_prompt_to,
+            append_stop=self.options.append_stop,
+            pad_prompt_to=self.options.pad_prompt_to,
         )
         return self._run_layers(
             self.model.llama,
@@ -155,11 +130,7 @@ class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> VLAOutput:
-        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
-        """
+        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
         hidden = self.hidden_states(images, instructions, proprio)
         return VLAOutput(hidden.float(), self.to_env(self.normalized_actions(hidden)))
 
@@ -177,10 +148,6 @@ class OpenVLAOFTBackend(OnePassTokens, OpenVLABase):
     def token_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> TokenOutput:
-        """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`.
-
-        Raises:
-            ConfigError: If inputs do not fit.
-        """
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`."""
         hidden = self.hidden_states(images, instructions, proprio)
         return TokenOutput(hidden, self.token_logits(hidden))

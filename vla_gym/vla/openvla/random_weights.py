@@ -14,16 +14,15 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.base import PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import check_memory, default_dtype
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
-from vla_gym.vla.openvla.base import Loaded
+from vla_gym.vla.openvla.base import OpenVLABase, Parts
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.heads import L1ActionHead, ProprioProjector
-from vla_gym.vla.openvla.model import OpenVLAModel
+from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.openvla.sequence import START, Prompts
-from vla_gym.vla.openvla.vision import VisionTower
+from vla_gym.vla.spec_options import make_options
 
 #: Backends that :func:`random_policy` makes.
-KINDS = ("openvla", "openvla-oft")
+KINDS: dict[str, Any] = {"openvla": OpenVLABackend, "openvla-oft": OpenVLAOFTBackend}
 
 
 def random_policy(
@@ -31,21 +30,20 @@ def random_policy(
     *,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    compile: bool = False,
     config: OpenVLAConfig | None = None,
-    num_views: int = 2,
-    head: str = "l1",
     **options: Any,
-) -> OpenVLABackend | OpenVLAOFTBackend:
+) -> OpenVLABase[Any]:
     """Make a policy that knows nothing, for measurements without a checkpoint.
 
     Args:
         kind: One of :data:`KINDS`.
         device: Torch device.
         dtype: None: bfloat16 on a GPU, float32 on a CPU.
+        compile: As for the backend.
         config: Sizes; default: those of the published checkpoints (7.5 billion parameters).
-        num_views: Of ``openvla-oft``; with 2 it reads proprioception, as the published ones do.
-        head: Of ``openvla-oft``: ``"l1"`` or ``"token"``.
-        **options: Of the backend's constructor.
+        **options: Of the backend. ``openvla-oft`` has two views with proprioception and an L1 head
+            unless ``num_views=1`` and ``head="token"`` say otherwise.
 
     Raises:
         ConfigError: If the kind or an option is unknown.
@@ -53,18 +51,15 @@ def random_policy(
     """
     if kind not in KINDS:
         raise ConfigError(f"Random weights: expected {' or '.join(KINDS)}, got {kind!r}.")
+    chosen = make_options(KINDS[kind].Options, options)
     config = config or OpenVLAConfig()
     dtype = default_dtype(device, dtype)
-    width = config.text.hidden_size
-    oft = kind == "openvla-oft"
+    width, oft = config.text.hidden_size, kind == "openvla-oft"
     with torch.device("meta"):
         model = OpenVLAModel(config)
-        for tower in model.vision_backbone.children():
-            assert isinstance(tower, VisionTower)
-            tower.drop_unused()
-        action_head = L1ActionHead(width) if oft and head == "l1" else None
-        projector = ProprioProjector(PROPRIO_SIZE, width) if oft and num_views == 2 else None
-    modules: list[nn.Module] = [m for m in (model, action_head, projector) if m is not None]
+        head = L1ActionHead(width) if oft and chosen.head != "token" else None
+        projector = ProprioProjector(PROPRIO_SIZE, width) if oft and chosen.num_views != 1 else None
+    modules: list[nn.Module] = [m for m in (model, head, projector) if m is not None]
     count = sum(p.numel() for module in modules for p in module.parameters())
     check_memory(count * dtype.itemsize, device, "random weights")
     generator = torch.Generator(device).manual_seed(0)
@@ -72,13 +67,9 @@ def random_policy(
         _fill(module, device, dtype, generator)
     model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
     prompts = Prompts(_hash, config.text.vocab_size)
-    parts = Loaded(f"{kind}-random", model, prompts, _RANGES, action_head, projector)
-    try:
-        if not oft:
-            return OpenVLABackend(parts, **options)
-        return OpenVLAOFTBackend(parts, num_views=num_views, head=head, **options)
-    except TypeError as error:
-        raise ConfigError(f"Random weights of {kind!r} do not take this: {error}.") from error
+    parts = Parts(f"{kind}-random", model, prompts, _RANGES, head, projector)
+    made: OpenVLABase[Any] = KINDS[kind](parts, chosen, compile)
+    return made
 
 
 def _fill(module: nn.Module, device: str, dtype: torch.dtype, generator: torch.Generator) -> None:

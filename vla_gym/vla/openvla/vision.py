@@ -31,7 +31,6 @@ class ViTConfig:
         registers: Register tokens.
         cls_token: Whether there is a class token.
         layer_scale: Whether blocks scale their residuals (DINOv2).
-        attention_pool: Whether there are weights of an attention pool (SigLIP).
     """
 
     width: int
@@ -43,7 +42,11 @@ class ViTConfig:
     registers: int = 0
     cls_token: bool = False
     layer_scale: bool = False
-    attention_pool: bool = False
+
+    @property
+    def unused(self) -> list[str]:
+        """Regular expressions for the names in a checkpoint that OpenVLA never uses."""
+        return [rf"blocks\.{self.depth - 1}\..*", r"norm\..*", r"attn_pool\..*"]
 
     @classmethod
     def from_shapes(
@@ -80,13 +83,12 @@ class ViTConfig:
             registers=shapes.get(f"{prefix}reg_token", (1, 0))[1],
             cls_token=f"{prefix}cls_token" in shapes,
             layer_scale=f"{prefix}blocks.0.ls1.scale_factor" in shapes,
-            attention_pool=f"{prefix}attn_pool.latent" in shapes,
         )
 
 
 #: The towers of the published 7B checkpoints.
 DINOV2_LARGE = ViTConfig(1024, 24, 16, 4096, registers=4, cls_token=True, layer_scale=True)
-SIGLIP_SO400M = ViTConfig(1152, 27, 16, 4304, attention_pool=True)
+SIGLIP_SO400M = ViTConfig(1152, 27, 16, 4304)
 
 
 class _Scale(nn.Module):
@@ -143,20 +145,11 @@ class _PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, config.width, config.patch_size, config.patch_size)
 
 
-class _AttentionPool(nn.Module):
-    """Weights only: OpenVLA's checkpoints have them, and never use them."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        width = config.width
-        self.latent = nn.Parameter(torch.zeros(1, 1, width))
-        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
-        self.proj, self.norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-6)
-        self.mlp = _MLP(width, config.mlp_width)
-
-
 class VisionTower(nn.Module):
-    """A tower as OpenVLA uses it: the patch tokens that leave the last block but one."""
+    """A tower as OpenVLA uses it: the patch tokens that leave the last block but one.
+
+    What comes after that block in the checkpoints is left out.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -168,28 +161,13 @@ class VisionTower(nn.Module):
             self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         if config.registers:
             self.reg_token = nn.Parameter(torch.zeros(1, config.registers, width))
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(width, eps=1e-6)
-        if config.attention_pool:
-            self.attn_pool = _AttentionPool(config)
-
-    @staticmethod
-    def unused(config: ViTConfig) -> list[str]:
-        """Return regular expressions for the names that are never used."""
-        return [rf"blocks\.{config.depth - 1}\..*", r"norm\..*", r"attn_pool\..*"]
-
-    def drop_unused(self) -> None:
-        """Remove the modules behind :meth:`unused`, to save their memory."""
-        del self.blocks[self.config.depth - 1 :]
-        del self.norm
-        if self.config.attention_pool:
-            del self.attn_pool
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth - 1))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, 3, side, side), normalised, to patch tokens (B, num_patches, width)."""
         x = self.patch_embed.proj(images).flatten(2).transpose(1, 2) + self.pos_embed
         extra = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         x = torch.cat([*(token.expand(len(x), -1, -1) for token in extra), x], dim=1)
-        for block in self.blocks[: self.config.depth - 1]:
+        for block in self.blocks:
             x = block(x)
         return x[:, -self.config.num_patches :]

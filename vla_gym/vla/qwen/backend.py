@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.base import ACTION_SIZE, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, GRIPPER, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import QwenOFTFiles, find_files, module_name
@@ -17,12 +17,11 @@ from vla_gym.vla.qwen.model import QwenOFT, build, read_config
 from vla_gym.vla.qwen.prompt import QwenPrompts, state_text
 from vla_gym.vla.statistics import Normalizer, choose_statistics
 
-GRIPPER = 6  # index of the gripper in an action
 #: Where the authors' evaluation clients resize renders to, for policies that do not do it.
 CLIENT_SIZE = (224, 224)
 
 
-class QwenOFTBackend:
+class QwenOFTBackend(FrozenVLA):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`~vla_gym.vla.qwen.model.QwenOFT`.
 
     The hidden states are those of the action tokens, which the action head reads: M = C.
