@@ -23,7 +23,6 @@ from vla_gym.vla.qwen import images as qi
 from vla_gym.vla.qwen.backend import QwenOFTBackend
 from vla_gym.vla.qwen.files import find_files
 from vla_gym.vla.qwen.model import QwenOFT
-from vla_gym.vla.qwen.prompt import state_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "qwenoft"
 #: Three observations of two cameras, mirrored.
@@ -242,30 +241,6 @@ def test_area_resize_is_opencv_s():
         assert difference.max() <= 1 and (difference > 0).mean() < 1e-3
 
 
-def test_state_text_counts_intervals_as_the_reference():
-    states = np.array([[-1.0, -0.5, 0.0, 0.999, 1.0, 2.0, -1.1]])
-    assert state_text(states) == ["0 64 128 255 255 255 -1"]
-
-
-def test_the_state_goes_into_the_prompt(tmp_path):
-    folder = writable(tmp_path, "qwen3")
-    file = folder / "dataset_statistics.json"
-    stats = json.loads(file.read_text())
-    stats["franka"]["state"] = {"q01": [-1.0] * 8, "q99": [1.0] * 8}
-    file.write_text(json.dumps(stats))
-    vla = QwenOFTBackend.from_pretrained(folder, state_in_prompt=True)
-    seen = []
-    encode = vla.prompts.encode
-    vla.prompts.encode = lambda text: seen.append(text) or encode(text)
-    plain = forward(vla)[0]
-    with torch.no_grad():
-        moved = vla.forward(VIEWS, INSTRUCTIONS, PROPRIO + 0.5)[0]
-    assert seen[0] == f"{INSTRUCTIONS[0]} [STATE] {' '.join(['128'] * 8)} [ACTION]"
-    assert gap(plain, moved) > 1e-3
-    with pytest.raises(ConfigError, match=r"proprio of shape \(B, 8\)"):
-        vla.infer(VIEWS, INSTRUCTIONS, PROPRIO[:, :7])
-
-
 def test_the_gripper_opens_at_minus_one(qwen3):
     normalized = torch.zeros(5, 7)
     normalized[:, 6] = torch.tensor([-3.0, 0.0, 0.49, 0.5, 1.2])
@@ -403,8 +378,6 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", image_resize="lanczos")
     with pytest.raises(ConfigError, match="num_views must be 1 or 2"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", num_views=3)
-    with pytest.raises(WeightsError, match="none of 'state'"):
-        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", state_in_prompt=True)
     with pytest.raises(ConfigError, match="does not take these options"):
         load(f"qwen-oft:{GOLDEN / 'qwen3'}", views=2)
 

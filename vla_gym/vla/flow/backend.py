@@ -2,8 +2,9 @@
 
 A flow-matching policy turns noise into a chunk of actions in a few denoising steps. Its hidden
 states are the input of ``action_out_proj`` at the last step, where the actions are almost clean
-(time 0.1 with ten steps). Which noise they start from is an option, see :mod:`.options`.
-An actor that acts through the noise passes its own to :meth:`FlowBackend.infer`.
+(time 0.1 with ten steps). They depend on the noise, so the noise must not depend on chance, on the
+other rows of the batch or on how often the policy was called; :class:`FlowOptions` names three
+ways to have that. An actor that acts through the noise passes its own to :meth:`FlowBackend.infer`.
 """
 
 from __future__ import annotations
@@ -12,33 +13,21 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
-from vla_gym.vla.files import load_tokenizer
+from vla_gym.vla.files import find_base_model, load_tokenizer
 from vla_gym.vla.flow.images import resize_with_padding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.options import FlowOptions
 from vla_gym.vla.preprocess import check_images, check_rows
-
-
-class FlowOutput(NamedTuple):
-    """Result of all denoising steps.
-
-    Attributes:
-        hidden: (B, C, H) float32: input of ``action_out_proj`` at the last step.
-        actions: (B, C, max_action_dim) float32, normalised and padded.
-    """
-
-    hidden: torch.Tensor
-    actions: torch.Tensor
+from vla_gym.vla.spec_options import make_options
 
 
 class FlowBackend(FrozenVLA, ABC):
@@ -49,12 +38,16 @@ class FlowBackend(FrozenVLA, ABC):
         files: What the checkpoint's folder says.
         options: The caller's choices.
         num_steps: Denoising steps.
+        pixel_size: Height and width in pixels that the network works on.
     """
 
+    pixel_size: tuple[int, int]
     #: Whether images that are not square are centred.
     centred_padding: bool
     #: ``type`` in config.json.
     policy_type: str
+    #: Name of the number of denoising steps in config.json.
+    steps_key: str
     #: Name on the hub of the VLM, where the checkpoint names none.
     default_backbone: str | None = None
     #: Files that are needed of the VLM.
@@ -64,42 +57,34 @@ class FlowBackend(FrozenVLA, ABC):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         files: LeRobotPolicyFiles,
         tokenizer: Any,
         options: FlowOptions,
-        *,
-        compile: bool = False,
-        hidden_size: int,
-        pixel_size: tuple[int, int],
-        num_steps: int,
+        compile: bool,
     ) -> None:
-        """Freeze a network.
+        """Freeze a network; :meth:`from_pretrained` is the usual way to get here.
 
         Args:
             model: On its device.
             files: Of the checkpoint.
             tokenizer: Of the prompt, called as transformers' tokenizers are.
             options: See the class.
-            compile: Pad to the longest prompt that the checkpoint allows, not to the longest of the
-                batch, so that shapes do not change between calls; subclasses compile.
-            hidden_size: Size H of the hidden states.
-            pixel_size: Height and width in pixels that the network works on.
-            num_steps: Denoising steps of the checkpoint.
+            compile: See :meth:`from_pretrained`.
         """
         self.model = model.eval().requires_grad_(False)
         self.files, self.tokenizer, self.options = files, tokenizer, options
-        self.pixel_size, self._pad_prompts = pixel_size, compile
+        self._pad_prompts = compile
         config = files.config
         self.name = files.folder.name
         self.horizon = self.num_hidden_tokens = int(config.get("chunk_size", 50))
-        self.hidden_size = hidden_size
         self.image_size = options.image_size or files.image_size
-        self.num_steps = options.num_steps or num_steps
+        self.num_steps = options.num_steps or int(config.get(self.steps_key, 10))
         self._max_prompt = int(config.get("tokenizer_max_length", 48))
         self._state_dim = int(config.get("max_state_dim", 32))
         self.noise_shape = (self.horizon, int(config.get("max_action_dim", 32)))
         self._fixed_noise = self._draw(options.seed)
+        self.set_up(compile)
 
     @classmethod
     def from_pretrained(
@@ -109,11 +94,7 @@ class FlowBackend(FrozenVLA, ABC):
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         compile: bool = False,
-        vlm: str | Path | None = None,
-        noise: str = "fixed",
-        seed: int = 0,
-        num_steps: int | None = None,
-        image_size: int | None = None,
+        **options: Any,
     ) -> Self:
         """Load a policy that lerobot saved.
 
@@ -122,60 +103,61 @@ class FlowBackend(FrozenVLA, ABC):
             device: Torch device.
             dtype: Of VLM and expert; None for bfloat16 on a GPU and float32 elsewhere. The
                 projections of state, actions and time are float32 always.
-            compile: Whether to compile the network; prompts are then padded to one length, so
-                that it is compiled once for each batch size.
-            vlm: Folder with tokenizer and, for SmolVLA, config.json of the VLM that the policy was
-                made from; None looks into the checkpoint, its subfolder ``vlm`` and
-                huggingface_hub's cache.
-            noise: See :mod:`.options`.
-            seed: Of the noise.
-            num_steps: Denoising steps; None for the checkpoint's.
-            image_size: Side in pixels of the renders; None for that of the training data.
+            compile: Whether to compile the network; prompts are then padded to the longest that
+                the checkpoint allows, so that it is compiled once for each batch size.
+            **options: See :class:`FlowOptions`.
 
         Raises:
-            ConfigError: If an option is out of range or ``vlm`` lacks a file.
+            ConfigError: If an option is unknown or out of range, or ``vlm`` lacks a file.
             WeightsError: If a file is missing or corrupt, or does not fit.
             NotEnoughMemoryError: If the weights do not fit into the device.
         """
-        options = FlowOptions(noise, seed, num_steps, image_size)
-        files = LeRobotPolicyFiles(
-            Path(folder), cls.policy_type, state_dim=PROPRIO_SIZE, action_dim=ACTION_SIZE
+        chosen = make_options(FlowOptions, options)
+        files = LeRobotPolicyFiles(Path(folder), cls.policy_type)
+        folders = [files.folder / "vlm"]
+        if "config.json" not in cls.backbone_files:  # the one in the checkpoint is the policy's
+            folders.append(files.folder)
+        backbone = find_base_model(
+            files.folder,
+            files.backbone or cls.default_backbone,
+            cls.backbone_files,
+            option="vlm",
+            given=chosen.vlm,
+            folders=folders,
         )
-        files.backbone = files.backbone or cls.default_backbone
-        backbone = files.backbone_folder(vlm, *cls.backbone_files)
         tokenizer = load_tokenizer(backbone)
-        model = cls.make_network(files, backbone, device)
         checkpoint = Checkpoint(files.folder)
+        model, rename = cls.make_network(files, backbone, checkpoint, device)
         load_into(
             model,
             checkpoint,
             device=device,
             dtype=default_dtype(device, dtype),
-            rename=cls.renamer(model, checkpoint),
+            rename=rename,
             keep_float32=cls.float32_parts,
         )
-        subclass: Any = cls  # reads the sizes off the network
-        made: Self = subclass(model, files, tokenizer, options, compile=compile)
-        return made
+        return cls(model, files, tokenizer, chosen, compile)
 
     @staticmethod
     @abstractmethod
-    def make_network(files: LeRobotPolicyFiles, backbone: Path, device: str) -> Any:
-        """Return the network, its parameters on the meta device.
+    def make_network(
+        files: LeRobotPolicyFiles, backbone: Path, checkpoint: Checkpoint, device: str
+    ) -> tuple[Any, Callable[[str], str | None]]:
+        """Return the network, its parameters on the meta device, and what maps names to its own.
 
         Args:
             files: Of the checkpoint.
             backbone: Folder with the VLM's files.
+            checkpoint: Whose names are mapped; to None where they are never used.
             device: Of what is no parameter.
 
         Raises:
             WeightsError: If config.json says something that is not implemented.
         """
 
-    @staticmethod
     @abstractmethod
-    def renamer(model: nn.Module, checkpoint: Checkpoint) -> Callable[[str], str | None]:
-        """Return a function from a checkpoint's names to the network's; None: never used."""
+    def set_up(self, compile: bool) -> None:
+        """Read ``hidden_size`` and ``pixel_size`` off the network, and compile it if asked."""
 
     @property
     def device(self) -> torch.device:
@@ -191,7 +173,7 @@ class FlowBackend(FrozenVLA, ABC):
         token_mask: torch.Tensor,
         state: torch.Tensor,
         noise: torch.Tensor,
-    ) -> FlowOutput:
+    ) -> VLAOutput:
         """Run the network and all denoising steps.
 
         Args:
@@ -201,6 +183,10 @@ class FlowBackend(FrozenVLA, ABC):
             token_mask: (B, T) bool.
             state: (B, max_state_dim) float32, normalised and padded.
             noise: (B, C, max_action_dim) float32.
+
+        Returns:
+            The inputs (B, C, H) float32 of ``action_out_proj`` at the last step, and actions
+            (B, C, max_action_dim) float32, normalised and padded.
         """
 
     @torch.no_grad()

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.files import find_base_model, read_json
+from vla_gym.vla.files import read_json
 from vla_gym.vla.statistics import MODES, Normalizer
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
@@ -50,14 +51,12 @@ class LeRobotPolicyFiles:
         backbone: Name of the VLM on the hub, which the prompt's tokenizer belongs to.
     """
 
-    def __init__(self, folder: Path, policy_type: str, *, state_dim: int, action_dim: int) -> None:
+    def __init__(self, folder: Path, policy_type: str) -> None:
         """Read and check the folder's files.
 
         Args:
             folder: Checkpoint folder.
             policy_type: What config.json must have as its ``type``.
-            state_dim: Size of the proprioception.
-            action_dim: Size of an action.
 
         Raises:
             WeightsError: If a file is missing or no JSON, the policy is of another type, its
@@ -77,11 +76,11 @@ class LeRobotPolicyFiles:
             for step in read_json(folder / file).get("steps", [])
             if (name := step.get("registry_name"))
         }
-        self._check_size("input_features", STATE, state_dim)
-        self._check_size("output_features", ACTION, action_dim)
+        self._check_size("input_features", STATE, PROPRIO_SIZE)
+        self._check_size("output_features", ACTION, ACTION_SIZE)
         self.views, self.image_size = self._read_cameras()
-        self.state = self._read_normalizer("normalizer_processor", "STATE", STATE, state_dim)
-        self.action = self._read_normalizer("unnormalizer_processor", "ACTION", ACTION, action_dim)
+        self.state = self._read_normalizer("normalizer_processor", "STATE", STATE, PROPRIO_SIZE)
+        self.action = self._read_normalizer("unnormalizer_processor", "ACTION", ACTION, ACTION_SIZE)
         self.backbone: str | None = self.config.get(
             "vlm_model_name", self._setting("tokenizer_processor", "tokenizer_name")
         )
@@ -174,23 +173,4 @@ class LeRobotPolicyFiles:
             f"Checkpoint {self.folder} lacks statistics of {name!r}: looked for {looked}. Base "
             "models have none; take a checkpoint that was fine-tuned on LIBERO, or copy the "
             "statistics of its data set."
-        )
-
-    def backbone_folder(self, given: str | Path | None, *needed: str) -> Path:
-        """Return a local folder with files of the VLM that the policy was made from.
-
-        Args:
-            given: The caller's; None looks into the checkpoint, its subfolder ``vlm`` and
-                huggingface_hub's cache.
-            *needed: Names of files that must be there.
-
-        Raises:
-            ConfigError: If the given folder lacks one.
-            WeightsError: If none is found.
-        """
-        folders = [self.folder / "vlm"]
-        if "config.json" not in needed:  # the one in the checkpoint is the policy's
-            folders.append(self.folder)
-        return find_base_model(
-            self.folder, self.backbone, needed, option="vlm", given=given, folders=folders
         )

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.flow.backend import FlowBackend, FlowOutput
+from vla_gym.vla.flow.backend import FlowBackend
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.flow.options import FlowOptions
 
 # Sizes of Gemma in the variants that checkpoints name.
 _GEMMA = {
@@ -65,33 +65,17 @@ class Pi0Backend(FlowBackend):
 
     centred_padding = True
     policy_type = "pi0"
+    steps_key = "num_inference_steps"
     default_backbone = "google/paligemma-3b-pt-224"
     backbone_files = ("tokenizer.json",)
     float32_parts = ("embed_action_time", "action_out_proj")
     model: Any  # PI0ForConditionalGeneration, whose annotations are narrower than what it takes
 
-    def __init__(
-        self,
-        model: Any,
-        files: LeRobotPolicyFiles,
-        tokenizer: Any,
-        options: FlowOptions,
-        *,
-        compile: bool = False,
-    ) -> None:
-        """Freeze a network; arguments as for FlowBackend, ``compile`` as for from_pretrained."""
-        config = model.config
+    def set_up(self, compile: bool) -> None:
+        """See :meth:`FlowBackend.set_up`."""
+        model, config = self.model, self.model.config
         side = config.vlm_config.vision_config.image_size
-        super().__init__(
-            model,
-            files,
-            tokenizer,
-            options,
-            compile=compile,
-            hidden_size=config.dit_config.hidden_size,
-            pixel_size=(side, side),
-            num_steps=config.num_inference_steps,
-        )
+        self.hidden_size, self.pixel_size = config.dit_config.hidden_size, (side, side)
         self._image_tokens = (side // config.vlm_config.vision_config.patch_size) ** 2
         # Noise and velocities add up in float32, whatever the layers between run in.
         backbone = model.model.dit.norm.weight.dtype
@@ -102,18 +86,17 @@ class Pi0Backend(FlowBackend):
             model.model.dit.compile(dynamic=False)
 
     @staticmethod
-    def make_network(files: LeRobotPolicyFiles, backbone: Path, device: str) -> Any:  # noqa: ARG004
+    def make_network(
+        files: LeRobotPolicyFiles,
+        backbone: Path,  # noqa: ARG004
+        checkpoint: Checkpoint,
+        device: str,
+    ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
-        return make_network(make_config(files), device)
-
-    @staticmethod
-    def renamer(model: nn.Module, checkpoint: Checkpoint) -> Callable[[str], str | None]:
-        """See :meth:`FlowBackend.renamer`."""
-        return partial(
-            _rename,
-            nested=any("vision_tower.vision_model." in name for name in model.state_dict()),
-            tied=any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes),
-        )
+        model = make_network(make_config(files), device)
+        nested = any("vision_tower.vision_model." in name for name in model.state_dict())
+        tied = any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes)
+        return model, partial(_rename, nested=nested, tied=tied)
 
     def sample(
         self,
@@ -123,7 +106,7 @@ class Pi0Backend(FlowBackend):
         token_mask: torch.Tensor,
         state: torch.Tensor,
         noise: torch.Tensor,
-    ) -> FlowOutput:
+    ) -> VLAOutput:
         """Run PaliGemma once and the expert at every step; see :meth:`FlowBackend.sample`."""
         count = self._image_tokens
         placeholders = tokens.new_full(
@@ -148,7 +131,7 @@ class Pi0Backend(FlowBackend):
             )
         finally:
             handle.remove()
-        return FlowOutput(seen[-1], actions)
+        return VLAOutput(seen[-1], actions)
 
 
 def make_config(files: LeRobotPolicyFiles) -> PI0Config:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from vla_gym.errors import WeightsError
+from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.flow.backend import FlowBackend, FlowOutput
+from vla_gym.vla.flow.backend import FlowBackend
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.flow.options import FlowOptions
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
 
 # Values of config.json that the network has no code for; all published LIBERO policies have them.
@@ -26,38 +25,28 @@ class SmolVLABackend(FlowBackend):
 
     centred_padding = False
     policy_type = "smolvla"
+    steps_key = "num_steps"
     backbone_files = ("config.json", "tokenizer.json")
     float32_parts = ("state_proj", "action_")
     model: SmolVLANetwork
 
-    def __init__(
-        self,
-        model: SmolVLANetwork,
-        files: LeRobotPolicyFiles,
-        tokenizer: Any,
-        options: FlowOptions,
-        *,
-        compile: bool = False,
-    ) -> None:
-        """Freeze a network; arguments as for FlowBackend, ``compile`` as for from_pretrained."""
+    def set_up(self, compile: bool) -> None:
+        """See :meth:`FlowBackend.set_up`."""
+        files, model = self.files, self.model
         width, height = files.config.get("resize_imgs_with_padding") or [files.image_size] * 2
-        super().__init__(
-            model,
-            files,
-            tokenizer,
-            options,
-            compile=compile,
-            hidden_size=model.hidden_size,
-            pixel_size=(int(height), int(width)),
-            num_steps=model.sizes.num_steps,
-        )
+        self.hidden_size, self.pixel_size = model.hidden_size, (int(height), int(width))
         self._prefill, self._denoise = model.prefill, model.denoise
         if compile:
             self._prefill = torch.compile(model.prefill, dynamic=False)
             self._denoise = torch.compile(model.denoise, dynamic=False)
 
     @staticmethod
-    def make_network(files: LeRobotPolicyFiles, backbone: Path, device: str) -> SmolVLANetwork:  # noqa: ARG004
+    def make_network(
+        files: LeRobotPolicyFiles,
+        backbone: Path,
+        checkpoint: Checkpoint,  # noqa: ARG004
+        device: str,  # noqa: ARG004
+    ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
         from transformers import SmolVLMConfig
 
@@ -67,12 +56,7 @@ class SmolVLABackend(FlowBackend):
         except Exception as error:  # whatever transformers raises for a broken file
             raise WeightsError(f"Cannot read {backbone / 'config.json'}: {error}") from error
         with torch.device("meta"):
-            return SmolVLANetwork(sizes, vlm_config)
-
-    @staticmethod
-    def renamer(model: nn.Module, checkpoint: Checkpoint) -> Callable[[str], str | None]:  # noqa: ARG004
-        """See :meth:`FlowBackend.renamer`."""
-        return _rename
+            return SmolVLANetwork(sizes, vlm_config), _rename
 
     def sample(
         self,
@@ -82,7 +66,7 @@ class SmolVLABackend(FlowBackend):
         token_mask: torch.Tensor,
         state: torch.Tensor,
         noise: torch.Tensor,
-    ) -> FlowOutput:
+    ) -> VLAOutput:
         """Run the VLM once and the expert at every step; see :meth:`FlowBackend.sample`."""
         prefix = self._prefill(pixels, image_mask, tokens, token_mask, state)
         sizes, hidden = self.model.sizes, None
@@ -97,7 +81,7 @@ class SmolVLABackend(FlowBackend):
             hidden, velocity = self._denoise(prefix, noise, time)
             noise = noise - velocity / self.num_steps
         assert hidden is not None
-        return FlowOutput(hidden, noise)
+        return VLAOutput(hidden, noise)
 
 
 def _read_sizes(files: LeRobotPolicyFiles) -> SmolVLASizes:

@@ -30,7 +30,6 @@ class SmolVLASizes:
         chunk_size: Number C of actions.
         max_state_dim: Size that states are padded to.
         max_action_dim: Size that actions are padded to.
-        num_steps: Denoising steps.
         num_vlm_layers: Layers of the VLM's text model that are used; 0 or less for all of them.
         expert_width_multiplier: Width of the expert as a fraction of the VLM's.
         self_attn_every_n_layers: Every n-th layer of the expert sees the actions too, the others
@@ -42,7 +41,6 @@ class SmolVLASizes:
     chunk_size: int = 50
     max_state_dim: int = 32
     max_action_dim: int = 32
-    num_steps: int = 10
     num_vlm_layers: int = 16
     expert_width_multiplier: float = 0.75
     self_attn_every_n_layers: int = 2

@@ -24,7 +24,6 @@ class QwenOFTFiles:
 
     Attributes:
         folder: The run's folder; its name is the policy's.
-        layout: ``"alphabrain"`` or ``"starvla"``.
         weights: File or folder with all weights.
         vlm: Folder with the VLM's config.json, preprocessor and tokenizer.
         chunk_len: Actions of a chunk.
@@ -35,7 +34,6 @@ class QwenOFTFiles:
     """
 
     folder: Path
-    layout: str
     weights: Path
     vlm: Path
     chunk_len: int
@@ -80,7 +78,6 @@ def find_files(path: Path, base_vlm: str | Path | None = None) -> QwenOFTFiles:
     configured = config.get("framework.qwenvl.base_vlm")
     return QwenOFTFiles(
         folder=folder,
-        layout=layout,
         weights=path if path.is_file() else _weights(folder, layout),
         vlm=find_base_model(
             folder,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
@@ -15,10 +14,6 @@ from vla_gym.vla.files import load_tokenizer
 
 #: One of these in the prompt for each action of a chunk; the policies read the actions off them.
 ACTION_TOKEN = "\N{LEFT-POINTING MAGNIFYING GLASS}"
-STATE_BINS = 256
-
-# Prompts of a run are few, unless they hold the state.
-_MAX_CACHED = 4096
 
 
 class Prompt(NamedTuple):
@@ -53,16 +48,6 @@ class PromptBatch(NamedTuple):
     def to(self, device: torch.device) -> PromptBatch:
         """Return a copy on a device."""
         return PromptBatch(*(None if x is None else x.to(device) for x in self))  # type: ignore[arg-type]
-
-
-def state_text(states: np.ndarray) -> list[str]:
-    """Write normalised states as numbers of 256 equal intervals of [-1, 1].
-
-    Args:
-        states: (B, n); what lies below -1 becomes -1, what lies above 1 becomes 255.
-    """
-    bins = np.digitize(states, np.linspace(-1, 1, STATE_BINS + 1)[:-1]) - 1
-    return [" ".join(map(str, row)) for row in bins]
 
 
 class QwenPrompts:
@@ -111,11 +96,11 @@ class QwenPrompts:
         self._tokens_per_image = tokens_per_image
         self._image_token_id = image_token_id
         self._positions = positions
-        self._cache: dict[str, Prompt] = {}
+        self._cache: dict[str, Prompt] = {}  # the instructions of a run are few
         self.chunk_len = chunk_len
         self.pad_token_id = int(self._tokenizer.pad_token_id)
         # The authors take the first id too; if it took several, all of them start a token.
-        self.action_token_id = self._encode(ACTION_TOKEN)[0]
+        self.action_token_id = self._ids(ACTION_TOKEN)[0]
 
     def text(self, instruction: str) -> str:
         """Return what the user's turn says after the images."""
@@ -128,7 +113,7 @@ class QwenPrompts:
         return self._cot_prompt.replace("{instruction}", instruction + suffix)
 
     def encode(self, instruction: str) -> Prompt:
-        """Return the ids of an instruction's prompt, remembered for the next time.
+        """Return an instruction's prompt, remembered for the next time.
 
         Raises:
             ConfigError: If the instruction spoils the prompt (it holds Qwen's image token).
@@ -143,7 +128,7 @@ class QwenPrompts:
             tokenize=False,
         )
         text = text.replace(self._image_token, self._image_token * self._tokens_per_image)
-        ids = torch.tensor(self._encode(text))
+        ids = torch.tensor(self._ids(text))
         queries = torch.nonzero(ids == self.action_token_id).flatten()[-self.chunk_len :] - len(ids)
         images = int((ids == self._image_token_id).sum())
         wanted = len(self._images) * self._tokens_per_image
@@ -153,11 +138,8 @@ class QwenPrompts:
                 f"of {instruction!r}, got {len(queries)} and {images}: is this the tokenizer that "
                 "the policy was trained with?"
             )
-        prompt = Prompt(ids, self._positions(ids), queries)
-        if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()
-        self._cache[instruction] = prompt
-        return prompt
+        self._cache[instruction] = Prompt(ids, self._positions(ids), queries)
+        return self._cache[instruction]
 
     def batch(self, prompts: Sequence[Prompt], length: int | None = None) -> PromptBatch:
         """Stack prompts, padded on the left to the longest of them.
@@ -186,7 +168,7 @@ class QwenPrompts:
             torch.stack([p.queries + length for p in prompts]),
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
