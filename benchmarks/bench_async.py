@@ -46,10 +46,11 @@ class SlowPolicy(TokenPolicy):
         time.sleep(self.act_seconds)
         return super().act(*inputs)
 
-    def evaluate(self, *inputs: Any) -> Any:
-        """Evaluate, twice as slowly: forward and backward."""
-        time.sleep(2.0 * self.act_seconds)
-        return super().evaluate(*inputs)
+    def distribution(self, *inputs: Any) -> Any:
+        """Learn, twice as slowly: forward and backward."""
+        if torch.is_grad_enabled():
+            time.sleep(2.0 * self.act_seconds)
+        return super().distribution(*inputs)
 
 
 def run(args: argparse.Namespace, envs: LiberoVectorEnv, pause: float, ahead: bool) -> dict:

@@ -7,8 +7,9 @@ Data flows one way::
     rl_token_policy            a Gaussian over corrections of the frozen VLA's chunk
     phases                     cloning, transition, RL; teacher and student acting by turns
     rollout, collector         what was played: a TensorDict [rows, chunks]
-    targets, advantages        from rewards to advantages
-    learner, objective, losses minibatches, exact gradient accumulation, the optimiser
+    targets                    from rewards to advantages
+    minibatches, learner       exact gradient accumulation, the optimiser
+    formulas                   every equation of the two
     loop                       collect, advantages, update; validation; checkpoints
     train                      ``vla-gym-train ppo | grpo``: one run directory
 """

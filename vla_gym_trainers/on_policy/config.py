@@ -32,7 +32,7 @@ _POSITIVE = (
 )
 #: Settings that are finite and not negative.
 _NOT_NEGATIVE = (
-    *("entropy_coef", "kl_coef", "bc_weight", "teacher_noise"),
+    *("entropy_coef", "kl_coef", "teacher_noise"),
     *("value_coef", "value_learning_rate"),
 )
 
@@ -109,8 +109,6 @@ class OnPolicyConfig(RunSettings):
     """rl-token: standard deviation of the correction at the start (1 = full translation)."""
     min_sigma: float = 0.01
     """rl-token: smallest standard deviation; it is learned, per action dimension."""
-    bc_weight: float = 0.0
-    """rl-token: weight of the squared mean correction (scaled units, summed)."""
 
     total_steps: int = 1_000_000
     """Control steps to play, in all processes together."""

@@ -29,14 +29,8 @@ class Distribution(Protocol):
     def log_prob(self, sample: Tensor) -> Tensor:
         """Return log-probabilities (B, *factors)."""
 
-    def cloning_log_prob(self, sample: Tensor) -> Tensor:
-        """Return the (B, *factors) that cloning makes large: :meth:`log_prob` at temperature 1."""
-
     def entropy(self) -> Tensor:
         """Return entropies (B, *factors) in nats."""
-
-    def squared_mean(self) -> Tensor | None:
-        """Return (B,) squared norms of a mean correction of the VLA; None if it is no such."""
 
 
 class TokenDistribution:
@@ -57,24 +51,13 @@ class TokenDistribution:
 
     def log_prob(self, sample: Tensor) -> Tensor:
         """Return the tokens' log-probabilities (B, C, 7) at the temperature."""
-        return self._log_prob(sample, self.temperature)
-
-    def cloning_log_prob(self, sample: Tensor) -> Tensor:
-        """Return the tokens' log-probabilities (B, C, 7) at temperature 1."""
-        return self._log_prob(sample, 1.0)
+        scaled = (self.logits.float() / self.temperature).log_softmax(dim=-1)
+        return scaled.gather(-1, sample.long()[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """Return ``-sum_b p_b log p_b`` at the temperature, (B, C, 7), 0 to log 256 nats."""
         log_p = (self.logits.float() / self.temperature).log_softmax(dim=-1)
         return -(log_p.exp() * log_p).sum(dim=-1)
-
-    def squared_mean(self) -> None:
-        """Tokens are not a correction."""
-        return None
-
-    def _log_prob(self, sample: Tensor, temperature: float) -> Tensor:
-        scaled = (self.logits.float() / temperature).log_softmax(dim=-1)
-        return scaled.gather(-1, sample.long()[..., None]).squeeze(-1)
 
 
 class GaussianChunk:
@@ -102,17 +85,9 @@ class GaussianChunk:
         z = (sample - self.mean) / self.log_std.exp()
         return -0.5 * z.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)
 
-    def cloning_log_prob(self, sample: Tensor) -> Tensor:
-        """The same as :meth:`log_prob`: there is no temperature."""
-        return self.log_prob(sample)
-
     def entropy(self) -> Tensor:
         """``log sigma + log(2 pi e) / 2`` of each number, (B, K, 7)."""
         return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).expand_as(self.mean)
-
-    def squared_mean(self) -> Tensor:
-        """Return ``||mu||^2``, (B,)."""
-        return self.mean.square().sum(dim=(1, 2))
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a rollout with advantages to changed parameters."""
+"""From a rollout with advantages to changed parameters: minibatches, exact accumulation, steps."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy import formulas
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
-from vla_gym_trainers.on_policy.objective import (
-    LOSSES,
-    SUMS,
-    Counts,
-    gather,
-    loss_metrics,
-    micro_batches,
-    objective,
-    per_factor,
-    split,
-)
+from vla_gym_trainers.on_policy.formulas import per_factor
+from vla_gym_trainers.on_policy.minibatches import gather, micro_batches, refer, split
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.value_fit import ValueMemory, fit_values
+from vla_gym_trainers.on_policy.value_fit import Played, fit_values
 
 _NORM_HISTORY, _NORM_MINIMUM = 50, 5
 _RL = Phase()
+
+#: Losses; each is a sum divided by a count of its own over the minibatch of all processes.
+LOSSES = ("policy_loss", "entropy", "reference_kl", "value_loss", "cloning_loss")
+#: Sums over the ratios of the policy loss, and over the factors that are cloned.
+OF_RATIOS = {"clipped": "clip_fraction", "kl": "kl", "deviation": "ratio_deviation"}
+OF_CLONED = {"right": "cloning_accuracy"}
+SUMS = (*LOSSES, *OF_RATIOS, *OF_CLONED)
 
 
 class Learner:
@@ -43,6 +42,7 @@ class Learner:
         optimizer: Adam over what of the policy is trained.
         skipped: Updates skipped so far because of their gradient's norm.
         updates: Updates done so far.
+        played: Inputs (n, H) of the value head and returns (n,) of the last rollouts' chunks.
     """
 
     def __init__(
@@ -67,21 +67,19 @@ class Learner:
         if config.kl_coef > 0.0 and reference is None:
             raise ConfigError("kl_coef > 0 needs a reference policy.")
         named = policy.named_parameters()
-        value_of = {name: name.startswith("value_head.") for name in named}
-        if all(value_of.values()):
+        own = [p for name, p in named.items() if not name.startswith("value_head.")]
+        if not own:
             raise ConfigError("Nothing of the policy is trained: see trainable_copy().")
         self.policy, self.config, self.reference = policy, config, reference
         self.group = group or ProcessGroup()
         self.parameters = list(named.values())
         self.group.broadcast(self.parameters)
-        own = [p for name, p in named.items() if not value_of[name]]
         groups = [{"params": own, "lr": config.learning_rate}]
-        self.memory: ValueMemory | None = None
+        self.played: Played = deque()
         if isinstance(config, PPOConfig) and policy.needs_values:
-            values = [p for name, p in named.items() if value_of[name]]
+            values = [p for name, p in named.items() if name.startswith("value_head.")]
             groups.append({"params": values, "lr": config.value_learning_rate})
-            if config.value_epochs:
-                self.memory = ValueMemory(config.value_replay)
+            self.played = deque(maxlen=config.value_replay)
         # PPO's usual eps: with 1e-8 a gradient that is rounding alone would move a full step.
         self.optimizer = torch.optim.Adam(groups, eps=1e-5)
         self.skipped = self.updates = 0
@@ -111,13 +109,13 @@ class Learner:
         """
         config, rate = self.config, phase.learning_rate
         self.optimizer.param_groups[0]["lr"] = config.learning_rate if rate is None else rate
-        if self.policy.value_head is None:
-            returns = None
+        head = self.policy.value_head
+        returns = None if head is None else returns
         held = config.kl_coef > 0.0
         batch = gather(self.policy, rollout, advantages, keep, returns, phase, held=held)
-        if held:
-            batch["reference"] = self.refer(rollout, batch)
-        totals = dict.fromkeys((*SUMS, *Counts._fields), 0.0)
+        if self.reference is not None and held:
+            batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)
+        totals, numbers = dict.fromkeys(SUMS, 0.0), dict.fromkeys(LOSSES, 0.0)
         norms: list[float] = []
         stopped, skipped, updates = False, self.skipped, self.updates
         for _ in range(phase.epochs or config.epochs):
@@ -125,71 +123,43 @@ class Learner:
             for part in split(len(batch), minibatches, self.group, self._rng):
                 chunks = batch[torch.from_numpy(part)]
                 sums, counts = self.gradient(rollout, chunks, phase)
-                if not any(counts):
+                if not any(counts.values()):
                     continue
-                known = {**counts._asdict(), **sums}
-                for key, value in known.items():
-                    totals[key] += value * known.get(LOSSES.get(key, ""), 1.0)
-                kl = sums["kl"] / max(counts.ratios, 1.0)
+                for key, value in sums.items():
+                    totals[key] += value * counts.get(key, 1.0)
+                for key, count in counts.items():
+                    numbers[key] += count
+                kl = sums["kl"] / max(counts["policy_loss"], 1.0)
                 if config.target_kl is not None and kl > 1.5 * config.target_kl:
                     stopped = True
                     break
                 norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
             if stopped:
                 break
-        fitted = self._fit_values(rollout, returns) if phase.value else {}
-        return {
-            **loss_metrics(totals),
+        metrics = means(totals, numbers) | {
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
             "train/updates": float(self.updates - updates),
             "train/updates_skipped": float(self.skipped - skipped),
             "train/kl_stop": float(stopped),
-            **fitted,
         }
-
-    def _fit_values(self, rollout: Rollout, returns: Tensor | None) -> dict[str, float]:
-        """Further passes of the value head over the last rollouts, if the configuration says so."""
-        head, config = self.policy.value_head, self.config
-        if self.memory is None or head is None or returns is None:
-            return {}
-        assert isinstance(config, PPOConfig)
-        self.memory.add(rollout, returns)
-        loss = fit_values(
-            head,
-            self.optimizer,
-            self.memory,
-            epochs=config.value_epochs,
-            max_grad_norm=config.max_grad_norm,
-            group=self.group,
-            rng=self._rng,
-        )
-        return {"train/value_fit_loss": loss}
-
-    @torch.no_grad()
-    def refer(self, rollout: Rollout, chunks: TensorDict) -> Tensor:
-        """Return the reference's log-probabilities: it never changes, so once for all passes.
-
-        Args:
-            rollout: Holds the observations.
-            chunks: As :func:`gather` returns them.
-
-        Returns:
-            (n, *factors) float32, 0 where a chunk is not held.
-        """
-        assert self.reference is not None
-        found = torch.zeros_like(chunks["log_probs"])
-        held = chunks["held"].nonzero().squeeze(-1)
-        # Task by task, as in micro_batches().
-        held = held[chunks["instruction"][held].argsort(stable=True)]
-        for at in held.split(self.config.micro_batch_size) if len(held) else ():
-            part = chunks[at]
-            sample = part["sample"].to(self.reference.device)
-            found[at] = self.reference.evaluate(*rollout.inputs(part), sample).log_probs.cpu()
-        return found
+        epochs = config.value_epochs if isinstance(config, PPOConfig) else 0
+        if phase.value and epochs and head is not None and returns is not None:
+            valid = rollout.data["valid"]
+            self.played.append((rollout.data["value_input"][valid], returns[valid].cpu()))
+            metrics["train/value_fit_loss"] = fit_values(
+                head,
+                self.optimizer,
+                self.played,
+                epochs=epochs,
+                max_grad_norm=config.max_grad_norm,
+                group=self.group,
+                rng=self._rng,
+            )
+        return metrics
 
     def gradient(
         self, rollout: Rollout, chunks: TensorDict, phase: Phase
-    ) -> tuple[dict[str, float], Counts]:
+    ) -> tuple[dict[str, float], dict[str, float]]:
         """Fill the gradients with those of one minibatch.
 
         Each process runs its own chunks in micro-batches; every loss is a sum divided by the count
@@ -198,30 +168,76 @@ class Learner:
         Args:
             rollout: Holds the observations.
             chunks: This process's share, as :func:`gather` returns it; if some are held, with
-                ``reference`` as well, see :meth:`refer`.
+                ``reference`` as well, see :func:`refer`.
             phase: What takes part.
 
         Returns:
-            What :data:`SUMS` names and the counts, over all processes.
+            What :data:`SUMS` names, and the count of each of :data:`LOSSES`, over all processes.
         """
+        config, policy = self.config, self.policy
+        counts = self._counts(chunks, phase)
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = dict.fromkeys(SUMS, 0.0)
+        for micro in micro_batches(chunks, config.micro_batch_size):
+            seen, value_input = policy.distribution(*rollout.inputs(micro))
+            small = micro.to(policy.device)
+            mask, taught = small["mask"], small["teacher_sample"]
+            clone = seen.log_prob(taught) if counts["cloning_loss"] > 0.0 else None
+            log_probs = seen.log_prob(small["sample"])
+            loss = log_probs.new_zeros(())
+            parts: dict[str, Tensor] = {}
+            if counts["entropy"] > 0.0:
+                rl = mask & per_factor(small["rl"], mask)
+                ratio = formulas.ratio_of(log_probs, small["log_probs"], rl, config.ratio_level)
+                surrogate = formulas.ppo_loss(
+                    *ratio,
+                    small["advantages"],
+                    counts["policy_loss"],
+                    config.clip_low,
+                    config.clip_high,
+                )
+                entropy = formulas.masked_mean(seen.entropy(), rl, counts["entropy"])
+                loss = loss + surrogate.loss - config.entropy_coef * entropy
+                parts = {"policy_loss": surrogate.loss, "entropy": entropy}
+                parts |= {key: getattr(surrogate, key) for key in OF_RATIOS}
+            if counts["reference_kl"] > 0.0:
+                held = mask & per_factor(small["held"], mask)
+                kl = formulas.reference_kl(
+                    log_probs, small["reference"], held, counts["reference_kl"]
+                )
+                loss, parts["reference_kl"] = loss + config.kl_coef * kl, kl
+            if counts["value_loss"] > 0.0:
+                assert isinstance(config, PPOConfig)
+                values, keep = policy.values_of(value_input, len(micro)), small["valued"]
+                value = formulas.value_loss(
+                    values[keep],
+                    small["values"][keep],
+                    small["returns"][keep],
+                    counts["value_loss"],
+                    config.value_clip,
+                )
+                loss, parts["value_loss"] = loss + config.value_coef * value, value
+            if clone is not None:
+                cloning = -formulas.masked_mean(clone, mask, counts["cloning_loss"])
+                loss, parts["cloning_loss"] = loss + phase.cloning * cloning, cloning
+                parts["right"] = ((seen.mode() == taught) & mask).sum()
+            if loss.requires_grad:
+                loss.backward()
+            for key, part in parts.items():
+                sums[key] += float(part.detach())
+        self.group.sum_gradients(self.parameters)
+        total = self.group.sum(list(sums.values()))
+        return dict(zip(SUMS, total.tolist(), strict=True)), counts
+
+    def _counts(self, chunks: TensorDict, phase: Phase) -> dict[str, float]:
+        """Return what each loss of a minibatch is divided by, over all processes."""
         mask = chunks["mask"]
         rl = mask & per_factor(chunks["rl"], mask)
         ratios = rl if self.config.ratio_level == "factor" else rl.flatten(1).any(dim=1)
         held = mask & per_factor(chunks["held"], mask)
-        cloned = mask & (phase.cloning > 0.0)
-        counted = (rl, ratios, chunks["rl"], held, chunks["valued"], cloned)
-        counts = Counts(*self.group.sum([float(x.sum()) for x in counted]).tolist())
-        self.optimizer.zero_grad(set_to_none=True)
-        sums = dict.fromkeys(SUMS, 0.0)
-        for micro in micro_batches(chunks, self.config.micro_batch_size):
-            loss, parts = objective(self.policy, self.config, rollout, micro, counts, phase)
-            if loss.requires_grad:
-                loss.backward()
-            for key, value in parts.items():
-                sums[key] += float(value)
-        self.group.sum_gradients(self.parameters)
-        total = self.group.sum([sums[key] for key in SUMS])
-        return dict(zip(SUMS, total.tolist(), strict=True)), counts
+        counted = (ratios, rl, held, chunks["valued"], mask & (phase.cloning > 0.0))
+        total = self.group.sum([float(x.sum()) for x in counted])
+        return dict(zip(LOSSES, total.tolist(), strict=True))
 
     def _step(self, *, is_comparable: bool) -> float:
         """Clip and step, or skip the update because of its norm; return the norm.
@@ -259,7 +275,7 @@ class Learner:
             "skipped": self.skipped,
             "updates": self.updates,
             "rng": self._rng.bit_generator.state,
-            "values": [] if self.memory is None else self.memory.state_dict(),
+            "values": [{"inputs": x, "returns": y} for x, y in self.played],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,5 +285,15 @@ class Learner:
         self.skipped, self.updates = int(state["skipped"]), int(state["updates"])
         self._rng.bit_generator.state = state["rng"]
         # Of several processes the first one alone writes: what the others had played is gone.
-        if self.memory is not None:
-            self.memory.load_state_dict(state["values"] if self.group.size == 1 else ())
+        played = state["values"] if self.group.size == 1 else ()
+        self.played.clear()
+        self.played.extend((part["inputs"], part["returns"]) for part in played)
+
+
+def means(totals: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
+    """Return means over all ratios, factors or chunks of an update, of what took part."""
+    metrics = {f"train/{key}": totals[key] / n for key, n in counts.items() if n > 0.0}
+    for names, of in ((OF_RATIOS, "policy_loss"), (OF_CLONED, "cloning_loss")):
+        if counts[of] > 0.0:
+            metrics |= {f"train/{name}": totals[key] / counts[of] for key, name in names.items()}
+    return metrics

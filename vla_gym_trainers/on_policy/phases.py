@@ -207,10 +207,15 @@ class MixedActor:
         played = self._noisy(taught.actions, keys)
         if self.hybrid:
             sample = self.teacher.sample_of(played)
-            seen = self.policy.evaluate(*inputs, sample)
-            nobody = torch.zeros(len(sample), dtype=torch.bool)
+            distribution, value_input = self.policy.distribution(*inputs)
             return Act(
-                sample, seen.log_probs, seen.values, played, seen.value_input, taught.sample, nobody
+                sample,
+                distribution.log_prob(sample),
+                self.policy.values_of(value_input, len(sample)),
+                played,
+                value_input,
+                taught.sample,
+                torch.zeros(len(sample), dtype=torch.bool),
             )
         by_teacher = keyed_uniform(_with(keys, _CHOICE), ()) < self.epsilon
         if bool(by_teacher.all()):

@@ -48,28 +48,6 @@ class Act(NamedTuple):
     by_teacher: Tensor | None = None
 
 
-class Evaluation(NamedTuple):
-    """Samples seen by the present parameters, with gradients.
-
-    Attributes:
-        log_probs: (B, *factors).
-        entropy: (B, *factors).
-        values: (B,); zeros without a value head.
-        teacher_log_probs: (B, *factors) of the teacher's samples, or None.
-        mode: (B, ...) the most likely samples, without gradient.
-        squared_mean: (B,) squared norm of the mean correction, or None.
-        value_input: (B, H) that the values were read off; None without a value head.
-    """
-
-    log_probs: Tensor
-    entropy: Tensor
-    values: Tensor
-    teacher_log_probs: Tensor | None
-    mode: Tensor
-    squared_mean: Tensor | None = None
-    value_input: Tensor | None = None
-
-
 class ValueHead(nn.Module):
     """Value of a state, read off H numbers; 0 when fresh."""
 
@@ -161,28 +139,6 @@ class Policy(ABC):
             distribution.log_prob(sample),
             self.values_of(value_input, len(sample)),
             self.actions(sample, observation),
-            value_input,
-        )
-
-    def evaluate(
-        self,
-        observation: Observation,
-        instructions: Sequence[str],
-        sample: Tensor,
-        teacher_sample: Tensor | None = None,
-    ) -> Evaluation:
-        """Look at chunks that were executed, with gradients; arguments as :meth:`act`'s."""
-        distribution, value_input = self.distribution(observation, instructions)
-        taught = None
-        if teacher_sample is not None:
-            taught = distribution.cloning_log_prob(teacher_sample)
-        return Evaluation(
-            distribution.log_prob(sample),
-            distribution.entropy(),
-            self.values_of(value_input, len(sample)),
-            taught,
-            distribution.mode(),
-            distribution.squared_mean(),
             value_input,
         )
 

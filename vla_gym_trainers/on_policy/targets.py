@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy import advantages as adv
+from vla_gym_trainers.on_policy import formulas
 from vla_gym_trainers.on_policy.config import Aggregation, GroupBaseline
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.rollout import Rollout
@@ -38,27 +38,32 @@ def ppo_targets(rollout: Rollout, gae_lambda: float, group: ProcessGroup | None 
 
     Args:
         rollout: Collected with a value head.
-        gae_lambda: See :func:`~vla_gym_trainers.on_policy.advantages.gae`.
+        gae_lambda: See :func:`~vla_gym_trainers.on_policy.formulas.gae`.
         group: The processes.
     """
     group, data = group or ProcessGroup(), rollout.data
-    values, next_values = data["values"], data["next_values"]
-    ends = data["terminated"], data["truncated"]
-    result = adv.gae(
-        data["rewards"], values, next_values, data["discounts"], *ends, data["valid"], gae_lambda
+    keep, values = data["valid"], data["values"]
+    advantages, returns = formulas.gae(
+        data["rewards"],
+        values,
+        data["next_values"],
+        data["discounts"],
+        data["terminated"],
+        data["truncated"],
+        keep,
+        gae_lambda,
     )
-    keep = data["valid"]
     student = keep & ~data["by_teacher"]
-    sums = group.sum(adv.moments(result.advantages, student))
-    advantages = adv.standardize(result.advantages, student, sums)
+    sums = group.sum(formulas.moments(advantages, student))
+    advantages = formulas.standardize(advantages, student, sums)
     mean, std = _mean_and_std(sums)
-    explained = _explained_variance(result.returns, values, keep, group)
+    explained = _explained_variance(returns, values, keep, group)
     metrics = {
         "rollout/advantage_mean": mean,
         "rollout/advantage_std": std,
         "rollout/explained_variance": explained,
     }
-    return Targets(advantages, keep, result.returns, metrics)
+    return Targets(advantages, keep, returns, metrics)
 
 
 def grpo_targets(
@@ -76,40 +81,44 @@ def grpo_targets(
         rollout: Of whole episodes.
         group: The processes.
         baseline: Of the groups: ``"mean"``, or ``"length"``: the mean weighted by executed
-            control steps, see :func:`~vla_gym_trainers.on_policy.advantages.group_relative`.
+            control steps, see :func:`~vla_gym_trainers.on_policy.formulas.group_relative`.
         aggregation: ``"tokens"``: each token of a minibatch weighs the same in its loss (DAPO, Yu
             et al. 2025), so long failures weigh most; ``"episodes"``: each episode does, as in
             Shao et al. 2024, by advantages divided by its control steps, and multiplied by
             their mean over the episodes that are kept.
 
     Raises:
-        ConfigError: If rows are not whole episodes, or ``baseline`` or ``aggregation`` is unknown.
+        ConfigError: If rows are not whole episodes.
     """
-    if baseline not in ("mean", "length"):
-        raise ConfigError(f"Expected baseline 'mean' or 'length', got {baseline!r}.")
-    if aggregation not in ("tokens", "episodes"):
-        raise ConfigError(f"Expected aggregation 'tokens' or 'episodes', got {aggregation!r}.")
     if rollout.shape.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     group, data = group or ProcessGroup(), rollout.data
     complete = rollout.ended.any(dim=1)
-    ends = data["terminated"], data["truncated"]
-    returns = adv.monte_carlo_returns(data["rewards"], data["discounts"], *ends, data["valid"])
+    nothing = torch.zeros_like(data["rewards"])
+    _, returns = formulas.gae(
+        data["rewards"],
+        nothing,
+        nothing,
+        data["discounts"],
+        data["terminated"],
+        data["truncated"],
+        data["valid"],
+        gae_lambda=1.0,
+    )
     returns, groups = returns[:, 0], data["group"][:, 0]
     steps = torch.where(data["valid"], data["executed"], 0).sum(dim=1)
     lengths = steps if baseline == "length" else None
-    result = adv.group_relative(returns, groups, complete, lengths=lengths)
-    with_contrast = float(groups[result.keep].unique().numel())
+    advantages, kept_rows = formulas.group_relative(returns, groups, complete, lengths=lengths)
+    with_contrast = float(groups[kept_rows].unique().numel())
     kept, contrast, all_groups = group.sum(
-        [float(result.keep.sum()), with_contrast, float(groups[complete].unique().numel())]
+        [float(kept_rows.sum()), with_contrast, float(groups[complete].unique().numel())]
     ).tolist()
-    advantages = result.advantages
     if aggregation == "episodes":
-        kept_steps = group.sum([float(steps[result.keep].sum())]).item()
+        kept_steps = group.sum([float(steps[kept_rows].sum())]).item()
         advantages = advantages * (kept_steps / max(kept, 1.0)) / steps.clamp(min=1)
     advantages = advantages[:, None].expand(data.shape)
-    keep = data["valid"] & result.keep[:, None]
-    mean, std = _mean_and_std(group.sum(adv.moments(advantages, keep)))
+    keep = data["valid"] & kept_rows[:, None]
+    mean, std = _mean_and_std(group.sum(formulas.moments(advantages, keep)))
     metrics = {
         "rollout/episodes_kept": kept,
         "rollout/groups_kept": contrast / max(all_groups, 1.0),
@@ -149,7 +158,7 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
 
 
 def _mean_and_std(sums: Tensor) -> tuple[float, float]:
-    """Return both from :func:`~vla_gym_trainers.on_policy.advantages.moments`; 0 of nothing."""
+    """Return both from :func:`~vla_gym_trainers.on_policy.formulas.moments`; 0 of nothing."""
     count, total, squares = sums.tolist()
     mean = total / max(count, 1.0)
     return mean, max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
@@ -159,7 +168,7 @@ def _explained_variance(
     returns: Tensor, values: Tensor, mask: Tensor, group: ProcessGroup
 ) -> float:
     """``1 - Var(G - V) / Var(G)``; 0 if the returns do not vary."""
-    parts = [adv.moments(x, mask) for x in (returns, returns - values)]
+    parts = [formulas.moments(x, mask) for x in (returns, returns - values)]
     spread = []
     for count, total, squares in (group.sum(part).tolist() for part in parts):
         spread.append(squares - total * total / max(count, 1.0))

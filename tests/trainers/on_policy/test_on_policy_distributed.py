@@ -13,7 +13,7 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.objective import split
+from vla_gym_trainers.on_policy.minibatches import split
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rollout import Rollout
 

@@ -11,7 +11,7 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.objective import gather
+from vla_gym_trainers.on_policy.minibatches import gather, refer
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy
@@ -77,7 +77,7 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
         # Away from the behaviour policy: ratios differ from 1, and adapters' B from 0.
         learner.update(rollout, *targets, weights)
         batch = gather(policy, rollout, *targets, weights, held=True)
-        batch["reference"] = learner.refer(rollout, batch)
+        batch["reference"] = refer(reference, rollout, batch, size)
         learner.gradient(rollout, batch, weights)
         gradient = {k: p.grad.clone() for k, p in policy.named_parameters().items()}
         learner.optimizer.step()
@@ -102,13 +102,13 @@ def test_the_gradient_is_that_of_the_formula(rollout):
     got = {k: p.grad for k, p in policy.named_parameters().items() if k.startswith("vla.")}
     data = rollout.data[rollout.data["valid"]]
     observation = {key: data[key].numpy() for key in ("agentview", "wrist", "proprio")}
-    seen = policy.evaluate(observation, rollout.texts(data["instruction"]), data["sample"])
+    seen, _ = policy.distribution(observation, rollout.texts(data["instruction"]))
     executed = data["executed"].clamp(max=8)
     mask = (torch.arange(8) < executed[:, None])[..., None].expand(-1, 8, 7)
-    weighted = seen.log_probs * advantages[keep][:, None, None]
+    weighted = seen.log_prob(data["sample"]) * advantages[keep][:, None, None]
     learner.optimizer.zero_grad()
     (-weighted[mask].sum() / mask.sum()).backward()
-    assert counts.factors == mask.sum() == 7 * executed.sum()
+    assert counts["entropy"] == mask.sum() == 7 * executed.sum()
     assert sums["clipped"] == 0 and sums["kl"] < 1e-4
     for name, p in policy.named_parameters().items():
         if name.startswith("vla."):
@@ -265,10 +265,10 @@ def test_the_reference_holds_what_has_no_contrast(rollout):
         )
     settings = PPOConfig(learning_rate=1e-3, kl_coef=0.1)
     learner = Learner(policy, settings, reference=reference)
-    found = learner.refer(rollout, batch)
+    found = refer(reference, rollout, batch, 3)
     for i in range(len(batch)):  # each chunk has its own, whatever the order they were played in
         one = batch[i : i + 1]
-        alone = reference.evaluate(*rollout.inputs(one), one["sample"]).log_probs
+        alone = reference.distribution(*rollout.inputs(one))[0].log_prob(one["sample"])
         torch.testing.assert_close(found[i], alone[0], atol=1e-5, rtol=1e-5)
     seen = [
         learner.update(rollout, advantages, keep & False)["train/reference_kl"] for _ in range(10)
@@ -289,7 +289,7 @@ def test_reinforcing_makes_tokens_likelier(rollout):
     mean = (advantages * rollout.data["executed"])[keep].sum() / rollout.data["executed"][
         keep
     ].sum()
-    assert -sums["policy_loss"] > mean + 1e-3 and counts.factors > 0
+    assert -sums["policy_loss"] > mean + 1e-3 and counts["entropy"] > 0
 
 
 def test_mistakes_are_named():

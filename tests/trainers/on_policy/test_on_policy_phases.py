@@ -113,8 +113,8 @@ def test_hybrid_records_the_executed_actions_as_the_students(inputs):
     assert torch.equal(act.sample, teacher.vla.actions_to_tokens(act.actions))
     assert not torch.equal(act.sample, act.teacher_sample)
     with torch.no_grad():
-        seen = policy.evaluate(*inputs, act.sample)
-    assert torch.equal(act.log_probs, seen.log_probs)
+        seen, _ = policy.distribution(*inputs)
+    assert torch.equal(act.log_probs, seen.log_prob(act.sample))
     with pytest.raises(ConfigError, match="epsilon"):
         MixedActor(policy, teacher, 1.5)
 

@@ -66,16 +66,14 @@ def test_acting_and_evaluating_agree(vla):
     full = {**frames, "proprio": proprio}, texts
     assert torch.equal(act.sample, policy.act(*full, keys_of(1, 2, 3)).sample)
     assert torch.equal(act.actions, vla.tokens_to_actions(act.sample))
-    seen = policy.evaluate(*inputs, act.sample.to(torch.uint8), teacher_sample=act.sample)
-    assert torch.equal(seen.log_probs, act.log_probs) and torch.equal(seen.values, act.values)
+    seen, value_input = policy.distribution(*inputs)
+    assert torch.equal(seen.log_prob(act.sample.to(torch.uint8)), act.log_probs)
+    assert torch.equal(policy.values_of(value_input, 3), act.values)
     torch.testing.assert_close(
-        seen.log_probs, vla.token_log_probs(frames, texts, proprio, act.sample, 1.3)
-    )
-    torch.testing.assert_close(
-        seen.teacher_log_probs, vla.token_log_probs(frames, texts, proprio, act.sample)
+        act.log_probs, vla.token_log_probs(frames, texts, proprio, act.sample, 1.3)
     )
     greedy = policy.act(*inputs)
-    assert torch.equal(greedy.sample, seen.mode) and seen.squared_mean is None
+    assert torch.equal(greedy.sample, seen.mode())
     assert torch.equal(greedy.sample, vla.act_tokens(frames, texts, proprio, 0.0)[0])
     torch.testing.assert_close(policy.values(*inputs), act.values)
     # Tokens of control steps that were not executed took no part.
@@ -94,8 +92,7 @@ def test_a_fresh_value_head_is_zero_and_leaves_the_trunk_alone(vla):
     assert not policy.values(*inputs).any()
     torch.nn.init.normal_(policy.value_head.fc2.weight)
     vla.model.zero_grad()
-    tokens = torch.zeros(2, 8, 7, dtype=torch.int64)
-    policy.evaluate(*inputs, tokens).values.sum().backward()
+    policy.values_of(policy.distribution(*inputs)[1], 2).sum().backward()
     assert policy.value_head.fc1.weight.grad.any() and vla.model.queries.grad is None
 
 
@@ -129,7 +126,7 @@ def test_training_a_copy_leaves_the_original_and_twins_alone(vla, what):
     optimizer = torch.optim.SGD(names.values(), lr=0.5)
     for _ in range(2):
         optimizer.zero_grad()
-        policy.evaluate(*inputs, start.sample).log_probs.mean().neg().backward()
+        policy.distribution(*inputs)[0].log_prob(start.sample).mean().neg().backward()
         optimizer.step()
     moved = policy.act(*inputs, keys_of(1, 2))
     assert (moved.log_probs - start.log_probs).abs().max() > 1e-3

@@ -81,9 +81,11 @@ def check_log_probs_and_values(policy, rollout):
     chosen = data[valid]
     observation = {key: chosen[key].numpy() for key in rollout.shape.observation}
     with torch.no_grad():
-        seen = policy.evaluate(observation, rollout.texts(chosen["instruction"]), chosen["sample"])
-    torch.testing.assert_close(chosen["log_probs"], seen.log_probs, atol=2e-6, rtol=0)
-    torch.testing.assert_close(chosen["values"], seen.values, atol=2e-6, rtol=0)
+        inputs = observation, rollout.texts(chosen["instruction"])
+        log_probs = policy.distribution(*inputs)[0].log_prob(chosen["sample"])
+        values = policy.values(*inputs)
+    torch.testing.assert_close(chosen["log_probs"], log_probs, atol=2e-6, rtol=0)
+    torch.testing.assert_close(chosen["values"], values, atol=2e-6, rtol=0)
     follows = valid[:, :-1] & valid[:, 1:] & ~(data["terminated"] | data["truncated"])[:, :-1]
     assert torch.equal(data["next_values"][:, :-1][follows], data["values"][:, 1:][follows])
     # Where no chunk follows in the row, the value of the last observation; 0 after success.

@@ -1,6 +1,7 @@
 """Passes of the value head alone: what is stored for them, what they fit, what they leave alone."""
 
 import copy
+from collections import deque
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.phases import MixedActor, VLATeacher
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.value_fit import STEPS, ValueMemory, fit_values
+from vla_gym_trainers.on_policy.value_fit import STEPS, fit_values
 
 
 def policy_with_values():
@@ -33,19 +34,17 @@ def collected(policy, actor=None):
         envs.close()
 
 
-def memory_of(*pairs, rollouts=8):
-    memory = ValueMemory(rollouts)
+def fitted(policy, *pairs, epochs, rate=3e-3):
+    """Fit the head to rollouts with returns [rows, chunks]."""
+    played = deque()
     for rollout, returns in pairs:
-        memory.add(rollout, returns)
-    return memory
-
-
-def fitted(policy, memory, epochs, rate=3e-3):
+        valid = rollout.data["valid"]
+        played.append((rollout.data["value_input"][valid], returns[valid]))
     optimizer = torch.optim.Adam(policy.value_head.parameters(), lr=rate)
     settings = {"epochs": epochs, "max_grad_norm": 10.0}
     rng = np.random.default_rng(0)
     return fit_values(
-        policy.value_head, optimizer, memory, group=ProcessGroup(), rng=rng, **settings
+        policy.value_head, optimizer, played, group=ProcessGroup(), rng=rng, **settings
     )
 
 
@@ -70,13 +69,12 @@ def test_the_error_before_any_step_is_half_the_mean_square():
     rollout = collected(policy)
     high, low = (torch.full(rollout.data.shape, value) for value in (0.6, 0.2))
     # 0.6 ** 2 / 2 = 0.18 and 0.2 ** 2 / 2 = 0.02 for every chunk; a step size of 0 leaves it so.
-    for memory, expected in (
-        (memory_of((rollout, high)), 0.18),
-        (memory_of((rollout, high), (rollout, low)), 0.1),
-        (memory_of((rollout, high), (rollout, low), rollouts=1), 0.02),
+    for pairs, expected in (
+        ([(rollout, high)], 0.18),
+        ([(rollout, high), (rollout, low)], 0.1),
     ):
-        assert fitted(policy, memory, epochs=2, rate=0.0) == pytest.approx(expected)
-        assert fitted(policy, memory, epochs=0) == 0.0
+        assert fitted(policy, *pairs, epochs=2, rate=0.0) == pytest.approx(expected)
+        assert fitted(policy, *pairs, epochs=0) == 0.0
 
 
 def test_returns_are_fitted_where_there_are_chunks():
@@ -84,8 +82,7 @@ def test_returns_are_fitted_where_there_are_chunks():
     rollout = collected(policy)
     # What the state shows; in slots without a chunk something that would spoil the fit.
     returns = torch.where(rollout.data["valid"], rollout.data["proprio"][..., 0], 1e6)
-    memory = memory_of((rollout, returns))
-    first, last = (fitted(policy, memory, epochs=n) for n in (1, 40))
+    first, last = (fitted(policy, (rollout, returns), epochs=n) for n in (1, 40))
     assert last < 0.1 * first
 
 
@@ -95,7 +92,7 @@ def test_a_number_that_is_none_spoils_nothing():
     returns = torch.full(rollout.data.shape, 0.6)
     returns[0, 0] = torch.nan
     assert rollout.data["valid"][0, 0]
-    loss = fitted(policy, memory_of((rollout, returns)), epochs=20)
+    loss = fitted(policy, (rollout, returns), epochs=20)
     assert loss < 0.09  # half of what it was
     assert all(p.isfinite().all() for p in policy.value_head.parameters())
 
@@ -146,9 +143,6 @@ def test_a_restored_learner_remembers_the_same_rollouts():
 
 
 def test_mistakes_are_named():
-    rollout = collected(tiny_policy())
-    with pytest.raises(ConfigError, match="value head"):
-        memory_of((rollout, torch.zeros(rollout.data.shape)))
     with pytest.raises(ConfigError, match="value_replay"):
         PPOConfig(value_replay=0)
     with pytest.raises(ConfigError, match="value_epochs"):

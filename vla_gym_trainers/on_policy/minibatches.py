@@ -1,0 +1,110 @@
+"""Which chunks of a rollout are learnt from, and in which pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.phases import Phase
+from vla_gym_trainers.on_policy.policy import Policy
+from vla_gym_trainers.on_policy.rollout import Rollout
+
+
+def gather(
+    policy: Policy,
+    rollout: Rollout,
+    advantages: Tensor,
+    keep: Tensor,
+    returns: Tensor | None,
+    phase: Phase,
+    *,
+    held: bool = False,
+) -> TensorDict:
+    """Return the chunks (n,) that any loss needs, one after another, without their observations.
+
+    New keys: ``row`` and ``slot`` (where a chunk lies), ``advantages``, ``returns``, ``mask`` of
+    the factors that took part, ``rl`` (the surrogate loss counts this chunk), ``valued`` (the value
+    loss does), ``held`` (the KL to the reference does).
+
+    Args:
+        policy: The policy that learns.
+        rollout: What was played.
+        advantages: [rows, chunks].
+        keep: [rows, chunks] bool: chunks to learn from by reinforcement.
+        returns: [rows, chunks], or None without a value head.
+        phase: What takes part.
+        held: Whether there is a KL penalty. It counts all chunks of the student, also of groups
+            without contrast: nothing else corrects what learning from other tasks does to them.
+    """
+    data = rollout.data
+    valid = data["valid"]
+    small = data.exclude(*rollout.shape.observation, "value_input")
+    student = valid & ~data["by_teacher"] & phase.rl
+    small["rl"], small["held"] = student & keep, student & held
+    small["valued"] = valid & (phase.value and returns is not None)
+    small["advantages"] = advantages
+    small["returns"] = torch.zeros_like(advantages) if returns is None else returns
+    needed = small["rl"] | small["held"] | small["valued"] | (valid & (phase.cloning > 0.0))
+    rows, slots = needed.nonzero(as_tuple=True)
+    batch = small[rows, slots]
+    batch["row"], batch["slot"] = rows, slots
+    batch["mask"] = policy.factor_mask(batch["executed"])
+    return batch
+
+
+def split(size: int, parts: int, group: ProcessGroup, rng: np.random.Generator) -> list[np.ndarray]:
+    """Split the chunks of all processes at random; return which of its own a process has in each.
+
+    The chunks of process 0 come first, then those of process 1: as in one process that plays all
+    the environments. All processes draw the same permutation, so a minibatch holds the same chunks
+    however many processes share them.
+
+    Args:
+        size: Chunks of this process.
+        parts: Number of minibatches.
+        group: The processes.
+        rng: In the same state in all of them.
+    """
+    sizes = np.zeros(group.size)
+    sizes[group.rank] = size
+    counts = group.sum(sizes.tolist()).long().tolist()
+    first = sum(counts[: group.rank])
+    order = rng.permutation(sum(counts))
+    own = [part - first for part in np.array_split(order, parts)]
+    return [part[(part >= 0) & (part < size)] for part in own]
+
+
+def micro_batches(chunks: TensorDict, size: int) -> Iterator[TensorDict]:
+    """Yield the chunks in pieces of at most ``size``."""
+    # Task by task, so that nearly all pieces have one instruction and need no padding.
+    chunks = chunks[chunks["instruction"].argsort(stable=True)]
+    for first in range(0, len(chunks), size):
+        yield chunks[first : first + size]
+
+
+@torch.no_grad()
+def refer(reference: Policy, rollout: Rollout, chunks: TensorDict, size: int) -> Tensor:
+    """Return a reference's log-probabilities: it never changes, so once for all passes.
+
+    Args:
+        reference: The policy that stays.
+        rollout: Holds the observations.
+        chunks: As :func:`gather` returns them.
+        size: Chunks in memory at once.
+
+    Returns:
+        (n, *factors) float32, 0 where a chunk is not held.
+    """
+    found = torch.zeros_like(chunks["log_probs"])
+    chunks = chunks.select("held", "instruction", "row", "slot", "sample")
+    chunks["at"] = torch.arange(len(chunks))
+    for part in micro_batches(chunks[chunks["held"]], size):
+        distribution, _ = reference.distribution(*rollout.inputs(part))
+        sample = part["sample"].to(reference.device)
+        found[part["at"]] = distribution.log_prob(sample).cpu()
+    return found
