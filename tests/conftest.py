@@ -33,8 +33,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import platformdirs  # noqa: E402
 import pytest  # noqa: E402
 
-from vla_gym.assets.install import unpack_tar  # noqa: E402
-
 # Kept between runs, apart from the user's own cache.
 TEST_CACHE = Path(
     os.environ.setdefault("VLA_GYM_CACHE", str(platformdirs.user_cache_path("vla-gym-tests")))
@@ -59,7 +57,8 @@ def libero_assets() -> Path | None:
         scratch = Path(tempfile.mkdtemp(prefix="libero-assets-", dir=TEST_CACHE))
         try:
             with tarfile.open(ARCHIVE) as archive:
-                unpack_tar(archive, scratch)
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                archive.extractall(scratch)
             scratch.rename(unpacked)
         except OSError:
             if not unpacked.is_dir():  # else another run was faster

@@ -142,7 +142,7 @@ def test_command_without_network_is_one_line():
     assert run.returncode == 2
     what, error = run.stderr.splitlines()
     assert what.startswith("From the hub dataset lerobot/libero-assets")
-    assert error.startswith("error: ") and "Check the" in error and "--from-tar" in error
+    assert error.startswith("error: ") and "Check the" in error and "--from-dir" in error
     offline = run_cli("download", HF_HUB_OFFLINE="1")
     assert offline.returncode == 2
     assert "HF_HUB_OFFLINE" in offline.stderr

@@ -1,13 +1,11 @@
-"""The real pack: found, checked, installed from folders and tars; `auto` and its one warning."""
+"""The real pack: found, checked, installed from folders; `auto` and its one warning."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import warnings
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 from vla_gym.assets import pack as pack_module
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.command import status
-from vla_gym.assets.install import install_from_dir, install_from_tar, libero_folder, verify_pack
+from vla_gym.assets.install import install_from_dir, libero_folder, verify_pack
 from vla_gym.assets.lite.generate import GENERATORS
 from vla_gym.assets.manifest import best_root, libero_files, optional_files
 from vla_gym.cli import main as cli
@@ -42,12 +40,6 @@ def fake_assets(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("<mujoco/>")
     return folder
-
-
-def make_tar(source: Path, target: Path, prefix: str) -> Path:
-    with tarfile.open(target, "w:gz") as archive:
-        archive.add(source, prefix)
-    return target
 
 
 # --- finding --------------------------------------------------------------------------------------
@@ -131,40 +123,17 @@ def test_from_dir(own_cache, tmp_path):
     assert [p.name for p in own_cache.iterdir()] == ["libero-assets"]
 
 
-@pytest.mark.parametrize("prefix", [".", "assets", "LIBERO-master/libero/libero/assets"])
-def test_from_tar(own_cache, tmp_path, prefix):
-    source = fake_assets(tmp_path / "assets")
-    root = install_from_tar(make_tar(source, tmp_path / "a.tar.gz", prefix))
-    assert resolve_asset_pack("libero").digest == resolve_asset_pack(source).digest
-    assert verify_pack(root)[0] == []
-    assert [p.name for p in own_cache.iterdir()] == ["libero-assets"]
-
-
 def test_bad_sources_leave_nothing(own_cache, tmp_path):
     source = fake_assets(tmp_path / "assets")
-    tar = make_tar(source, tmp_path / "a.tar.gz", "assets")
-    (tmp_path / "cut.tar.gz").write_bytes(tar.read_bytes()[:2000])
     (source / MESH).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
     with pytest.raises(AssetError, match="git-LFS pointers.*git lfs pull"):
         install_from_dir(source)
     (source / MESH).unlink()
     with pytest.raises(AssetError, match=f"lacks 1 of the {COUNT} files"):
         install_from_dir(source)
-    with pytest.raises(AssetError, match="not an intact tar"):
-        install_from_tar(tmp_path / "cut.tar.gz")
-    (tmp_path / "text.tar").write_text("not a tar")
-    with pytest.raises(AssetError, match="not an intact tar"):
-        install_from_tar(tmp_path / "text.tar")
-    for name in ("../../outside", "/outside"):
-        with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-        with pytest.raises(AssetError, match="not an intact tar"):
-            install_from_tar(tmp_path / "evil.tar")
-    assert not (own_cache.parent / "outside").exists()
-    for missing in (install_from_dir, install_from_tar):
-        with pytest.raises(AssetError, match="nowhere"):
-            missing(tmp_path / "nowhere")
-    assert not list(own_cache.iterdir())
+    with pytest.raises(AssetError, match="nowhere"):
+        install_from_dir(tmp_path / "nowhere")
+    assert not own_cache.exists()
 
 
 def test_a_failed_install_keeps_the_old_pack(own_cache, tmp_path):
@@ -220,7 +189,7 @@ def test_status_path_and_verify(own_cache, tmp_path, capsys):
     [
         ["status", "--force"],
         ["verify", "--repo", "a/b"],
-        ["download", "--from-dir", "x", "--from-tar", "y"],
+        ["download", "--from-dir", "x", "--repo", "a/b"],
     ],
 )
 def test_options_that_do_not_go_together(own_cache, capsys, arguments):

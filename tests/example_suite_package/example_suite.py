@@ -47,17 +47,6 @@ def reach_task(task_id: int, name: str) -> Task:
     return Task("reach", task_id, name, instruction, max_control_steps=30, scene_name="rails")
 
 
-@dataclass(frozen=True)
-class RailsRequest(SceneRequest):
-    program = "example_suite"
-
-    def inputs(self) -> dict[str, Any]:
-        return {"xml": XML}
-
-    def arguments(self) -> dict[str, Any]:
-        return {}
-
-
 @dataclass(frozen=True, eq=False)
 class ReachModel(CompiledTask):
     init_states: np.ndarray
@@ -137,7 +126,7 @@ class ReachSuite(Suite):
         if clutter:
             raise ConfigError("The suite 'reach' has no clutter.")
         pack = AssetPack("none", Path(__file__).parent, "")
-        request = RailsRequest(task.scene_name, pack.name, pack.digest, pack.root)
+        request = SceneRequest(task.scene_name, pack, "example_suite", {"xml": XML}, {})
         folder = load_scene(request, cache_dir())
         with np.load(folder / "init_states.npz") as states:
             qpos = states[task.key]

@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_gym.assets import resolve_asset_pack
+from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.errors import AssetError, CompileError, UnknownTaskError
 from vla_gym.suites import disk_cache as cache
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym.suites.disk_cache import FILES, MANIFEST
+from vla_gym.suites.disk_cache import FILES, MANIFEST, SceneRequest
 from vla_gym.suites.libero import load_task_model, requests
-from vla_gym.suites.libero.requests import LiberoSceneRequest as SceneRequest
+from vla_gym.suites.libero.requests import scene_request
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def request(scene: str = "goal") -> SceneRequest:
-    return SceneRequest(scene, "lite", "digest", Path("assets"), suite_tasks("goal"))
+def request(scene: str = "goal", digest: str = "digest", root: Path = ROOT) -> SceneRequest:
+    return scene_request(scene, AssetPack("lite", root, digest), suite_tasks("goal"))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_names_and_ids_agree_with_the_model(assets: str, request: pytest.Fixture
     (burner,) = task_model.indicators
     assert model.site(burner.site).id == burner.site_id
     assert model.site_rgba[burner.site_id, 3] == burner.alpha_off <= 0 < burner.alpha_on
-    assert (burner.rule.comparison, burner.rule.threshold) == (">=", 0.5)
+    assert (burner.comparison, burner.threshold) == (">=", 0.5)
     assert task_model.joint_inits == ()
     for name, address in task_model.free_qpos.items():
         assert model.joint(task_model.objects[name].joints[-1]).qposadr[0] == address
@@ -166,8 +166,7 @@ def test_cache_is_used_and_keyed(tmp_path: Path, compiles: list[str]) -> None:
     assert cache.load_scene(request(), tmp_path) == folder
     assert compiles == ["goal"]
     assert sorted(p.name for p in folder.iterdir()) == sorted((*FILES, MANIFEST))
-    other_pack = SceneRequest("goal", "lite", "another digest", Path("assets"), suite_tasks("goal"))
-    assert cache.load_scene(other_pack, tmp_path) != folder
+    assert cache.load_scene(request(digest="another"), tmp_path) != folder
     assert len(compiles) == 2
     leftovers = [p.name for p in (tmp_path / "scenes").iterdir() if p.name.startswith(".")]
     assert leftovers == []
@@ -245,7 +244,8 @@ def test_two_processes_compile_once(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from vla_gym.suites import disk_cache as cache, suite_tasks
-from vla_gym.suites.libero.requests import LiberoSceneRequest
+from vla_gym.assets import AssetPack
+from vla_gym.suites.libero.requests import scene_request
 
 def slow(request, scratch, out, timeout_s):
     with open({str(tmp_path / "log")!r}, "a") as log:
@@ -255,7 +255,7 @@ def slow(request, scratch, out, timeout_s):
         (out / name).write_bytes(name.encode())
 
 cache._run_compiler = slow
-request = LiberoSceneRequest("goal", "lite", "digest", Path("assets"), suite_tasks("goal"))
+request = scene_request("goal", AssetPack("lite", Path("assets"), "digest"), suite_tasks("goal"))
 assert cache.verify(cache.load_scene(request, Path({str(tmp_path)!r})), request.key())
 """
     processes = [
@@ -276,7 +276,7 @@ def test_a_lock_that_is_never_freed_is_reported(tmp_path: Path, compiles: list[s
 
 def test_the_compile_process_has_a_deadline(tmp_path: Path) -> None:
     pack = resolve_asset_pack("lite")
-    slow = SceneRequest("goal", pack.name, pack.digest, pack.root, suite_tasks("goal"))
+    slow = scene_request("goal", pack, suite_tasks("goal"))
     begin = time.monotonic()
     with pytest.raises(CompileError, match="took more than 0.3 s"):
         cache.load_scene(slow, tmp_path, timeout_s=0.3)
@@ -290,7 +290,7 @@ def test_a_failing_compiler_shows_its_output(tmp_path: Path) -> None:
     shutil.copytree(pack.root, broken)
     bowl = broken / "stable_scanned_objects" / "akita_black_bowl" / "akita_black_bowl.xml"
     bowl.write_text("<mujoco><worldbody>")
-    asked = SceneRequest("goal", "lite", "broken", broken, suite_tasks("goal"))
+    asked = request(digest="broken", root=broken)
     with pytest.raises(CompileError, match="ParseError") as caught:
         cache.load_scene(asked, tmp_path / "cache")
     message = str(caught.value)
@@ -383,35 +383,6 @@ def test_building_a_scene_removes_unused_ones(tmp_path: Path, compiles: list[str
     assert first.is_dir() and kept.is_dir()
     assert not gone.exists() and not killed.exists()
     assert not [p for p in (tmp_path / "scenes").iterdir() if p.name.startswith(".")]
-
-
-def test_a_scene_in_use_is_never_removed(tmp_path: Path, compiles: list[str]) -> None:
-    first = cache.load_scene(request(), tmp_path)
-    used = _aged(_copy(first, "in-use"), 99)
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from vla_gym.suites.pruning import mark_used\n"
-        f"mark_used(Path({str(used)!r}))\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-W", "always::ResourceWarning", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as user:
-        assert user.stdout is not None and user.stdout.readline() == "ready\n"
-        _aged(used, 99)  # as if it had run for long
-        cache.load_scene(request("second"), tmp_path)
-        assert used.is_dir()
-        _, errors = user.communicate(timeout=30)
-    assert errors == "", "what keeps the lock is no file that the interpreter must close"
-    cache.load_scene(request("third"), tmp_path)
-    assert not used.exists()
 
 
 def test_loading_a_scene_counts_as_use(tmp_path: Path, compiles: list[str]) -> None:

@@ -28,7 +28,7 @@ from vector_processes import wait_until as until
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import AssetError, UnknownTaskError, VlaGymError, WorkerError
 from vla_gym.suites import get_task
-from vla_gym.suites.libero.requests import LiberoSceneRequest
+from vla_gym.suites.libero.requests import scene_request
 from vla_gym.suites.libero.tasks import scene_of
 from vla_gym.vector.processes.client import EXIT_S, ProcessServer, ServerDied, WorkerProcess
 from vla_gym.vector.processes.server import pickle_error
@@ -637,7 +637,7 @@ def endless_preload(tmp_path, monkeypatch) -> Iterator[Callable[[], list[int]]]:
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path))
     pack = resolve_asset_pack("lite")
     scene, tasks = scene_of(get_task("goal", 8))
-    key = LiberoSceneRequest(scene, pack.name, pack.digest, pack.root, tasks).key()
+    key = scene_request(scene, pack, tasks).key()
     lock = tmp_path / "scenes" / f"{key}.lock"
     lock.parent.mkdir()
     with lock.open("w") as file:

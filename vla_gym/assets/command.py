@@ -14,7 +14,6 @@ from tyro.conf import Positional
 from vla_gym.assets.hub import download, hub_repo
 from vla_gym.assets.install import (
     install_from_dir,
-    install_from_tar,
     libero_folder,
     read_receipt,
     verify_pack,
@@ -31,7 +30,7 @@ class AssetsConfig:
     """Show, download, check or locate the asset packs.
 
     status: which packs are there. download: put LIBERO's meshes and textures into the cache
-    folder, from the hub, a LIBERO checkout or a tar. verify: check every file of a pack.
+    folder, from the hub or a LIBERO checkout. verify: check every file of a pack.
     path: print a pack's folder.
     """
 
@@ -44,8 +43,6 @@ class AssetsConfig:
     variable VLA_GYM_ASSETS_REPO, else the one that LeRobot uses. HF_ENDPOINT sets the hub."""
     from_dir: Path | None = None
     """Do not download: copy from this LIBERO checkout or asset folder."""
-    from_tar: Path | None = None
-    """Do not download: unpack this tar of a LIBERO checkout or asset folder."""
     force: bool = False
     """Download even if the pack is there and complete."""
     json: bool = False
@@ -59,11 +56,10 @@ def run(config: AssetsConfig) -> int:
         AssetError: If a pack is missing or cannot be got.
         ConfigError: If options contradict each other.
     """
-    sources = (config.repo, config.from_dir, config.from_tar)
-    if config.action != "download" and (config.force or any(s is not None for s in sources)):
-        raise ConfigError("--repo, --from-dir, --from-tar and --force belong to download.")
-    if sum(source is not None for source in sources) > 1:
-        raise ConfigError("Give one of --repo, --from-dir and --from-tar.")
+    if config.action != "download" and (config.force or config.repo or config.from_dir):
+        raise ConfigError("--repo, --from-dir and --force belong to download.")
+    if config.repo and config.from_dir:
+        raise ConfigError("Give one of --repo and --from-dir.")
     if config.action == "status":
         return _status(config.json)
     if config.action == "download":
@@ -112,14 +108,11 @@ def _status(as_json: bool) -> int:
 
 def _download(config: AssetsConfig) -> int:
     target = libero_folder()
-    given = config.from_dir or config.from_tar
-    if not config.force and given is None and not verify_pack(target)[0]:
+    if not config.force and config.from_dir is None and not verify_pack(target)[0]:
         sys.stdout.write(f"{target} is already complete. --force fetches it again.\n")
         return 0
     if config.from_dir is not None:
         install_from_dir(config.from_dir)
-    elif config.from_tar is not None:
-        install_from_tar(config.from_tar)
     else:
         name, revision = hub_repo(config.repo)
         sys.stderr.write(f"From the hub dataset {name} at {revision[:12]}, to {target}\n")

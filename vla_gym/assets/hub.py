@@ -80,7 +80,7 @@ def download(repo: str | None = None, *, endpoint: str | None = None) -> Path:
                 f"{type(error).__name__}: {reason}. What is there already is kept. Check the "
                 "network (HTTPS_PROXY, HF_HUB_OFFLINE, HF_ENDPOINT for a mirror) and run the "
                 "command again, or take the assets from a LIBERO checkout: vla-gym assets "
-                "download --from-dir LIBERO (or --from-tar FILE)."
+                "download --from-dir LIBERO."
             ) from error
         if missing := missing_files(partial):
             raise AssetError(

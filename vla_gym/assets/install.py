@@ -1,4 +1,4 @@
-"""Put LIBERO's assets into the cache folder: from a folder or a tar, all of them or none.
+"""Put LIBERO's assets into the cache folder: from a folder, all of them or none.
 
 A pack is put together in a folder beside its place, checked, and renamed. What was checked is
 written into the pack (``vla_gym_pack.json``), so that it can be checked again.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import lzma
 import shutil
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from vla_gym.assets.cache import cache_dir
@@ -55,55 +52,6 @@ def install_from_dir(source: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / name, target)
         return put_in_place(scratch / "pack", str(source))
-
-
-def install_from_tar(source: Path) -> Path:
-    """Unpack a tar (gz, bz2, xz) of LIBERO's assets or checkout; return the pack's folder.
-
-    Raises:
-        AssetError: If it is not a tar, is damaged or unsafe, lacks files, or the cache folder
-            cannot be written.
-    """
-    source = Path(source).expanduser().absolute()
-    if not source.is_file():
-        raise AssetError(f"{source} does not exist: give a tar of LIBERO's assets.")
-    with writing(), _scratch() as scratch:
-        try:
-            with tarfile.open(source) as archive:
-                unpack_tar(archive, scratch / "tar")
-        except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
-            raise AssetError(
-                f"{source} is not an intact tar file ({error or type(error).__name__}): "
-                "get it again."
-            ) from error
-        return put_in_place(_complete_root(_unpacked_root(scratch / "tar"), source), str(source))
-
-
-def unpack_tar(archive: tarfile.TarFile, folder: Path) -> None:
-    """Unpack the folders and regular files of a tar; links and devices are left out.
-
-    Written out because ``extractall(filter="data")`` is missing in Python 3.11.0 to 3.11.3, which
-    Debian 12 has.
-
-    Args:
-        archive: Opened for reading.
-        folder: Where to; made if it does not exist.
-
-    Raises:
-        tarfile.TarError: If a member lies outside of ``folder``.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for member in archive:
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts:
-            raise tarfile.TarError(f"{member.name!r} lies outside of the archive's own folder")
-        target = folder / path
-        if member.isdir():
-            target.mkdir(parents=True, exist_ok=True)
-        elif content := archive.extractfile(member) if member.isfile() else None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with content, target.open("wb") as file:
-                shutil.copyfileobj(content, file)
 
 
 def put_in_place(staged: Path, source: str) -> Path:
@@ -179,25 +127,18 @@ def _scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _unpacked_root(folder: Path) -> Path:
-    """Return the folder in an unpacked tar that holds ``scenes``, however deep it lies."""
-    depth = {len(path.parts): path for path in folder.rglob("scenes") if path.is_dir()}
-    return depth[min(depth)].parent if depth else folder
-
-
-def _complete_root(folder: Path, source: Path | None = None) -> Path:
-    """Return where in a folder all assets are; ``source`` is what a message calls it."""
+def _complete_root(folder: Path) -> Path:
+    """Return where in a folder all assets are."""
     root, missing = best_root(folder)
-    source = source or root
     if missing:
         raise AssetError(
-            f"{source} lacks {len(missing)} of the {len(libero_files())} files that "
+            f"{root} lacks {len(missing)} of the {len(libero_files())} files that "
             f"LIBERO's tasks load ({shorten(missing)}): give a complete LIBERO checkout or its "
             "asset folder."
         )
     if pointers := lfs_pointers(root):
         raise AssetError(
-            f"{source} holds git-LFS pointers instead of files ({shorten(pointers)}): "
+            f"{root} holds git-LFS pointers instead of files ({shorten(pointers)}): "
             "run `git lfs pull` there."
         )
     return root

@@ -110,11 +110,8 @@ def probe_settle(pack: str) -> float:
     return 100 * float(np.linalg.norm(sim.body_pos("akita_black_bowl_1_main")[:2] - start))
 
 
-PROBES: dict[str, Callable[..., Any]] = {
-    "gl": probe_gl,
-    "imports": probe_imports,
-    "settle": probe_settle,
-}
+PROBES: dict[str, Callable[..., Any]]
+PROBES = {"gl": probe_gl, "imports": probe_imports, "settle": probe_settle}
 
 
 def check_packages(extra: str) -> Finding:
@@ -219,9 +216,7 @@ def check_imports() -> Finding:
     except ProbeError as error:
         mend = "pip install --force-reinstall torch transformers"
         if "torchvision" in str(error):
-            mend = (
-                "pip uninstall -y torchvision  # it does not fit torch, and nothing here needs it"
-            )
+            mend = "pip uninstall -y torchvision  # it does not fit torch, and is not needed here"
         return Finding("fail", str(error), mend)
     cuda = ", ".join(found["cuda"]) or "none (not needed by the embedded VLA)"
     return Finding("ok", f"{found['versions']}, CUDA: {cuda}")

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -60,137 +60,95 @@ def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> Compi
     return model
 
 
-class _RendererPool:
-    """The renderers of one thread, least recently used first.
+class _User:
+    """Stands for an environment: what it uses stays open while this lives."""
 
-    A renderer is closed when its last user is gone, or when more than the bound are open; a user
-    that still wants an evicted one gets a new one at its next image.
+    def __init__(self, max_renderers: int) -> None:
+        self.max_renderers = max_renderers
+        # At exit the renderers close themselves, while OpenGL is there still.
+        weakref.finalize(self, _close_unused).atexit = False
+
+
+class _RendererPool:
+    """The renderers of one thread, least recently used first; they end with the thread.
+
+    A renderer is closed when its last user is gone, or when more are open than the most generous
+    user wants; a user that still wants an evicted one gets a new one at its next image. Users go at
+    any moment, in any thread, even inside a render, and closing a renderer changes the thread's
+    current context: nothing is closed but by :meth:`close_unused`, when nobody renders.
     """
 
     def __init__(self) -> None:
-        self.pid, self._thread = os.getpid(), threading.get_ident()
-        self._renderers: OrderedDict[_RendererKey, SceneRenderer] = OrderedDict()
-        self._users: dict[_RendererKey, set[object]] = {}
-        self._bounds: dict[object, int] = {}
-        # Users are collected at any moment, in any thread, even inside a render: closing another
-        # context there would take the current one away. They wait here until the lock is free.
-        self._gone: deque[object] = deque()
-        self._lock = threading.Lock()
-
-    def find(
-        self, model: CompiledTask, size: int, profile: str, user: object, bound: int
-    ) -> SceneRenderer:
-        """Return the shared renderer of a scene; the pool's thread only.
-
-        Args:
-            model: Any task of the scene.
-            size: Height and width in pixels.
-            profile: ``"libero"`` or ``"fast"``.
-            user: Who asks; :meth:`release` it once.
-            bound: Most renderers that this user lets the pool keep; the most generous user counts.
-        """
-        from vla_gym.sim import SceneRenderer
-
-        key = (model.scene_key, model.mjb_path, size, profile)
-        with self._held():
-            self._bounds[user] = bound
-            if key not in self._renderers:
-                self._renderers[key] = SceneRenderer(model, size, size, profile=profile)
-                self._users[key] = set()
-                while len(self._renderers) > max(self._bounds.values()):
-                    self._drop(next(iter(self._renderers)))
-            self._renderers.move_to_end(key)
-            self._users[key].add(user)
-            return self._renderers[key]
-
-    def render(
-        self, renderer: SceneRenderer, sim: Simulation, out: Images, cameras: Sequence[str]
-    ) -> None:
-        """Render while no renderer of this thread is closed; see ``SceneRenderer.render``."""
-        with self._held():
-            renderer.render(sim, out, cameras)
-        if self._gone:
-            self._collect()
+        self.pid = os.getpid()
+        self.renderers: OrderedDict[_RendererKey, SceneRenderer] = OrderedDict()
+        self._users: weakref.WeakKeyDictionary[_User, set[_RendererKey]]
+        self._users = weakref.WeakKeyDictionary()
+        self._busy = False
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        held = self._lock.acquire(blocking=False)  # else this thread has it, further up
+    def busy(self) -> Iterator[None]:
+        """Keep what is open, whoever goes meanwhile."""
+        before, self._busy = self._busy, True
         try:
             yield
         finally:
-            if held:
-                self._lock.release()
+            self._busy = before
 
-    def release(self, user: object) -> None:
-        """Forget a user; what nobody else uses is closed, at once where that is safe."""
-        self._gone.append(user)
-        self._collect()
+    def find(self, key: _RendererKey, model: CompiledTask, user: _User) -> SceneRenderer:
+        """Return the renderer of a scene, and remember who uses it."""
+        from vla_gym.sim import SceneRenderer
 
-    def _collect(self) -> None:
-        if self._foreign():
-            return  # the thread does it at its next image, or at its end
-        while self._gone and self._lock.acquire(blocking=False):
-            try:
-                user = self._gone.popleft()
-                self._bounds.pop(user, None)
-                for key, users in list(self._users.items()):
-                    users.discard(user)
-                    if not users:
-                        self._drop(key)
-            finally:
-                self._lock.release()
+        with self.busy():
+            self._users.setdefault(user, set()).add(key)
+            if key not in self.renderers:
+                _, _, size, profile = key
+                self.renderers[key] = SceneRenderer(model, size, size, profile=profile)
+                while len(self.renderers) > max(user.max_renderers for user in self._users):
+                    self._close(next(iter(self.renderers)))
+            self.renderers.move_to_end(key)
+            return self.renderers[key]
 
-    def _drop(self, key: _RendererKey) -> None:
-        self._users.pop(key)
+    def close_unused(self) -> None:
+        """Close what nobody uses any more, unless a renderer of this thread is at work."""
+        if not self._busy:
+            with self.busy():
+                used = set().union(*self._users.values())
+                for key in self.renderers.keys() - used:
+                    self._close(key)
+
+    def _close(self, key: _RendererKey) -> None:
+        for keys in self._users.values():
+            keys.discard(key)
         try:
-            self._renderers.pop(key).close()
+            self.renderers.pop(key).close()
         except Exception:
             logger.warning("An OpenGL context could not be freed.", exc_info=True)
 
-    def end(self) -> None:
-        """Close everything: the thread ends, and nobody could free its contexts after that."""
-        if self.pid != os.getpid():
-            _inherited.append(self)
-        elif not self._foreign():
-            for key in list(self._renderers):
-                self._drop(key)
-
-    def _foreign(self) -> bool:
-        return threading.get_ident() != self._thread or os.getpid() != self.pid
-
-    def __len__(self) -> int:
-        return len(self._renderers)
-
-
-# Pools of the process that this one was forked from. Their contexts are not ours to free.
-_inherited: list[_RendererPool] = []
-
-
-class _ThreadEnd:
-    """Dies in its thread when that ends, and takes the thread's pool along."""
-
 
 _local = threading.local()
+# Pools of the process that this one was forked from. Their contexts are not ours to free.
+_inherited: list[_RendererPool] = []
 
 
 def _pool() -> _RendererPool:
     """Return the pool of this thread."""
     pool: _RendererPool | None = getattr(_local, "pool", None)
-    if pool is None or pool.pid != os.getpid():
-        pool, end = _RendererPool(), _ThreadEnd()
-        weakref.finalize(end, pool.end).atexit = False
-        _local.pool, _local.end = pool, end
+    if pool is not None and pool.pid != os.getpid():
+        _inherited.append(pool)
+        pool = None
+    if pool is None:
+        pool = _local.pool = _RendererPool()
     return pool
+
+
+def _close_unused() -> None:
+    """Close what nobody uses in this thread; other threads do it at their next image."""
+    _pool().close_unused()
 
 
 def num_renderers() -> int:
     """Return how many shared renderers the calling thread keeps."""
-    return len(_pool())
-
-
-def _release(pools: list[_RendererPool], user: object) -> None:
-    while pools:
-        pools.pop().release(user)
+    return len(_pool().renderers)
 
 
 class SceneCache:
@@ -216,9 +174,7 @@ class SceneCache:
         self._physics, self._image_size = physics, image_size
         self._visual_profile, self._max_scenes = visual_profile, max_scenes
         self._sims: OrderedDict[tuple[str, Path], Simulation] = OrderedDict()
-        self._user, self._pools = object(), list[_RendererPool]()
-        # At exit the renderers close themselves, while OpenGL is there still.
-        weakref.finalize(self, _release, self._pools, self._user).atexit = False
+        self._user = _User(max_scenes)
 
     def simulation(self, model: CompiledTask) -> Simulation:
         """Return the simulation of the task's scene, set to the task; its state is undefined.
@@ -241,7 +197,10 @@ class SceneCache:
 
     def renderer(self, model: CompiledTask) -> SceneRenderer:
         """Return the renderer of the task's scene that this thread's environments share."""
-        return self._find(model)[1]
+        default = "libero" if model.assets.name == "libero" else "fast"
+        profile = self._visual_profile or default
+        key = (model.scene_key, model.mjb_path, self._image_size, profile)
+        return _pool().find(key, model, self._user)
 
     def render(self, sim: Simulation, out: Images, cameras: Sequence[str]) -> None:
         """Render a simulation; see ``SceneRenderer.render``.
@@ -249,18 +208,12 @@ class SceneCache:
         Raises:
             RenderError: No usable OpenGL context.
         """
-        pool, renderer = self._find(sim.task_model)
-        pool.render(renderer, sim, out, cameras)
-
-    def _find(self, model: CompiledTask) -> tuple[_RendererPool, SceneRenderer]:
         pool = _pool()
-        if pool not in self._pools:
-            self._pools.append(pool)
-        default = "libero" if model.assets.name == "libero" else "fast"
-        profile, size = self._visual_profile or default, self._image_size
-        return pool, pool.find(model, size, profile, self._user, self._max_scenes)
+        with pool.busy():
+            self.renderer(sim.task_model).render(sim, out, cameras)
+        pool.close_unused()
 
     def close(self) -> None:
         """Let go of everything; it is built again when it is needed."""
         self._sims.clear()
-        _release(self._pools, self._user)
+        self._user = _User(self._max_scenes)

@@ -53,9 +53,9 @@ class SimAccess:
             model.body_pos[body] = self._fixture_pos[index]
             model.body_quat[body] = self._fixture_quat[index]
         for indicator in self.task_model.indicators:
-            compare = COMPARISONS[indicator.rule.comparison]
+            compare = COMPARISONS[indicator.comparison]
             values = self._data.qpos[indicator.joint_qpos]
-            lit = any(compare(float(v), indicator.rule.threshold) for v in values)
+            lit = any(compare(float(v), indicator.threshold) for v in values)
             alpha = indicator.alpha_on if lit else indicator.alpha_off
             model.site_rgba[indicator.site_id, 3] = alpha
 
@@ -97,10 +97,6 @@ class SimAccess:
     def site_pos(self, name: str) -> np.ndarray:
         """Return the (3,) position of a site."""
         return self._data.site(name).xpos.copy()
-
-    def site_mat(self, name: str) -> np.ndarray:
-        """Return the (3, 3) rotation of a site."""
-        return self._data.site(name).xmat.reshape(3, 3).copy()
 
     def joint_qpos(self, name: str) -> float:
         """Return the position of a hinge or slide joint."""

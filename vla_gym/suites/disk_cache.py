@@ -1,11 +1,11 @@
-"""The on-disk cache of compiled scenes: keys, verification, locking and the compile process.
+"""The on-disk cache of compiled scenes: keys, verification and the compile process.
 
 A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, init_states.npz and
 manifest.json, which holds what the scene was made from (its digest is the key) and the SHA-256 of
 the other files. Nothing in it is used before it was verified (a damaged .mjb can abort the process
 that loads it); what does not verify is built anew. Folders appear by an atomic rename, under a
-lock that other processes respect. Scenes of old versions go when a new one is built, see
-:mod:`vla_gym.suites.pruning`.
+lock that other processes respect. Building a scene removes those that nobody has loaded for long,
+such as those of old versions.
 """
 
 from __future__ import annotations
@@ -23,66 +23,53 @@ import subprocess
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
-from vla_gym.suites import pruning
-from vla_gym.suites.pruning import MANIFEST
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 2
 COMPILE_TIMEOUT_S = 300.0
+UNUSED_DAYS = 30
 FILES = ("scene.mjb", "scene.json", "init_states.npz")
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class SceneRequest(ABC):
-    """What to compile; a suite adds how.
+class SceneRequest:
+    """What to compile, and how.
 
     Attributes:
         scene: Scene name, e.g. ``"goal"``.
-        pack: Name of the asset pack.
-        pack_digest: Digest of its content.
-        asset_root: Its folder.
+        pack: The asset pack.
+        program: The module that compiles it, run as ``python -m PROGRAM REQUEST.json``.
+        inputs: What the compiled scene depends on besides the asset pack and the machine, as plain
+            data: digests of the compiler's sources and of the tasks' files, versions of packages,
+            whatever makes a cached scene wrong when it changes.
+        arguments: What the program needs to know, as plain data; the cache adds the folder ``out``.
     """
 
     scene: str
-    pack: str
-    pack_digest: str
-    asset_root: Path
-
-    @abstractmethod
-    def inputs(self) -> dict[str, Any]:
-        """Return what the compiled scene depends on besides the asset pack and the machine.
-
-        Digests of the compiler's sources and of the tasks' files, versions of packages: whatever
-        makes a cached scene wrong when it changes, JSON-ready.
-        """
-
-    @property
-    @abstractmethod
-    def program(self) -> str:
-        """The module that compiles it, run as ``python -m PROGRAM REQUEST.json``."""
-
-    @abstractmethod
-    def arguments(self) -> dict[str, Any]:
-        """Return what the program needs to know, JSON-ready; the cache adds the folder ``out``."""
+    pack: AssetPack
+    program: str
+    inputs: dict[str, Any]
+    arguments: dict[str, Any]
 
     def identity(self) -> dict[str, Any]:
         """Return everything that the compiled scene depends on."""
         return {
             "schema": SCHEMA,
             "machine": [platform.system(), platform.machine(), sys.byteorder],
-            "pack": self.pack,
-            "pack_digest": self.pack_digest,
+            "pack": self.pack.name,
+            "pack_digest": self.pack.digest,
             "scene": self.scene,
-            **self.inputs(),
+            **self.inputs,
         }
 
     def key(self) -> str:
@@ -108,7 +95,6 @@ def load_scene(
     scenes = cache_dir / "scenes"
     folder = scenes / key
     if verify(folder, key):
-        pruning.mark_used(folder)
         return folder
     try:
         scenes.mkdir(parents=True, exist_ok=True)
@@ -116,8 +102,7 @@ def load_scene(
             # Another process may have built it while this one waited.
             if not verify(folder, key):
                 _build(request, key, folder, timeout_s)
-                pruning.prune(scenes)
-        pruning.mark_used(folder)
+                _remove_unused(scenes)
     except OSError as error:
         raise CompileError(
             f"The scene cache {scenes} cannot be written ({error}): expected a writable folder. "
@@ -142,7 +127,23 @@ def verify(folder: Path, key: str) -> bool:
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("Cached scene %s will be rebuilt: %s.", folder, error)
         return False
+    with contextlib.suppress(OSError):  # a cache that cannot be written is not cleaned up either
+        os.utime(folder / MANIFEST)  # when it was last used
     return True
+
+
+def _remove_unused(scenes: Path) -> None:
+    """Remove what nobody has loaded for long, and what killed builds have left behind.
+
+    A process that has loaded a scene keeps it in memory.
+    """
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for folder in [path for path in scenes.iterdir() if path.is_dir()]:
+        with contextlib.suppress(OSError):  # another process is at it, or it is not ours to remove
+            manifest = folder / MANIFEST
+            if (manifest if manifest.exists() else folder).stat().st_mtime < oldest:
+                logger.info("Removing the unused compiled scene %s.", folder)
+                shutil.rmtree(folder)
 
 
 def file_sha256(path: Path) -> str:
@@ -193,7 +194,7 @@ def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> N
 def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: float) -> None:
     """Run the request's program in its own process group, with its output captured."""
     request_file = scratch / "request.json"
-    content = request.arguments() | {"out": str(out.resolve())}
+    content = request.arguments | {"out": str(out.resolve())}
     request_file.write_text(json.dumps(content), encoding="utf-8")
     log = scratch / "output.txt"
     with log.open("wb") as stream:
@@ -222,8 +223,8 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         output = "\n".join(line[:400] for line in lines[-40:])
         raise CompileError(
-            f"Compiling scene {request.scene!r} from the {request.pack!r} assets in "
-            f"{request.asset_root} failed: the compile process {reason}. Its output ends with:\n"
+            f"Compiling scene {request.scene!r} from the {request.pack.name!r} assets in "
+            f"{request.pack.root} failed: the compile process {reason}. Its output ends with:\n"
             + output
             + _advice(output)
         )

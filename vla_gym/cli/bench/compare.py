@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.cli.bench.config import NAMES, BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import BenchError, Child
 from vla_gym.errors import AssetError
@@ -26,7 +26,6 @@ from vla_gym.suites import get_suite, get_task
 WINDOW_S = 1.0
 #: Small enough that neither a task is solved nor the arm leaves its workspace between two resets.
 _AMPLITUDE = 0.6
-_PACKAGES = ("vla-gym", "mujoco", "robosuite", "rlinf-libero", "gymnasium", "numpy", "numba")
 #: Figure -> heading; what is better when it is less is marked so.
 _COLUMNS = {
     "steps_per_s": "control steps/s",
@@ -50,7 +49,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
 
     from vla_gym.suites.libero import load_task_model
 
-    pack = _find_pack(config)
+    pack = resolve_asset_pack(config.assets or _default_pack())
     specs = system_specs(replace(config, assets=config.assets or pack.name))
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
@@ -68,7 +67,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         # Each system by itself: its start-up and its memory.
         for spec in bar.track(specs * config.starts, description="starts"):
             with _noting_failure(spec, failed), Child(spec) as child:
-                _turn(child, config, states[spec.name], 0, 0.0)
+                _turn(child, config, states[spec.name], 0, 1e-9)
                 starts[spec.name].append({"start_s": child.start_s, **child.memory()})
         # All of them alive, taking turns; the first round only warms up.
         with ExitStack() as stack:
@@ -109,15 +108,11 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     }
 
 
-def _find_pack(config: BenchConfig) -> Any:
-    from vla_gym.assets import resolve_asset_pack
-
-    if config.assets is not None:
-        return resolve_asset_pack(config.assets)
+def _default_pack() -> str:
     try:
-        return resolve_asset_pack("libero")
+        return resolve_asset_pack("libero").name
     except AssetError:
-        return resolve_asset_pack("lite")
+        return "lite"
 
 
 @contextmanager
@@ -135,10 +130,8 @@ def _turn(
     state, steps = index % suite.num_init_states, config.chunks * config.chunk_len
     actions = fixed_actions(config.seed, spec.num_envs, steps, suite.action.size)
     own_states = states[:, state] if spec.system == "libero" else None
-    result: dict[str, float] = child.call(
-        "measure", state, own_states, actions, max(window_s, 1e-9)
-    )
-    return result
+    figures: dict[str, float] = child.call("measure", state, own_states, actions, window_s)
+    return figures
 
 
 def fixed_actions(seed: int, num_envs: int, steps: int, size: int) -> np.ndarray:
@@ -150,13 +143,12 @@ def fixed_actions(seed: int, num_envs: int, steps: int, size: int) -> np.ndarray
     return np.stack(rows).astype(np.float32)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, lowest and highest value."""
+def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def _spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {key: spread([row[key] for row in rows]) for key in (rows[0] if rows else ())}
+    return {key: _spread([row[key] for row in rows]) for key in (rows[0] if rows else ())}
 
 
 def ratios(
@@ -169,28 +161,21 @@ def ratios(
     for key in rows[0].keys() - {"ended"}:
         pairs = [(a[key], b[key]) for a, b in zip(rows, base, strict=False) if b[key] > 0]
         if pairs:
-            found[key] = spread([a / b for a, b in pairs])
+            found[key] = _spread([a / b for a, b in pairs])
     return found
 
 
 def machine() -> dict[str, Any]:
     """Return processor, memory, OpenGL renderer, load and the versions that speed depends on."""
-    from vla_gym.cli.doctor import check_gl
+    from vla_gym.cli.doctor import check_gl, check_limits, check_packages
 
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
     return {
         "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "limits": check_limits().value,
         "gl": check_gl().value,
         "load": os.getloadavg()[0],
-        "versions": versions,
+        "packages": check_packages("").value,
     }
 
 
@@ -213,9 +198,7 @@ def print_report(report: Mapping[str, Any]) -> None:
             table.add_row(name, *cells)
         console.print(table)
     host = report["machine"]
-    console.print(
-        f"{host['cpu']}, {host['cores']} cores, OpenGL: {host['gl']}; load {host['load']:.1f}"
-    )
+    console.print(f"{host['cpu']}, {host['limits']}; OpenGL: {host['gl']}; load {host['load']:.1f}")
     console.print(f"Asset pack {report['assets']['pack']}; {report['date']}")
     for name, figures in report["systems"].items():
         if ended := figures["ended"]["high"]:

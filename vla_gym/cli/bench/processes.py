@@ -105,9 +105,8 @@ class Child:
         except VlaGymError as error:
             raise BenchError(f"{label}: {error}") from error
         except Exception as error:
-            raise BenchError(
-                f"{label}: {name!r} failed: {type(error).__name__}: {error}"
-            ) from error
+            failed = f"{label}: {name!r} failed: {type(error).__name__}: {error}"
+            raise BenchError(failed) from error
 
     def memory(self) -> dict[str, float]:
         """Return the memory (PSS) in MB of the largest worker and of all processes."""
@@ -143,9 +142,9 @@ def _begin(folder: str) -> None:
 
 def _build(spec: SystemSpec) -> None:
     global _system
-    from vla_gym.cli.bench.systems import make_system
+    from vla_gym.cli.bench.systems import System
 
-    _system = make_system(spec)
+    _system = System(spec)
 
 
 def _call(name: str, *args: Any) -> Any:

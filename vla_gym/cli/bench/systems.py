@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import time
-from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,23 @@ _NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 _SETTLE_STEPS = 10
 
 
-class System(ABC):
-    """A system that has been built and reset once by its constructor."""
+class System:
+    """Vector environments of one kind, built and reset once by the constructor.
 
-    spec: SystemSpec
-    envs: Any
+    LIBERO's own ``SubprocVectorEnv`` has no chunks: every action is one control step, and every
+    observation is rendered.
+    """
 
-    @abstractmethod
+    def __init__(self, spec: SystemSpec) -> None:
+        self.spec, self._is_libero = spec, spec.system == "libero"
+        makers = {"ours": _make_ours, "async": _make_async, "libero": _make_libero}
+        self.envs = makers[spec.system](spec)
+        if self._is_libero:
+            self.envs.seed(spec.config.seed)
+            self.envs.reset()
+        else:
+            self.envs.reset(seed=spec.config.seed)
+
     def reset(self, init_state_id: int, states: np.ndarray | None) -> None:
         """Reset every environment to an official state and settle it.
 
@@ -35,14 +44,36 @@ class System(ABC):
             init_state_id: Index of the state, the same for every environment.
             states: (N, 1 + nq + nv) the states themselves, for LIBERO's.
         """
+        if not self._is_libero:
+            self.envs.reset(options={"init_state_id": init_state_id})
+            return
+        self.envs.reset()
+        self.envs.set_init_state(states)
+        noops = np.tile(_NOOP, (self.spec.num_envs, 1))
+        for _ in range(_SETTLE_STEPS):
+            self.envs.step(noops)
 
-    @abstractmethod
     def play(self, actions: np.ndarray) -> int:
         """Play actions (N, T, 7), T a multiple of the chunk length; return the episodes ended."""
+        count, _, dim = actions.shape
+        ended = 0
+        if self._is_libero:
+            for rows in np.ascontiguousarray(actions.swapaxes(0, 1), np.float64):
+                ended += int(np.sum(self.envs.step(rows)[2]))
+            return ended
+        chunks = actions.reshape(count, -1, self.spec.config.chunk_len, dim).swapaxes(0, 1)
+        for chunk in np.ascontiguousarray(chunks, np.float32):
+            _, _, terminations, truncations, _ = self.envs.step(chunk)
+            ended += int((terminations | truncations).sum())
+        return ended
 
-    @abstractmethod
     def worker_pids(self) -> list[int]:
         """Return the processes that hold environments."""
+        if self.spec.system == "ours":
+            return list(self.envs.worker_pids)
+        if self._is_libero:
+            return [worker.process.pid for worker in self.envs.workers]
+        return [process.pid for process in self.envs.processes]
 
     def measure(
         self, init_state_id: int, states: np.ndarray | None, actions: np.ndarray, window_s: float
@@ -80,123 +111,47 @@ class System(ABC):
         self.envs.close()
 
 
-class _ChunkedSystem(System):
-    """A ``gymnasium.vector.VectorEnv`` of chunked environments."""
+def _make_ours(spec: SystemSpec) -> Any:
+    from vla_gym.vector import LiberoVectorEnv
 
-    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:  # noqa: ARG002
-        self.envs.reset(options={"init_state_id": init_state_id})
-
-    def play(self, actions: np.ndarray) -> int:
-        count, steps, dim = actions.shape
-        chunks = actions.reshape(count, -1, self.spec.config.chunk_len, dim).swapaxes(0, 1)
-        ended = 0
-        for chunk in np.ascontiguousarray(chunks, np.float32):
-            _, _, terminations, truncations, _ = self.envs.step(chunk)
-            ended += int((terminations | truncations).sum())
-        return ended
+    return LiberoVectorEnv(
+        spec.num_envs,
+        spec.config.suite,
+        workers=spec.config.num_workers,
+        task_ids=[[spec.task_of(i)] for i in range(spec.num_envs)],
+        **_env_arguments(spec),
+    )
 
 
-class OursSystem(_ChunkedSystem):
-    """:class:`vla_gym.vector.LiberoVectorEnv`."""
+def _make_async(spec: SystemSpec) -> Any:
+    from gymnasium.vector import AsyncVectorEnv
 
-    def __init__(self, spec: SystemSpec) -> None:
-        from vla_gym.vector import LiberoVectorEnv
-
-        self.spec = spec
-        self.envs = LiberoVectorEnv(
-            spec.num_envs,
-            spec.config.suite,
-            workers=spec.config.num_workers,
-            task_ids=[[spec.task_of(i)] for i in range(spec.num_envs)],
-            **_env_arguments(spec),
-        )
-        self.envs.reset(seed=spec.config.seed)
-
-    def worker_pids(self) -> list[int]:
-        """See :class:`System`."""
-        return list(self.envs.worker_pids)
+    makers = [partial(_make_single, spec, i) for i in range(spec.num_envs)]
+    # Not fork, the default: it is fatal in a process that has rendered or run torch.
+    return AsyncVectorEnv(makers, context="forkserver")
 
 
-class AsyncSystem(_ChunkedSystem):
-    """:class:`gymnasium.vector.AsyncVectorEnv` over our single environment."""
+def _make_libero(spec: SystemSpec) -> Any:
+    from vla_gym.assets import resolve_asset_pack
+    from vla_gym.suites.libero import upstream_env
 
-    def __init__(self, spec: SystemSpec) -> None:
-        from gymnasium.vector import AsyncVectorEnv
-
-        self.spec = spec
-        makers = [partial(_make_single, spec, i) for i in range(spec.num_envs)]
-        # Not fork, the default: it is fatal in a process that has rendered or run torch.
-        self.envs = AsyncVectorEnv(makers, context="forkserver")
-        self.envs.reset(seed=spec.config.seed)
-
-    def worker_pids(self) -> list[int]:
-        """See :class:`System`."""
-        return [process.pid for process in self.envs.processes]
-
-
-class LiberoSystem(System):
-    """LIBERO's own ``SubprocVectorEnv`` over its own environments, as its scripts use them.
-
-    Every action is one control step and every observation is rendered: it has no chunks.
-    """
-
-    def __init__(self, spec: SystemSpec) -> None:
-        from vla_gym.assets import resolve_asset_pack
-        from vla_gym.suites.libero import upstream_env
-
-        self.spec = spec
-        upstream_env.prepare(resolve_asset_pack(spec.config.assets or "lite").root, Path.cwd())
-        upstream: Any = importlib.import_module("libero.libero.envs")
-        makers = [partial(_make_upstream, spec, i) for i in range(spec.num_envs)]
-        self.envs = upstream.SubprocVectorEnv(makers)
-        self.envs.seed(spec.config.seed)
-        self.envs.reset()
-
-    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:  # noqa: ARG002
-        """See :class:`System`; ends with the no-op steps of LIBERO's evaluations."""
-        self.envs.reset()
-        self.envs.set_init_state(states)
-        noops = np.tile(_NOOP, (self.spec.num_envs, 1))
-        for _ in range(_SETTLE_STEPS):
-            self.envs.step(noops)
-
-    def play(self, actions: np.ndarray) -> int:
-        """See :class:`System`."""
-        ended = 0
-        for rows in np.ascontiguousarray(actions.swapaxes(0, 1), np.float64):
-            _, _, dones, _ = self.envs.step(rows)
-            ended += int(np.sum(dones))
-        return ended
-
-    def worker_pids(self) -> list[int]:
-        """See :class:`System`."""
-        return [worker.process.pid for worker in self.envs.workers]
-
-
-def make_system(spec: SystemSpec) -> System:
-    """Build a system and reset it once; imports only what this system needs."""
-    kinds: dict[str, type[Any]] = {
-        "ours": OursSystem,
-        "async": AsyncSystem,
-        "libero": LiberoSystem,
-    }
-    system: System = kinds[spec.system](spec)
-    return system
+    upstream_env.prepare(resolve_asset_pack(spec.config.assets or "lite").root, Path.cwd())
+    upstream: Any = importlib.import_module("libero.libero.envs")
+    return upstream.SubprocVectorEnv(
+        [partial(_make_upstream, spec, i) for i in range(spec.num_envs)]
+    )
 
 
 def _env_arguments(spec: SystemSpec) -> dict[str, Any]:
     """Return ``LiberoEnv``'s arguments, without the tasks."""
-    arguments: dict[str, Any] = {
-        "assets": spec.config.assets,
-        "chunk_len": spec.config.chunk_len,
-        "max_control_steps": _NO_LIMIT,
-    }
-    if spec.config.image_size == 0:
-        return {**arguments, "cameras": ()}
+    config = spec.config
     return {
-        **arguments,
-        "image_size": spec.config.image_size,
-        "visual_profile": spec.config.visual_profile,
+        "assets": config.assets,
+        "chunk_len": config.chunk_len,
+        "max_control_steps": _NO_LIMIT,
+        "cameras": None if config.image_size else (),
+        "image_size": config.image_size or 1,
+        "visual_profile": config.visual_profile,
     }
 
 

@@ -77,10 +77,11 @@ class Placement:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Placement:
         """Build a placement from the dictionary that the compile process wrote."""
-        arrays = {k: np.asarray(data[k], dtype=np.float64) for k in _ARRAY_FIELDS}
-        for name in _OPTIONAL_ARRAY_FIELDS:
-            if data.get(name) is not None:
-                arrays[name] = np.asarray(data[name], dtype=np.float64)
+        arrays = {
+            name: np.asarray(data[name], dtype=np.float64)
+            for name in ("x_ranges", "y_ranges", "reference_pos", "site_pos", "init_quat")
+            if data.get(name) is not None
+        }
         slides = tuple((int(a), np.asarray(axis, float)) for a, axis in data.get("slides", ()))
         return cls(**{**data, **arrays, "slides": slides})
 
@@ -142,10 +143,6 @@ class Placement:
     def _bounds(self, region: np.ndarray) -> tuple[float, float]:
         margin = self.radius if self.keep_inside else 0.0
         return float(region[0]) + margin, float(region[1]) - margin
-
-
-_ARRAY_FIELDS = ("x_ranges", "y_ranges", "reference_pos")
-_OPTIONAL_ARRAY_FIELDS = ("site_pos", "init_quat")
 
 
 def sample_poses(

@@ -18,13 +18,9 @@ from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites.disk_cache import load_scene
-from vla_gym.suites.libero.goals import JointRule, Predicate, compile_goal
+from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
-from vla_gym.suites.libero.requests import (
-    ClutterRequest,
-    LiberoSceneRequest,
-    package_versions,
-)
+from vla_gym.suites.libero.requests import clutter_request, scene_request
 from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym.suites.protocol import CompiledTask, Task
@@ -39,15 +35,16 @@ class SiteIndicator:
 
     Attributes:
         site, site_id: Name and id of the site.
-        joint_qpos: (K,) qpos addresses of the object's joints; one that meets ``rule`` is enough.
-        rule: Threshold on these joints.
+        joint_qpos: (K,) qpos addresses of the object's joints; one is enough.
+        comparison, threshold: What a joint must meet; see ``JointRule``.
         alpha_off, alpha_on: ``site_rgba[site_id, 3]`` while off and on.
     """
 
     site: str
     site_id: int
     joint_qpos: np.ndarray
-    rule: JointRule
+    comparison: str
+    threshold: float
     alpha_off: float
     alpha_on: float
 
@@ -65,9 +62,7 @@ class TaskModel(CompiledTask):
         goal: The goal's predicates, all of which must hold.
         indicators: Sites whose visibility follows a joint.
         placements: How objects and fixtures are placed, in upstream's order.
-        versions: Versions of mujoco, robosuite and libero.
         nq, nv: Sizes of qpos and qvel.
-        notes: Remarks on the model, e.g. textures that the pack lacks.
         reset_qpos: (nq,) qpos before objects are placed and noise is added.
         init_states: (50, 1 + nq + nv) official states: time, qpos, qvel.
         joint_inits: Joints that start at a random position: addresses, low and high.
@@ -82,19 +77,12 @@ class TaskModel(CompiledTask):
     goal: tuple[Predicate, ...]
     indicators: tuple[SiteIndicator, ...]
     placements: tuple[Placement, ...]
-    versions: dict[str, str]
     nq: int
     nv: int
-    notes: tuple[str, ...]
     reset_qpos: np.ndarray
     init_states: np.ndarray
     joint_inits: tuple[tuple[np.ndarray, float, float], ...]
     free_qpos: dict[str, int]
-
-    @property
-    def num_init_states(self) -> int:
-        """Number of official initial states."""
-        return len(self.init_states)
 
     def official_layout(self, init_state_id: int) -> Layout:
         """Return one of the official initial states.
@@ -189,18 +177,28 @@ def load_task_model(
         raise UnknownTaskError(f"Expected a task of LIBERO, got {task!r}.")
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
-    request = LiberoSceneRequest(scene, pack.name, pack.digest, pack.root, tasks)
+    request = scene_request(scene, pack, tasks)
     where = Path(cache_dir) if cache_dir else default_cache_dir()
     folder = load_scene(request, where)
     if clutter:
-        request = ClutterRequest(**vars(request), plain=folder, categories=clutter_of(tasks))
+        request = clutter_request(request, folder, clutter_of(tasks))
         folder = load_scene(request, where)
     data = json.loads((folder / "scene.json").read_text(encoding="utf-8"))
     with np.load(folder / "init_states.npz", allow_pickle=False) as states:
         init_states = states[task.key]
     table = data["tasks"][task.key]
     placements = tuple(Placement.from_json(placement) for placement in table["placements"])
-    objects = {name: _object_spec(name, spec) for name, spec in data["objects"].items()}
+    objects = {
+        name: ObjectSpec(
+            name=name,
+            category=spec["category"],
+            is_fixture=spec["is_fixture"],
+            body=spec["body"],
+            joints=tuple(spec["joints"]),
+            contact_geoms=tuple(spec["contact_geoms"]),
+        )
+        for name, spec in data["objects"].items()
+    }
     placed = {p.name for p in placements}
     fixtures = tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed)
     return TaskModel(
@@ -213,12 +211,13 @@ def load_task_model(
         fixtures=fixtures,
         fixture_bodies=tuple(objects[name].body for name in fixtures),
         goal=compile_goal(table["goal"], data["objects"], data["sites"]),
-        indicators=tuple(_indicator(entry) for entry in data["indicators"]),
+        indicators=tuple(
+            SiteIndicator(**{**entry, "joint_qpos": np.array(entry["joint_qpos"], dtype=np.int64)})
+            for entry in data["indicators"]
+        ),
         placements=placements,
-        versions=dict(package_versions()),
         nq=data["nq"],
         nv=data["nv"],
-        notes=tuple(data["replaced"]),
         reset_qpos=np.array(data["reset_qpos"]),
         init_states=init_states,
         joint_inits=tuple(
@@ -243,28 +242,3 @@ def clutter_of(tasks: Sequence[LiberoTask]) -> tuple[str, ...]:
 def _array(value: Any) -> Any:
     """Return a list of numbers as float64 or int64; other values as they are."""
     return np.array(value) if isinstance(value, list) else value
-
-
-def _object_spec(name: str, table: Mapping[str, Any]) -> ObjectSpec:
-    return ObjectSpec(
-        name=name,
-        category=table["category"],
-        is_fixture=table["is_fixture"],
-        body=table["body"],
-        joints=tuple(table["joints"]),
-        contact_geoms=tuple(table["contact_geoms"]),
-        horizontal_radius=table["horizontal_radius"],
-        bottom_offset=np.array(table["bottom_offset"]),
-        top_offset=np.array(table["top_offset"]),
-    )
-
-
-def _indicator(table: Mapping[str, Any]) -> SiteIndicator:
-    return SiteIndicator(
-        site=table["site"],
-        site_id=table["site_id"],
-        joint_qpos=np.array(table["joint_qpos"], dtype=np.int64),
-        rule=JointRule(table["comparison"], table["threshold"]),
-        alpha_off=table["alpha_off"],
-        alpha_on=table["alpha_on"],
-    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
 from vla_gym.suites.disk_cache import SceneRequest
 from vla_gym.suites.libero.tasks import LiberoTask
@@ -20,64 +20,43 @@ _COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upst
 _CLUTTER_SOURCES = ("compile_clutter.py",)  # besides these
 
 
-@dataclass(frozen=True)
-class LiberoSceneRequest(SceneRequest):
-    """A scene of LIBERO, see :mod:`vla_gym.suites.libero.compile_scene`.
+def scene_request(scene: str, pack: AssetPack, tasks: tuple[LiberoTask, ...]) -> SceneRequest:
+    """Return the request for a scene; see :mod:`vla_gym.suites.libero.compile_scene`.
 
-    Attributes:
+    Args:
+        scene: Its name.
+        pack: The asset pack.
         tasks: All tasks of the scene.
     """
-
-    tasks: tuple[LiberoTask, ...]
-
-    def inputs(self) -> dict[str, Any]:
-        """Return what the compiled scene depends on besides the asset pack and the machine."""
-        return {
-            "compiler": _digest(_COMPILER_SOURCES),
-            "versions": package_versions(),
-            "tasks": _tasks_digest(self.tasks),
-        }
-
-    @property
-    def program(self) -> str:
-        """The module that compiles it, run in a process of its own."""
-        return "vla_gym.suites.libero.compile_scene"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the program needs to know, JSON-ready."""
-        return {
-            "tasks": [dataclasses.asdict(task) for task in self.tasks],
-            "pack": self.pack,
-            "assets": str(self.asset_root.resolve()),
-        }
+    inputs = {
+        "compiler": _digest(_COMPILER_SOURCES),
+        "versions": package_versions(),
+        "tasks": _tasks_digest(tasks),
+    }
+    arguments = {
+        "tasks": [dataclasses.asdict(task) for task in tasks],
+        "pack": pack.name,
+        "assets": str(pack.root.resolve()),
+    }
+    program = "vla_gym.suites.libero.compile_scene"
+    return SceneRequest(scene, pack, program, inputs, arguments)
 
 
-@dataclass(frozen=True)
-class ClutterRequest(LiberoSceneRequest):
-    """A scene with clutter, see :mod:`vla_gym.suites.libero.compile_clutter`.
+def clutter_request(plain: SceneRequest, folder: Path, categories: Sequence[str]) -> SceneRequest:
+    """Return the request for a scene with clutter; see ``compile_clutter``.
 
-    Attributes:
-        plain: Folder of the compiled scene without clutter.
+    Args:
+        plain: The request for the scene without clutter.
+        folder: Folder of that scene, compiled.
         categories: What to add, one of each.
     """
-
-    plain: Path
-    categories: tuple[str, ...]
-
-    def inputs(self) -> dict[str, Any]:
-        """Return what the compiled scene depends on besides the asset pack and the machine."""
-        clutter = {"compiler": _digest(_CLUTTER_SOURCES), "categories": list(self.categories)}
-        return super().inputs() | {"clutter": clutter}
-
-    @property
-    def program(self) -> str:
-        """The module that compiles it, run in a process of its own."""
-        return "vla_gym.suites.libero.compile_clutter"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the program needs to know, JSON-ready."""
-        more = {"plain": str(self.plain.resolve()), "clutter": list(self.categories)}
-        return super().arguments() | more
+    clutter = {"compiler": _digest(_CLUTTER_SOURCES), "categories": list(categories)}
+    return dataclasses.replace(
+        plain,
+        program="vla_gym.suites.libero.compile_clutter",
+        inputs=plain.inputs | {"clutter": clutter},
+        arguments=plain.arguments | {"plain": str(folder.resolve()), "clutter": list(categories)},
+    )
 
 
 @cache

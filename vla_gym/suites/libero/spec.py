@@ -79,8 +79,6 @@ class ObjectSpec:
         body: Name of the root body in the compiled model, e.g. ``"akita_black_bowl_1_main"``.
         joints: Joint names in upstream's order.
         contact_geoms: Names of the geoms that upstream's ``check_contact`` looks at.
-        horizontal_radius, bottom_offset, top_offset: upstream's placement geometry,
-            (), (3,), (3,).
     """
 
     name: str
@@ -89,9 +87,6 @@ class ObjectSpec:
     body: str
     joints: tuple[str, ...]
     contact_geoms: tuple[str, ...]
-    horizontal_radius: float
-    bottom_offset: np.ndarray
-    top_offset: np.ndarray
 
 
 @dataclass(frozen=True)
