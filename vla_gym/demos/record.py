@@ -28,6 +28,7 @@ from vla_gym.errors import ConfigError, DemoError
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, rollout
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero import TaskModel, load_task_model
+from vla_gym.suites.libero.requests import package_versions
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ def _settings(config: DemosConfig, model: TaskModel) -> dict[str, Any]:
         "variation": config.variation,
         "pack": model.assets.name,
         "pack_digest": model.assets.digest,
-        "versions": model.versions,
+        "versions": dict(package_versions()),
     }
 
 
