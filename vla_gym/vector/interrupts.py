@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+# The functions behind ``signal``'s, which makes an enum member of each handler: that would cost a
+# twentieth of a step of cheap environments.
+import _signal  # type: ignore[import-not-found]
 import functools
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+_SIGINT = int(signal.SIGINT)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,33 +35,33 @@ class Interrupts:
 
     def __enter__(self) -> None:
         """Begin to hold back."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return
         if self._depth == 0:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signal.getsignal(_SIGINT)
             if callable(handler):
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._on_signal)
+                _signal.signal(_SIGINT, self._on_signal)
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
         """Let Ctrl-C act as before, also one that came in the meantime."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return
         self._depth -= 1
         if self._depth == 0 and self._handler is not None:
             handler, self._handler = self._handler, None
-            signal.signal(signal.SIGINT, handler)
+            _signal.signal(_SIGINT, handler)
             if self._held:
                 self._held = False
-                handler(signal.SIGINT, None)
+                handler(_SIGINT, None)
 
     def wait(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that may be interrupted."""
         self._waiting = True
         try:
             if self._held:
-                self._on_signal(signal.SIGINT, None)
+                self._on_signal(_SIGINT, None)
             return function(*args, **kwargs)
         finally:
             self._waiting = False
