@@ -252,7 +252,9 @@ def test_no_descriptor_stays():
 
 def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
     fds = count_fds()
-    first, second = spawn(server, "say_and_sleep"), spawn(server, "say_and_sleep")
+    first, (second, pipe) = spawn(server, "say_and_sleep"), spawn_with_pipe(server, "say_and_sleep")
+    os.read(pipe, 1)  # it has begun; the kernel knows that it shall end with its parent
+    os.close(pipe)
     os.kill(second.pid, signal.SIGSTOP)
     os.kill(server.pid, signal.SIGKILL)
     until(lambda: not runs(first.pid) and not runs(second.pid), "both workers are gone")

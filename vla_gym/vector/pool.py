@@ -13,7 +13,7 @@ from vla_gym.vector.interrupts import Interrupts
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.process_pool import ProcessPool
 from vla_gym.vector.processes.client import ProcessServer
-from vla_gym.vector.shared_memory import Layout, SharedArrays
+from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Worker, WorkerSpec
 
 
@@ -30,23 +30,24 @@ class LocalPool:
         self.blocks = [np.array(spec.env_ids)]
         self._owner, self._interrupts = os.getpid(), interrupts
         self._worker = Worker(spec)
-        self._memory: SharedArrays | None = None
+        self._columns: dict[str, np.ndarray] = {}
         self._events = [self._worker.ready]
 
     def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
         """Return the table, in memory of this process."""
-        self._memory = self._worker.attach(layout, same_step)
-        return self._memory.arrays
+        self._columns = map_arrays(layout)
+        self._worker.attach(self._columns, same_step)
+        return self._columns
 
     def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments do what their rows say; exceptions become ``"raised"`` events."""
         del each
         try:
             self._events += self._interrupts.wait(
-                lambda: list(self._worker.run(ids, options, each=False))
+                lambda: list(self._worker.run(ids.tolist(), options, each=False))
             )
         except Exception as error:
-            self._events.append(Event("raised", worker, ids, error))
+            self._events.append(Event("raised", worker, ids.tolist(), error))
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows."""
@@ -68,8 +69,7 @@ class LocalPool:
         if os.getpid() != self._owner:
             return  # a fork of the trainer
         self._worker.close()
-        if self._memory is not None:
-            self._memory.close()
+        self._columns.clear()
 
 
 Pool = LocalPool | ProcessPool

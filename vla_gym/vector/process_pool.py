@@ -22,8 +22,8 @@ import numpy as np
 from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector.interrupts import Interrupts
 from vla_gym.vector.processes.client import ProcessServer, ServerDied, WorkerProcess
-from vla_gym.vector.shared_memory import Layout, SharedArrays
-from vla_gym.vector.worker import DONE, RUN, Event, Failure, WorkerSpec, pack, unpack
+from vla_gym.vector.shared_memory import Layout, map_arrays
+from vla_gym.vector.worker import Event, Failure, WorkerSpec
 
 _CLOSE_S = 5.0  # for a worker to close its environments
 _KILL_S = 10.0  # for the kernel to end a killed process
@@ -78,16 +78,12 @@ class ProcessPool:
         self.blocks = [np.array(spec.env_ids) for spec in specs]
         self._specs, self._environ, self._prepare = specs, environ, prepare
         self._interrupts = interrupts
-        # The message of nearly every step.
-        self._run_all = [pack(RUN, block) for block in self.blocks]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self._owner = os.getpid()
         self._poller = select.poll()
         self._handles: dict[int, WorkerHandle] = {}
-        self._by_fd: dict[int, int] = {}
-        self._undelivered: list[Event] = []
         self._server: ProcessServer | None = None
-        self._memory: SharedArrays | None = None
+        self._columns: dict[str, np.ndarray] = {}
         self._memory_fd = os.memfd_create("vla-gym")
         self._attach = b""
         try:
@@ -104,15 +100,15 @@ class ProcessPool:
 
     def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
         """Share a table with the workers and with those that will replace them."""
-        self._memory = SharedArrays(layout, self._memory_fd)
+        self._columns = map_arrays(layout, self._memory_fd)
         self._attach = pickle.dumps(("attach", dict(layout), same_step))
         for handle in self._handles.values():
             with contextlib.suppress(OSError):  # its end is noticed with the first command
                 handle.connection.send_bytes(self._attach)
-        return self._memory.arrays
+        return self._columns
 
     def _progress(self, worker: int) -> int:
-        return int(self._memory["progress"][worker]) if self._memory is not None else 0
+        return int(self._columns["progress"][worker]) if self._columns else 0
 
     def start(self, worker: int) -> None:
         """Start a worker, at first or after it failed.
@@ -132,9 +128,7 @@ class ProcessPool:
                 self._release()
                 if attempt == 2:
                     raise WorkerError(f"The server of the workers died twice: {error}") from error
-        fd = self._handles[worker].connection.fileno()
-        self._poller.register(fd, select.POLLIN)
-        self._by_fd[fd] = worker
+        self._poller.register(self._handles[worker].connection, select.POLLIN)
 
     def _fork(self, server: ProcessServer, worker: int) -> WorkerHandle:
         ours, theirs = socket.socketpair()
@@ -159,10 +153,7 @@ class ProcessPool:
 
     def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments of a worker do what their rows say, with reset options by id."""
-        if ids is self.blocks[worker] and not each and not options:
-            message = self._run_all[worker]
-        else:
-            message = pack(RUN, ids, options, each=each)
+        message = pickle.dumps(("run", ids.tolist(), options, each))
         self._send(worker, message, "run", len(ids) if each else 1)
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
@@ -172,26 +163,19 @@ class ProcessPool:
         self._send(worker, message, name, 1)
 
     def _send(self, worker: int, message: bytes, command: str, answers: int) -> None:
-        handle = self._handles.get(worker)
-        if handle is None:  # its failure is on the way to the caller
-            return
+        handle = self._handles[worker]
         handle.command = command
         if not handle.outstanding:
             handle.active_at = time.monotonic()
         handle.outstanding += answers
-        try:
+        with contextlib.suppress(OSError):  # poll() notices its end, or that it hangs
             handle.connection.send_bytes(message)
-        except OSError:
-            self._undelivered.append(self._fail(worker, None))
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Wait for events; an empty list after ``timeout`` seconds, or if nothing is under way.
 
         A worker that makes no progress within its deadline is killed and reported as failed.
         """
-        if self._undelivered:
-            events, self._undelivered = self._undelivered, []
-            return events
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             wait = self._next_deadline() - time.monotonic()
@@ -199,10 +183,10 @@ class ProcessPool:
                 return []  # nothing is under way: nobody would ever answer
             if end is not None:
                 wait = min(wait, end - time.monotonic())
-            ready = self._interrupts.wait(self._poller.poll, max(0.0, min(wait, 3600.0)) * 1e3)
-            events = [self._receive(self._by_fd[fd]) for fd, _ in ready]
-            if not events:
-                events = self._expired()
+            found = self._interrupts.wait(self._poller.poll, max(0.0, min(wait, 3600.0)) * 1e3)
+            fds = {fd for fd, _ in found}
+            ready = [w for w, h in self._handles.items() if h.connection.fileno() in fds]
+            events = [self._receive(worker) for worker in ready] or self._expired()
             if events or (end is not None and time.monotonic() >= end):
                 return events
 
@@ -231,11 +215,7 @@ class ProcessPool:
             return self._fail(worker, None)
         handle.active_at = time.monotonic()
         handle.progress = self._progress(worker)
-        if message[:1] == DONE:
-            _, ids, extras = unpack(message)
-            event = Event("done", worker, ids, extras)
-        else:
-            event = pickle.loads(message)
+        event = Event(*pickle.loads(message))
         if event.kind == "ready":
             handle.ready = True
         elif event.kind == "failed":
@@ -257,15 +237,12 @@ class ProcessPool:
     ) -> Event:
         """Make sure that a worker is gone and say why."""
         handle = self._handles.pop(worker)
-        fd = handle.connection.fileno()
-        self._poller.unregister(fd)
-        del self._by_fd[fd]
+        self._poller.unregister(handle.connection)
         handle.connection.close()
         code: int | None = None
         try:
             # A process that ended by itself says how; one that only closed its socket does not.
-            if reason is None:
-                code = handle.process.exit_code(2.0)
+            code = handle.process.exit_code(2.0) if reason is None else None
             if code is None:
                 code = handle.process.kill(_KILL_S)
         except ServerDied:  # and the worker with it
@@ -274,13 +251,13 @@ class ProcessPool:
             reason = reason or "is gone with the process server, which died"
         reason = reason or _describe_exit(code)
         failure = Failure(reason, error, raised, handle.ready, handle.command)
-        return Event("failed", worker, np.empty(0, np.int32), failure)
+        return Event("failed", worker, (), failure)
 
     def close(self) -> None:
         """End all workers: idle ones close their environments, others are killed."""
         if os.getpid() != self._owner:
             return  # a fork of the trainer: the workers are not ours
-        handles, self._handles, self._by_fd = self._handles, {}, {}
+        handles, self._handles = self._handles, {}
         for handle in handles.values():
             with contextlib.suppress(OSError):
                 if not handle.busy:
@@ -294,8 +271,7 @@ class ProcessPool:
                     handle.process.kill(_KILL_S)
             handle.connection.close()
         self._release()
-        if self._memory is not None:
-            self._memory.close()
+        self._columns.clear()  # the memory is freed when the last view of it is gone
         if self._memory_fd >= 0:
             os.close(self._memory_fd)
             self._memory_fd = -1

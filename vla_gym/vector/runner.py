@@ -166,7 +166,7 @@ class Runner:
     def _handle(self, event: Event) -> Exception | None:
         worker = event.worker
         if event.kind == "done":
-            ended = self.table.finish(event.ids, event.value)
+            ended = self.table.finish(np.array(event.ids), event.value)
             if len(ended):
                 self._failures[self.worker_of[ended]] = 0
         elif event.kind == "ready":
@@ -177,7 +177,7 @@ class Runner:
             self._called.discard(worker)
             self._values[worker] = event.value
         else:
-            self.table.give_up(event.ids)
+            self.table.give_up(np.array(event.ids, np.int64))
             error: Exception = event.value
             return error
         return None

@@ -44,53 +44,31 @@ INFO_BITS = {key: 1 << bit for bit, key in enumerate(INFO_KEYS)}
 _DTYPES = {bool: "?", int: "<i8", float: "<f8", np.ndarray: "<f8"}
 
 
-class SharedArrays:
-    """Arrays that several processes see.
+def map_arrays(layout: Layout, fd: int | None = None) -> dict[str, np.ndarray]:
+    """Map arrays that several processes see; they hold zeros at first.
 
     The block is a ``memfd``: it exists as long as a process maps it or holds its descriptor, so
-    nothing stays behind after a crash.
+    nothing stays behind after a crash, and it is freed when the last view of it is gone.
 
-    Attributes:
-        layout: Shape and dtype by name.
-        arrays: The arrays by name.
+    Args:
+        layout: Shape and dtype by name; the same on all sides.
+        fd: Descriptor of the block, which grows as needed; None for plain memory of this process.
     """
-
-    def __init__(self, layout: Layout, fd: int | None = None) -> None:
-        """Map the arrays; they hold zeros at first.
-
-        Args:
-            layout: Shape and dtype by name; the same on both sides.
-            fd: Descriptor of the block, which grows as needed; None for plain memory of this
-                process.
-        """
-        self.layout = dict(layout)
-        offsets, size = {}, 0
-        for name, (shape, dtype) in self.layout.items():
-            offsets[name] = size
-            length = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            size += -(-length // _ALIGNMENT) * _ALIGNMENT
-        size = max(size, _ALIGNMENT)
-        buffer: Any
-        if fd is None:
-            buffer = bytearray(size)
-        else:
-            os.ftruncate(fd, size)
-            buffer = mmap.mmap(fd, size)
-        self.arrays: dict[str, np.ndarray] = {
-            name: np.ndarray(shape, dtype, buffer=buffer, offset=offsets[name])
-            for name, (shape, dtype) in self.layout.items()
-        }
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array."""
-        return self.arrays[name]
-
-    def close(self) -> None:
-        """Let go of the arrays.
-
-        The memory is freed when the last view of it is gone, here and in other processes.
-        """
-        self.arrays.clear()  # whoever else holds the mapping lets go of them, too
+    offsets, size = [], 0
+    for shape, dtype in layout.values():
+        offsets.append(size)
+        length = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        size += -(-length // _ALIGNMENT) * _ALIGNMENT
+    buffer: Any
+    if fd is None:
+        buffer = bytearray(size)
+    else:
+        os.ftruncate(fd, size)
+        buffer = mmap.mmap(fd, size)
+    return {
+        name: np.ndarray(shape, dtype, buffer=buffer, offset=offset)
+        for offset, (name, (shape, dtype)) in zip(offsets, layout.items(), strict=True)
+    }
 
 
 def fits_row(key: str, value: Any) -> bool:

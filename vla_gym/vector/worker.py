@@ -1,9 +1,8 @@
 """A worker: builds its environments and runs them on command.
 
 The same :class:`Worker` runs in a worker process and, with ``workers=0``, in the trainer's. In a
-process it is told what to do over one socket. The messages of a step are a few bytes: ``R`` (run)
-to the worker, ``D`` (done) back, see :func:`pack`. All others are pickled: tuples to the worker
-(``"attach"``, ``"call"``, ``"quit"`` and arguments), an :class:`Event` back.
+process it is told what to do over one socket, by pickled tuples: ``"attach"``, ``"run"``,
+``"call"`` or ``"quit"`` and arguments; an :class:`Event` comes back, as a tuple too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import struct
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +22,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.vector.env_row import EnvRow, Extras
-from vla_gym.vector.shared_memory import Layout, SharedArrays
-
-RUN, DONE = b"R", b"D"
-_HEAD = struct.Struct("<cBH")  # code, flag, number of ids
-_NOBODY = np.empty(0, np.int32)
+from vla_gym.vector.shared_memory import map_arrays
 
 
 class Event(NamedTuple):
@@ -43,7 +37,7 @@ class Event(NamedTuple):
 
     kind: str
     worker: int
-    ids: np.ndarray
+    ids: Sequence[int]
     value: Any
     answers: int = 1
 
@@ -64,28 +58,6 @@ class Failure(NamedTuple):
     raised: bool
     started: bool
     command: str
-
-
-def pack(code: bytes, ids: np.ndarray, payload: Any = None, *, each: bool = False) -> bytes:
-    """Return a message of a step.
-
-    Args:
-        code: ``RUN`` or ``DONE``.
-        ids: Environments, sent as int32.
-        payload: Reset options (run) or extras (done) by environment id; pickled unless empty.
-        each: Whether the worker answers after each environment.
-    """
-    body = np.asarray(ids, "<i4").tobytes()
-    tail = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL) if payload else b""
-    return _HEAD.pack(code, each, len(ids)) + body + tail
-
-
-def unpack(message: bytes) -> tuple[bool, np.ndarray, Any]:
-    """Return the flag, the environment ids and the payload ({} if there was none)."""
-    _, flag, count = _HEAD.unpack_from(message)
-    end = _HEAD.size + 4 * count
-    ids = np.frombuffer(message, "<i4", count, _HEAD.size)
-    return bool(flag), ids, pickle.loads(message[end:]) if len(message) > end else {}
 
 
 @dataclass(frozen=True)
@@ -146,25 +118,23 @@ class Worker:
         found = EnvSpaces.of(self._envs[spec.env_ids[0]])
         for index, env in self._envs.items():
             EnvSpaces.of(env).check_same(index, found)
-        self.ready = Event("ready", self.index, _NOBODY, found)
+        self.ready = Event("ready", self.index, (), found)
         self._rows: dict[int, EnvRow] = {}
 
-    def attach(self, layout: Layout, same_step: bool, fd: int | None = None) -> SharedArrays:
-        """Take over the rows of the table, in the shared memory ``fd`` or of this process."""
-        memory = SharedArrays(layout, fd)
-        self._progress = memory["progress"]
-        self._rows = {i: EnvRow(e, i, memory.arrays, same_step) for i, e in self._envs.items()}
-        return memory
+    def attach(self, columns: dict[str, np.ndarray], same_step: bool) -> None:
+        """Take over the rows of the table."""
+        self._progress = columns["progress"]
+        self._rows = {i: EnvRow(e, i, columns, same_step) for i, e in self._envs.items()}
 
     def run(
-        self, ids: np.ndarray, options: Mapping[int, dict[str, Any]], each: bool
+        self, ids: Sequence[int], options: Mapping[int, dict[str, Any]], each: bool
     ) -> Iterator[Event]:
         """Run environments one after another and say when they are, or each of them is, done.
 
         Errors of this package become an event, others are raised.
         """
         extras: dict[int, Extras] = {}
-        for done, i in enumerate(ids.tolist()):
+        for done, i in enumerate(ids):
             try:
                 found = self._rows[i].run(options.get(i))
             except VlaGymError as error:
@@ -178,7 +148,7 @@ class Worker:
             if found:
                 extras[i] = found
             if each:
-                yield Event("done", self.index, ids[done : done + 1], extras)
+                yield Event("done", self.index, [i], extras)
                 extras = {}
         if not each:
             yield Event("done", self.index, ids, extras)
@@ -188,9 +158,9 @@ class Worker:
         try:
             pairs = zip(ids, arguments, strict=True)
             results = [getattr(self._rows[i], method)(*a) for i, a in pairs]
-            return Event("value", self.index, _NOBODY, results)
+            return Event("value", self.index, (), results)
         except Exception as error:
-            return Event("raised", self.index, _NOBODY, error)
+            return Event("raised", self.index, (), error)
 
     def close(self) -> None:
         """Close the environments."""
@@ -211,9 +181,9 @@ def main(payload: bytes, fds: Sequence[int]) -> None:
         _serve(connection, Worker(pickle.loads(payload)), fds[1])
     except Exception as error:
         own = error if isinstance(error, VlaGymError) else None
-        event = Event("failed", -1, _NOBODY, (own, _format(error)))
+        event = Event("failed", -1, (), (own, _format(error)))
         with contextlib.suppress(OSError):  # the trainer is gone; there is nobody to tell
-            connection.send_bytes(cloudpickle.dumps(event))
+            connection.send_bytes(cloudpickle.dumps(tuple(event)))
 
 
 def _serve(connection: Connection, worker: Worker, memory_fd: int) -> None:
@@ -224,15 +194,13 @@ def _serve(connection: Connection, worker: Worker, memory_fd: int) -> None:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        if message[:1] == RUN:
-            each, ids, options = unpack(message)
-            for event in worker.run(ids, options, each):
-                connection.send_bytes(_message(event))
-            continue
         command, *arguments = pickle.loads(message)
-        if command == "attach":
+        if command == "run":
+            for event in worker.run(*arguments):
+                connection.send_bytes(_message(event))
+        elif command == "attach":
             layout, same_step = arguments
-            worker.attach(layout, same_step, memory_fd)
+            worker.attach(map_arrays(layout, memory_fd), same_step)
             os.close(memory_fd)
         elif command == "call":
             connection.send_bytes(_message(worker.call(*arguments)))
@@ -243,20 +211,20 @@ def _serve(connection: Connection, worker: Worker, memory_fd: int) -> None:
 
 def _message(event: Event) -> bytes:
     """Return an event as a message; what can't be pickled becomes an exception as text."""
-    if event.kind == "done":
-        return pack(DONE, event.ids, event.value)
     if event.kind != "raised":
         try:
-            return cloudpickle.dumps(event)
+            # Of a step, which is nearly always a few numbers: cloudpickle would take longer.
+            dumps = pickle.dumps if event.kind == "done" else cloudpickle.dumps
+            return dumps(tuple(event))
         except Exception as error:
             event = event._replace(kind="raised", value=error)
     text = _format(event.value)
     event.value.add_note(f"It was raised in a worker process:\n{text}")
     with contextlib.suppress(Exception):
-        message = cloudpickle.dumps(event)
+        message = cloudpickle.dumps(tuple(event))
         pickle.loads(message)
         return message
-    return cloudpickle.dumps(event._replace(value=WorkerError(text)))
+    return cloudpickle.dumps(tuple(event._replace(value=WorkerError(text))))
 
 
 def _format(error: Exception) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from vla_gym.errors import WorkerError
 from vla_gym.vector.processes.server import LONGEST_ANSWER, hang_up, kill_group, surroundings
 
+_PROGRAM = "vla_gym.vector.processes.server"
 #: How long a server that is told to end, or that has closed its link, may take to be gone.
 EXIT_S = 10.0
 # The server's own libraries must not start threads: forks would lack them.
@@ -41,8 +42,7 @@ class ProcessServer:
 
     def __init__(self) -> None:
         """Start a server process; it answers when it has come up."""
-        self._owner = os.getpid()
-        self._users = 0
+        self._owner, self._users = os.getpid(), 0
         self._obituary: str | None = None
         # One request at a time. Reentrant, because the garbage collector may close an environment,
         # which releases the server, while this thread waits for an answer.
@@ -196,8 +196,7 @@ class ProcessServer:
         if reason is not None:
             self._process.kill()
         self._end()
-        code = self._process.wait()
-        self._obituary = reason or f"is gone, with its workers (exit code {code})"
+        self._obituary = reason or f"is gone, with its workers (exit code {self._process.wait()})"
         raise ServerDied(f"The process server {self.pid} {self._obituary}.") from cause
 
 
@@ -269,26 +268,24 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
-    # Whatever made our own imports work, a bare checkout or a changed sys.path, works there, too;
-    # -P, because the working directory shall come first only if it does so here.
+    # What made our own imports work, a bare checkout or a changed sys.path, works there, too; -P:
+    # the working directory shall come first only if it does so here.
     checkout = str(Path(__file__).resolve().parents[3])
     here = surroundings({})["folder"] or os.sep
     paths = [os.path.join(here, path) for path in map(str, sys.path)]
     environ = {**os.environ, **_ONE_THREAD}
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, checkout]))
-    program = "vla_gym.vector.processes.server"
+    command = [sys.executable, "-P", "-m", _PROGRAM, str(remote.fileno()), str(os.getpid())]
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", program, str(remote.fileno()), str(os.getpid())],
+            command,
             stdin=subprocess.DEVNULL,
             env=environ,
             pass_fds=[remote.fileno()],
             start_new_session=True,  # a Ctrl-C is for the trainer alone
         )
     except OSError as error:
-        raise WorkerError(
-            f"The process server cannot be started with {sys.executable!r}: {error}."
-        ) from error
+        raise WorkerError(f"No process server starts with {sys.executable!r}: {error}.") from error
 
 
 def _end(owner: int, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
