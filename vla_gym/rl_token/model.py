@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ClassVar, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.blocks import Block
-from vla_gym.vla.files import verify_checksums, write_checksums
-
-_Module = TypeVar("_Module", bound=nn.Module)
+from vla_gym.vla.files import read_json, verify_checksums, write_weights
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,44 @@ class RLTokenModelConfig:
             raise ConfigError(f"Expected 0 <= context_dropout <= 1, got {self.context_dropout}.")
 
 
-class RLTokenEncoder(nn.Module):
+class _RLTokenPart(nn.Module):
+    """Encoder or decoder; one checkpoint holds both."""
+
+    prefix: ClassVar[str]
+
+    def __init__(self, config: RLTokenModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Load the encoder, or the decoder that was saved with it, in float32.
+
+        Raises:
+            WeightsError: If a file is missing, corrupt or of another architecture, or holds no
+                such part.
+        """
+        folder = Path(folder)
+        verify_checksums(folder)
+        try:
+            values = read_json(folder / "config.json")
+            if values.pop("model_type", None) != "vla_gym_rl_token":
+                raise ValueError("config.json does not describe an RL token")
+            part = cls(RLTokenModelConfig(**values))
+            state = {
+                name.removeprefix(cls.prefix): value.float()
+                for name, value in load_file(folder / "model.safetensors").items()
+                if name.startswith(cls.prefix)
+            }
+            part.load_state_dict(state)
+        except Exception as error:  # OS, JSON, field, safetensors and shape errors: all unusable
+            raise WeightsError(f"Cannot load the {cls.prefix[:-1]} of {folder}: {error}") from error
+        if not all(torch.isfinite(value).all() for value in state.values()):
+            raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")
+        return part
+
+
+class RLTokenEncoder(_RLTokenPart):
     """Hidden states (B, M, H) to RL token (B, D).
 
     The states are standardised, projected, given a position and a learnable readout token;
@@ -72,10 +107,11 @@ class RLTokenEncoder(nn.Module):
     small object lies.
     """
 
+    prefix = "encoder."
+
     def __init__(self, config: RLTokenModelConfig) -> None:
         """Build an encoder with fresh weights."""
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.mean: torch.Tensor
         self.std: torch.Tensor
         self.register_buffer("mean", torch.zeros(config.hidden_size))
@@ -201,34 +237,22 @@ class RLTokenEncoder(nn.Module):
         tensors = {f"encoder.{key}": value for key, value in self.state_dict().items()}
         if decoder is not None:
             tensors |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
-        half = {key: value.half().contiguous().cpu() for key, value in tensors.items()}
-        save_file(half, folder / "model.safetensors")
-        (folder / "model.safetensors").chmod(0o644)
         config = {"model_type": "vla_gym_rl_token", **asdict(self.config)}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        write_checksums(folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> RLTokenEncoder:
-        """Load an encoder in float32.
-
-        Raises:
-            WeightsError: If a file is missing, corrupt or of another architecture.
-        """
-        config, tensors = _read_checkpoint(Path(folder))
-        return _fill(cls(config), tensors, "encoder.", Path(folder))
+        write_weights(folder, tensors)
 
 
-class RLTokenDecoder(nn.Module):
+class RLTokenDecoder(_RLTokenPart):
     """RL token (B, D) to hidden states (B, M, H), autoregressively.
 
     Position m sees the token and, by teacher forcing, the states before m.
     """
 
+    prefix = "decoder."
+
     def __init__(self, config: RLTokenModelConfig) -> None:
         """Build a decoder with fresh weights."""
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.token_in = nn.Linear(config.dim, config.width)
         self.state_in = nn.Linear(config.hidden_size, config.width)
         self.hidden_context = nn.Parameter(0.02 * torch.randn(config.width))
@@ -273,35 +297,3 @@ class RLTokenDecoder(nn.Module):
         for m in range(count):
             states[:, m] = self(token, states[:, : m + 1], drop=keep)[:, m]
         return states
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> RLTokenDecoder:
-        """Load the decoder that was saved with an encoder.
-
-        Raises:
-            WeightsError: If a file is missing or corrupt, or no decoder was saved.
-        """
-        config, tensors = _read_checkpoint(Path(folder))
-        return _fill(cls(config), tensors, "decoder.", Path(folder))
-
-
-def _read_checkpoint(folder: Path) -> tuple[RLTokenModelConfig, dict[str, torch.Tensor]]:
-    verify_checksums(folder)
-    try:
-        values: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        if values.pop("model_type", None) != "vla_gym_rl_token":
-            raise ValueError("config.json does not describe an RL token")
-        return RLTokenModelConfig(**values), load_file(folder / "model.safetensors")
-    except Exception as error:  # OS, JSON, field and safetensors errors: the folder is unusable
-        raise WeightsError(f"Cannot load the RL token {folder}: {error}") from error
-
-
-def _fill(module: _Module, tensors: dict[str, torch.Tensor], prefix: str, at: Path) -> _Module:
-    state = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise WeightsError(f"Checkpoint {at} has no fitting {prefix[:-1]}: {error}") from error
-    if not all(torch.isfinite(value).all() for value in state.values()):
-        raise WeightsError(f"Checkpoint {at} holds values that are not finite.")
-    return module

@@ -86,7 +86,7 @@ def _load(
             f"The VLA backend {spec.backend!r} does not take these options: {error}. It takes: "
             f"{', '.join(list(signature.parameters)[1:])}."
         ) from error
-    vla = chosen.from_pretrained(spec.path, **arguments)
+    vla: FrozenVLA = chosen.from_pretrained(spec.path, **arguments)
     if adapters is not None:
         from vla_gym.vla.lora import LoraAdapters
 

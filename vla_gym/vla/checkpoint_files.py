@@ -6,7 +6,6 @@ with ``weights_only=True``: a file that holds more than tensors is refused, neve
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from vla_gym.errors import NotEnoughMemoryError, WeightsError
+from vla_gym.vla.files import read_json
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -258,8 +258,8 @@ def free_memory(device: str | torch.device) -> int | None:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError) as error:
         raise WeightsError(f"{index} is no index of shards: {error!r}") from error
     if any(os.path.basename(name) != name for name in names):
         raise WeightsError(f"{index} names files outside its folder.")

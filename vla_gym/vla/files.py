@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import ConfigError, WeightsError
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKSUMS = "SHA256SUMS"
 WEIGHTS_ROOT = Path(__file__).parent.parent / "weights"
@@ -39,9 +42,17 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     )
 
 
-def write_checksums(folder: Path) -> None:
-    """Write SHA256SUMS over config.json and model.safetensors of a checkpoint folder."""
-    names = ("config.json", "model.safetensors")
+def write_weights(
+    folder: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write model.safetensors in float16, and SHA256SUMS over it and the folder's config.json."""
+    from safetensors.torch import save_file
+
+    file = folder / "model.safetensors"
+    half = {name: value.half().contiguous().cpu() for name, value in tensors.items()}
+    save_file(half, file, metadata)
+    file.chmod(0o644)  # written as 0600, unfit for package data
+    names = ("config.json", file.name)
     lines = [f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
     (folder / CHECKSUMS).write_text("".join(lines))
 
@@ -134,6 +145,26 @@ def _cached(name: str | None) -> list[Path]:
         return [Path(snapshot_download(name, local_files_only=True))] if name else []
     except (LocalEntryNotFoundError, HFValidationError):  # the second: a path
         return []
+
+
+def read_vlm_config(folder: Path, model_types: Sequence[str]) -> Any:
+    """Return the configuration of a VLM, as transformers reads it.
+
+    Raises:
+        WeightsError: If config.json is missing, damaged or of another model type.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # missing, damaged or foreign files raise all kinds
+        raise WeightsError(f"Cannot read {folder / 'config.json'}: {error}") from error
+    if config.model_type not in model_types:
+        raise WeightsError(
+            f"The VLM in {folder} has model_type {config.model_type!r}: expected one of "
+            f"{', '.join(model_types)}."
+        )
+    return config
 
 
 def load_tokenizer(folder: Path) -> Any:

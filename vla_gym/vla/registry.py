@@ -27,19 +27,14 @@ and then ``load("my-vla:/path")`` works, as does ``load("/path")`` where config.
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.base import FrozenVLA
-from vla_gym.vla.files import resolve_weights
+from vla_gym.vla.files import read_json, resolve_weights
 from vla_gym.vla.spec_options import split_options
-
-if TYPE_CHECKING:
-    import torch
 
 #: The package's own backends: "module:Class", imported when one is loaded.
 BACKENDS = {
@@ -54,23 +49,6 @@ ENTRY_POINTS = "vla_gym.vla"
 
 # "model_type" of config.json (lerobot's files call it "type") -> backend.
 _MODEL_TYPES = {"vla_gym_mini": "mini", "smolvla": "smolvla", "pi0": "pi0"}
-
-
-class BackendClass(Protocol):
-    """What a backend's class offers, apart from making a FrozenVLA."""
-
-    def from_pretrained(
-        self, folder: Path, *, device: str, dtype: torch.dtype | None, compile: bool, **options: Any
-    ) -> FrozenVLA:
-        """Load a checkpoint; a classmethod.
-
-        Args:
-            folder: An existing folder (or file, if the user named one), absolute.
-            device: Torch device, e.g. ``"cpu"`` or ``"cuda:0"``.
-            dtype: Of the weights; None for what suits the backend and the device.
-            compile: Whether to compile the network with ``torch.compile``.
-            **options: The backend's own.
-        """
 
 
 class Spec(NamedTuple):
@@ -125,12 +103,8 @@ def recognise(folder: Path) -> str:
         WeightsError: If config.json is no JSON object, or names a type that is unknown or that
             several backends could load.
     """
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        model_type = config.get("model_type", config.get("type"))
-    except (ValueError, AttributeError) as error:
-        raise WeightsError(f"{file} is no JSON object: {error}") from error
+    config = read_json(folder / "config.json")
+    model_type = config.get("model_type", config.get("type"))
     if model_type == "openvla":
         if any(folder.glob("*action_head*checkpoint*")):
             return "openvla-oft"
@@ -139,7 +113,7 @@ def recognise(folder: Path) -> str:
             f"either backend: write 'openvla:{folder}' if it was trained to give one token after "
             f"the other, 'openvla-oft:{folder}' if all tokens of a chunk at once."
         )
-    name = _MODEL_TYPES.get(model_type, model_type)
+    name = _MODEL_TYPES.get(str(model_type), model_type)
     if name not in known_backends():
         raise WeightsError(
             f"Checkpoint {folder} has model_type {model_type!r}, which no backend claims: put the "
@@ -149,8 +123,8 @@ def recognise(folder: Path) -> str:
     return str(name)
 
 
-def backend_class(name: str) -> BackendClass:
-    """Import and return a backend's class.
+def backend_class(name: str) -> Any:
+    """Import and return a backend's class, which has a classmethod ``from_pretrained``.
 
     Args:
         name: A name of :func:`known_backends`, or ``"class:package.module:Class"``.
@@ -199,7 +173,7 @@ def _existing(path: str, spec: str) -> Path:
     return found.resolve()
 
 
-def _import(path: str) -> BackendClass:
+def _import(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -207,5 +181,4 @@ def _import(path: str) -> BackendClass:
         raise ConfigError(f"Cannot import the VLA backend {path!r}: {error}") from error
     if not callable(getattr(found, "from_pretrained", None)):
         raise ConfigError(f"The VLA backend {path!r} has no classmethod from_pretrained.")
-    chosen: BackendClass = found
-    return chosen
+    return found

@@ -7,7 +7,6 @@ with one key for each data set.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla.files import read_json
 
 #: How numbers are scaled, and the two statistics that it takes.
 MODES = {"q99": ("q01", "q99"), "min_max": ("min", "max"), "mean_std": ("mean", "std")}
@@ -30,14 +30,12 @@ def read_statistics(folder: Path) -> dict[str, dict[str, Any]]:
         WeightsError: If there are none, or they are no JSON of that form.
     """
     file = folder / "dataset_statistics.json"
-    try:
-        if file.is_file():
-            found = json.loads(file.read_text(encoding="utf-8"))
-        else:
-            file = folder / "config.json"
-            found = json.loads(file.read_text(encoding="utf-8")).get("norm_stats")
-    except (OSError, ValueError, AttributeError) as error:
-        raise WeightsError(f"Cannot read statistics from {file}: {error}") from error
+    found: Any
+    if file.is_file():
+        found = read_json(file)
+    else:
+        file = folder / "config.json"
+        found = read_json(file).get("norm_stats")
     if not found or not isinstance(found, dict):
         raise WeightsError(
             f"Checkpoint {folder} has no statistics to normalise with: expected "

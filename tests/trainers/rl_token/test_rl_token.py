@@ -189,7 +189,7 @@ def test_round_trip_and_broken_checkpoints(tmp_path):
     with pytest.raises(WeightsError, match="Cannot load"):
         RLTokenEncoder.from_pretrained(tmp_path)
     encoder.save_pretrained(tmp_path)
-    with pytest.raises(WeightsError, match="no fitting decoder"):
+    with pytest.raises(WeightsError, match="Cannot load the decoder"):
         RLTokenDecoder.from_pretrained(tmp_path)
     with pytest.raises(WeightsError, match="No checkpoint 'nothing'"):
         load_rl_token("nothing")

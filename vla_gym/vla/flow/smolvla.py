@@ -12,6 +12,7 @@ import torch
 from vla_gym.errors import WeightsError
 from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowBackend
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
@@ -48,13 +49,7 @@ class SmolVLABackend(FlowBackend):
         device: str,  # noqa: ARG004
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
-        from transformers import SmolVLMConfig
-
-        sizes = _read_sizes(files)
-        try:
-            vlm_config = SmolVLMConfig.from_pretrained(str(backbone), local_files_only=True)
-        except Exception as error:  # whatever transformers raises for a broken file
-            raise WeightsError(f"Cannot read {backbone / 'config.json'}: {error}") from error
+        sizes, vlm_config = _read_sizes(files), read_vlm_config(backbone, ("smolvlm",))
         with torch.device("meta"):
             return SmolVLANetwork(sizes, vlm_config), _rename
 

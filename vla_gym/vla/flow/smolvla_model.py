@@ -167,7 +167,7 @@ class SmolVLANetwork(nn.Module):
         """Width of the expert."""
         return int(self.expert.config.hidden_size)
 
-    def embed_prefix(
+    def _embed_prefix(
         self,
         pixels: torch.Tensor,
         image_mask: torch.Tensor,
@@ -175,15 +175,7 @@ class SmolVLANetwork(nn.Module):
         token_mask: torch.Tensor,
         state: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return embeddings (B, P, width) and mask (B, P) of images, prompt and state.
-
-        Args:
-            pixels: (B, V, 3, S, S) in [-1, 1].
-            image_mask: (B, V) bool, False for a camera that is not there.
-            tokens: (B, T) int64.
-            token_mask: (B, T) bool.
-            state: (B, max_state_dim) float32, normalised.
-        """
+        """Return embeddings (B, P, width) and mask (B, P) of images, prompt and state."""
         dtype = self.vlm.text_model.embed_tokens.weight.dtype
         batch, views = image_mask.shape
         states = self.vlm.vision_model(pixels.flatten(0, 1).to(dtype)).last_hidden_state
@@ -204,8 +196,8 @@ class SmolVLANetwork(nn.Module):
         token_mask: torch.Tensor,
         state: torch.Tensor,
     ) -> Prefix:
-        """Run the VLM once and keep what the expert needs; arguments as for embed_prefix."""
-        x, mask = self.embed_prefix(pixels, image_mask, tokens, token_mask, state)
+        """Run the VLM once and keep what the expert needs; arguments as for FlowBackend.sample."""
+        x, mask = self._embed_prefix(pixels, image_mask, tokens, token_mask, state)
         ends = mask.cumsum(dim=1)
         positions = ends - 1
         # Queries that are padding are not masked: nobody reads them, and a row without any key

@@ -8,8 +8,7 @@ that of a test bed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
-from transformers.utils import logging as hf_logging
 
 from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
-from vla_gym.vla.files import write_checksums
+from vla_gym.vla.checkpoint_files import Checkpoint, load_into
+from vla_gym.vla.files import write_weights
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 
 PROPRIO_FEATURES = 11
@@ -92,18 +91,6 @@ class MiniVLAOutput(ModelOutput):
     hidden: torch.Tensor | None = None
     actions: torch.Tensor | None = None
     token_logits: torch.Tensor | None = None
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Silence transformers' bars, which flicker for a file of a few megabytes."""
-    enabled = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            hf_logging.enable_progress_bar()
 
 
 class MiniVLA(PreTrainedModel):
@@ -193,12 +180,10 @@ class MiniVLA(PreTrainedModel):
 
     def save_half(self, folder: Path) -> None:
         """Write config.json, model.safetensors (float16) and SHA256SUMS into ``folder``."""
-        half = MiniVLA(self.config).half()
-        half.load_state_dict(self.state_dict())
-        with _no_progress_bar():
-            half.save_pretrained(folder)
-        (folder / "model.safetensors").chmod(0o644)  # written as 0600, unfit for package data
-        write_checksums(folder)
+        config = copy.deepcopy(self.config)
+        config.architectures, config.dtype = [type(self).__name__], torch.float16
+        config.save_pretrained(folder)
+        write_weights(folder, self.state_dict(), {"format": "pt"})
 
 
 AutoConfig.register(MiniVLAConfig.model_type, MiniVLAConfig, exist_ok=True)
@@ -218,17 +203,12 @@ def load_model(folder: Path) -> MiniVLA:
         WeightsError: If the files are corrupt or do not fit the architecture.
     """
     try:
-        with _no_progress_bar():
-            loaded: Any = MiniVLA.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, local_files_only=True
-            )
-    except Exception as error:  # safetensors, OS and shape errors alike: the file is unusable
-        raise WeightsError(f"Cannot load the VLA checkpoint {folder}: {error}") from error
-    model, info = loaded
-    wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "unexpected_keys")}
-    if any(wrong.values()):
-        raise WeightsError(f"Checkpoint {folder} does not fit MiniVLA: {wrong}.")
-    assert isinstance(model, MiniVLA)
+        config = MiniVLAConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model = MiniVLA(config)
+    except Exception as error:  # whatever transformers raises for a broken file
+        raise WeightsError(f"Cannot read {folder / 'config.json'}: {error}") from error
+    load_into(model, Checkpoint(folder), dtype=torch.float32)
     if not all(torch.isfinite(p).all() for p in model.parameters()):
         raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")
-    return model
+    return model.eval().requires_grad_(True)

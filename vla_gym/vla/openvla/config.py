@@ -18,18 +18,6 @@ _HEADS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": DINOV2_LARGE.num_heads,
     "vit_so400m_patch14_siglip_224": SIGLIP_SO400M.num_heads,
 }
-# Of text_config, what shapes the network; the rest (dtype, version) is about the file.
-_TEXT_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "pad_token_id",
-)
 
 
 def _llama(text_config: Mapping[str, Any]) -> LlamaConfig:
@@ -44,12 +32,14 @@ def _llama(text_config: Mapping[str, Any]) -> LlamaConfig:
         "intermediate_size": 11008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
+        "num_key_value_heads": None,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "vocab_size": 32064,
         "pad_token_id": 32000,
     }
-    values |= {name: text_config[name] for name in _TEXT_FIELDS if name in text_config}
+    # What else text_config says (dtype, version) is about the file, not the network.
+    values |= {name: text_config[name] for name in values if name in text_config}
     theta = text_config.get("rope_theta", 10000.0)
     return LlamaConfig(
         **values,

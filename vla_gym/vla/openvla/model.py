@@ -13,9 +13,7 @@ from vla_gym.vla.blocks import ResidualMLP
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.vision import VisionTower
-
-#: Bins of the action head.
-NUM_ACTION_IDS = 256
+from vla_gym.vla.tokens import NUM_BINS
 
 
 class _Projector(nn.Module):
@@ -126,9 +124,9 @@ class OpenVLAModel(nn.Module):
         end = self.config.action_vocab_end
         head = self.language_model.lm_head
         if type(head) is nn.Linear:  # the others' 31,808 rows are left out
-            logits = F.linear(hidden, head.weight[end - NUM_ACTION_IDS : end])
+            logits = F.linear(hidden, head.weight[end - NUM_BINS : end])
         else:  # with adapters around it
-            logits = head(hidden)[..., end - NUM_ACTION_IDS : end]
+            logits = head(hidden)[..., end - NUM_BINS : end]
         return logits.flip(-1).float()
 
 

@@ -12,10 +12,11 @@ import torch
 from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE, GRIPPER, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
+from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
 from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings
-from vla_gym.vla.qwen.model import QwenOFT, build, read_config
+from vla_gym.vla.qwen.model import MODEL_TYPES, QwenOFT, build
 from vla_gym.vla.qwen.prompt import QwenPrompts
 from vla_gym.vla.spec_options import make_options
 from vla_gym.vla.statistics import Normalizer, choose_statistics
@@ -125,7 +126,7 @@ class QwenOFTBackend(FrozenVLA):
             raise WeightsError(
                 f"{files.folder}: expected statistics of {ACTION_SIZE} actions, got {actions.size}."
             )
-        config = read_config(files.vlm)
+        config = read_vlm_config(files.vlm, MODEL_TYPES)
         images = QwenImages(
             QwenImageSettings.from_pretrained(files.vlm),
             chosen.image_resize or ("bicubic" if files.image_size else "area"),

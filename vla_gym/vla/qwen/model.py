@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.blocks import ResidualMLP
 from vla_gym.vla.qwen.prompt import PromptBatch
@@ -153,26 +151,6 @@ class QwenOFT(nn.Module):
         )
         positions: torch.Tensor = found[0][:, 0]
         return positions
-
-
-def read_config(folder: Path) -> Any:
-    """Return the configuration of a VLM.
-
-    Raises:
-        WeightsError: If config.json is missing, damaged or of another model type.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # missing, damaged or foreign files raise all kinds
-        raise WeightsError(f"Cannot read {folder / 'config.json'}: {error}") from error
-    if config.model_type not in MODEL_TYPES:
-        raise WeightsError(
-            f"The VLM in {folder} has model_type {config.model_type!r}: expected one of "
-            f"{', '.join(MODEL_TYPES)}."
-        )
-    return config
 
 
 def build(config: Any, grid: tuple[int, int], final_norm: bool | None = None) -> QwenOFT:
