@@ -86,7 +86,7 @@ def test_a_run_says_how_to_go_on_and_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # The replay of the third checkpoint finds the disk full.
-    import vla_gym_trainers.runs.checkpoint as checkpoint_module
+    import vla_gym_trainers.td3.checkpoint as checkpoint_module
 
     def open_(path: Any, mode: str) -> Any:
         is_third = "000000144" in str(path) and str(path).endswith("replay.pkl")

@@ -1,4 +1,4 @@
-"""``vla-gym-train mini | rl-token | probe | td3 | critics | ppo | grpo``."""
+"""``vla-gym-train mini | rl-token | probe | td3 | ppo | grpo``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from vla_gym.cli.main import EXIT_OK, EXIT_USAGE, run_command
+from vla_gym_trainers.commands import import_sb3
 from vla_gym_trainers.runs.settings import parse_config
 
 #: Commands: what each is for, its settings and its function, imported when the command runs (torch
@@ -32,12 +33,7 @@ COMMANDS = {
     "td3": (
         "TD3+BC on LIBERO tasks, starting at the frozen VLA",
         "td3.config:TD3RunConfig",
-        "td3.command:main",
-    ),
-    "critics": (
-        "whether the critics of a td3 run know episodes they have not seen",
-        "td3.critic_check:CriticCheckConfig",
-        "td3.critic_check:main",
+        "td3.train:main",
     ),
     "ppo": (
         "PPO on the VLA's own action tokens or on its RL token (--policy); runs under torchrun",
@@ -81,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, arguments: Sequence[str]) -> None:
     _, settings, function = COMMANDS[command]
     config = parse_config(_load(settings), arguments, f"vla-gym-train {command}")
+    if command == "td3":
+        import_sb3()
     text: str = _load(function)(config)
     if text:
         sys.stdout.write(f"{text}\n")

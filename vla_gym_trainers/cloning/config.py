@@ -8,18 +8,22 @@ from typing import ClassVar, Literal
 from tyro.conf import Suppress
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.settings import RunSettings
+from vla_gym_trainers.runs.settings import CheckpointSettings
 
 
 @dataclass
-class MiniConfig(RunSettings):
+class MiniConfig(CheckpointSettings):
     """Behaviour-clone the embedded VLA from recorded demonstrations.
 
     The run directory gets model/ (the network, float16) and, with eval_episodes, best/.
     """
 
     algorithm: ClassVar[str] = "mini"
-    resumable: ClassVar[tuple[str, ...]] = (*RunSettings.resumable, "steps", "checkpoint_every")
+    resumable: ClassVar[tuple[str, ...]] = (
+        *CheckpointSettings.resumable,
+        "steps",
+        "checkpoint_every",
+    )
 
     demos: str = "demos"
     """Folder that ``vla-gym demos`` wrote."""

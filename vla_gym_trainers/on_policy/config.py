@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
-from vla_gym_trainers.runs.settings import RunSettings
+from vla_gym_trainers.runs.settings import CheckpointSettings
 
 Trainable = Literal["lora", "heads", "full"]
 RatioLevel = Literal["factor", "chunk"]
@@ -38,12 +38,12 @@ _NOT_NEGATIVE = (
 
 
 @dataclass
-class OnPolicyConfig(RunSettings):
+class OnPolicyConfig(CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
     resumable: ClassVar[tuple[str, ...]] = (
-        *RunSettings.resumable,
+        *CheckpointSettings.resumable,
         "total_steps",
         "workers",
         "eval_states",

@@ -26,9 +26,9 @@ from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.validation import Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
-from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import replacing
+from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.runs.torch_threads import torch_threads
 
 DEADLINE_SECONDS = 6 * 3600.0  # of one rollout

@@ -25,17 +25,17 @@ from vla_gym.errors import WeightsError
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero.spec import ACTION, PROPRIO
 from vla_gym.wrappers.vla_features import look
+from vla_gym_trainers.networks import (
+    ChunkActor,
+    FeatureNormalizer,
+    reference_chunk,
+)
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.td3.networks import (
-    ChunkActor,
-    FeatureNormalizer,
-    reference_chunk,
-)
 
 WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
 

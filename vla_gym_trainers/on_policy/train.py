@@ -31,10 +31,10 @@ from vla_gym_trainers.on_policy.networks import (
     make_networks,
 )
 from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
-from vla_gym_trainers.runs.closed_loop import EVAL_SEED
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import EVAL_SEED
 
 
 @dataclass(frozen=True)

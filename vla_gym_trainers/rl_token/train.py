@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
-from tyro.conf import Suppress
 
 from vla_gym.errors import ConfigError
 from vla_gym.rl_token import (
@@ -47,17 +46,10 @@ class RLTokenConfig(StatesConfig, RunSettings):
     """Pretrain the RL token of any VLA on states that it and disturbed experts come to.
 
     The run directory gets model/ (encoder and decoder, float16, with a README.md). A run takes
-    minutes and has no checkpoints: one that is resumed begins anew.
+    minutes and has no checkpoints.
     """
 
     algorithm: ClassVar[str] = "rl-token"
-
-    # No options: it has no checkpoints and no training episodes, and ends by its steps.
-    auto_resume: Suppress[bool] = field(default=False, metadata={"saved": False})
-    max_minutes: Suppress[float | None] = None
-    checkpoint_every: Suppress[int] = 5000
-    keep_checkpoints: Suppress[int] = 2
-    film_every: Suppress[int] = 0
 
     vla: str = "mini"
     """VLA whose hidden states are compressed, e.g. openvla-oft:/path?unnorm_key=libero_goal."""

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tqdm import tqdm
+
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.result_card import make_card, write_json
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import (
+    CheckpointSettings,
     RunSettings,
     check_resumable,
     default_run_dir,
@@ -53,13 +56,12 @@ class Checkpoint:
         """
         try:
             content = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise WeightsError(f"{folder} has format {content['format']}, expected {FORMAT}.")
-            return cls(folder, int(content["step"]), content["trainer"], content["run"])
+            found = cls(folder, int(content["step"]), content["trainer"], content["run"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, WeightsError):
-                raise
             raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
+        if content.get("format") != FORMAT:
+            raise WeightsError(f"{folder} has format {content.get('format')}, expected {FORMAT}.")
+        return found
 
 
 class Run:
@@ -89,6 +91,7 @@ class Run:
         dir: Names of the run's files.
         checkpoint: Where the run goes on; None where it begins.
         total: Steps of the whole run.
+        limits: The settings again; defaults for a trainer without checkpoints.
         logger: Takes metrics.
         stop: Whether a signal came; see :class:`~vla_gym_trainers.runs.stopping.StopRequest`.
     """
@@ -109,13 +112,13 @@ class Run:
             WeightsError: If the checkpoint is damaged.
         """
         self.config, self.total, self.unit, self.is_main = config, total, unit, is_main
-        self.dir, found = _find(config)
-        self.checkpoint = None if found is None else Checkpoint.read(found)
+        self.limits = config if isinstance(config, CheckpointSettings) else CheckpointSettings()
+        self.dir, self.checkpoint = _find(config, self.limits)
         before = {} if self.checkpoint is None else self.checkpoint.run
+        self._first = 0 if self.checkpoint is None else self.checkpoint.step
         self._seconds_before = float(before.get("seconds", 0.0))
-        self._next_film = int(before.get("next_film", config.film_every))
-        self._next_checkpoint = 0
-        self.plan_checkpoint(0 if self.checkpoint is None else self.checkpoint.step)
+        self._next_film = int(before.get("next_film", self.limits.film_every))
+        self.plan_checkpoint(self._first)
         self._started, self._stack = time.perf_counter(), ExitStack()
         self.logger: Any = None
         self._bar: Any = None
@@ -134,7 +137,6 @@ class Run:
                     self.dir.metrics, self.dir.tensorboard, logged, self.config.wandb
                 )
                 stack.enter_context(closing(self.logger))
-            stack.callback(self.close_bar)
             self._stack = stack.pop_all()
         self._started = time.perf_counter()
         return self
@@ -156,9 +158,10 @@ class Run:
         Raises:
             KeyboardInterrupt: At the end of the block, if a signal came.
         """
-        with self.stop.deferred():
+        hidden = not (self.config.progress and self.is_main)
+        bar = tqdm(total=self.total, initial=self._first, unit=self.unit, disable=hidden)
+        with self.stop.deferred(), bar as self._bar:
             yield
-        self.close_bar()
 
     @property
     def seconds(self) -> float:
@@ -168,7 +171,7 @@ class Run:
     @property
     def is_late(self) -> bool:
         """Whether the wall-time limit has passed."""
-        limit = self.config.max_minutes
+        limit = self.limits.max_minutes
         return limit is not None and self.seconds >= 60.0 * limit
 
     def is_over(self, step: int) -> bool:
@@ -185,29 +188,17 @@ class Run:
             self.logger.dump(step)
 
     def show(self, step: int, success: float | None = None, phase: str = "") -> None:
-        """Move the progress bar.
+        """Move the progress bar of :meth:`training`.
 
         Args:
             step: Steps so far.
             success: Success rate of recent training episodes, in [0, 1].
             phase: What is going on.
         """
-        if not (self.config.progress and self.is_main):
-            return
-        if self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=self.total, initial=step, unit=self.unit)
         self._bar.set_description(phase or self.config.algorithm, refresh=False)
         if success is not None:
             self._bar.set_postfix(success=f"{success:.2f}", refresh=False)
         self._bar.update(step - self._bar.n)
-
-    def close_bar(self) -> None:
-        """Close the progress bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
     # Checkpoints and films
 
@@ -224,7 +215,7 @@ class Run:
             state: Plain data that comes back as :attr:`Checkpoint.state`.
         """
         self.plan_checkpoint(step)
-        with self.dir.new_checkpoint(step, self.config.keep_checkpoints) as folder:
+        with self.dir.new_checkpoint(step, self.limits.keep_checkpoints) as folder:
             yield folder
             # Last: what the trainer records while it saves belongs to the logger's state.
             run = {
@@ -237,7 +228,7 @@ class Run:
 
     def plan_checkpoint(self, step: int) -> None:
         """Set when the next checkpoint is due; for further processes, which write none."""
-        every = self.config.checkpoint_every
+        every = self.limits.checkpoint_every
         self._next_checkpoint = (step // every + 1) * every
 
     def film_if_due(self, episodes: int, film: Callable[[Path], None]) -> None:
@@ -248,7 +239,7 @@ class Run:
             film: Plays the policy and writes the film to a path; it must leave the training's
                 environments and random generators alone.
         """
-        every = self.config.film_every
+        every = self.limits.film_every
         if not every or not self.is_main or episodes < self._next_film:
             return
         self._next_film = (episodes // every + 1) * every
@@ -285,25 +276,26 @@ class Run:
         return card
 
 
-def _find(config: RunSettings) -> tuple[RunDir, Path | None]:
+def _find(config: RunSettings, limits: CheckpointSettings) -> tuple[RunDir, Checkpoint | None]:
     """Return the run's directory and the checkpoint that it goes on from."""
-    if config.auto_resume and config.run_dir is None:
+    if limits.auto_resume and config.run_dir is None:
         raise ConfigError("--auto-resume needs a --run-dir: a new name never holds a run.")
     path, chosen = config.run_dir or default_run_dir(config), None
-    if config.resume is not None:
-        path, chosen = run_of(config.resume)
+    if limits.resume is not None:
+        path, chosen = run_of(limits.resume)
     run = RunDir(path)
     whole = run.checkpoints()
-    if config.resume is None and not config.auto_resume:
+    if limits.resume is None and not limits.auto_resume:
         if whole:
             raise ConfigError(
                 f"{path} holds a run already: go on with 'vla-gym-train {config.algorithm} "
                 f"--resume {path}', or give another --run-dir."
             )
         return run, None
-    if config.resume is not None or whole:
-        check_resumable(read_settings(run.config, type(config)), config, config.resumable)
+    if limits.resume is not None or whole:
+        check_resumable(read_settings(run.config, type(limits)), limits)
     if chosen is not None and chosen not in whole:
         names = ", ".join(p.name for p in whole) or "none"
         raise ConfigError(f"{chosen} is no whole checkpoint; there are: {names}.")
-    return run, chosen or (whole[-1] if whole else None)
+    found = chosen or (whole[-1] if whole else None)
+    return run, None if found is None else Checkpoint.read(found)

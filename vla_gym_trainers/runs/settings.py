@@ -11,7 +11,7 @@ import datetime
 import importlib.resources
 import inspect
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,12 +21,29 @@ from vla_gym.errors import ConfigError
 Config = TypeVar("Config", bound=Any)
 
 
+#: Added to a run's seed for the layouts of its evaluations: training seeds are far smaller.
+EVAL_SEED = 1_000_000_000
+
+
 @dataclass
 class RunSettings:
-    """Directory, limits, checkpoints and logs of a run; base of the trainers' settings."""
+    """Directory and logs of a run; base of the trainers' settings."""
 
     #: Command of ``vla-gym-train``; names run directories and result cards.
     algorithm: ClassVar[str] = ""
+
+    run_dir: Path | None = None
+    """Run directory; None for runs/<command>-<suite>-<tasks>-<time>."""
+    wandb: str | None = None
+    """Project of Weights & Biases that metrics also go to; TensorBoard is always written."""
+    progress: bool = True
+    """Show progress bars."""
+
+
+@dataclass
+class CheckpointSettings(RunSettings):
+    """Limits, checkpoints and films of a run that can go on."""
+
     #: Settings that a resumed run may change: nothing that its result depends on.
     resumable: ClassVar[tuple[str, ...]] = (
         "max_minutes",
@@ -37,8 +54,6 @@ class RunSettings:
         "run_dir",
     )
 
-    run_dir: Path | None = None
-    """Run directory; None for runs/<command>-<suite>-<tasks>-<time>."""
     resume: Path | None = field(default=None, metadata={"saved": False})
     """Go on with this run, or from one of its checkpoints (RUN/checkpoints/NUMBER; what the run did
     after that one is dropped). Settings are the run's; few may change."""
@@ -52,10 +67,6 @@ class RunSettings:
     """Newest checkpoints that stay."""
     film_every: int = 0
     """Training episodes between sample films of the policy in videos/; 0 for none."""
-    wandb: str | None = None
-    """Project of Weights & Biases that metrics also go to; TensorBoard is always written."""
-    progress: bool = True
-    """Show progress bars."""
 
     def check_ranges(self, lowest: Mapping[str, float]) -> None:
         """Check that settings are not below their smallest values.
@@ -109,10 +120,12 @@ def parse_config(kind: type[Config], arguments: Sequence[str], prog: str | None 
     source, rest = tyro.cli(_Source, args=list(arguments), return_unknown_args=True, add_help=False)
     settings: dict[str, Any] = {}
     if source.resume is not None:
-        settings["default"] = load_run_settings(source.resume, kind)
-    if source.preset is not None:
-        if source.resume is not None:
+        if not issubclass(kind, CheckpointSettings):
+            raise ConfigError("This command has no checkpoints: leave --resume out.")
+        if source.preset is not None:
             raise ConfigError("A resumed run has its settings: leave --preset out.")
+        settings["default"] = load_run_settings(source.resume, kind)
+    elif source.preset is not None:
         settings["default"] = load_preset(kind, source.preset)
     stem = str(getattr(kind, "algorithm", "")).replace("-", "_")
     fitting = [name for name in preset_names() if stem and name.startswith(stem)]
@@ -143,14 +156,12 @@ def load_preset(kind: type[Config], preset: str) -> Config:
 
     file: Any = Path(preset)
     if not preset.endswith(".yaml"):
-        if preset not in preset_names():
-            raise ConfigError(
-                f"Unknown preset {preset!r}: expected one of {', '.join(preset_names())} or a "
-                "path ending in .yaml."
-            )
         file = importlib.resources.files("vla_gym.configs") / f"{preset}.yaml"
-    elif not file.is_file():
-        raise ConfigError(f"Preset file {preset} does not exist.")
+    if not file.is_file():
+        raise ConfigError(
+            f"There is no preset {preset!r}: expected one of {', '.join(preset_names())} or the "
+            "path of a file that ends in .yaml."
+        )
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -185,13 +196,8 @@ def load_run_settings(path: Path, kind: type[Config]) -> Config:
     Raises:
         ConfigError: If there is no run of this command.
     """
-    run_dir, checkpoint = run_of(path)
-    settings = read_settings(run_dir / "config.json", kind)
-    if isinstance(settings, RunSettings):
-        return dataclasses.replace(settings, resume=path)
-    if checkpoint is not None:
-        raise ConfigError(f"This command goes on from the newest checkpoint: --resume {run_dir}.")
-    return settings
+    settings = read_settings(run_of(path)[0] / "config.json", kind)
+    return dataclasses.replace(settings, resume=path)
 
 
 def read_settings(path: Path, kind: type[Config]) -> Config:
@@ -200,14 +206,12 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
     Raises:
         ConfigError: If the file is missing, is none, or has settings that ``kind`` lacks.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no run's configuration: {error}") from error
     origin = f"{path}, read as settings of 'vla-gym-train {kind.algorithm}',"
-    if not isinstance(values, dict):
-        raise ConfigError(f"{origin} is no mapping.")
-    return _make(kind, values | {"run_dir": str(path.parent)}, origin)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) | {"run_dir": str(path.parent)}
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is no run's configuration: {error}") from error
+    return _make(kind, values, origin)
 
 
 def _make(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:
@@ -226,17 +230,17 @@ def _make(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:
     return kind(**made)
 
 
-def check_resumable(old: Config, new: Config, may_differ: Collection[str]) -> None:
+def check_resumable(old: CheckpointSettings, new: CheckpointSettings) -> None:
     """Check that a run of ``old`` may go on with ``new``.
 
     Raises:
-        ConfigError: If a setting differs that is not in ``may_differ``.
+        ConfigError: If a setting differs that is not in ``new.resumable``.
     """
     for item in dataclasses.fields(old):
         before, after = getattr(old, item.name), getattr(new, item.name)
         saved = item.metadata.get("saved", True)
-        if saved and before != after and item.name not in may_differ:
+        if saved and before != after and item.name not in new.resumable:
             raise ConfigError(
                 f"The run has {item.name}={before!r}, not {after!r}: a resumed run may change "
-                f"{', '.join(may_differ)} only. Start a new one in another --run-dir."
+                f"{', '.join(new.resumable)} only. Start a new one in another --run-dir."
             )

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
 from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Pipeline
-from vla_gym_trainers.runs.stopwatch import Stopwatch
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
-from vla_gym_trainers.td3.networks import reference_chunk
+from vla_gym_trainers.td3.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy

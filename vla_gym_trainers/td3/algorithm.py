@@ -20,7 +20,6 @@ from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, envs_of, sb3_vec_env
-from vla_gym_trainers.runs.stopwatch import Stopwatch
 from vla_gym_trainers.td3.acting import (
     BLOCK_SECONDS,
     ActingPolicy,
@@ -33,6 +32,7 @@ from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.stopwatch import Stopwatch
 from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from vla_gym_trainers.runs.checkpoint import checkpoint_figures, save_checkpoint
-from vla_gym_trainers.runs.closed_loop import BestModel
-from vla_gym_trainers.runs.episode_log import EpisodeLog
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.td3.algorithm import TD3BC
+from vla_gym_trainers.td3.checkpoint import checkpoint_figures, save_checkpoint
+from vla_gym_trainers.td3.closed_loop import BestModel
+from vla_gym_trainers.td3.episode_log import EpisodeLog
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.config import TD3RunConfig

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import get_suite
+from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.libero.spec import ACTION
-from vla_gym_trainers.td3.run_config import RunConfig
+from vla_gym_trainers.runs.settings import CheckpointSettings
 
 
 @dataclass
@@ -111,19 +111,81 @@ class TD3Config:
 
 
 @dataclass
-class TD3RunConfig(TD3Config, RunConfig):
+class TD3RunConfig(TD3Config, CheckpointSettings):
     """Train TD3+BC on sampled layouts and evaluate on official states."""
 
     algorithm: ClassVar[str] = "td3"
-    lowest: ClassVar[dict[str, int]] = {**RunConfig.lowest, "stride": 0}
+    resumable: ClassVar[tuple[str, ...]] = (
+        *CheckpointSettings.resumable,
+        "total_timesteps",
+        "workers",
+        "eval_states",
+        "checkpoint_every",
+        "videos",
+    )
 
+    suite: str = "goal"
+    """Suite name."""
+    task_ids: tuple[int, ...] = (9,)
+    """Tasks to train on; one policy for all of them."""
+    vla: str = "mini"
+    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder."""
+    rl_token: str = "auto"
+    """Folder of the RL token's encoder (vla-gym-train rl-token); auto: the one that ships with the
+    VLA, else as mean; mean: the mean of its hidden states."""
+    chunk_len: int | None = None
+    """Control steps executed per chunk; None executes the VLA's whole horizon."""
+    assets: str = "lite"
+    """Asset pack: lite, libero, or a path."""
+    physics: Literal["fast", "exact"] = "fast"
+    """Physics mode."""
+    num_envs: int = 1
+    """Environments at once."""
+    workers: int | None = None
+    """Worker processes of the environments; None: none for one environment, else one a core."""
+    seed: int = 0
+    """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
+    device: str = "cpu"
+    """Torch device of the learner."""
+    rollout_device: str | None = None
+    """Torch device of the VLA and of the actor that collects; None for the learner's."""
+
+    total_timesteps: int = 20_000
+    """Chunks to collect, warm-up included (one timestep is one chunk)."""
+
+    eval_states: int | None = None
+    """Official states per task at the end, for the VLA and the policy; None: all; 0 skips it."""
+    eval_every: int = 0
+    """Chunks between greedy evaluations on sampled layouts, which keep the best policy; 0: none."""
+    eval_layouts: int = 20
+    """Sampled layouts a task of these evaluations."""
+    guard_layouts: int = 0
+    """Sampled layouts a task on which the policy must not be worse than the VLA at the end: else
+    the VLA plays that task; 0: no guard."""
+    checkpoint_every: int = 5000
+    """Chunks between checkpoints."""
+    videos: int = 0
+    """Official states a task to film at the end, the VLA and the policy on each."""
+    torch_threads: int = 1
+    """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
     stride: int = 0
     """Learn also from transitions that begin every so many control steps inside a chunk (the frames
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
 
     def __post_init__(self) -> None:
-        TD3Config.__post_init__(self)
-        RunConfig.__post_init__(self)
+        super().__post_init__()
+        lowest = dict.fromkeys(
+            ("eval_states", "eval_every", "guard_layouts", "videos", "stride"), 0
+        )
+        lowest |= dict.fromkeys(("num_envs", "total_timesteps", "eval_layouts"), 1)
+        self.check_ranges(lowest)
+        for task_id in self.task_ids:
+            get_task(self.suite, task_id)
+        if not self.task_ids:
+            raise ConfigError("task_ids is empty: give at least one task.")
+        states = get_suite(self.suite).num_init_states
+        if max(self.eval_states or 0, self.videos) > states:
+            raise ConfigError(f"eval_states and videos must be at most {states}.")
         if self.learning_starts >= self.total_timesteps:
             raise ConfigError(
                 f"total_timesteps ({self.total_timesteps}) must exceed learning_starts "

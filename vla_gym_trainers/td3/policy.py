@@ -12,13 +12,13 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.td3.config import TD3Config
-from vla_gym_trainers.td3.networks import (
+from vla_gym_trainers.networks import (
     ChunkActor,
     CriticEnsemble,
     FeatureNormalizer,
     reference_chunk,
 )
+from vla_gym_trainers.td3.config import TD3Config
 
 
 class RLTokenPolicy(BasePolicy):

@@ -19,19 +19,19 @@ from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
+from vla_gym_trainers.evaluation.tables import print_results
 from vla_gym_trainers.evaluation.trained import load_policy
-from vla_gym_trainers.runs.checkpoint import load_checkpoint
-from vla_gym_trainers.runs.closed_loop import EVAL_SEED, BestModel
-from vla_gym_trainers.runs.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
-from vla_gym_trainers.runs.settings import load_run_settings
+from vla_gym_trainers.runs.settings import EVAL_SEED, load_run_settings
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
+from vla_gym_trainers.td3.checkpoint import load_checkpoint
+from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
-from vla_gym_trainers.td3.run_config import RunConfig
+from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 
 __all__ = [
     "TD3RunConfig",
@@ -57,6 +57,15 @@ class TD3Run:
 
     run_dir: Path
     card: dict[str, Any]
+
+
+def main(config: TD3RunConfig) -> str:
+    """Run ``vla-gym-train td3``; return what is printed."""
+    run = train_td3(config)
+    if evaluation := run.card["results"].get("evaluation"):
+        print_results(evaluation["start"], "The VLA")
+        print_results(evaluation["policy"], "The policy")
+    return f"run directory: {run.run_dir}"
 
 
 def train_td3(config: TD3RunConfig) -> TD3Run:
@@ -125,13 +134,13 @@ def open_best(
     return best
 
 
-def _sampled_starts(config: RunConfig, layouts: int, seed: int) -> list[Start]:
+def _sampled_starts(config: TD3RunConfig, layouts: int, seed: int) -> list[Start]:
     suite = get_suite(config.suite).name
     return sampled_starts(suite, config.task_ids, layouts, seed + config.seed)
 
 
 def conclude(
-    config: RunConfig, run: Run, model: TD3BC, training: dict[str, Any], player: RunPlayer
+    config: TD3RunConfig, run: Run, model: TD3BC, training: dict[str, Any], player: RunPlayer
 ) -> TD3Run:
     """Save the policy, guard it, evaluate it beside the VLA, film it and write the card.
 
@@ -161,7 +170,7 @@ def conclude(
     return TD3Run(files.path, run.write_card(results, world))
 
 
-def world_facts(config: RunConfig) -> dict[str, Any]:
+def world_facts(config: TD3RunConfig) -> dict[str, Any]:
     """Return what was played with, for a result card."""
     pack = resolve_asset_pack(config.assets)
     return {
@@ -171,7 +180,7 @@ def world_facts(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _official_starts(config: RunConfig, states: int) -> list[Start]:
+def _official_starts(config: TD3RunConfig, states: int) -> list[Start]:
     suite = get_suite(config.suite).name
     return [Start(suite, task_id, i) for task_id in config.task_ids for i in range(states)]
 
@@ -195,7 +204,7 @@ def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
         callback.save()  # so that a longer limit can go on from here
 
 
-def make_vec(config: Any) -> VecEnv:
+def make_vec(config: TD3RunConfig) -> VecEnv:
     """Make the environments of the training."""
     num_envs, workers = config.num_envs, config.workers
     if workers is None and num_envs == 1:
@@ -208,12 +217,12 @@ def make_vec(config: Any) -> VecEnv:
         "gamma": config.gamma,
         **_env(config),
     }
-    if isinstance(config, TD3RunConfig) and config.stride:
+    if config.stride:
         settings["stride"] = config.stride
     return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)
 
 
-def make_player(config: RunConfig) -> RunPlayer:
+def make_player(config: TD3RunConfig) -> RunPlayer:
     """Make what plays the run's policies: on sampled layouts and on the official states."""
     return make_run_player(
         config.suite,
@@ -224,7 +233,7 @@ def make_player(config: RunConfig) -> RunPlayer:
     )
 
 
-def _env(config: RunConfig) -> dict[str, Any]:
+def _env(config: TD3RunConfig) -> dict[str, Any]:
     return {
         "vla": config.vla,
         "rl_token": config.rl_token,
@@ -247,7 +256,7 @@ def build_model(config: TD3RunConfig, env: Any) -> TD3BC:
     )
 
 
-def film(config: RunConfig, run: RunDir, policy: TD3BC, player: RunPlayer) -> None:
+def film(config: TD3RunConfig, run: RunDir, policy: TD3BC, player: RunPlayer) -> None:
     """Film the VLA and the policy on the first official states of every task."""
     run.videos.mkdir(exist_ok=True)
     for start in _official_starts(config, config.videos):

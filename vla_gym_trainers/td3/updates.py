@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.config import TD3Config
-from vla_gym_trainers.td3.networks import reference_chunk
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.ring import ChunkReplaySamples

@@ -16,9 +16,9 @@ from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.run_player import make_run_player
 from vla_gym_trainers.evaluation.trained import load_trained
-from vla_gym_trainers.runs.closed_loop import BestModel
-from vla_gym_trainers.runs.guard import guard_policy
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.td3.closed_loop import BestModel
+from vla_gym_trainers.td3.guard import guard_policy
 from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
 OFFICIAL = [Start("goal", 8, 1)]

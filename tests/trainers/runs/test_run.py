@@ -19,7 +19,7 @@ from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics
 from vla_gym_trainers.runs.run import Checkpoint, Run
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import (
-    RunSettings,
+    CheckpointSettings,
     default_run_dir,
     load_preset,
     load_run_settings,
@@ -28,11 +28,11 @@ from vla_gym_trainers.runs.settings import (
 
 
 @dataclass
-class CountConfig(RunSettings):
+class CountConfig(CheckpointSettings):
     """Count."""
 
     algorithm: ClassVar[str] = "count"
-    resumable: ClassVar[tuple[str, ...]] = (*RunSettings.resumable, "total")
+    resumable: ClassVar[tuple[str, ...]] = (*CheckpointSettings.resumable, "total")
 
     suite: str = "goal"
     task_ids: tuple[int, ...] = (9,)

@@ -19,9 +19,9 @@ import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC, TD3Config
-from vla_gym_trainers.runs.closed_loop import BestModel
 from vla_gym_trainers.runs.metrics import read_metrics
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
 
 

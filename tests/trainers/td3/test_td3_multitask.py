@@ -16,9 +16,9 @@ from toy_tasks import make_task_player, make_tasks
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.trained import load_policy
-from vla_gym_trainers.runs.guard import guard_policy
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
+from vla_gym_trainers.td3.guard import guard_policy
 from vla_gym_trainers.td3.train import build_model
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from vla_gym_trainers.runs.episode_log import EpisodeLog, lowest_window
+from vla_gym_trainers.td3.episode_log import EpisodeLog, lowest_window
 
 
 def test_lowest_window_against_every_window():

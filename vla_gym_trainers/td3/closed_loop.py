@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from vla_gym_trainers.td3.algorithm import TD3BC
     from vla_gym_trainers.td3.policy import RLTokenPolicy
 
-#: Added to a run's seed for the layouts of its evaluation: training seeds are far smaller.
-EVAL_SEED = 1_000_000_000
-
 
 @dataclass
 class BestModel:
