@@ -13,8 +13,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.td3.ring import ChunkReplaySamples, Ring, TaskIndex
-from vla_gym_trainers.td3.windows import Pieces, Window
+from vla_gym_trainers.td3.windows import Pieces
 
+#: Numbers of a transition; the return is the last column, as it may be unknown.
 _SCALARS = ("rewards", "dones", "discounts", "mc_returns")
 
 
@@ -67,28 +68,22 @@ class ChunkReplayBuffer(ReplayBuffer):
 
         Args:
             buffer_size: Capacity in transitions, over all environments (at least one for each).
-            observation_space: A Dict space.
+            observation_space: A Dict space; with a Discrete ``task_id`` if ``balanced``.
             action_space: A Box space; chunks are stored flattened.
             device: Torch device of the samples.
             n_envs: Number of environments that feed the ring.
             optimize_memory_usage: SB3's option; must be False (next observations are stored).
             gamma: Discount per control step, used where the environment gives none.
             seed: Seed of the sampling; the buffer has a generator of its own.
-            balanced: Sample all tasks alike; needs ``task_id`` in the observation.
+            balanced: Sample all tasks alike.
 
         Raises:
-            ConfigError: If the observation space does not fit, or an option is not supported.
+            ConfigError: If the observation space is no Dict, or the option is set.
         """
-        if not isinstance(observation_space, spaces.Dict):
-            raise ConfigError(f"Expected a Dict observation, got {observation_space}.")
-        if optimize_memory_usage:
-            raise ConfigError("optimize_memory_usage is not supported: set it to False.")
-        if buffer_size < 1:
-            raise ConfigError(f"buffer_size must be at least 1, got {buffer_size}.")
-        if balanced and not isinstance(observation_space.get("task_id"), spaces.Discrete):
+        if not isinstance(observation_space, spaces.Dict) or optimize_memory_usage:
             raise ConfigError(
-                "balanced sampling needs a Discrete 'task_id' in the observation, got "
-                f"{sorted(observation_space.keys())}."
+                "Expected a Dict observation and optimize_memory_usage=False, got "
+                f"{observation_space} and {optimize_memory_usage}."
             )
         # ReplayBuffer.__init__ would allocate [position, env] arrays: only its base is wanted.
         size = max(buffer_size, n_envs)
@@ -106,10 +101,8 @@ class ChunkReplayBuffer(ReplayBuffer):
             for prefix in ("obs", "next")
             for key, shape in self.obs_shape.items()
         }
-        shapes["actions"] = (self.action_dim,)
-        shapes |= {name: () for name in _SCALARS}
-        self._ring = Ring(self.buffer_size, shapes, self.n_envs)
-        self._tasks = TaskIndex(self.buffer_size if self.balanced else 0)
+        shapes |= {"actions": (self.action_dim,), **{name: () for name in _SCALARS}}
+        self._ring, self._tasks = Ring(self.buffer_size, shapes), TaskIndex()
         self.num_dropped = 0
         # Of each environment's current episode: running numbers (not slots) of its chunks; its
         # pieces; running numbers and first pieces of what begins inside its chunks.
@@ -117,14 +110,14 @@ class ChunkReplayBuffer(ReplayBuffer):
         self._pieces = [Pieces() for _ in range(self.n_envs)]
         self._begun: list[list[tuple[int, int]]] = [[] for _ in range(self.n_envs)]
         self._bind()
-        self.mc_returns[:] = np.nan
 
     def _bind(self) -> None:
-        self._stage, views = self._ring.stage, self._ring.views
+        views = self._ring.views
         self.observations = {key: views[f"obs/{key}"] for key in self.obs_shape}
         self.next_observations = {key: views[f"next/{key}"] for key in self.obs_shape}
-        self.actions, self.rewards, self.dones = (views[k] for k in ("actions", *_SCALARS[:2]))
-        self.discounts, self.mc_returns = views["discounts"], views["mc_returns"]
+        self.actions = views["actions"]
+        self.rewards, self.dones, self.discounts, self.mc_returns = (views[n] for n in _SCALARS)
+        self.mc_returns[self.size() :] = np.nan
 
     @property
     def num_added(self) -> int:
@@ -133,8 +126,8 @@ class ChunkReplayBuffer(ReplayBuffer):
 
     @property
     def task_counts(self) -> dict[int, int]:
-        """Stored transitions by task; empty without ``balanced``."""
-        return self._tasks.counts
+        """Stored transitions by task, which the observation must have."""
+        return {task: len(slots) for task, slots in self._tasks.slots(self._ring).items()}
 
     def size(self) -> int:
         """Return the number of transitions that are stored now."""
@@ -166,65 +159,51 @@ class ChunkReplayBuffer(ReplayBuffer):
                 ``worker_restarted``, ``pieces``.
         """
         limit = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        self._put(slice(None), obs, next_obs, action)
-        self._stage["rewards"][:] = reward
-        self._stage["discounts"][:] = [self._discount(info) for info in infos]
-        self._stage["dones"][:] = np.logical_and(done, ~limit)
-        finite = np.isfinite(self._ring.staged[:, : self._ring.places["mc_returns"].start]).all(
-            axis=1
-        )
         restarted = np.array([bool(info.get("worker_restarted", False)) for info in infos])
-        kept = np.flatnonzero(finite & ~restarted)
+        terminated = np.logical_and(done, ~limit)
+        discounts = [
+            info.get("discount", self.gamma ** int(info.get("executed_steps", 1))) for info in infos
+        ]
+        rows = self._pack(obs, next_obs, action, reward, terminated, discounts)
+        kept = np.isfinite(rows[:, :-1]).all(axis=1) & ~restarted
         number = self.num_added
-        self._push(kept)
-        self.num_dropped += self.n_envs - len(kept)
-        for env in np.flatnonzero(~finite | restarted).tolist():
-            self._episodes[env] = []  # the chain of this episode's returns is broken here
-        for env in kept.tolist():
-            self._episodes[env].append(number)
-            number += 1
-        for env in np.flatnonzero(done).tolist():
-            self._finish_episode(env)
+        self._ring.push(rows[kept])
+        self.num_dropped += int((~kept).sum())
+        for env, episode in enumerate(self._episodes):
+            if kept[env]:
+                episode.append(number)
+                number += 1
+            else:
+                episode.clear()  # the chain of its returns is broken here
+            if done[env]:
+                self._finish_episode(episode)
         for env, info in enumerate(infos):
             if "pieces" in info:
                 mine = {key: np.asarray(value[env]) for key, value in obs.items()}
-                terminated = bool(done[env] and not limit[env])
-                self._add_pieces(env, mine, action[env], info, bool(done[env]), terminated)
+                ends = bool(done[env]), bool(terminated[env])
+                self._add_pieces(env, mine, action[env], info, *ends)
 
-    def _put(self, rows: Any, obs: Any, next_obs: Any, action: np.ndarray) -> None:
-        """Stage observations and actions; the returns are not known yet."""
-        stage = self._stage
-        for prefix, values in (("obs", obs), ("next", next_obs)):
-            for key in self.obs_shape:
-                part = stage[f"{prefix}/{key}"]
-                part[rows] = np.reshape(values[key], part[rows].shape)
-        stage["actions"][rows] = np.reshape(action, stage["actions"][rows].shape)
-        stage["mc_returns"][rows] = np.nan
+    def _pack(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, discount: Any
+    ) -> np.ndarray:
+        """Return rows of the ring; their returns are not known yet."""
+        count = np.size(reward)
+        columns = {f"obs/{key}": obs[key] for key in self.obs_shape}
+        columns |= {f"next/{key}": next_obs[key] for key in self.obs_shape}
+        columns |= {"actions": action, "rewards": reward, "dones": done, "discounts": discount}
+        return self._ring.pack({**columns, "mc_returns": np.full(count, np.nan)}, count)
 
-    def _push(self, rows: np.ndarray) -> None:
-        """Copy staged rows into the ring, over the oldest ones if it is full."""
-        slots = self._ring.push(rows)
-        if self.balanced:
-            tasks = self._stage["obs/task_id"].reshape(self.n_envs)[rows]
-            for slot, task in zip(slots.tolist(), tasks.tolist(), strict=True):
-                self._tasks.put(slot, int(task))
-        self.pos = self.num_added % self.buffer_size
-        self.full = self.num_added >= self.buffer_size
-
-    def _discount(self, info: Mapping[str, Any]) -> float:
-        return float(info.get("discount", self.gamma ** int(info.get("executed_steps", 1))))
-
-    def _finish_episode(self, env: int) -> None:
-        """Write the Monte-Carlo returns of the episode that has just ended."""
+    def _finish_episode(self, episode: list[int]) -> None:
+        """Write the Monte-Carlo returns of an episode that has just ended, and forget it."""
         value = 0.0
         oldest = self.num_added - self.buffer_size
-        for number in reversed(self._episodes[env]):
+        for number in reversed(episode):
             if number < oldest:
                 break  # overwritten by the ring
             slot = number % self.buffer_size
             value = float(self.rewards[slot]) + float(self.discounts[slot]) * value
             self.mc_returns[slot] = value
-        self._episodes[env] = []
+        episode.clear()
 
     def _add_pieces(
         self,
@@ -236,28 +215,21 @@ class ChunkReplayBuffer(ReplayBuffer):
         terminated: bool,
     ) -> None:
         """Push what begins inside one environment's chunk."""
-        pieces = info["pieces"]
+        pieces, running = info["pieces"], self._pieces[env]
         seen = [*obs.values(), *(v for piece in pieces for v in piece.obs.values()), action]
-        if info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen):
+        broken = info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen)
+        if not broken:
+            chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
+            for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
+                self._begun[env].append((self.num_added, window.start))
+                self._ring.push(self._pack(*window[1:]))
+            if done:
+                returns, oldest = running.returns(), self.num_added - self.buffer_size
+                for number, start in self._begun[env]:
+                    if number >= oldest:
+                        self.mc_returns[number % self.buffer_size] = returns[start]
+        if broken or done:
             self._pieces[env], self._begun[env] = Pieces(), []
-            return
-        chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
-        running = self._pieces[env]
-        for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
-            self._begun[env].append((self.num_added, window.start))
-            self._push_window(window)
-        if done:
-            returns, oldest = running.returns(), self.num_added - self.buffer_size
-            for number, start in self._begun[env]:
-                if number >= oldest:
-                    self.mc_returns[number % self.buffer_size] = returns[start]
-            self._pieces[env], self._begun[env] = Pieces(), []
-
-    def _push_window(self, window: Window) -> None:
-        self._put(0, window.obs, window.next_obs, window.action)
-        self._stage["rewards"][0] = window.reward
-        self._stage["discounts"][0], self._stage["dones"][0] = window.discount, window.terminated
-        self._push(np.array([0]))
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None
@@ -271,8 +243,8 @@ class ChunkReplayBuffer(ReplayBuffer):
             raise ConfigError("Do not wrap the env in VecNormalize: the policy normalises itself.")
         if self.size() == 0:
             raise ConfigError("The replay buffer is empty: collect transitions before sampling.")
-        if self.balanced and len(self.task_counts) > 1:
-            return self.rows(self._tasks.sample(batch_size, self.rng))
+        if self.balanced and len(self._tasks.slots(self._ring)) > 1:
+            return self.rows(self._tasks.sample(self._ring, batch_size, self.rng))
         return self.rows(self.rng.integers(self.size(), size=batch_size))
 
     def rows(self, index: np.ndarray) -> ChunkReplaySamples:
@@ -291,10 +263,9 @@ class ChunkReplayBuffer(ReplayBuffer):
         return ChunkReplaySamples(obs, batch["actions"], next_obs, **scalars)
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ("observations", "next_observations", "actions", *_SCALARS, "_stage")
+        views = ("observations", "next_observations", "actions", *_SCALARS)
         return {key: value for key, value in vars(self).items() if key not in views}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._bind()
-        self.mc_returns[self.size() :] = np.nan

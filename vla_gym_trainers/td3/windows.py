@@ -16,20 +16,20 @@ class Window(NamedTuple):
     Attributes:
         start: Number of its first piece in the episode.
         obs: Observation before it.
+        next_obs: Observation after it.
         action: (C, 7) the actions executed from there, of two chunks.
         reward: Discounted sum inside it.
-        discount: gamma ** executed_steps.
-        next_obs: Observation after it.
         terminated: The episode ended in it by success.
+        discount: gamma ** executed_steps.
     """
 
     start: int
     obs: Mapping[str, np.ndarray]
+    next_obs: Mapping[str, np.ndarray]
     action: np.ndarray
     reward: float
-    discount: float
-    next_obs: Mapping[str, np.ndarray]
     terminated: bool
+    discount: float
 
 
 class Pieces:
@@ -91,7 +91,7 @@ class Pieces:
         action = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
         is_end = end == len(self.pieces) and terminated
         next_obs = self.pieces[end - 1].obs
-        return Window(start, self.obs[start], action, reward, discount, next_obs, is_end)
+        return Window(start, self.obs[start], next_obs, action, reward, is_end, discount)
 
     def returns(self) -> np.ndarray:
         """Return the Monte-Carlo return from each piece to the end, ``G_j = r_j + d_j G_(j+1)``."""
