@@ -30,7 +30,7 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import ValueHead
-from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import ppo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 from vla_gym_trainers.rollout.pipeline import Pipeline
@@ -61,9 +61,8 @@ def run(args: argparse.Namespace, envs: LiberoVectorEnv, pause: float, ahead: bo
     policy = SlowPolicy(student, value_head=ValueHead(base.hidden_size))
     policy.act_seconds = pause
     chunks = math.ceil(get_task("goal", args.task).max_control_steps / base.horizon)
-    shape = RolloutShape.of(policy, args.num_envs, chunks, 1)
-    collector, acting = RolloutCollector(envs, shape), policy.copy() if ahead else policy
-    buffers = [Rollout.empty(shape) for _ in range(2)]
+    collector, acting = RolloutCollector(envs), policy.copy() if ahead else policy
+    buffers = [Rollout(policy, args.num_envs, chunks, 1) for _ in range(2)]
 
     def collect(parameters: dict[str, Any], index: int) -> Rollout:
         acting.load_state_dict(parameters)

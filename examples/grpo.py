@@ -18,7 +18,7 @@ from vla_gym.vla.lora import LoraSettings
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import grpo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
@@ -51,9 +51,8 @@ envs = LiberoVectorEnv(
 )
 limit = get_task("goal", args.task).max_control_steps
 num_chunks = math.ceil(limit / base.horizon)
-shape = RolloutShape.of(policy, num_envs, num_chunks, episodes=1, group_size=args.group_size)
-rollout = Rollout.empty(shape)
-collector = RolloutCollector(envs, shape, groups=2)  # one simulates, one is in the VLA
+rollout = Rollout(policy, num_envs, num_chunks, episodes=1, group_size=args.group_size)
+collector = RolloutCollector(envs, groups=2)  # one simulates, one is in the VLA
 for i in range(args.rollouts):
     began = time.perf_counter()
     collector.collect(policy, rollout, seed=1000 * i)

@@ -38,12 +38,12 @@ COMMANDS = {
     "ppo": (
         "PPO on the VLA's own action tokens or on its RL token (--policy); runs under torchrun",
         "on_policy.config:PPOConfig",
-        "on_policy.command:main",
+        "on_policy.train:main",
     ),
     "grpo": (
         "GRPO on the same; runs under torchrun",
         "on_policy.config:GRPOConfig",
-        "on_policy.command:main",
+        "on_policy.train:main",
     ),
 }
 USAGE = (

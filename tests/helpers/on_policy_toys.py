@@ -11,8 +11,9 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
 from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig
 from vla_gym.vla.tokens import build_vocabulary
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.policy import ValueHead
-from vla_gym_trainers.on_policy.rollout import RolloutShape
+from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 cloudpickle.register_pickle_by_value(toy_token_env)
@@ -42,12 +43,21 @@ def toy_envs(num_envs=4, workers=0, group_size=1, autoreset_mode="SAME_STEP", **
     )
 
 
-def toy_shape(num_envs=4, episodes=2, num_chunks=5, group_size=1, *, policy=None, first_env=0):
-    return RolloutShape.of(
-        policy or tiny_policy(),
-        num_envs,
-        num_chunks,
-        episodes,
-        group_size=group_size,
-        first_env=first_env,
-    )
+def toy_rollout(num_envs=4, episodes=2, num_chunks=5, group_size=1, *, policy=None, first_env=0):
+    sizes = num_envs, num_chunks, episodes
+    return Rollout(policy or tiny_policy(), *sizes, group_size=group_size, first_env=first_env)
+
+
+def collected(policy, actor=None, *, num_envs=4, episodes=2, seed=7):
+    """A rollout of whole episodes of the toy, played by the policy or another actor."""
+    envs, out = toy_envs(num_envs), toy_rollout(num_envs, episodes, policy=policy)
+    try:
+        return RolloutCollector(envs).collect(actor or policy, out, seed=seed)
+    finally:
+        envs.close()
+
+
+def shuffled(rollout):
+    """The same with a teacher's samples: those of other rows."""
+    rollout.data["teacher_sample"].copy_(rollout.data["sample"].flip(0))
+    return rollout

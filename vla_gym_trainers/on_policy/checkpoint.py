@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,40 +88,23 @@ class Progress:
     episodes: int = 0
     iteration: int = 0
     phase: str = ""
-    staleness: Counter[int] = field(default_factory=Counter)
+    staleness: dict[str, int] = field(default_factory=dict)
     success: list[tuple[int, float]] = field(default_factory=list)
 
     def count(self, metrics: Mapping[str, float], staleness: int) -> None:
         """Count a rollout's steps, episodes and chunks, played by a policy so many updates old."""
         self.steps += int(metrics["rollout/env_steps"])
         self.episodes += int(metrics["rollout/episodes"])
-        self.staleness[staleness] += int(metrics["rollout/chunks"])
+        chunks = self.staleness.get(str(staleness), 0) + int(metrics["rollout/chunks"])
+        self.staleness[str(staleness)] = chunks
         if "rollout/success" in metrics:
             self.success.append((self.steps, metrics["rollout/success"]))
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain numbers."""
-        return {
-            "steps": self.steps,
-            "episodes": self.episodes,
-            "iteration": self.iteration,
-            "phase": self.phase,
-            "staleness": {str(k): v for k, v in self.staleness.items()},
-            "success": [list(pair) for pair in self.success],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state` returned."""
-        self.steps, self.episodes = int(state["steps"]), int(state["episodes"])
-        self.iteration, self.phase = int(state["iteration"]), state["phase"]
-        self.staleness = Counter({int(k): int(v) for k, v in state["staleness"].items()})
-        self.success = [(int(steps), float(rate)) for steps, rate in state["success"]]
 
     def summary(self) -> dict[str, Any]:
         """Return what the result card says about the training."""
         return {
             "env_steps": self.steps,
             "rollouts": self.iteration,
-            "staleness_chunks": {str(k): v for k, v in sorted(self.staleness.items())},
-            "success": [list(pair) for pair in self.success],
+            "staleness_chunks": dict(sorted(self.staleness.items())),
+            "success": self.success,
         }

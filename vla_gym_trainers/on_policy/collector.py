@@ -3,75 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym_trainers.on_policy.policy import Act, Observation
-from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+from vla_gym_trainers.on_policy.phases import Actor
+from vla_gym_trainers.on_policy.policy import Observation
+from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
 from vla_gym_trainers.rollout.collector import Collector
 
 Result = TypeVar("Result")
 
 
-class Actor(Protocol):
-    """Who acts: a :class:`Policy`, or a mixture with a teacher."""
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether values are wanted of observations that no chunk begins at."""
-
-    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
-        """Return the observations as they are stored and as ``act`` takes them."""
-
-    def act(
-        self,
-        observation: Observation,
-        instructions: Sequence[str],
-        keys: np.ndarray | None = None,
-    ) -> Act:
-        """Choose chunks; row i's draws are a function of ``keys[i]``."""
-
-    def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
-        """Return the values (B,) of observations."""
-
-
 class RolloutCollector:
     """Fills rollouts; see :meth:`collect`.
 
-    Whole episodes (``shape.episodes``): each collection starts anew with its seed, and an
+    Whole episodes (``Rollout.episodes``): each collection starts anew with its seed, and an
     environment that has played its episodes waits for the others. What is played is a function of
     the seed and the parameters. Rows of a fixed length go on where the last collection stopped.
 
     A transition that died with its worker, or in which a number was not finite, is written as not
     valid. A row of a whole episode that was lost has no end then, and the next one is played as if
     nothing had happened.
+
+    Attributes:
+        chunk_len: Control steps of a chunk.
     """
 
-    def __init__(self, envs: LiberoVectorEnv, shape: RolloutShape, *, groups: int = 1) -> None:
+    def __init__(self, envs: LiberoVectorEnv, *, groups: int = 1) -> None:
         """Take over a vector environment.
 
         Args:
             envs: Chunked, with ``gamma``, autoreset mode SAME_STEP.
-            shape: What rollouts will have.
             groups: Groups of environments that take turns: while one simulates, the VLA works for
                 another.
 
         Raises:
-            ConfigError: If they do not fit each other.
+            ConfigError: If they are not chunked, or cannot be split so.
         """
         size = envs.single_action_space.shape or ()
-        if envs.num_envs != shape.num_envs or len(size) != 2:
-            raise ConfigError(
-                f"Expected {shape.num_envs} chunked environments, got {envs.num_envs} with actions "
-                f"of shape {size}: give them a chunk_len."
-            )
-        self.shape, self._chunk_len = shape, size[0]
+        if len(size) != 2:
+            raise ConfigError(f"Expected chunks, got actions of shape {size}: give a chunk_len.")
+        self.chunk_len = size[0]
         self._envs = ChunkEnvs(envs)
         self._collector = Collector(self._envs, groups)
         n = envs.num_envs
@@ -87,20 +64,27 @@ class RolloutCollector:
 
         Args:
             actor: Who acts; its parameters must not change meanwhile.
-            out: Overwritten.
+            out: Overwritten; of as many environments.
             seed: Of layouts and draws. With rows of a fixed length, the first one counts, and
                 the first one after :meth:`restart`.
 
         Returns:
             ``out``.
+
+        Raises:
+            ConfigError: If rollout and environments do not fit each other.
         """
         began = time.perf_counter()
+        if out.num_envs != self._envs.num_envs:
+            raise ConfigError(
+                f"Expected a rollout of {self._envs.num_envs} environments, got {out.num_envs}."
+            )
         out.clear()
         self._out, self._arrays, self._actor, self._forward_seconds = out, out.arrays, actor, 0.0
         self._slot[:], self._played[:] = 0, 0
-        if self._collector.obs is None or self.shape.episodes is not None:
-            n = self.shape.num_envs
-            self._seeds = seed + self.shape.first_env + np.arange(n)
+        if self._collector.obs is None or out.episodes is not None:
+            n = out.num_envs
+            self._seeds = seed + out.first_env + np.arange(n)
             obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
             self._episode[:], self._chunk[:] = 0, 0
             self._see(np.arange(n), obs)
@@ -129,7 +113,7 @@ class RolloutCollector:
         inner = (self._chunk[ids] > 0) & (slot > 0)
         values = act.values.cpu().numpy()
         self._arrays["next_values"][row[inner], slot[inner] - 1] = values[inner]
-        actions = act.actions[:, : self._chunk_len].cpu().numpy().astype(np.float32)
+        actions = act.actions[:, : self.chunk_len].cpu().numpy().astype(np.float32)
         return np.clip(actions, -1.0, 1.0)
 
     def take(self, ids: np.ndarray, step: ChunkStep) -> np.ndarray:
@@ -137,15 +121,15 @@ class RolloutCollector:
         infos, over = step.infos, step.dones
         truncated = np.array([info["TimeLimit.truncated"] for info in infos])
         lost = np.array([bool(info.get("worker_restarted", False)) for info in infos])
-        full = self._slot[ids] + 1 >= self.shape.num_chunks
-        if self.shape.episodes is None:
+        full = self._slot[ids] + 1 >= self._out.num_chunks
+        if self._out.episodes is None:
             goes_on, is_seen = ~full, np.ones(len(ids), bool)  # full rows: acted on next time
         elif (full & ~over).any():
             raise ConfigError(
-                f"An episode is longer than the {self.shape.num_chunks} chunks of a row."
+                f"An episode is longer than the {self._out.num_chunks} chunks of a row."
             )
         else:
-            goes_on = is_seen = ~over | (self._played[ids] + 1 < self.shape.episodes)
+            goes_on = is_seen = ~over | (self._played[ids] + 1 < self._out.episodes)
         kept = ~lost & self._finite[ids] & np.isfinite(step.rewards) & _are_finite(step.next_obs)
         self._see(ids[is_seen], {key: value[is_seen] for key, value in step.obs.items()})
         kept &= over | self._finite[ids]
@@ -176,12 +160,12 @@ class RolloutCollector:
         self._chunk[ids] += 1
         self._chunk[ids[over]] = 0
         self._episode[ids[over]] += 1
-        if self.shape.episodes is not None:
+        if self._out.episodes is not None:
             self._played[ids[over]] += 1
             self._slot[ids[over]] = 0
 
     def _row_of(self, ids: np.ndarray) -> np.ndarray:
-        return ids * (self.shape.episodes or 1) + self._played[ids]
+        return ids * (self._out.episodes or 1) + self._played[ids]
 
     def _texts(self, ids: np.ndarray) -> list[str]:
         return [self._envs.reset_infos[i]["instruction"] for i in ids]
@@ -192,7 +176,7 @@ class RolloutCollector:
             rows, self._finite[ids] = self._observe(obs, self._texts(ids))
             for key, value in rows.items():
                 if key not in self._seen:
-                    self._seen[key] = np.empty((self.shape.num_envs, *value.shape[1:]), value.dtype)
+                    self._seen[key] = np.empty((self._out.num_envs, *value.shape[1:]), value.dtype)
                 self._seen[key][ids] = value
 
     def _observe(self, obs: Observation, texts: list[str]) -> tuple[Observation, np.ndarray]:

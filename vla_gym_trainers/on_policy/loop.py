@@ -67,6 +67,7 @@ class Loop:
         config: OnPolicyConfig,
         networks: Networks,
         collector: RolloutCollector,
+        buffers: list[Rollout],
         learner: Learner,
         *,
         group: ProcessGroup,
@@ -82,6 +83,7 @@ class Loop:
             config: All settings.
             networks: The networks.
             collector: Collects in this process.
+            buffers: One more than rollouts may be ahead.
             learner: The learner.
             group: The processes.
             run: Log, checkpoints and limits.
@@ -92,13 +94,13 @@ class Loop:
         self.collector = collector
         # What acts and what is written must not be what is learnt and what is read.
         self._acting = networks.policy.copy() if config.ahead else networks.policy
-        self._buffers = [Rollout.empty(collector.shape) for _ in range(config.ahead + 1)]
+        self._buffers = buffers
         self.group, self.run = group, run
         self.validation, self.film = validation, film
         self.progress = Progress()
         if run.checkpoint is not None:
             load_checkpoint(run.checkpoint.folder, learner, networks.reference)
-            self.progress.restore(run.checkpoint.state["progress"])
+            self.progress = Progress(**run.checkpoint.state["progress"])
             if validation is not None and run.checkpoint.state["validation"] is not None:
                 validation.restore(run.checkpoint.state["validation"])
 
@@ -218,7 +220,7 @@ class Loop:
             self.run.plan_checkpoint(steps)
             return
         state = {
-            "progress": self.progress.state(),
+            "progress": self.progress,
             "validation": None if self.validation is None else self.validation.state(),
         }
         with self.run.new_checkpoint(steps, state) as folder:

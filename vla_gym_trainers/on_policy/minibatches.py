@@ -43,7 +43,7 @@ def gather(
     """
     data = rollout.data
     valid = data["valid"]
-    small = data.exclude(*rollout.shape.observation, "value_input")
+    small = data.exclude(*rollout.observation, "value_input")
     student = valid & ~data["by_teacher"] & phase.rl
     small["rl"], small["held"] = student & keep, student & held
     small["valued"] = valid & (phase.value and returns is not None)

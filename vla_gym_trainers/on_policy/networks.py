@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from vla_gym.suites import get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
-from vla_gym_trainers.on_policy.collector import Actor, RolloutCollector
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
-from vla_gym_trainers.on_policy.phases import MixedActor, Phase, Teacher, VLATeacher
+from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
-from vla_gym_trainers.on_policy.rl_token_policy import ReferenceTeacher, RLTokenPPOPolicy
-from vla_gym_trainers.on_policy.rollout import RolloutShape
+from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
+from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 
@@ -51,6 +49,7 @@ class Networks:
         """Return who acts in a phase: the policy, or a mixture with the teacher."""
         if not config.hybrid and phase.epsilon == 0.0:
             return policy
+        assert isinstance(self.teacher, VLATeacher)
         noise, hybrid = config.teacher_noise, config.hybrid
         return MixedActor(policy, self.teacher, phase.epsilon, noise=noise, hybrid=hybrid)
 
@@ -110,7 +109,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     teacher: Teacher
     if config.policy == "rl-token":
         policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len), None
-        teacher = ReferenceTeacher()
+        teacher = vla_chunks
     else:
         policy, adapters = _token_policy(config, vla)
         teacher = VLATeacher(vla, config.teacher_head)
@@ -190,24 +189,15 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
     return EnvFactories(train, evaluation, limit, tuple(tasks))
 
 
-def make_collector(
-    config: OnPolicyConfig,
-    policy: Policy,
-    envs: LiberoVectorEnv,
-    max_control_steps: int,
-    group: ProcessGroup,
-) -> RolloutCollector:
-    """Return the collector of this process."""
-    chunk_len = (envs.single_action_space.shape or (1,))[0]
-    chunks = config.rollout_chunks
-    if config.episodes_per_env is not None:
-        chunks = math.ceil(max_control_steps / chunk_len)
-    shape = RolloutShape.of(
+def make_rollout(
+    config: OnPolicyConfig, policy: Policy, episode_chunks: int, group: ProcessGroup
+) -> Rollout:
+    """Return the memory of a rollout of this process."""
+    return Rollout(
         policy,
         config.num_envs,
-        chunks,
+        config.rollout_chunks if config.episodes_per_env is None else episode_chunks,
         config.episodes_per_env,
         group_size=config.group_size,
         first_env=group.rank * config.num_envs,
     )
-    return RolloutCollector(envs, shape, groups=config.groups)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,14 +86,8 @@ class TeacherChunk(NamedTuple):
     sample: Tensor
 
 
-class Teacher(Protocol):
-    """Who teaches and whom validation compares with; it never changes."""
-
-    def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:
-        """Choose chunks greedily."""
-
-    def sample_of(self, actions: Tensor) -> Tensor:
-        """Return the student's samples that are nearest to actions (B, C, 7)."""
+#: Who teaches and whom validation compares with, greedily; it never changes.
+Teacher = Callable[[Observation, Sequence[str]], TeacherChunk]
 
 
 class VLATeacher:
@@ -157,7 +151,7 @@ class MixedActor:
     def __init__(
         self,
         policy: Policy,
-        teacher: Teacher,
+        teacher: VLATeacher,
         epsilon: float,
         *,
         noise: float = 0.0,
@@ -172,14 +166,7 @@ class MixedActor:
             noise: Standard deviation of Gaussian noise on the teacher's executed actions (not on
                 the gripper), so that the student sees states beside the teacher's path.
             hybrid: See the class; epsilon does not matter then.
-
-        Raises:
-            ConfigError: If a number is out of range.
         """
-        if not 0.0 <= epsilon <= 1.0 or not noise >= 0.0:
-            raise ConfigError(
-                f"Expected epsilon in [0, 1] and noise >= 0, got {epsilon} and {noise}."
-            )
         self.policy, self.teacher, self.epsilon = policy, teacher, epsilon
         self.noise, self.hybrid = noise, hybrid
         self.needs_values = policy.needs_values
@@ -251,3 +238,7 @@ class MixedActor:
 
 def _with(keys: np.ndarray, tag: int) -> np.ndarray:
     return np.concatenate([keys, np.full((len(keys), 1), tag)], axis=1)
+
+
+#: Who acts while a rollout is collected.
+Actor = Policy | MixedActor

@@ -279,18 +279,7 @@ class RLTokenPPOPolicy(Policy):
         self.actor.save(folder)
 
 
-class ReferenceTeacher:
-    """The frozen VLA's own chunks, for validation to compare with; the correction is 0."""
-
-    def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:  # noqa: ARG002
-        """Return the VLA's chunks."""
-        actions = torch.as_tensor(observation["vla_action"])
-        return TeacherChunk(actions, torch.zeros_like(actions))
-
-    def sample_of(self, actions: Tensor) -> Tensor:
-        """Corrections are not learnt from a teacher.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError("policy rl-token has no phases with a teacher.")
+def vla_chunks(observation: Observation, instructions: Sequence[str]) -> TeacherChunk:  # noqa: ARG001
+    """Return the frozen VLA's own chunks, for validation to compare with; the correction is 0."""
+    actions = torch.as_tensor(observation["vla_action"])
+    return TeacherChunk(actions, torch.zeros_like(actions))

@@ -90,7 +90,7 @@ def grpo_targets(
     Raises:
         ConfigError: If rows are not whole episodes.
     """
-    if rollout.shape.episodes is None:
+    if rollout.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     group, data = group or ProcessGroup(), rollout.data
     complete = rollout.ended.any(dim=1)
@@ -139,7 +139,7 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
     valid, ended = data["valid"], rollout.ended
     won = ended & data["terminated"]
     length = torch.where(valid, data["executed"], 0).sum()
-    begun = valid[:, 0].sum() if rollout.shape.episodes is not None else ended.sum()
+    begun = valid[:, 0].sum() if rollout.episodes is not None else ended.sum()
     sums = [x.sum() for x in (valid, ended, won, valid & data["by_teacher"])]
     counts = [float(x) for x in (*sums, length, begun)]
     group = group or ProcessGroup()
@@ -152,7 +152,7 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
     }
     if episodes:
         metrics["rollout/success"] = wins / episodes
-    if rollout.shape.episodes is not None:
+    if rollout.episodes is not None:
         metrics["rollout/episodes_lost"] = begun_all - episodes
     return metrics
 

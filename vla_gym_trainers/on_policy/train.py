@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from contextlib import ExitStack, closing
@@ -18,6 +19,7 @@ from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.trained import trained_vla
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
@@ -27,8 +29,8 @@ from vla_gym_trainers.on_policy.networks import (
     Networks,
     describe,
     libero_envs,
-    make_collector,
     make_networks,
+    make_rollout,
 )
 from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
 from vla_gym_trainers.runs.result_card import machine_facts
@@ -89,7 +91,9 @@ def _train(
             sys.stdout.write(f"{describe(policy)}\n")
         learner = Learner(policy, config, reference=networks.reference, group=group)
         train_envs = stack.enter_context(closing(envs.train()))
-        collector = make_collector(config, policy, train_envs, envs.max_control_steps, group)
+        collector = RolloutCollector(train_envs, groups=config.groups)
+        chunks = math.ceil(envs.max_control_steps / collector.chunk_len)
+        buffers = [make_rollout(config, policy, chunks, group) for _ in range(config.ahead + 1)]
         validation = None
         if run.is_main and config.eval_every:
             eval_envs = stack.enter_context(closing(envs.evaluation()))
@@ -99,6 +103,7 @@ def _train(
             config,
             networks,
             collector,
+            buffers,
             learner,
             group=group,
             run=run,
@@ -139,6 +144,23 @@ def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict
         results["evaluation"] = final_evaluation(config, run.dir)
     facts = {"asset_pack": config.assets, "physics": config.physics, **machine_facts()}
     return run.write_card(results, facts)
+
+
+def main(config: OnPolicyConfig) -> str:
+    """Train; return what is printed: nothing in further processes of a data-parallel run."""
+    run = train(config)
+    if not run.card:
+        return ""
+    training = run.card["results"]["training"]
+    lines = [
+        f"{training['env_steps']:,} control steps, {training['rollouts']} rollouts, "
+        f"{training['minutes']:.1f} minutes"
+    ]
+    validation = run.card["results"].get("validation")
+    if validation and validation["history"]:
+        first, best = validation["history"][0][1], validation["best"]
+        lines.append(f"sampled layouts, greedy: {first:.3f} at the start, best {best:.3f}")
+    return "\n".join([*lines, f"run directory: {run.run_dir}"])
 
 
 def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
 from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
@@ -22,14 +20,8 @@ from vla_gym_trainers.on_policy.policy import Observation, Policy
 Outcomes = dict[Start, bool]
 
 
-class _Chunks(Protocol):
-    actions: Tensor
-
-
-class _Chooses(Protocol):
-    def __call__(self, observation: Observation, instructions: Sequence[str], /) -> _Chunks:
-        """Choose chunks (B, C, 7)."""
-        ...
+#: Chooses chunks: the result has ``actions`` (B, C, 7).
+Choose = Callable[[Observation, Sequence[str]], Any]
 
 
 class GreedyPlayer:
@@ -38,7 +30,7 @@ class GreedyPlayer:
     expert = False
     cameras: tuple[str, ...] = CAMERAS
 
-    def __init__(self, choose: _Chooses, policy: Policy, chunk_len: int) -> None:
+    def __init__(self, choose: Choose, policy: Policy, chunk_len: int) -> None:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
         self.image_size, self.name = policy.image_size, "policy"
@@ -82,15 +74,6 @@ class Validation:
     history: list[tuple[int, float]] = field(default_factory=list)
     _taught: Outcomes | None = None
 
-    def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ConfigError: If a number is not positive.
-        """
-        if self.every < 1:
-            raise ConfigError(f"every must be at least 1, got {self.every}.")
-
     def is_due(self, steps: int) -> bool:
         """Tell whether a threshold is passed."""
         return steps >= self.next_at
@@ -132,7 +115,7 @@ class Validation:
             "eval/teacher_only": float(sum(won[start] < taught[start] for start in won)),
         }
 
-    def _play(self, choose: Any) -> list[Episode]:
+    def _play(self, choose: Choose) -> list[Episode]:
         chunk_len = (self.envs.single_action_space.shape or (0,))[0]
         player = GreedyPlayer(choose, self.policy, chunk_len)
         return list(rollout(self.envs, player, self.starts))

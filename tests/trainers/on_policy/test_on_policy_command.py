@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vla_gym_trainers import cli
-from vla_gym_trainers.on_policy import command as module
+from vla_gym_trainers.on_policy import train as module
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.train import OnPolicyRun
 from vla_gym_trainers.runs.result_card import write_json

@@ -1,5 +1,6 @@
 """Two processes over gloo learn what one process learns on the same global batch."""
 
+import copy
 import multiprocessing
 import os
 import socket
@@ -7,15 +8,13 @@ import socket
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import tiny_policy, toy_envs, toy_shape
+from on_policy_toys import collected, shuffled, tiny_policy
 
-from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import split
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.rollout import Rollout
 
 SETTINGS = PPOConfig(
     learning_rate=3e-3,
@@ -30,21 +29,13 @@ SETTINGS = PPOConfig(
 
 @pytest.fixture(scope="module")
 def rollout():
-    shape = toy_shape(num_envs=4, episodes=1, policy=tiny_policy(value=True))
-    envs = toy_envs(4)
-    try:
-        out = RolloutCollector(envs, shape).collect(
-            tiny_policy(value=True), Rollout.empty(shape), seed=7
-        )
-    finally:
-        envs.close()
-    out.data["teacher_sample"].copy_(out.data["sample"].flip(0))
-    return out
+    return shuffled(collected(tiny_policy(value=True), episodes=1))
 
 
 def learn(rollout, rows, kept_rows, weights, among):
     """Learn from some rows; parameters begin differently in each process but the first."""
-    part = Rollout(rollout.shape, rollout.data[rows], rollout.instructions)
+    part = copy.copy(rollout)
+    part.data = rollout.data[rows]
     generator = torch.Generator().manual_seed(0)
     advantages = torch.randn(rollout.data.shape, generator=generator)[rows]
     returns = torch.rand(rollout.data.shape, generator=generator)[rows]

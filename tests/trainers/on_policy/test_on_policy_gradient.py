@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from on_policy_toys import tiny_policy, toy_shape
+from on_policy_toys import tiny_policy, toy_rollout
 
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import LOSSES, SUMS, Learner, means
 from vla_gym_trainers.on_policy.minibatches import gather
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.rollout import Rollout
 
 SETTINGS = PPOConfig(entropy_coef=0.1, kl_coef=0.5, value_coef=0.4, value_clip=0.2)
 PHASE = Phase(cloning=0.2)
@@ -55,7 +54,7 @@ class KnownPolicy:
 @pytest.fixture
 def chunks():
     """One chunk of the student's, 1 control step, and one of the teacher's, 2 control steps."""
-    rollout = Rollout.empty(toy_shape(2, 1, 1))
+    rollout = toy_rollout(2, 1, 1)
     rollout.instructions.append("push")  # index 0, as in all chunks
     data = rollout.data
     data["valid"].fill_(True)

@@ -5,30 +5,19 @@ import math
 
 import pytest
 import torch
-from on_policy_toys import tiny_policy, toy_envs, toy_shape
+from on_policy_toys import collected, shuffled, tiny_policy
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather, refer
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy
 
 
 @pytest.fixture(scope="module")
 def rollout():
-    shape = toy_shape(num_envs=4, episodes=2, policy=tiny_policy(value=True))
-    envs = toy_envs(4)
-    try:
-        out = RolloutCollector(envs, shape).collect(
-            tiny_policy(value=True), Rollout.empty(shape), seed=7
-        )
-    finally:
-        envs.close()
-    out.data["teacher_sample"].copy_(out.data["sample"].flip(0))
-    return out
+    return shuffled(collected(tiny_policy(value=True)))
 
 
 def shortened(rollout, chunks):

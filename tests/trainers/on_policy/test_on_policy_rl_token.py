@@ -17,7 +17,7 @@ from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenActor
-from vla_gym_trainers.on_policy.rollout import Rollout, RolloutShape
+from vla_gym_trainers.on_policy.rollout import Rollout
 
 SMALL = {
     "policy": "rl-token",
@@ -87,8 +87,7 @@ def test_it_begins_at_the_vla_with_smooth_noise(envs):
 
 
 def collected(policy, envs, seed=3):
-    shape = RolloutShape.of(policy, 4, 8, None)
-    return RolloutCollector(envs, shape).collect(policy, Rollout.empty(shape), seed=seed)
+    return RolloutCollector(envs).collect(policy, Rollout(policy, 4, 8, None), seed=seed)
 
 
 def test_numbers_that_are_not_finite_are_not_learnt_from(envs):

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import tiny_policy, toy_envs, toy_shape
+from on_policy_toys import tiny_policy, toy_envs, toy_rollout
 from toy_token_env import GAMMA, LIMIT, TEXTS, ToyTokenEnv
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym_trainers.on_policy.collector import RolloutCollector
-from vla_gym_trainers.on_policy.rollout import Rollout
 
 
 @pytest.fixture
@@ -16,13 +15,14 @@ def collect():
     """Collect once or several times over a toy environment, and close it."""
     open_envs = []
 
-    def collect(policy, shape, times=1, seed=100, groups=1, **kwargs):
-        envs = toy_envs(shape.num_envs, group_size=shape.group_size, **kwargs)
+    def collect(policy, sizes, times=1, seed=100, groups=1, **kwargs):
+        group_size = sizes.get("group_size", 1)
+        envs = toy_envs(sizes.get("num_envs", 4), group_size=group_size, **kwargs)
         open_envs.append(envs)
-        collector = RolloutCollector(envs, shape, groups=groups)
+        collector = RolloutCollector(envs, groups=groups)
         rollouts = []
         for i in range(times):
-            out = Rollout.empty(shape)
+            out = toy_rollout(**sizes, policy=policy)
             collector.collect(policy, out, seed=seed + 1000 * i)
             rollouts.append(out)
         return rollouts
@@ -40,10 +40,10 @@ def replay(rollout, row, index, seed, episodes, group_size=1):
     for _ in range(episodes):
         obs, info = env.reset()
     over = False
-    for t in range(rollout.shape.num_chunks):
+    for t in range(rollout.num_chunks):
         slot = data[t]
         if not slot["valid"]:
-            assert over and rollout.shape.episodes is not None
+            assert over and rollout.episodes is not None
             return
         if over:
             obs, info = env.reset()
@@ -64,8 +64,7 @@ def replay(rollout, row, index, seed, episodes, group_size=1):
 def test_whole_episodes_are_what_was_played(collect, groups):
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
-    shape = toy_shape(num_envs=3, episodes=2, policy=policy)
-    first, second = collect(policy, shape, times=2, groups=groups)
+    first, second = collect(policy, {"num_envs": 3}, times=2, groups=groups)
     for rollout, seed in ((first, 100), (second, 1100)):
         assert rollout.ended.sum(dim=1).tolist() == [1] * 6
         assert set(rollout.instructions) <= set(TEXTS)
@@ -79,7 +78,7 @@ def check_log_probs_and_values(policy, rollout):
     data = rollout.data
     valid = data["valid"]
     chosen = data[valid]
-    observation = {key: chosen[key].numpy() for key in rollout.shape.observation}
+    observation = {key: chosen[key].numpy() for key in rollout.observation}
     with torch.no_grad():
         inputs = observation, rollout.texts(chosen["instruction"])
         log_probs = policy.distribution(*inputs)[0].log_prob(chosen["sample"])
@@ -98,10 +97,9 @@ def check_log_probs_and_values(policy, rollout):
 def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
-    shape = toy_shape(num_envs=3, episodes=None, num_chunks=7, policy=policy)
-    short = collect(policy, shape, times=3)
-    whole = toy_shape(num_envs=3, episodes=None, num_chunks=21, policy=policy)
-    (long,) = collect(policy, whole)
+    sizes = {"num_envs": 3, "episodes": None}
+    short = collect(policy, {**sizes, "num_chunks": 7}, times=3)
+    (long,) = collect(policy, {**sizes, "num_chunks": 21})
     assert all(rollout.data["valid"].all() for rollout in (*short, long))
     joined = torch.cat([rollout.data for rollout in short], dim=1)
     for key in ("proprio", "sample", "rewards", "terminated", "truncated", "executed", "values"):
@@ -119,8 +117,7 @@ def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
 
 
 def test_groups_begin_in_the_same_state(collect):
-    shape = toy_shape(num_envs=4, episodes=2, group_size=2, first_env=4)
-    (rollout,) = collect(tiny_policy(), shape, seed=200)
+    (rollout,) = collect(tiny_policy(), {"group_size": 2, "first_env": 4}, seed=200)
     groups = rollout.data["group"][:, 0]
     # Environments 4..7 of two episodes each: (env // 2) * 2 + episode.
     assert groups.tolist() == [4, 5, 4, 5, 6, 7, 6, 7]
@@ -133,11 +130,11 @@ def test_groups_begin_in_the_same_state(collect):
 
 
 def test_same_seed_same_rollout_whatever_the_workers(collect):
-    policy, shape = tiny_policy(), toy_shape(num_envs=4, episodes=2)
+    policy = tiny_policy()
     runs = [
-        collect(policy, shape)[0],
-        collect(policy, shape, workers=2)[0],
-        collect(policy, shape, groups=2, workers=2)[0],
+        collect(policy, {})[0],
+        collect(policy, {}, workers=2)[0],
+        collect(policy, {}, groups=2, workers=2)[0],
     ]
     for other in runs[1:]:
         for key in ("sample", "rewards", "proprio", "executed", "valid"):
@@ -146,11 +143,11 @@ def test_same_seed_same_rollout_whatever_the_workers(collect):
 
 
 def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
-    policy, shape = tiny_policy(), toy_shape(num_envs=2, episodes=2)
+    policy, sizes = tiny_policy(), {"num_envs": 2}
     kwargs = {"workers": 1, "die_in": (0, str(tmp_path / "died"))}
     with pytest.warns(WorkerRestartWarning):
-        (rollout,) = collect(policy, shape, **kwargs)
-    (whole,) = collect(policy, shape)
+        (rollout,) = collect(policy, sizes, **kwargs)
+    (whole,) = collect(policy, sizes)
     complete = rollout.ended.any(dim=1)
     assert complete.tolist() in ([False, True, False, True], [False, True, True, True])
     for row in complete.nonzero()[:, 0].tolist():
@@ -161,13 +158,13 @@ def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
 
 def test_mistakes_are_named(collect):
     with pytest.raises(ConfigError, match="positive"):
-        toy_shape(num_envs=0)
+        toy_rollout(num_envs=0)
     with pytest.raises(ConfigError, match="longer than the 3 chunks"):
-        collect(tiny_policy(), toy_shape(num_chunks=3))
+        collect(tiny_policy(), {"num_chunks": 3})
     assert LIMIT > 3 * 4
     envs = toy_envs(2)
     try:
-        with pytest.raises(ConfigError, match="Expected 4 chunked"):
-            RolloutCollector(envs, toy_shape(num_envs=4))
+        with pytest.raises(ConfigError, match="a rollout of 2 environments, got 4"):
+            RolloutCollector(envs).collect(tiny_policy(), toy_rollout(4), seed=0)
     finally:
         envs.close()

@@ -2,20 +2,18 @@
 
 import pytest
 import torch
-from on_policy_toys import toy_shape
+from on_policy_toys import toy_rollout
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.loop import targets_of
-from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import grpo_targets, ppo_targets, rollout_metrics
 
 
 def played(ends, *, group_size=2, episodes=1, discount=1.0):
     """A rollout by hand: ``ends[row]`` is (chunks, how the last one ended)."""
-    shape = toy_shape(len(ends), episodes, 4, group_size)
-    rollout = Rollout.empty(shape)
+    rollout = toy_rollout(len(ends), episodes, 4, group_size)
     data = rollout.data
     for row, (chunks, how) in enumerate(ends):
         data["valid"][row, :chunks] = True

@@ -6,15 +6,13 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_shape
+from on_policy_toys import collected, tiny_policy, tiny_vla
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.phases import MixedActor, VLATeacher
-from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.value_fit import STEPS, fit_values
 
 
@@ -23,15 +21,6 @@ def policy_with_values():
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
     return policy
-
-
-def collected(policy, actor=None):
-    shape = toy_shape(policy=policy)
-    envs = toy_envs()
-    try:
-        return RolloutCollector(envs, shape).collect(actor or policy, Rollout.empty(shape), seed=3)
-    finally:
-        envs.close()
 
 
 def fitted(policy, *pairs, epochs, rate=3e-3):
