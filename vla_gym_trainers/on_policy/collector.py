@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import TypeVar
-
 import numpy as np
 
 from vla_gym.errors import ConfigError
@@ -15,8 +11,7 @@ from vla_gym_trainers.on_policy.policy import Observation
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
 from vla_gym_trainers.rollout.collector import Collector
-
-Result = TypeVar("Result")
+from vla_gym_trainers.runs.stopwatch import Stopwatch
 
 
 class RolloutCollector:
@@ -58,6 +53,7 @@ class RolloutCollector:
         self._played, self._slot = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self._finite = np.ones(n, bool)  # whether all numbers of its last observation are
         self._seen: Observation = {}  # what is stored of it
+        self._clock = Stopwatch()
 
     def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
         """Play until the rollout is full.
@@ -74,22 +70,22 @@ class RolloutCollector:
         Raises:
             ConfigError: If rollout and environments do not fit each other.
         """
-        began = time.perf_counter()
         if out.num_envs != self._envs.num_envs:
             raise ConfigError(
                 f"Expected a rollout of {self._envs.num_envs} environments, got {out.num_envs}."
             )
         out.clear()
-        self._out, self._arrays, self._actor, self._forward_seconds = out, out.arrays, actor, 0.0
-        self._slot[:], self._played[:] = 0, 0
-        if self._collector.obs is None or out.episodes is not None:
-            n = out.num_envs
-            self._seeds = seed + out.first_env + np.arange(n)
-            obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
-            self._episode[:], self._chunk[:] = 0, 0
-            self._see(np.arange(n), obs)
-        self._collector.collect(self)
-        out.seconds = {"forward": self._forward_seconds, "rollout": time.perf_counter() - began}
+        self._out, self._arrays, self._actor = out, out.arrays, actor
+        with self._clock("rollout"):
+            self._slot[:], self._played[:] = 0, 0
+            if self._collector.obs is None or out.episodes is not None:
+                n = out.num_envs
+                self._seeds = seed + out.first_env + np.arange(n)
+                obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
+                self._episode[:], self._chunk[:] = 0, 0
+                self._see(np.arange(n), obs)
+            self._collector.collect(self)
+        out.seconds = self._clock.lap()
         return out
 
     def restart(self) -> None:
@@ -102,7 +98,8 @@ class RolloutCollector:
         """Choose chunks and write what is known before they are executed."""
         rows, texts = {key: value[ids] for key, value in self._seen.items()}, self._texts(ids)
         keys = np.stack([self._seeds[ids], self._episode[ids], self._chunk[ids]], axis=1)
-        act = self._forward(lambda: self._actor.act(rows, texts, keys))
+        with self._clock("forward"):
+            act = self._actor.act(rows, texts, keys)
         row, slot = self._row_of(ids), self._slot[ids]
         for key, value in rows.items():
             self._arrays[key][row, slot] = value
@@ -181,7 +178,8 @@ class RolloutCollector:
 
     def _observe(self, obs: Observation, texts: list[str]) -> tuple[Observation, np.ndarray]:
         """Return what is stored, 0 for numbers that are not finite, and which rows had none."""
-        rows: Observation = self._forward(lambda: self._actor.observe(obs, texts))
+        with self._clock("forward"):
+            rows = self._actor.observe(obs, texts)
         finite = _are_finite(rows)
         for key, value in rows.items():
             if np.issubdtype(value.dtype, np.floating):
@@ -190,15 +188,9 @@ class RolloutCollector:
 
     def _bootstrap(self, ids: np.ndarray, rows: Observation, texts: list[str]) -> None:
         """Value observations that no further chunk of the rollout begins at."""
-        values = self._forward(lambda: self._actor.values(rows, texts))
+        with self._clock("forward"):
+            values = self._actor.values(rows, texts)
         self._arrays["next_values"][self._row_of(ids), self._slot[ids]] = values.cpu()
-
-    def _forward(self, function: Callable[[], Result]) -> Result:
-        began = time.perf_counter()
-        try:
-            return function()
-        finally:
-            self._forward_seconds += time.perf_counter() - began
 
 
 def _are_finite(obs: Observation) -> np.ndarray:

@@ -64,14 +64,12 @@ class Loop:
 
     def __init__(
         self,
-        config: OnPolicyConfig,
+        run: Run,
         networks: Networks,
+        learner: Learner,
         collector: RolloutCollector,
         buffers: list[Rollout],
-        learner: Learner,
         *,
-        group: ProcessGroup,
-        run: Run,
         validation: Validation | None,
         film: Callable[[Path], None] | None = None,
     ) -> None:
@@ -80,22 +78,19 @@ class Loop:
         A request to stop that any process gets ends all of them after the same rollout.
 
         Args:
-            config: All settings.
+            run: Log, checkpoints and limits.
             networks: The networks.
+            learner: The learner, which knows all settings and the processes.
             collector: Collects in this process.
             buffers: One more than rollouts may be ahead.
-            learner: The learner.
-            group: The processes.
-            run: Log, checkpoints and limits.
             validation: Process 0 alone has one.
             film: Films the policy; None for no films.
         """
-        self.config, self.networks, self.learner = config, networks, learner
-        self.collector = collector
+        self.run, self.networks, self.learner, self.collector = run, networks, learner, collector
+        self.config, self.group = learner.config, learner.group
         # What acts and what is written must not be what is learnt and what is read.
-        self._acting = networks.policy.copy() if config.ahead else networks.policy
+        self._acting = networks.policy.copy() if self.config.ahead else networks.policy
         self._buffers = buffers
-        self.group, self.run = group, run
         self.validation, self.film = validation, film
         self.progress = Progress()
         if run.checkpoint is not None:

@@ -100,13 +100,11 @@ def _train(
             starts = _sampled_starts(config, envs, config.eval_layouts)
             validation = Validation(eval_envs, policy, networks.teacher, starts, config.eval_every)
         loop = Loop(
-            config,
+            run,
             networks,
+            learner,
             collector,
             buffers,
-            learner,
-            group=group,
-            run=run,
             validation=validation,
             film=partial(_film, config, networks, envs) if is_libero else None,
         )

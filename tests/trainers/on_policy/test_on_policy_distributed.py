@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import socket
 
-import numpy as np
 import pytest
 import torch
 from on_policy_toys import collected, shuffled, tiny_policy
@@ -13,7 +12,6 @@ from on_policy_toys import collected, shuffled, tiny_policy
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.minibatches import split
 from vla_gym_trainers.on_policy.phases import Phase
 
 SETTINGS = PPOConfig(
@@ -99,21 +97,6 @@ def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], value, atol=3e-5, rtol=1e-3)
     assert max(float((alone[n] - start[n]).abs().max()) for n in start) > 1e-3
-
-
-def test_minibatches_do_not_depend_on_the_number_of_processes():
-    alone = split(10, 3, ProcessGroup(), np.random.default_rng(1))
-    assert sorted(np.concatenate(alone).tolist()) == list(range(10))
-    assert [len(part) for part in alone] == [4, 3, 3]
-
-    class Two(ProcessGroup):
-        def sum(self, values):  # noqa: ARG002
-            return torch.tensor([4.0, 6.0], dtype=torch.float64)
-
-    first = split(4, 3, Two(0, 2), np.random.default_rng(1))
-    second = split(6, 3, Two(1, 2), np.random.default_rng(1))
-    for whole, a, b in zip(alone, first, second, strict=True):
-        assert sorted(whole.tolist()) == sorted([*a.tolist(), *(b + 4).tolist()])
 
 
 def test_alone_without_torchrun(monkeypatch):

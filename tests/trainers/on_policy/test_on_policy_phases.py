@@ -47,9 +47,6 @@ def test_the_schedule():
     last = phase_at(config, 400)
     assert (last.name, last.epsilon, last.cloning, last.rl) == ("rl", 0.0, 0.0, True)
     assert phase_at(GRPOConfig(), 0).name == "rl"
-    for wrong in ({"warmup_steps": -1}, {"cloning_epochs": 0}, {"cloning_coef": 0.0}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            PPOConfig(**wrong)
 
 
 def test_teachers_of_both_heads(inputs):

@@ -336,17 +336,45 @@ def test_success_grows(tmp_path, kind):
     assert sum(rates[:2]) / 2 < 0.5 and sum(rates[-3:]) / 3 > 0.8
 
 
-def test_settings_are_checked():
-    for kind, wrong, words in (
+RL_TOKEN = {"policy": "rl-token"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "words"),
+    [
         (GRPOConfig, {"group_size": 1}, "at least 2"),
         (GRPOConfig, {"episodes_per_env": None}, "whole episodes"),
         (GRPOConfig, {"num_envs": 12}, "multiple"),
-        (PPOConfig, {"gae_lambda": 1.5}, "gae_lambda"),
-        (PPOConfig, {"gamma": 0.0}, "gamma"),
         (PPOConfig, {"hybrid": True, "warmup_steps": 5}, "hybrid"),
-        (PPOConfig, {"clip_low": 2.0}, "clip_low"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            kind(**wrong)
+        (PPOConfig, {**RL_TOKEN, "hybrid": True}, "begins at the VLA"),
+        (PPOConfig, {**RL_TOKEN, "warmup_steps": 5}, "begins at the VLA"),
+        (PPOConfig, {"policy": "flow"}, "'tokens' or 'rl-token'"),
+        *(
+            (PPOConfig, {name: value}, name)
+            for name, value in {
+                "clip_low": 1.0,
+                "cloning_coef": 0.0,
+                "cloning_epochs": 0,
+                "entropy_coef": -1.0,
+                "epochs": 0,
+                "gae_lambda": 1.5,
+                "gamma": 0.0,
+                "learning_rate": 0.0,
+                "min_sigma": 0.5,
+                "skip_factor": 1.0,
+                "target_kl": 0.0,
+                "value_epochs": -1,
+                "value_replay": 0,
+                "warmup_steps": -1,
+            }.items()
+        ),
+    ],
+)
+def test_settings_are_checked(kind, wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        kind(**wrong)
+
+
+def test_seeds_of_rollouts_are_apart_and_below_those_of_evaluations():
     seeds = {rollout_seed(s, i) for s in (0, 10_000) for i in range(100)}
     assert len(seeds) == 200 and max(seeds) < 1_000_000_000

@@ -8,7 +8,6 @@ import pytest
 import torch
 from on_policy_toys import collected, tiny_policy, tiny_vla
 
-from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
@@ -44,7 +43,7 @@ def test_inputs_are_what_values_were_read_off(epsilon, hybrid):
     policy, actor = policy_with_values(), None
     if epsilon is not None:
         actor = MixedActor(policy, VLATeacher(tiny_vla()), epsilon, hybrid=hybrid)
-    data = collected(policy, actor).data
+    data = collected(policy, actor, seed=3).data
     valid = data["valid"]
     assert valid.sum() > 10
     with torch.no_grad():
@@ -55,7 +54,7 @@ def test_inputs_are_what_values_were_read_off(epsilon, hybrid):
 
 def test_the_error_before_any_step_is_half_the_mean_square():
     policy = tiny_policy(value=True)  # a fresh head says 0
-    rollout = collected(policy)
+    rollout = collected(policy, seed=3)
     high, low = (torch.full(rollout.data.shape, value) for value in (0.6, 0.2))
     # 0.6 ** 2 / 2 = 0.18 and 0.2 ** 2 / 2 = 0.02 for every chunk; a step size of 0 leaves it so.
     for pairs, expected in (
@@ -68,7 +67,7 @@ def test_the_error_before_any_step_is_half_the_mean_square():
 
 def test_returns_are_fitted_where_there_are_chunks():
     policy = tiny_policy(value=True)
-    rollout = collected(policy)
+    rollout = collected(policy, seed=3)
     # What the state shows; in slots without a chunk something that would spoil the fit.
     returns = torch.where(rollout.data["valid"], rollout.data["proprio"][..., 0], 1e6)
     first, last = (fitted(policy, (rollout, returns), epochs=n) for n in (1, 40))
@@ -77,7 +76,7 @@ def test_returns_are_fitted_where_there_are_chunks():
 
 def test_a_number_that_is_none_spoils_nothing():
     policy = tiny_policy(value=True)
-    rollout = collected(policy)
+    rollout = collected(policy, seed=3)
     returns = torch.full(rollout.data.shape, 0.6)
     returns[0, 0] = torch.nan
     assert rollout.data["valid"][0, 0]
@@ -87,7 +86,7 @@ def test_a_number_that_is_none_spoils_nothing():
 
 
 def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
-    rollout = collected(tiny_policy(value=True))
+    rollout = collected(tiny_policy(value=True), seed=3)
     targets = [torch.zeros(rollout.data.shape), rollout.data["valid"] & False]
     returns = torch.ones(rollout.data.shape)
     seen = {}
@@ -108,7 +107,7 @@ def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
 
 
 def test_a_restored_learner_remembers_the_same_rollouts():
-    rollout = collected(tiny_policy(value=True))
+    rollout = collected(tiny_policy(value=True), seed=3)
     zeros = torch.zeros(rollout.data.shape)
     settings = PPOConfig(value_epochs=2, value_replay=2)
 
@@ -129,10 +128,3 @@ def test_a_restored_learner_remembers_the_same_rollouts():
         update(one, 0.3)
     mine, theirs = learner.policy.state_dict(), other.policy.state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-def test_mistakes_are_named():
-    with pytest.raises(ConfigError, match="value_replay"):
-        PPOConfig(value_replay=0)
-    with pytest.raises(ConfigError, match="value_epochs"):
-        PPOConfig(value_epochs=-1)
