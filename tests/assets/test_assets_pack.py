@@ -94,18 +94,6 @@ def test_auto_says_why_a_configured_folder_is_not_used(own_cache, monkeypatch, t
         resolve_asset_pack("auto")
 
 
-def test_auto_in_an_environment(own_cache):
-    import gymnasium as gym
-
-    import vla_gym  # noqa: F401
-
-    with pytest.warns(AssetWarning, match="lite pack"):
-        env = gym.make("Libero-goal-v0", assets="auto", cameras=(), task_ids=8)
-        env.reset(seed=0)
-    assert env.unwrapped.sim.task_model.assets.name == "lite"
-    env.close()
-
-
 # --- installing -----------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from vla_gym.assets.lite.mjcf import to_text
 from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import AssetError, CompileError
 from vla_gym.sim import LiberoSim
-from vla_gym.sim.model_io import load_model
+from vla_gym.sim.model_io import load_shared
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 
@@ -208,7 +208,7 @@ def names(model: mujoco.MjModel, kind: mujoco.mjtObj, count: int) -> list[str]:
 
 
 def test_scene_is_light_and_the_robot_low_poly():
-    model = load_model(load_task_model(get_task("goal", 0)))
+    model = load_shared(load_task_model(get_task("goal", 0))).model
     drawn = (model.geom_group == 1) & (model.geom_rgba[:, 3] > 0)
     assert drawn.sum() < 130
     assert not (model.geom_type[drawn] == mujoco.mjtGeom.mjGEOM_MESH).any()

@@ -1,17 +1,16 @@
-"""Scripted experts of the suites spatial and object, and the tool that measures experts."""
+"""Scripted experts on whole tasks, the grasps of spatial and object, and the page of counts."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from vla_gym.experts import EXPERT_TASKS, Expert, Phase, make_expert
+from vla_gym.experts import Expert, Phase, make_expert
 from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
 from vla_gym.experts.grasps import FUNNEL_STEP, Grasp, rim_grasp, tilted_rim_grasp
 from vla_gym.experts.pick_and_place import repeated_until_success
@@ -21,7 +20,7 @@ from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 
-ALL_TASKS = [(suite, i) for suite in ("spatial", "object") for i in range(10)]
+ALL_TASKS = [(suite, i) for suite in ("goal", "spatial", "object") for i in range(10)]
 
 
 def success_rate(assets: str, suite: str, task_id: int, init_state_ids: range) -> float:
@@ -33,10 +32,6 @@ def success_rate(assets: str, suite: str, task_id: int, init_state_ids: range) -
         expert = make_expert(sim)
         wins += any(sim.step(expert.act()) for _ in range(task_model.task.max_control_steps))
     return wins / len(init_state_ids)
-
-
-def test_every_task_of_both_suites_has_an_expert() -> None:
-    assert EXPERT_TASKS["spatial"] == EXPERT_TASKS["object"] == tuple(range(10))
 
 
 def test_phases_begin_anew_until_the_goal_is_reached() -> None:
@@ -107,62 +102,15 @@ def measure_experts() -> ModuleType:
     return module
 
 
-def row(successes: int, **changes) -> dict:
-    return {
-        "suite": "object",
-        "task_id": 3,
-        "assets": "lite",
-        "states": "official",
-        "n": 50,
-        "successes": successes,
-        "mean_steps": 120.4 if successes else None,
-        "failed": [],
-    } | changes
-
-
-def test_a_new_count_takes_the_place_of_the_old_one_only(measure_experts: ModuleType) -> None:
-    rows = measure_experts.merge([], row(40))
-    rows = measure_experts.merge(rows, row(10, assets="libero"))
-    rows = measure_experts.merge(rows, row(45))
-    assert [(r["assets"], r["successes"]) for r in rows] == [("libero", 10), ("lite", 45)]
-
-
-def test_the_page_shows_counts_intervals_and_steps(measure_experts: ModuleType) -> None:
-    rows = [row(45), row(0, task_id=4, n=10), row(9, n=10, states="sampled", assets="libero")]
-    page = measure_experts.page(rows)
-    assert (
-        "| object 3: pick up the bbq sauce and place it in the basket | 45/50 (79 to 96 %)" in page
-    )
-    assert "120 steps" in page
-    # Pooled over both tasks, and the mean of 90 % and 0 %.
-    assert "| object | official | `lite` | 2 | 60 | 45/60 (63 to 84 %) | 45.0 % |" in page
-    assert "| object | sampled | `libero` | 1 | 10 | 9/10 (60 to 98 %) | 90.0 % |" in page
-
-
 def test_the_page_in_docs_is_what_its_counts_say(measure_experts: ModuleType) -> None:
     rows = measure_experts.load_counts(measure_experts.COUNTS)
     assert rows
     assert measure_experts.PAGE.read_text() == measure_experts.page(rows)
 
 
-def test_counting_plays_the_expert(
-    measure_experts: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(measure_experts, "COUNTS", tmp_path / "experts.json")
-    monkeypatch.setattr(measure_experts, "PAGE", tmp_path / "experts.md")
-    command = "x --suites object --task-ids 0 --states official sampled --episodes 1"
-    monkeypatch.setattr(sys, "argv", command.split())
-    measure_experts.main()
-    counts = measure_experts.load_counts(tmp_path / "experts.json")
-    assert [(r["states"], r["n"], r["successes"]) for r in counts] == [
-        ("official", 1, 1),
-        ("sampled", 1, 1),
-    ]
-    assert all(60 < r["mean_steps"] < 280 for r in counts)
-    assert (tmp_path / "experts.md").read_text() == measure_experts.page(counts)
-
-
-@pytest.mark.parametrize(("suite", "task_id"), [("spatial", 0), ("object", 0)])
+@pytest.mark.parametrize(
+    ("suite", "task_id"), [("spatial", 0), ("object", 0), *(("goal", i) for i in (0, 5, 7, 9))]
+)
 def test_experts_solve_official_states(suite: str, task_id: int) -> None:
     assert success_rate("lite", suite, task_id, range(2)) == 1.0
 
@@ -170,11 +118,11 @@ def test_experts_solve_official_states(suite: str, task_id: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
 def test_experts_solve_four_of_five_official_states(suite: str, task_id: int) -> None:
-    assert success_rate("lite", suite, task_id, range(20)) >= 0.8
+    assert success_rate("lite", suite, task_id, range(50)) >= 0.8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
+@pytest.mark.parametrize(("suite", "task_id"), [key for key in ALL_TASKS if key[0] != "goal"])
 def test_experts_find_back_from_noise_on_sampled_layouts(suite: str, task_id: int) -> None:
     starts = [Start(suite, task_id, seed=attempt) for attempt in range(10)]
     noisy = functools.partial(NoisyEpisodes, seed=1, noise=0.15)
@@ -186,4 +134,4 @@ def test_experts_find_back_from_noise_on_sampled_layouts(suite: str, task_id: in
 @pytest.mark.libero_assets
 @pytest.mark.parametrize(("suite", "task_id"), ALL_TASKS)
 def test_experts_also_work_with_the_real_meshes(suite: str, task_id: int) -> None:
-    assert success_rate("libero", suite, task_id, range(10)) >= 0.7
+    assert success_rate("libero", suite, task_id, range(10)) >= (0.8 if suite == "goal" else 0.7)

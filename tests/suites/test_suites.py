@@ -19,7 +19,7 @@ from vla_gym.cli import main as cli
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.suites.libero.bddl import read_problem
-from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, LiberoTask, libero_data_root
+from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
@@ -139,7 +139,3 @@ def test_the_table_shows_whole_names(capsys: pytest.CaptureFixture[str]) -> None
     for word in ("instruction", "objects", "goal", "step limit", "220"):
         assert word in text
     assert "…" not in text
-
-
-def test_tasks_are_hashable_values() -> None:
-    assert len({*TASKS, *[LiberoTask(**vars(task)) for task in TASKS]}) == 130

@@ -17,11 +17,9 @@ import imageio.v3 as imageio
 import mujoco
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from render_pairs import PainterPair, fixed_camera
 from vector_reference import MODES, SAME_STEP, Follower, Reference, assert_same, copied, follow
 
-import vla_gym
 from vla_gym import DomainVariation
 from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.record import record_demos
@@ -265,30 +263,6 @@ def test_bad_arguments(kwargs):
         LiberoEnv("goal", **kwargs)
     with pytest.raises(ConfigError, match=r"variation|scene_reset_interval"):
         LiberoVectorEnv(2, "goal", workers=0, **kwargs)
-
-
-def test_it_is_a_plain_value():
-    assert pickle.loads(pickle.dumps(STRONG)) == STRONG == DomainVariation.preset("strong")
-    assert hash(STRONG) != hash(DomainVariation.preset("mild"))
-    assert vla_gym.DomainVariation is DomainVariation
-
-
-def test_the_checker_of_gymnasium_accepts_it():
-    env = gym.make("Libero-goal-v0", task_ids=8, variation="mild", scene_reset_interval=4, **SMALL)
-    check_env(env.unwrapped, skip_render_check=True)
-    env.close()
-
-
-@pytest.mark.parametrize("suffix", ["", "_vec"])
-def test_the_vlas_environments_pass_it_on(suffix):
-    kwargs = {"variation": "mild", "task_ids": 8}
-    if suffix:
-        envs = gym.make_vec("LiberoVLA-goal-v0", 2, workers=0, **kwargs)
-        assert envs.reset(seed=0)[1]["variation"].shape == (2, VARIATION_WIDTH)
-    else:
-        envs = gym.make("LiberoVLA-goal-v0", **kwargs)
-        assert envs.reset(seed=0)[1]["variation"].shape == (VARIATION_WIDTH,)
-    envs.close()
 
 
 def action(env, shape, episode, step):
@@ -606,16 +580,6 @@ def test_clutter_of_another_scene_is_refused():
     with pytest.raises(ConfigError, match="numbers"):
         sim.set_variation(np.zeros(4))
     assert sim.variation is None
-
-
-def test_plain_scenes_are_not_touched_by_clutter():
-    """Same key, same files: clutter is a scene of its own."""
-    task = get_task("goal", 8)
-    plain = load_task_model(task, "lite")
-    before = plain.mjb_path.read_bytes()
-    cluttered = load_task_model(task, "lite", clutter=True)
-    assert load_task_model(task, "lite").scene_key == plain.scene_key
-    assert plain.mjb_path.read_bytes() == before != cluttered.mjb_path.read_bytes()
 
 
 def test_play_and_demos_take_a_level(tmp_path):

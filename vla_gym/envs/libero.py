@@ -197,10 +197,18 @@ class LiberoEnv(LiberoEnvBase):
         """
         if not isinstance(state, EnvState):
             raise ConfigError(f"Expected an EnvState of get_state(), got {type(state).__name__}.")
-        state.check(self.suite, self.physics)
+        if state.suite not in self.suite.split("+") or state.physics != self.physics:
+            raise ConfigError(
+                f"The state was saved with suite {state.suite!r} and physics {state.physics!r}, "
+                f"this environment has {self.suite!r} and {self.physics!r}."
+            )
         task_id = task_number(self._suite, f"{state.suite}/{state.task_id}")
         model = self._model(task_id, clutter=state.clutter)
-        state.check_scene(model.scene_key)
+        if state.snapshot.scene_key != model.scene_key:
+            raise ConfigError(
+                f"The state belongs to scene {state.snapshot.scene_key!r}, its task has the scene "
+                f"{model.scene_key!r} here: both environments need the same assets and versions."
+            )
         self.seek(state.seed, state.next_episode, state.env_index)
         self._needs_reset = True  # until the episode stands
         self._sim = self._scenes.simulation(model)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vla_gym.errors import ConfigError
-
 if TYPE_CHECKING:
     from vla_gym.sim.snapshot import Snapshot
 
@@ -46,27 +44,3 @@ class EnvState:
     next_episode: int
     env_index: int
     clutter: bool = False
-
-    def check(self, suite: str, physics: str) -> None:
-        """Check that an environment of this suite (or suites) and physics can go on from here.
-
-        Raises:
-            ConfigError: If it cannot.
-        """
-        if self.suite not in suite.split("+") or self.physics != physics:
-            raise ConfigError(
-                f"The state was saved with suite {self.suite!r} and physics {self.physics!r}, this "
-                f"environment has {suite!r} and {physics!r}."
-            )
-
-    def check_scene(self, scene_key: str) -> None:
-        """Check that the state's task has this scene here.
-
-        Raises:
-            ConfigError: If it has not.
-        """
-        if self.snapshot.scene_key != scene_key:
-            raise ConfigError(
-                f"The state belongs to scene {self.snapshot.scene_key!r}, its task has the scene "
-                f"{scene_key!r} here: both environments need the same assets and versions."
-            )

@@ -59,13 +59,13 @@ def compile_tests(goal: Sequence[Predicate]) -> np.ndarray:
 
 def _joint_rows(predicate: Predicate) -> list[list[float]]:
     """Return one row a joint, or none when any of several joints is enough."""
-    if predicate.rule is None or (predicate.any_joint and len(predicate.joint_qpos) > 1):
+    if predicate.any_joint and len(predicate.joint_qpos) > 1:
         return []
     low, high = -np.inf, np.inf
-    if predicate.rule.comparison.startswith("<"):
-        high = predicate.rule.threshold + SLACK
+    if predicate.comparison.startswith("<"):
+        high = predicate.threshold + SLACK
     else:
-        low = predicate.rule.threshold - SLACK
+        low = predicate.threshold - SLACK
     return [[_JOINT_RANGE, float(a), 0, low, high, 0] for a in predicate.joint_qpos]
 
 

@@ -103,11 +103,6 @@ def _keep(key: _Key, shared: SharedModel, path: Path) -> None:
         _latest.popitem(last=False)
 
 
-def load_model(task_model: CompiledTask) -> mujoco.MjModel:
-    """Return the process-wide ``MjModel`` of a task's scene; one object per scene."""
-    return load_shared(task_model).model
-
-
 def _read(path: Path) -> mujoco.MjModel:
     try:
         return mujoco.MjModel.from_binary_path(str(path))

@@ -16,7 +16,7 @@ On        site of an object    ``d = R_site (p - site)``: ``|d.xy| < size.xy`` a
 On        region of the table  as before, without contact
 In        site                 ``site - |R_site size| < p < site + |R_site size|`` in each axis, the
                                lower z bound 0.01 lower; no contact asked
-Open, ..  object or site       a threshold on the joints, see :class:`JointRule`
+Open, ..  object or site       a threshold on the joints
 ========= ==================== ====================================================================
 """
 
@@ -54,19 +54,6 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _ANY_JOINT = {"open": True, "close": False, "turnon": True, "turnoff": False}
 
 
-@dataclass(frozen=True)
-class JointRule:
-    """One threshold test on a joint, e.g. ``qpos < -0.14`` for an open drawer.
-
-    Attributes:
-        comparison: One of ``<``, ``<=``, ``>``, ``>=``.
-        threshold: Metres or radians.
-    """
-
-    comparison: str
-    threshold: float
-
-
 def _no_geoms() -> np.ndarray:
     return np.empty(0, dtype=np.int64)
 
@@ -86,7 +73,8 @@ class Predicate:
         geoms: Geom ids of the object.
         target_geoms: Geom ids of what it must touch.
         joint_qpos: (K,) qpos addresses (``joint``).
-        rule: Threshold on each of these joints.
+        comparison, threshold: Test of each of these joints, e.g. ``<`` and -0.14 for an open
+            drawer; metres or radians.
         any_joint: True if one joint is enough, False if all are needed.
     """
 
@@ -100,7 +88,8 @@ class Predicate:
     geoms: np.ndarray = field(default_factory=_no_geoms)
     target_geoms: np.ndarray = field(default_factory=_no_geoms)
     joint_qpos: np.ndarray = field(default_factory=_no_geoms)
-    rule: JointRule | None = None
+    comparison: str = "<"
+    threshold: float = 0.0
     any_joint: bool = True
 
     def geometric(self, data: Any) -> bool:
@@ -137,9 +126,8 @@ class Predicate:
         return frozenset(self.geoms.tolist()), frozenset(self.target_geoms.tolist())
 
     def _joint(self, qpos: np.ndarray) -> bool:
-        assert self.rule is not None
-        compare = COMPARISONS[self.rule.comparison]
-        results = (compare(qpos[a], self.rule.threshold) for a in self.joint_qpos)
+        compare = COMPARISONS[self.comparison]
+        results = (compare(qpos[a], self.threshold) for a in self.joint_qpos)
         return any(results) if self.any_joint else all(results)
 
     def _above_site(
@@ -238,7 +226,8 @@ def _joint_predicate(
         kind=JOINT,
         text=text,
         joint_qpos=np.asarray(table["joint_qpos"], dtype=np.int64),
-        rule=JointRule(rule[0], float(rule[1])),
+        comparison=rule[0],
+        threshold=float(rule[1]),
         any_joint=_ANY_JOINT[name],
     )
 

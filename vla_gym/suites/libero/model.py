@@ -36,7 +36,7 @@ class SiteIndicator:
     Attributes:
         site, site_id: Name and id of the site.
         joint_qpos: (K,) qpos addresses of the object's joints; one is enough.
-        comparison, threshold: What a joint must meet; see ``JointRule``.
+        comparison, threshold: What a joint must meet, as in ``Predicate``.
         alpha_off, alpha_on: ``site_rgba[site_id, 3]`` while off and on.
     """
 
