@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,16 +93,9 @@ def test_a_hand_beside_the_grasp_stays_above_until_it_is_over_it() -> None:
     assert grasp.approach(np.array([0.0, 0.02, 0.01]), radius) == pytest.approx(np.zeros(3))
 
 
-@pytest.fixture(scope="module")
-def measure_experts() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "tools" / "measure_experts.py"
-    spec = importlib.util.spec_from_file_location("measure_experts", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_in_docs_is_what_its_counts_say(measure_experts: ModuleType) -> None:
+def test_the_page_in_docs_is_what_its_counts_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "tools"))
+    measure_experts = importlib.import_module("measure_experts")
     rows = measure_experts.load_counts(measure_experts.COUNTS)
     assert rows
     assert measure_experts.PAGE.read_text() == measure_experts.page(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.envs.checks import as_integer, check_choice, parse_init_states, parse_tasks
-from vla_gym.envs.observation import Observer
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError
@@ -124,14 +123,21 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             visual_profile=visual_profile,
             max_scenes=as_integer(scene_cache_size, "scene_cache_size", 1),
         )
-        self._observer = Observer(self._suite, self.cameras, self.image_size, self._scenes)
-        self.observation_space = self._observer.space
+        self._image_shape = (self.image_size, self.image_size, 3)
+        self._image_out: dict[str, np.ndarray] | None = None
+        fields: dict[str, spaces.Space[Any]] = {
+            camera: spaces.Box(0, 255, self._image_shape, np.uint8) for camera in self.cameras
+        }
+        fields["proprio"] = spaces.Box(-np.inf, np.inf, (self._suite.proprio.size,), np.float32)
+        fields["task_id"] = spaces.Discrete(len(self._suite.tasks))
+        self.observation_space = spaces.Dict(fields)
         action = self._suite.action
         shape = (action.size,) if chunk_len is None else (int(chunk_len), action.size)
         self.action_space = spaces.Box(action.low, action.high, shape, np.float32)
         self.metadata = {**self.metadata, "render_fps": self._suite.control_hz}
         self._models: dict[tuple[int, bool], CompiledTask] = {}
         self._sim: Simulation | None = None
+        self._task_id = -1
         self.on_control_step: list[Callable[[Any, dict[str, Any]], None]] = []
         self.replace_action: Callable[[np.ndarray], np.ndarray] | None = None
 
@@ -163,6 +169,28 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             self._models[key] = load_task(task, self.assets, clutter=clutter)
         return self._models[key]
 
+    def observe(self) -> dict[str, Any]:
+        """Return the observation of this moment, for wrappers that have moved the simulation.
+
+        Its arrays are fresh, but for those of :attr:`image_out`.
+
+        Raises:
+            RenderError: No usable OpenGL context.
+        """
+        observation: dict[str, Any] = {}
+        if self.cameras:
+            images: Sequence[np.ndarray]
+            if self._image_out is not None:
+                images = list(self._image_out.values())
+            else:
+                images = list(np.empty((len(self.cameras), *self._image_shape), np.uint8))
+            names = [self._suite.cameras[camera] for camera in self.cameras]
+            self._scenes.render(self.sim, images, names)
+            observation = dict(zip(self.cameras, images, strict=True))
+        observation["proprio"] = self.sim.proprio()
+        observation["task_id"] = np.int64(self._task_id)
+        return observation
+
     @property
     def image_out(self) -> dict[str, np.ndarray] | None:
         """Where the cameras render to: camera -> (image_size, image_size, 3) uint8, or None.
@@ -175,15 +203,33 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         Raises:
             ConfigError: On setting, if a camera is missing or an array does not fit.
         """
-        return self._observer.image_out
+        return self._image_out
 
     @image_out.setter
-    def image_out(self, arrays: dict[str, np.ndarray] | None) -> None:
-        self._observer.image_out = arrays
+    def image_out(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        if arrays is None:
+            self._image_out = None
+            return
+        if set(arrays) != set(self.cameras):
+            raise ConfigError(
+                f"image_out must name the cameras {list(self.cameras)}, got {list(arrays)}."
+            )
+        for camera, array in arrays.items():
+            shape, dtype = np.shape(array), getattr(array, "dtype", None)
+            if shape != self._image_shape or dtype != np.uint8 or not array.flags.writeable:
+                raise ConfigError(
+                    f"image_out[{camera!r}] must be a writeable uint8 array {self._image_shape}, "
+                    f"got {dtype} {shape}."
+                )
+        self._image_out = {camera: arrays[camera] for camera in self.cameras}
 
     def render(self) -> np.ndarray | None:
         """Return an upright image of the main camera, (S, S, 3) uint8; None without a mode."""
-        return self._observer.frame(self.sim) if self.render_mode == "rgb_array" else None
+        if self.render_mode != "rgb_array":
+            return None
+        image = np.empty(self._image_shape, np.uint8)
+        self._scenes.render(self.sim, [image], [next(iter(self._suite.cameras.values()))])
+        return image
 
     @property
     def renderer(self) -> SceneRenderer | None:

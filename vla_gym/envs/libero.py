@@ -63,7 +63,6 @@ class LiberoEnv(LiberoEnvBase):
     _seed: int | None = None
     _episode = 0
     # The present episode.
-    _task_id = -1
     _elapsed = 0
     _init_state_id = -1
     _needs_reset = True
@@ -105,7 +104,7 @@ class LiberoEnv(LiberoEnvBase):
         self._sim.reset(layout)
         self._task_id, self._elapsed = task_id, 0
         self._init_state_id = layout.init_state_id
-        observation = self._observer.observe(self._sim, task_id)
+        observation = self.observe()
         self._episode += 1
         self._needs_reset = False
         info = self._info(success=False, executed=0)
@@ -124,10 +123,6 @@ class LiberoEnv(LiberoEnvBase):
             rows = sim.place_distractors(self.variation.distractors, rng)
             part(vector, "distractors")[:] = rows
         sim.set_variation(vector)
-
-    def observe(self) -> dict[str, Any]:
-        """Return the observation of this moment, for wrappers that have moved the simulation."""
-        return self._observer.observe(self.sim, self._task_id)
 
     def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
         """Make the next reset without a seed play a certain episode; the present one goes on.
@@ -215,7 +210,7 @@ class LiberoEnv(LiberoEnvBase):
         self._sim.set_state(state.snapshot)
         self._task_id, self._elapsed = task_id, state.elapsed_steps
         self._init_state_id = state.init_state_id
-        observation = self._observer.observe(self._sim, task_id)
+        observation = self.observe()
         self._needs_reset = state.needs_reset
         return observation
 
@@ -245,7 +240,7 @@ class LiberoEnv(LiberoEnvBase):
         reward = 0.0
         if success:
             reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
-        observation = self._observer.observe(self.sim, self._task_id)
+        observation = self.observe()
         return observation, reward, success, truncated, self._info(success, executed)
 
     def _run_rows(self, rows: np.ndarray) -> tuple[int, bool]:
