@@ -43,10 +43,9 @@ class StateMaker:
         carriers = {p.target_body for p in task_model.goal if p.kind == ON_OBJECT}
         for predicate in sorted(task_model.goal, key=lambda p: p.body not in carriers):
             if predicate.kind == JOINT:
-                assert predicate.rule is not None
                 spread = rng.choice([0.0, 1e-16, 1e-9, 1e-3, 0.05])
                 for address in predicate.joint_qpos:
-                    value = predicate.rule.threshold + spread * rng.normal()
+                    value = predicate.threshold + spread * rng.normal()
                     state.qpos[address] = value
             else:
                 self._place(predicate, state, rng)
