@@ -18,7 +18,7 @@ from typing import Any
 from page_blocks import fill_blocks
 
 from vla_gym_trainers.rl_token.probes import format_probes
-from vla_gym_trainers.rl_token.train import format_reports
+from vla_gym_trainers.rl_token.reconstruction import format_reports
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "rl_token.json", DOCS / "rl_token.md"

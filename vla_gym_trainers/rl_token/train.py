@@ -17,28 +17,20 @@ from vla_gym.rl_token import (
     RLTokenDecoder,
     RLTokenEncoder,
     RLTokenModelConfig,
-    explained_variance,
     reconstruction_loss,
 )
 from vla_gym.vla import load
 from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
+from vla_gym_trainers.rl_token.reconstruction import format_reports, report
 from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import RunSettings
 
-# States that scale and principal components are taken from, and those in a forward of the report.
-SCALE_STATES, REPORT_BATCH = 4096, 256
+# States that scale and principal components are taken from.
+SCALE_STATES = 4096
 # Largest number of values in a state that gets a linear path.
 MAX_LINEAR = 2**16
-#: The ways of :func:`report` in words.
-WAYS = {
-    "token": "the token alone",
-    "context": "the token and the true previous states",
-    "context_wrong_token": "another observation's token and the true previous states",
-    "context_zero_token": "zeros and the true previous states",
-    "generated": "the token and its own previous predictions",
-}
 
 
 @dataclass
@@ -118,59 +110,6 @@ def collect(config: RLTokenConfig) -> VLAStates:
         player = config.vla if config.num_workers else vla
         parts.append(states_of_episodes(player, config, config.device))
     return VLAStates.joined(parts)
-
-
-@torch.no_grad()
-def report(
-    encoder: RLTokenEncoder, decoder: RLTokenDecoder, hidden: torch.Tensor
-) -> dict[str, float]:
-    """Measure the reconstruction of held-out states in several ways.
-
-    ``token``: from the token alone, nothing else in sight. ``context``: teacher-forced, token
-    and previous states. ``context_wrong_token``: the same with other observations' tokens, and
-    ``context_zero_token`` with zeros (the token's mean over its dimensions); the distance of both
-    to ``context`` says how much the decoder uses the token when it could do without.
-    ``generated``: from the token and its own previous predictions.
-
-    Args:
-        encoder: Trained encoder.
-        decoder: Trained decoder.
-        hidden: (N, M, H) states that were not trained on, N >= 2.
-
-    Returns:
-        ``<way>_mse`` (in standardised units) and ``<way>_explained_variance``.
-    """
-    encoder.eval()
-    decoder.eval()
-    device = encoder.mean.device
-    batches = [part.float().to(device) for part in hidden.split(REPORT_BATCH)]
-    tokens = torch.cat([encoder.encode(part) for part in batches])
-    states = torch.cat([encoder.standardise(part) for part in batches])
-    # Half the set away: another episode, and mostly another task.
-    others = tokens.roll(len(tokens) // 2, 0)
-
-    def decoded(some: torch.Tensor, alone: bool) -> torch.Tensor:
-        parts = []
-        pairs = zip(some.split(REPORT_BATCH), states.split(REPORT_BATCH), strict=True)
-        for token, truth in pairs:
-            drop = torch.full((len(token),), alone, device=device)
-            parts.append(decoder(token, truth, drop=drop))
-        return torch.cat(parts)
-
-    ways = {
-        "token": decoded(tokens, alone=True),
-        "context": decoded(tokens, alone=False),
-        "context_wrong_token": decoded(others, alone=False),
-        "context_zero_token": decoded(torch.zeros_like(tokens), alone=False),
-        "generated": torch.cat(
-            [decoder.generate(part, states.shape[1]) for part in tokens.split(REPORT_BATCH)]
-        ),
-    }
-    result = {}
-    for way, predicted in ways.items():
-        result[f"{way}_mse"] = float(reconstruction_loss(predicted, states))
-        result[f"{way}_explained_variance"] = explained_variance(predicted, states)
-    return result
 
 
 def fit(
@@ -300,18 +239,3 @@ def model_card(card: dict[str, Any]) -> str:
         "units); only the token of the first column is here:\n\n"
         f"{format_reports(card)}\n"
     )
-
-
-def format_reports(card: dict[str, Any]) -> str:
-    """Return a Markdown table of :func:`train_rl_token`'s card: explained variance each way."""
-    tokens = card["results"]["tokens"]
-    heads = [f"context dropout {token['context_dropout']:g}" for token in tokens]
-    lines = ["| the decoder sees | " + " | ".join(heads) + " |"]
-    lines.append("| --- |" + " ---: |" * len(tokens))
-    for way, words in WAYS.items():
-        cells = [
-            f"{token[f'{way}_explained_variance']:.3f} (error {token[f'{way}_mse']:.3f})"
-            for token in tokens
-        ]
-        lines.append(f"| {words} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -250,11 +250,8 @@ class Run:
 
     def throughput(self, step: int) -> dict[str, float]:
         """Return minutes and steps per second for the result card."""
-        seconds = self.seconds
-        return {
-            "minutes": round(seconds / 60, 3),
-            f"{self.unit}s_per_second": round(step / max(seconds, 1e-9), 2),
-        }
+        rate = step / max(self.seconds, 1e-9)
+        return {"minutes": round(self.seconds / 60, 3), f"{self.unit}s_per_second": round(rate, 2)}
 
     def write_card(
         self, results: Mapping[str, Any], environment: Mapping[str, Any]

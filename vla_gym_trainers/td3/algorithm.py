@@ -255,9 +255,8 @@ class TD3BC(TD3):
             callback.update_locals({**vars(step), "self": self, "version": collected.version})
             go_on &= callback.on_step()
             self._update_info_buffer(step.infos, step.dones)
-            self.replay_buffer.add(
-                step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos
-            )
+            row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
+            self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)
             if self.config.ahead > 1:
                 self.logger.record_mean("async/staleness", collected.staleness)

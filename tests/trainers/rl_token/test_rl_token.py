@@ -16,7 +16,8 @@ from vla_gym.rl_token import (
     load_rl_token,
     reconstruction_loss,
 )
-from vla_gym_trainers.rl_token.train import RLTokenConfig, fit, format_reports, report
+from vla_gym_trainers.rl_token.reconstruction import format_reports, report
+from vla_gym_trainers.rl_token.train import RLTokenConfig, fit
 
 SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
 
