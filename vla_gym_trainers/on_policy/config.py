@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
@@ -16,29 +16,65 @@ Aggregation = Literal["tokens", "episodes"]
 GroupBaseline = Literal["mean", "length"]
 
 #: Settings that are at least so much.
-_LOWEST = {
-    **dict.fromkeys(("num_envs", "total_steps", "rollout_chunks", "group_size"), 1),
-    **dict.fromkeys(("epochs", "num_minibatches", "micro_batch_size", "residual_basis"), 1),
-    **dict.fromkeys(("cloning_epochs", "cloning_minibatches", "value_replay"), 1),
-    **dict.fromkeys(("eval_envs", "eval_layouts"), 1),
-    **dict.fromkeys(("torch_threads", "learn_threads", "groups"), 1),
-    **dict.fromkeys(("ahead", "eval_every", "eval_states", "value_epochs"), 0),
-    **dict.fromkeys(("warmup_steps", "transition_steps", "value_warmup_steps"), 0),
-}
+_AT_LEAST_1 = (
+    *("num_envs", "total_steps", "rollout_chunks", "group_size", "groups", "value_replay"),
+    *("epochs", "num_minibatches", "micro_batch_size", "cloning_epochs", "cloning_minibatches"),
+    *("eval_envs", "eval_layouts", "torch_threads", "learn_threads", "residual_basis"),
+)
+_AT_LEAST_0 = (
+    *("ahead", "eval_every", "eval_states", "value_epochs"),
+    *("warmup_steps", "transition_steps", "value_warmup_steps"),
+)
 #: Settings that are positive and finite, or None where None is allowed.
 _POSITIVE = (
     *("learning_rate", "cloning_learning_rate", "clip_low", "clip_high", "max_grad_norm"),
     *("cloning_coef", "temperature", "value_clip", "target_kl", "residual_scale", "min_sigma"),
 )
 #: Settings that are finite and not negative.
-_NOT_NEGATIVE = (
-    *("entropy_coef", "kl_coef", "teacher_noise"),
-    *("value_coef", "value_learning_rate"),
-)
+_NOT_NEGATIVE = ("entropy_coef", "kl_coef", "teacher_noise", "value_coef", "value_learning_rate")
 
 
 @dataclass
-class OnPolicyConfig(CheckpointSettings):
+class TokenSettings:
+    """Of ``policy="tokens"``."""
+
+    trainable: Trainable = "lora"
+    """What is trained: lora (adapters), heads (the token head alone), full."""
+    heads: tuple[str, ...] = ("token_head",)
+    """Modules that trainable=heads trains and that fresh_heads renews."""
+    fresh_heads: bool = False
+    """Give the heads new random weights first (to be cloned in the warm-up)."""
+    lora_r: int = 16
+    """Rank of the adapters."""
+    lora_alpha: float = 16.0
+    """Scale of the adapters, divided by the rank."""
+    lora_exclude: tuple[str, ...] = ("action_head",)
+    """Modules without adapters: heads that the loss does not reach. Unknown names are ignored."""
+    temperature: float = 1.0
+    """Of drawing tokens, and of their log-probabilities."""
+
+
+@dataclass
+class RLTokenSettings:
+    """Of ``policy="rl-token"``."""
+
+    rl_token: str = "auto"
+    """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
+    mean; mean: the mean of its hidden states."""
+    net_arch: tuple[int, ...] = (256, 256)
+    """rl-token: hidden widths of the network."""
+    residual_scale: float = 1.0
+    """rl-token: largest mean correction of the VLA's action, in units of the action scale."""
+    residual_basis: int = 2
+    """rl-token: correct with this many smooth functions of time per action dimension."""
+    sigma: float = 0.05
+    """rl-token: standard deviation of the correction at the start (1 = full translation)."""
+    min_sigma: float = 0.01
+    """rl-token: smallest standard deviation; it is learned, per action dimension."""
+
+
+@dataclass
+class OnPolicyConfig(RLTokenSettings, TokenSettings, CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
@@ -80,35 +116,6 @@ class OnPolicyConfig(CheckpointSettings):
     """Consecutive environments that play the same layouts."""
     seed: int = 0
     """Seed of networks, draws and layouts."""
-
-    trainable: Trainable = "lora"
-    """What is trained: lora (adapters), heads (the token head alone), full."""
-    heads: tuple[str, ...] = ("token_head",)
-    """Modules that trainable=heads trains and that fresh_heads renews."""
-    fresh_heads: bool = False
-    """Give the heads new random weights first (to be cloned in the warm-up)."""
-    lora_r: int = 16
-    """Rank of the adapters."""
-    lora_alpha: float = 16.0
-    """Scale of the adapters, divided by the rank."""
-    lora_exclude: tuple[str, ...] = ("action_head",)
-    """Modules without adapters: heads that the loss does not reach. Unknown names are ignored."""
-    temperature: float = 1.0
-    """Of drawing tokens, and of their log-probabilities."""
-
-    rl_token: str = "auto"
-    """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
-    mean; mean: the mean of its hidden states."""
-    net_arch: tuple[int, ...] = (256, 256)
-    """rl-token: hidden widths of the network."""
-    residual_scale: float = 1.0
-    """rl-token: largest mean correction of the VLA's action, in units of the action scale."""
-    residual_basis: int = 2
-    """rl-token: correct with this many smooth functions of time per action dimension."""
-    sigma: float = 0.05
-    """rl-token: standard deviation of the correction at the start (1 = full translation)."""
-    min_sigma: float = 0.01
-    """rl-token: smallest standard deviation; it is learned, per action dimension."""
 
     total_steps: int = 1_000_000
     """Control steps to play, in all processes together."""
@@ -186,10 +193,9 @@ class OnPolicyConfig(CheckpointSettings):
         Raises:
             ConfigError: If a value is out of range, or two contradict each other.
         """
-        self.check_ranges({})
+        lowest = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
+        self.check_ranges({k: low for k, low in lowest.items() if hasattr(self, k)})
         _check_ranges(self)
-        if self.policy not in ("tokens", "rl-token"):
-            raise ConfigError(f"Expected policy 'tokens' or 'rl-token', got {self.policy!r}.")
         if (self.eval_states or 0) > (states := get_suite(self.suite).num_init_states):
             raise ConfigError(f"eval_states must be at most {states}.")
         if self.num_envs % self.group_size:
@@ -221,10 +227,10 @@ class OnPolicyConfig(CheckpointSettings):
 
 
 def _check_ranges(config: OnPolicyConfig) -> None:
-    for name, low in _LOWEST.items():
-        value = getattr(config, name, None)
-        if value is not None and value < low:
-            raise ConfigError(f"{name} must be at least {low}, got {value}.")
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is Literal and getattr(config, name) not in get_args(hint):
+            words = " or ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"Expected {name} {words}, got {getattr(config, name)!r}.")
     for name in _POSITIVE:
         value = getattr(config, name, None)
         if value is not None and not 0.0 < value < math.inf:

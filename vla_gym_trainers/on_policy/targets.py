@@ -88,8 +88,10 @@ def grpo_targets(
             their mean over the episodes that are kept.
 
     Raises:
-        ConfigError: If rows are not whole episodes.
+        ConfigError: If rows are not whole episodes, or a word is unknown.
     """
+    if baseline not in ("mean", "length") or aggregation not in ("tokens", "episodes"):
+        raise ConfigError(f"Unknown baseline {baseline!r} or aggregation {aggregation!r}.")
     if rollout.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     group, data = group or ProcessGroup(), rollout.data

@@ -348,7 +348,9 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {"hybrid": True, "warmup_steps": 5}, "hybrid"),
         (PPOConfig, {**RL_TOKEN, "hybrid": True}, "begins at the VLA"),
         (PPOConfig, {**RL_TOKEN, "warmup_steps": 5}, "begins at the VLA"),
-        (PPOConfig, {"policy": "flow"}, "'tokens' or 'rl-token'"),
+        (PPOConfig, {"policy": "flow"}, "policy 'tokens' or 'rl-token'"),
+        (PPOConfig, {"ratio_level": "episode"}, "ratio_level 'factor' or 'chunk'"),
+        (GRPOConfig, {"aggregation": "sequences"}, "'tokens' or 'episodes'"),
         *(
             (PPOConfig, {name: value}, name)
             for name, value in {
