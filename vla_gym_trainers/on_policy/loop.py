@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from vla_gym.rollout import Start
+from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.rollout.film import record_video
+from vla_gym.suites import get_suite
 from vla_gym_trainers.on_policy.checkpoint import (
     Progress,
     load_checkpoint,
@@ -20,11 +26,12 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.networks import Networks
+from vla_gym_trainers.on_policy.networks import EnvFactories, libero_envs, make_networks
 from vla_gym_trainers.on_policy.phases import Phase, phase_at
+from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_targets, rollout_metrics
-from vla_gym_trainers.on_policy.validation import Validation
+from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import replacing
@@ -64,40 +71,77 @@ class Loop:
 
     def __init__(
         self,
+        config: OnPolicyConfig,
         run: Run,
-        networks: Networks,
-        learner: Learner,
-        collector: RolloutCollector,
-        buffers: list[Rollout],
+        group: ProcessGroup,
+        stack: ExitStack,
         *,
-        validation: Validation | None,
-        film: Callable[[Path], None] | None = None,
+        vla: Any = None,
+        envs: EnvFactories | None = None,
     ) -> None:
-        """Put the training together; go on from the run's checkpoint, if it has one.
+        """Make networks and environments; go on from the run's checkpoint, if it has one.
 
         A request to stop that any process gets ends all of them after the same rollout.
 
         Args:
+            config: All settings.
             run: Log, checkpoints and limits.
-            networks: The networks.
-            learner: The learner, which knows all settings and the processes.
-            collector: Collects in this process.
-            buffers: One more than rollouts may be ahead.
-            validation: Process 0 alone has one.
-            film: Films the policy; None for no films.
+            group: The processes.
+            stack: Closes the environments.
+            vla: A backend in place of the one that the configuration names.
+            envs: Environments in place of LIBERO's; there are no films then.
         """
-        self.run, self.networks, self.learner, self.collector = run, networks, learner, collector
-        self.config, self.group = learner.config, learner.group
+        self.config, self.run, self.group, self._has_films = config, run, group, envs is None
+        self.networks = make_networks(config, vla)
+        policy, teacher, reference = self.policy, self.networks.teacher, self.networks.reference
+        self.learner = Learner(policy, config, reference=reference, group=group)
+        self._envs = envs or libero_envs(config, self.networks)
+        self.collector = RolloutCollector(
+            stack.enter_context(closing(self._envs.train())), groups=config.groups
+        )
         # What acts and what is written must not be what is learnt and what is read.
-        self._acting = networks.policy.copy() if self.config.ahead else networks.policy
-        self._buffers = buffers
-        self.validation, self.film = validation, film
+        self._acting = policy.copy() if config.ahead else policy
+        self._buffers = [self._new_buffer() for _ in range(config.ahead + 1)]
+        self.validation: Validation | None = None
+        if run.is_main and config.eval_every:  # process 0 alone has one
+            eval_envs = stack.enter_context(closing(self._envs.evaluation()))
+            starts = self._starts(config.eval_layouts)
+            self.validation = Validation(eval_envs, policy, teacher, starts, config.eval_every)
         self.progress = Progress()
         if run.checkpoint is not None:
-            load_checkpoint(run.checkpoint.folder, learner, networks.reference)
+            load_checkpoint(run.checkpoint.folder, self.learner, reference)
             self.progress = Progress(**run.checkpoint.state["progress"])
-            if validation is not None and run.checkpoint.state["validation"] is not None:
-                validation.restore(run.checkpoint.state["validation"])
+            if self.validation is not None and run.checkpoint.state["validation"] is not None:
+                self.validation.restore(run.checkpoint.state["validation"])
+
+    @property
+    def policy(self) -> Policy:
+        """The student."""
+        return self.networks.policy
+
+    def _new_buffer(self) -> Rollout:
+        config, chunks = self.config, self.config.rollout_chunks
+        if config.episodes_per_env is not None:
+            chunks = math.ceil(self._envs.max_control_steps / self.collector.chunk_len)
+        return Rollout(
+            self.policy,
+            config.num_envs,
+            chunks,
+            config.episodes_per_env,
+            group_size=config.group_size,
+            first_env=self.group.rank * config.num_envs,
+        )
+
+    def _starts(self, layouts: int) -> list[Start]:
+        suite, seed = get_suite(self.config.suite).name, EVAL_SEED + self.config.seed
+        return sampled_starts(suite, self._envs.tasks, layouts, seed)
+
+    def _film(self, path: Path) -> None:
+        """Film the policy, greedy, on a sampled layout of each task."""
+        config = self.config
+        player = GreedyPlayer(self.policy.act, self.policy, self.networks.chunk_len)
+        player.name = config.algorithm.upper()
+        record_video(path, player, self._starts(1), assets=config.assets, physics=config.physics)
 
     def train(self) -> None:
         """Train to the end; a checkpoint is written there too."""
@@ -159,8 +203,8 @@ class Loop:
         }
         self.run.show(progress.steps, metrics.get("rollout/success"), phase.name)
         self.run.log(metrics, progress.steps)
-        if self.film is not None:
-            self.run.film_if_due(progress.episodes, self.film)
+        if self._has_films:
+            self.run.film_if_due(progress.episodes, self._film)
         if self.run.is_checkpoint_due(progress.steps) and not pipeline.num_waiting:
             self.collector.restart()
             self.save()
@@ -168,7 +212,7 @@ class Loop:
     def _snapshot(self) -> tuple[Phase, dict[str, Tensor] | None]:
         """Return the phase and the parameters of the next rollout; None for those of now."""
         phase = phase_at(self.config, self.progress.steps)
-        return phase, self.networks.policy.state_dict() if self.config.ahead else None
+        return phase, self.policy.state_dict() if self.config.ahead else None
 
     def _collect(
         self, weights: tuple[Phase, dict[str, Tensor] | None], index: int
@@ -184,10 +228,10 @@ class Loop:
     def _enter(self, phase: Phase, rollout: Rollout) -> None:
         networks, progress = self.networks, self.progress
         if progress.iteration == 0:
-            networks.policy.begin(rollout, self.group)
+            self.policy.begin(rollout, self.group)
         # The reference of RL is what the student was when its warm-up was over.
         if progress.phase == "warmup" != phase.name and networks.reference is not None:
-            networks.reference.load_state_dict(networks.policy.state_dict())
+            networks.reference.load_state_dict(self.policy.state_dict())
         progress.phase = phase.name
 
     def _validate(self, last: bool = False) -> None:
@@ -204,7 +248,7 @@ class Loop:
 
     def _write(self, name: str) -> None:
         with replacing(self.run.dir.path / name) as file:
-            file.write(parameter_bytes(self.networks.policy.state_dict()))
+            file.write(parameter_bytes(self.policy.state_dict()))
 
     # Checkpoints
 
@@ -227,5 +271,5 @@ class Loop:
             self._write(LAST)
             best = self.run.dir.path / BEST
             if best.is_file():
-                self.networks.policy.load_state_dict(load_parameters(best))
+                self.policy.load_state_dict(load_parameters(best))
             self.networks.save(self.run.dir.path)

@@ -17,11 +17,9 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
-from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
-from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
 
 
@@ -187,17 +185,3 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
 
     limit = max(get_task(config.suite, task_id).max_control_steps for task_id in tasks)
     return EnvFactories(train, evaluation, limit, tuple(tasks))
-
-
-def make_rollout(
-    config: OnPolicyConfig, policy: Policy, episode_chunks: int, group: ProcessGroup
-) -> Rollout:
-    """Return the memory of a rollout of this process."""
-    return Rollout(
-        policy,
-        config.num_envs,
-        config.rollout_chunks if config.episodes_per_env is None else episode_chunks,
-        config.episodes_per_env,
-        group_size=config.group_size,
-        first_env=group.rank * config.num_envs,
-    )

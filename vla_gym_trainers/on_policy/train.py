@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym.rollout import Start
-from vla_gym.rollout.episodes import sampled_starts
-from vla_gym.rollout.film import record_video
-from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.trained import trained_vla
-from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
-from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import Loop
 from vla_gym_trainers.on_policy.networks import (
     EnvFactories,
-    Networks,
     describe,
-    libero_envs,
-    make_networks,
-    make_rollout,
 )
-from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.settings import EVAL_SEED
 
 
 @dataclass(frozen=True)
@@ -84,30 +70,9 @@ def _train(
     run = Run(config, total=config.total_steps, unit="env_step", is_main=group.rank == 0)
     group.sum([0.0])  # all have looked for a checkpoint before process 0 writes anything
     with run, ExitStack() as stack:
-        networks = make_networks(config, vla)
-        policy = networks.policy
-        envs = envs or libero_envs(config, networks)
+        loop = Loop(config, run, group, stack, vla=vla, envs=envs)
         if run.is_main:
-            sys.stdout.write(f"{describe(policy)}\n")
-        learner = Learner(policy, config, reference=networks.reference, group=group)
-        train_envs = stack.enter_context(closing(envs.train()))
-        collector = RolloutCollector(train_envs, groups=config.groups)
-        chunks = math.ceil(envs.max_control_steps / collector.chunk_len)
-        buffers = [make_rollout(config, policy, chunks, group) for _ in range(config.ahead + 1)]
-        validation = None
-        if run.is_main and config.eval_every:
-            eval_envs = stack.enter_context(closing(envs.evaluation()))
-            starts = _sampled_starts(config, envs, config.eval_layouts)
-            validation = Validation(eval_envs, policy, networks.teacher, starts, config.eval_every)
-        loop = Loop(
-            run,
-            networks,
-            learner,
-            collector,
-            buffers,
-            validation=validation,
-            film=partial(_film, config, networks, envs) if is_libero else None,
-        )
+            sys.stdout.write(f"{describe(loop.policy)}\n")
         with run.training():
             loop.train()
         loop.finish()
@@ -115,22 +80,8 @@ def _train(
         return OnPolicyRun(run.dir.path, _card(config, run, loop, is_libero) if run.is_main else {})
 
 
-def _sampled_starts(config: OnPolicyConfig, envs: EnvFactories, layouts: int) -> list[Start]:
-    suite, seed = get_suite(config.suite).name, EVAL_SEED + config.seed
-    return sampled_starts(suite, envs.tasks, layouts, seed)
-
-
-def _film(config: OnPolicyConfig, networks: Networks, envs: EnvFactories, path: Path) -> None:
-    """Film the policy, greedy, on a sampled layout of each task."""
-    act: Any = networks.policy.act
-    player = GreedyPlayer(act, networks.policy, networks.chunk_len)
-    player.name = config.algorithm.upper()
-    starts = _sampled_starts(config, envs, 1)
-    record_video(path, player, starts, assets=config.assets, physics=config.physics)
-
-
 def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict[str, Any]:
-    progress, trained = loop.progress, describe(loop.networks.policy)
+    progress, trained = loop.progress, describe(loop.policy)
     training = {**progress.summary(), **run.throughput(progress.steps)}
     results: dict[str, Any] = {"training": training, "trained": trained}
     if loop.validation is not None:
