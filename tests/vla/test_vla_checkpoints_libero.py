@@ -1,12 +1,11 @@
-"""QwenOFT, SmolVLA and pi0 in LIBERO: tiny checkpoints, through to stable-baselines3."""
+"""Every backend in LIBERO: tiny checkpoints, through to stable-baselines3."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from vla_checkpoints import NAMES, backend_and_folder
 
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla import load
@@ -17,26 +16,20 @@ from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-SPECS = {
-    "qwen25": f"qwen-oft:{GOLDEN}/qwenoft/qwen25",
-    "qwen3": f"qwen-oft:{GOLDEN}/qwenoft/qwen3",
-    "smolvla": f"smolvla:{GOLDEN}/smolvla",
-    "pi0": f"pi0:{GOLDEN}/pi0",
-}
 CHUNKS, ENVS, DIM = 20, 2, 16
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_twenty_chunks_of_two_tasks_through_sb3(name):
-    vla = load(SPECS[name])
+@pytest.mark.parametrize("name", NAMES)
+def test_twenty_chunks_of_two_tasks_through_sb3(name, checkpoints):
+    spec = "{}:{}".format(*backend_and_folder(name, checkpoints))
+    vla = load(spec)
     torch.manual_seed(0)
     sizes = RLTokenModelConfig(vla.hidden_size, vla.num_hidden_tokens, dim=DIM, width=16)
     env = make_sb3_vec_env(
         "LiberoVLA-goal-v0",
         ENVS,
         seed=0,
-        vla=SPECS[name],
+        vla=spec,
         rl_token=RLTokenEncoder(sizes).eval(),
         task_ids=[1, 7],
         max_control_steps=12 * vla.horizon,
@@ -44,7 +37,7 @@ def test_twenty_chunks_of_two_tasks_through_sb3(name):
         assets="lite",
         workers=0,
     )
-    ends = 0
+    ends = successes = 0
     try:
         obs = env.reset()
         first = {key: value.copy() for key, value in obs.items()}
@@ -59,9 +52,11 @@ def test_twenty_chunks_of_two_tasks_through_sb3(name):
                 assert info["discount"] == pytest.approx(0.99 ** info["executed_steps"])
                 if done:
                     ends += 1
+                    successes += int(reward > 0.0)
                     assert info["TimeLimit.truncated"] == (reward == 0.0)
                     assert info["terminal_observation"]["rl_token"].shape == (DIM,)
-        assert ends == ENVS, "each episode ended once, after twelve chunks"
+        # Each episode ends once, after twelve chunks; one that succeeds by chance makes room.
+        assert ENVS <= ends <= ENVS + successes
         # What the policy saw moved, and so did its states.
         assert not np.array_equal(obs["proprio"], first["proprio"])
         assert not np.array_equal(obs["rl_token"], first["rl_token"])

@@ -14,8 +14,6 @@ from vla_gym.vla.mini import MiniBackend, MiniVLA, load_model, to_pixel_values
 from vla_gym.vla.preprocess import area_downsample, proprio_features, stack_cameras
 from vla_gym.vla.tokens import (
     WordTokenizer,
-    actions_to_bins,
-    bins_to_actions,
     build_vocabulary,
 )
 from vla_gym_trainers.cloning.data import load_demos, random_shift
@@ -57,17 +55,6 @@ def test_proprio_features_do_not_jump_where_axis_angle_flips():
     quarter[0, 5] = np.pi / 2
     np.testing.assert_allclose(proprio_features(quarter)[0, 3:9], [0, 1, 0, -1, 0, 0], atol=1e-6)
     np.testing.assert_allclose(proprio_features(np.zeros((1, 8)))[0, 3:9], [1, 0, 0, 0, 1, 0])
-
-
-def test_bins_match_digitize_and_round_trip():
-    actions = torch.linspace(-1.2, 1.2, 4001)
-    bins = actions_to_bins(actions)
-    expected = np.digitize(actions.clamp(-1, 1).numpy(), np.linspace(-1, 1, 256)) - 1
-    np.testing.assert_array_equal(bins.numpy(), expected)
-    assert bins.min() == 0 and bins.max() == 255
-    error = (bins_to_actions(bins) - actions.clamp(-1, 1)).abs().max()
-    assert error <= 1 / 255 + 1e-6
-    assert bins_to_actions(torch.arange(256)).unique().numel() == 255
 
 
 def test_tokenizer_handles_unknown_words_length_and_punctuation():

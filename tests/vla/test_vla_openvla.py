@@ -16,16 +16,14 @@ from openvla_checkpoints import (
     Reference,
     gap,
     make_checkpoint,
-    make_checkpoints,
 )
 from PIL import Image
 from torch.nn import functional as F
 
-from vla_gym.vla import FrozenVLA, TokenVLA, load
+from vla_gym.vla import FrozenVLA, TokenVLA
 from vla_gym.vla.base import TrainableTokenVLA
 from vla_gym.vla.openvla import images as openvla_images
 from vla_gym.vla.openvla import sequence, vision
-from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
@@ -41,28 +39,6 @@ def levels(found, wanted):
     """The largest difference of uint8 images, and the share of numbers that differ."""
     difference = np.abs(np.asarray(found).astype(int) - wanted)
     return difference.max(), (difference > 0).mean()
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Folders by case."""
-    return make_checkpoints(tmp_path_factory.mktemp("openvla"))
-
-
-@pytest.fixture(scope="module")
-def policies(checkpoints):
-    return {case: load(f"openvla-oft:{folder}") for case, folder in checkpoints.items()}
-
-
-@pytest.fixture(scope="module", params=CASES)
-def golden(request, policies):
-    """A case's name and its backend."""
-    return request.param, policies[request.param]
-
-
-@pytest.fixture(scope="module")
-def base(checkpoints):
-    return OpenVLABackend.from_pretrained(checkpoints["tokens_1img"])
 
 
 @torch.no_grad()
@@ -83,8 +59,8 @@ def generate(vla, chosen=(0, 1, 2)):
 # ---------------------------------------------------------------------- against the reference
 
 
-def test_hidden_states_are_the_reference_s(golden):
-    case, vla = golden
+def test_hidden_states_are_the_reference_s(oft):
+    case, vla = oft
     assert isinstance(vla, FrozenVLA) and isinstance(vla, TrainableTokenVLA)
     hidden = hidden_states(vla, case)
     assert hidden.shape == (3, 56, 16) == (3, vla.num_hidden_tokens, vla.hidden_size)
@@ -95,8 +71,8 @@ def test_hidden_states_are_the_reference_s(golden):
     assert gap(logits.flip(-1).reshape(3, 56, 256), OFT.of(case, "logits_last256")) < 1e-3
 
 
-def test_actions_are_the_reference_s(golden):
-    case, vla = golden
+def test_actions_are_the_reference_s(oft):
+    case, vla = oft
     hidden = torch.from_numpy(OFT.of(case, "hidden"))
     with torch.no_grad():
         normalized = vla.normalized_actions(hidden)
@@ -141,8 +117,8 @@ def test_openvla_s_tokens_are_the_reference_s(base):
     np.testing.assert_array_equal(found[:, 6], np.where(wanted[:, 6] > 0.5, -1, 1))
 
 
-def test_a_batch_of_mixed_prompt_lengths_equals_single_rows(golden):
-    case, vla = golden
+def test_a_batch_of_mixed_prompt_lengths_equals_single_rows(oft):
+    case, vla = oft
     assert len({len(ids) for ids in PROMPTS}) == 3
     together = hidden_states(vla, case)
     for i in range(3):
@@ -193,14 +169,14 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_wrong_attention_or_rows_are_noticed(golden, monkeypatch, trap):
-    case, vla = golden
+def test_wrong_attention_or_rows_are_noticed(oft, monkeypatch, trap):
+    case, vla = oft
     rewire(monkeypatch, vla, TRAPS[trap])
     assert gap(hidden_states(vla, case), OFT.of(case, "hidden")) > 0.1
 
 
-def test_what_is_around_the_placeholders_matters(golden, monkeypatch):
-    case, vla = golden
+def test_what_is_around_the_placeholders_matters(oft, monkeypatch):
+    case, vla = oft
     wanted = OFT.of(case, "hidden")
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -6,37 +6,20 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 import torch
 from openvla_checkpoints import (
     CHECKPOINT,
     make_checkpoint,
-    make_checkpoints,
-    observe,
 )
-from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
-from vla_gym.vla import checkpoint_files, load
+from vla_gym.vla import checkpoint_files
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
-from vla_gym.vla.registry import recognise
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Folders by case."""
-    return make_checkpoints(tmp_path_factory.mktemp("openvla"))
-
-
-@pytest.fixture(scope="module")
-def policies(checkpoints):
-    return {case: load(f"openvla-oft:{folder}") for case, folder in checkpoints.items()}
-
 
 # ---------------------------------------------------------------------- sizes and files
 
@@ -131,23 +114,6 @@ def test_published_config_gives_the_full_size(tmp_path):
     assert (found.num_patches, found.action_vocab_end) == (256, 32000)
 
 
-def test_missing_and_mismatching_keys_are_listed(tmp_path):
-    folder = make_checkpoint(tmp_path / "keys", without=("model",))
-    weights = {}
-    for file in sorted(CHECKPOINT.glob("model-*")):
-        weights |= load_file(file)
-    del weights["projector.fc2.bias"]
-    weights["projector.fc4.bias"] = torch.zeros(3)
-    weights["projector.fc3.bias"] = torch.zeros(5)
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(WeightsError) as caught:
-        OpenVLAOFTBackend.from_pretrained(folder)
-    message = str(caught.value)
-    assert "1 missing: projector.fc2.bias" in message
-    assert "1 unexpected: projector.fc4.bias" in message
-    assert "projector.fc3.bias (5,) instead of (16,)" in message
-
-
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     folder = make_checkpoint(tmp_path / "whole")
     for options, message in (
@@ -184,26 +150,3 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
         broken = make_checkpoint(tmp_path / f"broken{len(str(changes))}", **changes)
         with pytest.raises(WeightsError, match=message):
             OpenVLAOFTBackend.from_pretrained(broken)
-
-
-def test_wrong_observations_are_refused(policies):
-    vla = policies["l1_2img_proprio"]
-    images, texts, proprio = observe()
-    for views, message in (
-        ({"agentview": images["agentview"]}, "wrist"),
-        (images | {"wrist": images["wrist"].astype(np.float32)}, "float32"),
-        ({name: view[:, ::2, ::2] for name, view in images.items()}, "image_size=256"),
-        (images | {"wrist": images["wrist"][:2]}, "as many images of each camera"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            vla.infer(views, texts, proprio)
-    with pytest.raises(ConfigError, match=r"proprio \(3, 8\)"):
-        vla.infer(images, texts, proprio[:, :7])
-    with pytest.raises(ConfigError, match="temperature"):
-        vla.act_tokens(images, texts, proprio, temperature=-1.0)
-
-
-def test_folders_tell_their_backend(checkpoints):
-    assert recognise(checkpoints["l1_1img"]) == "openvla-oft"
-    with pytest.raises(WeightsError, match="'openvla:.*'openvla-oft:"):
-        recognise(checkpoints["tokens_1img"])

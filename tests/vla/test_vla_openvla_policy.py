@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from openvla_checkpoints import (
-    CASES,
     Reference,
     gap,
-    make_checkpoints,
     observe,
 )
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
-from vla_gym.vla import load
-from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.openvla import images as openvla_images
 from vla_gym.vla.openvla import sequence
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
@@ -27,28 +21,6 @@ from vla_gym.vla.tokens import ActionTokenizer, token_log_probs
 
 OFT = Reference("oft")
 VOCABULARY = ActionTokenizer()
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Folders by case."""
-    return make_checkpoints(tmp_path_factory.mktemp("openvla"))
-
-
-@pytest.fixture(scope="module")
-def policies(checkpoints):
-    return {case: load(f"openvla-oft:{folder}") for case, folder in checkpoints.items()}
-
-
-@pytest.fixture(scope="module", params=CASES)
-def golden(request, policies):
-    """A case's name and its backend."""
-    return request.param, policies[request.param]
-
-
-@pytest.fixture(scope="module")
-def base(checkpoints):
-    return OpenVLABackend.from_pretrained(checkpoints["tokens_1img"])
 
 
 def rewire(monkeypatch, vla, change):
@@ -61,8 +33,8 @@ def rewire(monkeypatch, vla, change):
 # ---------------------------------------------------------------------- from observations
 
 
-def test_infer_turns_renders_into_chunks(golden, base):
-    case, vla = golden
+def test_infer_turns_renders_into_chunks(oft, base):
+    case, vla = oft
     images, texts, proprio = observe()
     output = vla.infer(images, texts, proprio)
     assert output.hidden.shape == (3, 56, 16) and output.actions.shape == (3, 8, 7)
@@ -127,17 +99,6 @@ def test_a_compiled_policy_computes_the_same(checkpoints, monkeypatch):
     images, texts, proprio = observe()
     plain = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     assert gap(vla.infer(images, texts, proprio).hidden, plain.hidden) < 1e-5
-
-
-def test_bfloat16(checkpoints):
-    vla = load(f"openvla-oft:{checkpoints['l1_2img_proprio']}", dtype="bfloat16")
-    modules = (vla.model, vla.action_head, vla.proprio_projector)
-    assert {p.dtype for module in modules for p in module.parameters()} == {torch.bfloat16}
-    output = vla.infer(*observe())
-    wanted = load(f"openvla-oft:{checkpoints['l1_2img_proprio']}").infer(*observe())
-    assert output.hidden.dtype == output.actions.dtype == torch.float32
-    # 8 bits of mantissa through three layers, on states of unit size.
-    assert (output.hidden - wanted.hidden).abs().mean() < 0.05
 
 
 # ---------------------------------------------------------------------- tokens
@@ -210,101 +171,3 @@ def test_actions_to_tokens_undoes_tokens_to_actions(policies):
 
 
 # ---------------------------------------------------------------------- in use
-
-
-def test_lora_on_the_language_model(checkpoints, tmp_path):
-    pytest.importorskip("peft")
-    vla = OpenVLAOFTBackend.from_pretrained(checkpoints["tokens_1img"])
-    inputs = observe()
-    before = vla.token_outputs(*inputs).logits
-    adapters = LoraAdapters.add(
-        vla, LoraSettings(r=4, alpha=8, exclude=("vision_backbone", "projector"))
-    )
-    adapted = {n.rsplit(".lora_", 1)[0] for n, _ in vla.model.named_parameters() if "lora_" in n}
-    adapted.remove("language_model.lm_head")
-    assert len(adapted) == 7 * 3 and all("language_model.model.layers" in n for n in adapted)
-    assert 0 < adapters.counts.trainable < adapters.counts.total / 5
-    assert gap(vla.token_outputs(*inputs).logits.detach(), before) == 0
-    tokens, _ = vla.act_tokens(*inputs, generator=torch.Generator().manual_seed(0))
-    step = torch.optim.SGD(adapters.parameters(), lr=1e-3)
-    for _ in range(2):  # at first B is zero, and so is A's gradient
-        step.zero_grad()
-        (-vla.token_log_probs(*inputs, tokens).mean()).backward()
-        step.step()
-    assert all(p.grad is not None and p.grad.any() for p in adapters.parameters())
-    trained = vla.token_outputs(*inputs).logits.detach()
-    assert gap(trained, before) > 1e-4
-    adapters.save(tmp_path)
-    other = OpenVLAOFTBackend.from_pretrained(checkpoints["tokens_1img"])
-    loaded = LoraAdapters.load(other, tmp_path)
-    assert gap(other.token_outputs(*inputs).logits.detach(), trained) < 1e-5
-    loaded.merge()
-    assert gap(other.token_outputs(*inputs).logits, trained) < 1e-3
-
-
-def test_lora_on_all_linear_layers_reaches_the_vision_towers(checkpoints):
-    pytest.importorskip("peft")
-    vla = OpenVLAOFTBackend.from_pretrained(checkpoints["tokens_1img"])
-    adapters = LoraAdapters.add(vla, LoraSettings(r=2))
-    inputs = observe()
-    tokens, _ = vla.act_tokens(*inputs, generator=torch.Generator().manual_seed(0))
-    vla.token_log_probs(*inputs, tokens).mean().backward()
-    reached = [n for n, p in vla.model.named_parameters() if "lora_B" in n and p.grad is not None]
-    assert any("vision_backbone" in n for n in reached) and any("lm_head" in n for n in reached)
-    assert len(reached) == sum("lora_B" in n for n, _ in vla.model.named_parameters())
-    assert adapters.counts.trainable > 0
-
-
-def small_encoder():
-    return RLTokenEncoder(RLTokenModelConfig(hidden_size=16, max_tokens=56, dim=8)).eval()
-
-
-def test_libero_runs_with_the_policy_under_sb3(checkpoints):
-    pytest.importorskip("stable_baselines3")
-    from vla_gym_trainers import make_sb3_vec_env
-
-    envs = make_sb3_vec_env(
-        "LiberoVLA-goal-v0",
-        num_envs=2,
-        vla=f"openvla-oft:{checkpoints['l1_2img_proprio']}",
-        rl_token=small_encoder(),
-        workers=0,
-        assets="lite",
-    )
-    try:
-        envs.seed(0)
-        obs = envs.reset()
-        for _ in range(2):
-            assert obs["rl_token"].shape == (2, 8) and obs["vla_action"].shape == (2, 8, 7)
-            assert np.isfinite(obs["rl_token"]).all()
-            obs, _, dones, infos = envs.step(obs["vla_action"])
-            assert [info["executed_steps"] for info in infos] == [8, 8] and not dones.any()
-    finally:
-        envs.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["openvla-oft", "openvla"])
-def test_libero_runs_twenty_chunks(checkpoints, name):
-    case = "l1_2img_proprio" if name == "openvla-oft" else "tokens_1img"
-    envs = gym.make_vec(
-        "vla_gym:LiberoVLA-goal-v0",
-        num_envs=2,
-        vla=f"{name}:{checkpoints[case]}",
-        rl_token=RLTokenEncoder(
-            RLTokenModelConfig(hidden_size=16, max_tokens=56 if name == "openvla-oft" else 7, dim=8)
-        ).eval(),
-        assets="lite",
-    )
-    horizon = 8 if name == "openvla-oft" else 1
-    try:
-        obs, infos = envs.reset(seed=0)
-        assert len(set(infos["instruction"])) == 2
-        for _ in range(20):
-            assert obs["rl_token"].shape == (2, 8) and np.isfinite(obs["rl_token"]).all()
-            assert obs["vla_action"].shape == (2, horizon, 7)
-            assert set(np.abs(obs["vla_action"][..., 6]).flat) == {1.0}
-            obs, rewards, *_, infos = envs.step(obs["vla_action"])
-            assert (infos["executed_steps"] == horizon).all() and (rewards == 0).all()
-    finally:
-        envs.close()

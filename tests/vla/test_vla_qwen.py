@@ -6,19 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla import FrozenVLA, load
-from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.qwen import images as qi
 from vla_gym.vla.qwen.backend import QwenOFTBackend
 from vla_gym.vla.qwen.files import find_files
@@ -248,18 +245,10 @@ def test_the_gripper_opens_at_minus_one(qwen3):
     assert normalized[0, 6] == -3.0
 
 
-def test_one_view_and_bfloat16():
+def test_one_view():
     one = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", num_views=1)
     out = one.infer({"agentview": VIEWS["agentview"]}, INSTRUCTIONS, PROPRIO)
     assert out.actions.shape == (3, 8, 7)
-    half = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", dtype=torch.bfloat16)
-    types = {p.dtype for p in half.model.vlm.parameters()}
-    assert types == {torch.bfloat16}
-    assert {p.dtype for p in half.model.action_model.parameters()} == {torch.float32}
-    hidden = half.infer(VIEWS, INSTRUCTIONS, PROPRIO).hidden
-    wanted = np.load(GOLDEN / "qwen25" / "reference.npz")["b3_queries"]
-    # 8 bits of mantissa through three layers, on states of unit size.
-    assert hidden.dtype == torch.float32 and np.abs(hidden.numpy() - wanted).mean() < 0.05
 
 
 # ---------------------------------------------------------------------- folders and errors
@@ -351,22 +340,6 @@ def test_configuration_decides_chunk_image_size_and_prompt(tmp_path):
     assert find_files(run, vlm).chunk_len == 5
 
 
-def test_keys_that_do_not_fit_are_listed(tmp_path):
-    folder = writable(tmp_path, "qwen3")
-    weights = load_file(folder / "model.safetensors")
-    del weights["action_model.model.fc2.bias"]
-    weights["action_model.model.fc9.bias"] = torch.zeros(3)
-    name = "qwen_vl_interface.model.model.visual.merger.linear_fc1.bias"
-    weights[name] = torch.zeros(5)
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(WeightsError) as caught:
-        QwenOFTBackend.from_pretrained(folder)
-    message = str(caught.value)
-    assert "1 missing: action_model.model.fc2.bias" in message
-    assert "1 unexpected: action_model.model.fc9.bias" in message
-    assert "vlm.visual.merger.linear_fc1.bias (5,) instead of (128,)" in message
-
-
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(WeightsError, match="expected framework_config.yaml"):
         QwenOFTBackend.from_pretrained(tmp_path)
@@ -378,6 +351,10 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", image_resize="lanczos")
     with pytest.raises(ConfigError, match="num_views must be 1 or 2"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", num_views=3)
+    with pytest.raises(ConfigError, match="Expected 8 action tokens"):
+        load(f"qwen-oft:{GOLDEN / 'qwen3'}").infer(
+            rows(0), ["put the <|image_pad|> down"], PROPRIO[:1]
+        )
     with pytest.raises(ConfigError, match="does not take these options"):
         load(f"qwen-oft:{GOLDEN / 'qwen3'}", views=2)
 
@@ -403,69 +380,3 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     (folder / "vlm_pretrained" / "preprocessor_config.json").write_text("{}")
     with pytest.raises(WeightsError, match="preprocessor_config.json"):
         QwenOFTBackend.from_pretrained(folder)
-
-
-def test_wrong_observations_are_refused(qwen3):
-    for views, message in (
-        ({"agentview": VIEWS["agentview"]}, "wrist"),
-        (VIEWS | {"wrist": VIEWS["wrist"].astype(np.float32)}, "float32"),
-        ({name: view[:, ::2, ::2] for name, view in VIEWS.items()}, "image_size=256"),
-        (VIEWS | {"wrist": VIEWS["wrist"][:2]}, "as many images"),
-        (rows(0, 1), "2 images, 3 instructions"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            qwen3.infer(views, INSTRUCTIONS, PROPRIO)
-    with pytest.raises(ConfigError, match="token"):
-        qwen3.infer(rows(0), ["put the <|image_pad|> down"], PROPRIO[:1])
-
-
-# ---------------------------------------------------------------------- in use
-
-
-@pytest.mark.parametrize("name", QWENS)
-def test_lora_adapts_the_language_model(name, tmp_path):
-    pytest.importorskip("peft")
-    vla, other = (QwenOFTBackend.from_pretrained(GOLDEN / name) for _ in range(2))
-    before = forward(vla)[1]
-    settings = LoraSettings(r=4, alpha=8, exclude=("visual", "action_model"))
-    adapters = LoraAdapters.add(vla, settings)
-    adapted = {n.rsplit(".lora_", 1)[0] for n, _ in vla.model.named_parameters() if "lora_" in n}
-    layers = vla.model.vlm.config.text_config.num_hidden_layers
-    assert len(adapted) == 7 * layers and all("language_model.layers" in n for n in adapted)
-    assert gap(forward(vla)[1], before) == 0
-    vla.forward(VIEWS, INSTRUCTIONS, PROPRIO)[1].square().mean().backward()
-    grads = [p.grad for p in adapters.parameters()]
-    assert all(g is not None for g in grads) and any(g.abs().max() > 0 for g in grads)
-    with torch.no_grad():
-        for parameter in adapters.parameters():
-            parameter.add_(0.05)
-    changed = forward(vla)[1]
-    assert gap(changed, before) > 1e-3
-    adapters.save(tmp_path)
-    LoraAdapters.load(other, tmp_path)
-    assert gap(forward(other)[1], changed) == 0
-    adapters.merge()
-    assert gap(forward(vla)[1], changed) < 1e-4
-
-
-@pytest.mark.parametrize("name", QWENS)
-def test_libero_runs_with_the_policy(name):
-    encoder = RLTokenEncoder(RLTokenModelConfig(hidden_size=32, max_tokens=8, dim=16)).eval()
-    envs = gym.make_vec(
-        "vla_gym:LiberoVLA-goal-v0",
-        num_envs=2,
-        vla=f"qwen-oft:{GOLDEN / name}",
-        rl_token=encoder,
-        workers=0,
-        assets="lite",
-    )
-    try:
-        obs, _ = envs.reset(seed=0)
-        for _ in range(2):
-            assert obs["rl_token"].shape == (2, 16) and obs["vla_action"].shape == (2, 8, 7)
-            assert np.isfinite(obs["rl_token"]).all()
-            assert set(np.abs(obs["vla_action"][..., 6]).flat) == {1.0}
-            obs, _, _, _, infos = envs.step(obs["vla_action"])
-            assert (infos["executed_steps"] == 8).all()
-    finally:
-        envs.close()

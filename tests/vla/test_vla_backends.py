@@ -1,0 +1,229 @@
+"""What all backends of checkpoints have in common: protocol, errors, dtypes, LoRA, LIBERO."""
+
+import shutil
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from vla_checkpoints import NAMES, backend_and_folder, observe
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
+from vla_gym.vla import FrozenVLA
+from vla_gym.vla.checkpoint_files import Checkpoint, weight_files
+from vla_gym.vla.lora import LoraAdapters, LoraSettings
+from vla_gym.vla.registry import backend_class
+
+
+@pytest.fixture(scope="module")
+def make(checkpoints):
+    """A function that loads a checkpoint anew."""
+
+    def loaded(name, folder=None, **options):
+        backend, tiny = backend_and_folder(name, checkpoints)
+        return backend_class(backend).from_pretrained(folder or tiny, **options)
+
+    return loaded
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+def test_infer_follows_the_protocol(make, name):
+    vla = make(name)
+    assert isinstance(vla, FrozenVLA) and vla.name
+    images, texts, proprio = observe(vla)
+    batch = vla.infer(images, texts, proprio)
+    assert batch.hidden.shape == (3, vla.num_hidden_tokens, vla.hidden_size)
+    assert batch.actions.shape == (3, vla.horizon, 7)
+    assert batch.hidden.dtype == batch.actions.dtype == torch.float32
+    assert batch.actions.abs().max() <= 1.0 and batch.actions.std() > 0.01
+    assert not batch.hidden.requires_grad
+    assert not any(p.requires_grad for p in vla.model.parameters())
+    torch.manual_seed(5)
+    assert torch.equal(vla.infer(images, texts, proprio).actions, batch.actions)
+    for order in ([2], [1, 0]):
+        rows = {view: image[order] for view, image in images.items()}
+        part = vla.infer(rows, [texts[i] for i in order], proprio[order])
+        torch.testing.assert_close(part.hidden, batch.hidden[order], rtol=0, atol=1e-5)
+        torch.testing.assert_close(part.actions, batch.actions[order], rtol=0, atol=1e-5)
+
+
+def test_wrong_observations_are_refused(make, name):
+    vla = make(name)
+    images, texts, proprio = observe(vla)
+    two = {view: image[:2] for view, image in images.items()}
+    cases = [
+        ({"wrist": images["wrist"]}, texts, proprio, r"cameras .*, got \['wrist'\]"),
+        (images | {"agentview": images["agentview"].astype("f4")}, texts, proprio, "float32"),
+        (images | {"agentview": images["agentview"][:, :-1]}, texts, proprio, "image_size="),
+        (images | {"agentview": images["agentview"][0]}, texts, proprio, "agentview"),
+        (two, texts, proprio, "2 images"),
+        (images, texts[:2], proprio, "2 instructions"),
+    ]
+    if name != "openvla":  # which sees one camera
+        cases += [(images | {"wrist": two["wrist"]}, texts, proprio, "as many images")]
+    if name in ("smolvla", "pi0", "openvla-oft"):  # the others read none
+        cases += [(images, texts, proprio[:, :7], r"got \(3, 7\)")]
+    for *inputs, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            vla.infer(*inputs)
+
+
+#: Tensors that are missing, unexpected and of another shape; the last by the network's name too.
+KEYS = {
+    "smolvla": ("state_proj.bias", "surplus.weight", "action_out_proj.bias"),
+    "pi0": ("state_proj.bias", "surplus.weight", "action_out_proj.bias"),
+    "qwen3": ("fc2.bias", "fc9.bias", "visual.merger.linear_fc1.bias"),
+    "openvla-oft": ("projector.fc2.bias", "projector.fc4.bias", "projector.fc3.bias"),
+}
+PREFIXES = {"smolvla": "model.", "pi0": "model.", "qwen3": "action_model.model."}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_that_do_not_fit_are_listed(make, name, checkpoints, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(backend_and_folder(name, checkpoints)[1], folder)
+    checkpoint = Checkpoint(folder)
+    tensors = {key: checkpoint.tensor(key).clone() for key in checkpoint.shapes}
+    missing, surplus, reshaped = KEYS[name]
+    prefix = PREFIXES.get(name, "")
+    del tensors[prefix + missing]
+    tensors[prefix + surplus] = torch.zeros(2)
+    tensors[next(key for key in tensors if key.endswith(reshaped))] = torch.zeros(11)
+    for file in [*weight_files(folder), *folder.glob("*.index.json")]:
+        file.unlink()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightsError) as caught:
+        make(name, folder)
+    for words in ("1 missing", missing, "1 unexpected", surplus, f"{reshaped} (11,) instead of"):
+        assert words in str(caught.value)
+
+
+#: Beginnings of the names of what stays in float32.
+FLOAT32 = {
+    "smolvla": ("state_proj", "action_"),
+    "pi0": ("embed_action_time", "action_out_proj"),
+    "qwen25": ("action_model",),
+    "openvla-oft": (),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_bfloat16_stays_close(make, name):
+    half, whole = make(name, dtype=torch.bfloat16), make(name)
+    for key, parameter in half.model.named_parameters():
+        wanted = torch.float32 if key.startswith(FLOAT32[name]) else torch.bfloat16
+        assert parameter.dtype == wanted, key
+    inputs = observe(whole)
+    found, wanted = half.infer(*inputs), whole.infer(*inputs)
+    assert found.hidden.dtype == found.actions.dtype == torch.float32
+    # 8 bits of mantissa through a few layers, on states of unit size.
+    assert (found.hidden - wanted.hidden).abs().mean() < 0.05 < wanted.hidden.std()
+
+
+#: Modules without adapters, and where the others are.
+LORA = {
+    "smolvla": ((), ""),
+    "pi0": ((), ""),
+    "qwen25": (("visual", "action_model"), "vlm.language_model.layers"),
+    "qwen3": (("visual", "action_model"), "vlm.language_model.layers"),
+    "openvla-oft": (("vision_backbone", "projector"), "language_model"),
+}
+
+
+def loss(vla, name, inputs):
+    """Something with gradients; for pi0 its flow-matching loss, since drawing has none."""
+    if name == "openvla-oft":
+        return vla.token_outputs(*inputs).logits.square().mean()
+    if name.startswith("qwen"):
+        return vla.forward(*inputs)[1].square().mean()
+    images, texts, proprio = inputs
+    tokens, token_mask = vla.tokenize(texts)
+    pixels = vla.to_pixels(np.stack(list(images.values()), axis=1))
+    state = torch.nn.functional.pad(torch.from_numpy(proprio), (0, 24))
+    noise, mask = torch.zeros(3, *vla.noise_shape), torch.ones(3, 2, dtype=torch.bool)
+    if name == "smolvla":
+        return vla.sample(pixels, mask, tokens, token_mask, state, noise).actions.square().mean()
+    image_mask = mask.repeat_interleave(vla._image_tokens, dim=1)
+    placeholder = vla.model.config.vlm_config.image_token_id
+    return vla.model(
+        state=state,
+        noise=noise,
+        timestep=torch.full((3,), 0.5),
+        input_ids=torch.cat([torch.full(image_mask.shape, placeholder), tokens], dim=1),
+        attention_mask=torch.cat([image_mask, token_mask], dim=1).long(),
+        pixel_values=pixels,
+        pixel_attention_mask=mask,
+        actions=torch.ones_like(noise),
+    ).loss.mean()
+
+
+@pytest.mark.parametrize("name", LORA)
+def test_lora_adapts_saves_loads_and_merges(make, name, tmp_path):
+    pytest.importorskip("peft")
+    vla, other = make(name), make(name)
+    inputs, (exclude, inside) = observe(vla), LORA[name]
+
+    @torch.no_grad()
+    def states(backend):
+        if name == "openvla-oft":  # the output layer has adapters as well
+            return backend.token_outputs(*inputs).logits
+        return backend.infer(*inputs).hidden
+
+    before = states(vla)
+    adapters = LoraAdapters.add(vla, LoraSettings(r=2, alpha=4, exclude=exclude))
+    assert torch.equal(states(vla), before)
+    counts = adapters.counts
+    assert 0 < counts.trainable == sum(p.numel() for p in adapters.parameters()) < counts.total / 2
+    adapted = [n for n, _ in vla.model.named_parameters() if "lora_B" in n]
+    assert all(n.startswith(inside) for n in adapted)
+    loss(vla, name, inputs).backward()
+    reached = [n for n in adapted if vla.model.get_parameter(n).grad is not None]
+    assert sum(vla.model.get_parameter(n).grad.abs().max() > 0 for n in reached) > 20 or (
+        inside and reached == adapted
+    )
+    with torch.no_grad():
+        for parameter in adapters.parameters():
+            parameter.add_(0.02)
+    changed = states(vla)
+    assert (changed - before).abs().max() > 1e-3
+    adapters.save(tmp_path)
+    LoraAdapters.load(other, tmp_path)
+    assert torch.equal(states(other), changed)
+    adapters.merge()
+    torch.testing.assert_close(states(vla), changed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk_len"), [("smolvla", None), ("pi0", 3), ("qwen3", None), ("openvla-oft", None)]
+)
+def test_in_the_environment(make, name, chunk_len):
+    """Two environments, the tiny policy and an RL-token encoder of its sizes."""
+    vla = make(name)
+    torch.manual_seed(0)
+    sizes = RLTokenModelConfig(vla.hidden_size, vla.num_hidden_tokens, dim=16, width=16)
+    envs = gym.make_vec(
+        "vla_gym:LiberoVLA-goal-v0",
+        num_envs=2,
+        vla=vla,
+        rl_token=RLTokenEncoder(sizes).eval(),
+        chunk_len=chunk_len,
+        assets="lite",
+        task_ids=[1, 7],
+        workers=0,
+    )
+    try:
+        obs, _ = envs.reset(seed=0)
+        length = chunk_len or vla.horizon
+        for _ in range(2):
+            assert obs["vla_action"].shape == (2, length, 7) and obs["rl_token"].shape == (2, 16)
+            assert np.isfinite(obs["rl_token"]).all()
+            obs, _, _, _, infos = envs.step(obs["vla_action"])
+        assert (np.asarray(infos["executed_steps"]) == length).all()
+    finally:
+        envs.close()
