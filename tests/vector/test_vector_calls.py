@@ -9,7 +9,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from stub_envs import LIMIT, SUCCESS, Fault, Gate, StubEnv, stub_factory
-from vector_processes import wait_until
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
@@ -375,16 +374,3 @@ def test_errors_of_the_package_are_raised_and_restart_nothing(
             expected.check_step(envs.step(expected.actions()))
     assert envs.worker_pids == pids and not recwarn.list
     follow(envs, follower(3, 70, NEXT_STEP, **script), 70, episodes=2)
-
-
-def test_waiting_is_needed(make_vec, tmp_path):
-    """The gate really holds a step: otherwise the tests that use it would prove nothing."""
-    gate = Gate(str(tmp_path / "open"))
-    envs = make_vec(1, stub_factory(gates=[gate]), workers=1)
-    envs.reset(seed=0)
-    envs.step_async(np.zeros((1, 3), np.float32))
-    wait_until((tmp_path / "open.entered").exists, "the step")
-    with pytest.raises(TimeoutError):
-        envs.step_wait(timeout=0.2)
-    (tmp_path / "open").touch()
-    envs.step_wait()

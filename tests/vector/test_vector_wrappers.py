@@ -121,7 +121,7 @@ def assert_equal_trees(actual: Any, expected: Any, where: str = "") -> None:
         assert actual == expected, where
 
 
-@pytest.mark.parametrize("workers", [None, 0, 2])
+@pytest.mark.parametrize("workers", [None, 2])
 @pytest.mark.parametrize("keep_images", [False, True])
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers):
@@ -166,9 +166,8 @@ def test_one_forward_a_step_with_the_final_observations_in_it():
     assert envs.vla.batches == expected and max(expected) > 3
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-def test_masked_reset_runs_the_vla_on_what_was_reset(workers):
-    envs = make_vector(DISABLED, workers=workers)
+def test_masked_reset_runs_the_vla_on_what_was_reset():
+    envs = make_vector(DISABLED, workers=2)
     envs.reset(seed=5)
     ended = np.zeros(3, bool)
     while not ended.any():
@@ -245,16 +244,6 @@ def test_reaches_the_wrapped_environment_through_the_wrapper(workers):
     assert hasattr(envs, "send") == (workers is not None)  # Gymnasium's has none
     with pytest.raises(AttributeError, match="_nothing"):
         _ = envs._nothing
-    envs.close()
-
-
-def test_step_async_and_wait():
-    envs, expected = (make_vector(SAME_STEP, workers=workers) for workers in (2, None))
-    assert_equal_trees(envs.reset(seed=3)[0], expected.reset(seed=3)[0])
-    for _ in range(5):
-        actions = envs.action_space.sample()
-        envs.step_async(actions)
-        assert_equal_trees(envs.step_wait(timeout=30)[:4], expected.step(actions)[:4])
     envs.close()
 
 
@@ -368,10 +357,9 @@ LIBERO: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("rl_token", ["auto", None])
-def test_libero_vla_vector_equals_the_single_environments(rl_token: str | None):
+def test_libero_vla_vector_equals_the_single_environments():
     """Images and proprio exactly; what the VLA makes of them to the rounding of its batches."""
-    kwargs = LIBERO | {"rl_token": rl_token, "keep_images": True}
+    kwargs = LIBERO | {"keep_images": True}
     envs: Any = gym.make_vec(
         "LiberoVLA-goal-v0", num_envs=3, workers=2, autoreset_mode=SAME_STEP, **kwargs
     )

@@ -11,29 +11,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import parse_tasks
+from vla_gym.envs.checks import as_integer, parse_reset_options, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_suite
 from vla_gym.variation import DomainVariation
 
 _OPTIONS = ("task_id", "init_state_id")
-
-
-def build_libero_env(
-    index: int,
-    suite: str,
-    task_lists: Sequence[Sequence[int]],
-    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
-    kwargs: Mapping[str, Any],
-) -> gym.Env[Any, Any]:
-    """Build environment ``index`` of a vector environment."""
-    from vla_gym.envs.libero import LiberoEnv
-
-    tasks = task_lists[index % len(task_lists)]
-    env: gym.Env[Any, Any] = LiberoEnv(suite, task_ids=tasks, env_index=index, **kwargs)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+Wrappers = Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]]
 
 
 @dataclass(frozen=True)
@@ -42,25 +26,21 @@ class EnvPlan:
 
     Attributes:
         num_envs: N.
+        make_env: Builds environment ``i``.
+        group_size: So many consecutive environments play the same.
         suite: Suite name; None with a factory.
         task_lists: Task ids of each environment, or one list for all.
-        group_size: So many consecutive environments play the same.
-        assets: Asset pack; None with a factory.
-        make_env: Builds environment ``i``.
         plain: Whether the environments are bare ``LiberoEnv``: no factory, no wrappers.
-        clutter: Whether their scenes have clutter.
-        images: Whether they may draw.
+        scenes: Arguments of ``vector.preload.preload``; None with a factory.
     """
 
     num_envs: int
-    suite: str | None
-    task_lists: tuple[tuple[int, ...], ...]
-    group_size: int
-    assets: str | None
     make_env: Callable[[int], gym.Env[Any, Any]]
-    plain: bool
-    clutter: bool
-    images: bool
+    group_size: int = 1
+    suite: str | None = None
+    task_lists: tuple[tuple[int, ...], ...] = ()
+    plain: bool = False
+    scenes: Mapping[str, Any] | None = None
 
     @classmethod
     def make(
@@ -71,7 +51,7 @@ class EnvPlan:
         task_ids: int | str | Sequence[int | str] | Sequence[Sequence[int | str]] | None,
         task_sampling: str,
         group_size: int,
-        env_wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
+        env_wrappers: Wrappers,
         env_factory: Callable[[int], gym.Env[Any, Any]] | None,
         env_kwargs: Mapping[str, Any],
     ) -> EnvPlan:
@@ -80,53 +60,42 @@ class EnvPlan:
         Raises:
             ConfigError, UnknownTaskError: If one is out of range.
         """
-        if not isinstance(num_envs, int | np.integer) or num_envs < 1:
-            raise ConfigError(f"num_envs must be at least 1, got {num_envs}.")
-        if not isinstance(group_size, int | np.integer) or not 1 <= group_size <= num_envs:
-            raise ConfigError(f"group_size must be in 1..num_envs={num_envs}, got {group_size}.")
+        num_envs = as_integer(num_envs, "num_envs", 1)
+        group_size = as_integer(group_size, "group_size", 1, num_envs)
         if num_envs % group_size:
             raise ConfigError(
                 f"num_envs={num_envs} is no multiple of group_size={group_size}: the last group "
                 "would be short."
             )
         if env_factory is not None:
-            given = [k for k in ("suite", "task_ids") if {"suite": suite, "task_ids": task_ids}[k]]
-            if given or env_kwargs or task_sampling != "uniform":
+            if suite or task_ids is not None or env_kwargs or task_sampling != "uniform":
                 raise ConfigError(
                     "env_factory builds the environments by itself: leave out "
-                    f"{', '.join([*given, *env_kwargs, 'task_sampling'])}."
+                    f"{', '.join(['suite', 'task_ids', 'task_sampling', *env_kwargs])}."
                 )
-            make = functools.partial(
-                _build_from_factory, factory=env_factory, wrappers=env_wrappers
-            )
-            return cls(num_envs, None, (), group_size, None, make, False, False, True)
+            make = functools.partial(_build, make=env_factory, wrappers=env_wrappers)
+            return cls(num_envs, make, group_size)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
         suite = get_suite(suite).name
         lists = _task_lists(suite, task_ids, num_envs, group_size)
         kwargs = {"task_sampling": task_sampling, "group_size": group_size, **env_kwargs}
-        make = functools.partial(
-            build_libero_env,
-            suite=suite,
-            task_lists=lists,
-            wrappers=tuple(env_wrappers),
-            kwargs=kwargs,
-        )
-        assets = str(env_kwargs.get("assets", "lite"))
+        libero = functools.partial(_libero_env, suite=suite, task_lists=lists, kwargs=kwargs)
+        make = functools.partial(_build, make=libero, wrappers=tuple(env_wrappers))
         # Checks all arguments: nothing is simulated before the first reset.
-        build_libero_env(0, suite, lists, (), kwargs).close()
+        libero(0).close()
         variation = DomainVariation.parse(env_kwargs.get("variation"))
-        clutter = variation is not None and variation.distractors > 0
-        plain = not env_wrappers
         cameras = env_kwargs.get("cameras")
-        images = not plain or cameras is None or len(cameras) > 0
-        return cls(num_envs, suite, lists, group_size, assets, make, plain, clutter, images)
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Every task that is played."""
-        ids = sorted({i for tasks in self.task_lists for i in tasks})
-        return tuple(get_suite(self.suite).tasks[i] for i in ids) if self.suite else ()
+        scenes = {
+            "tasks": [
+                (task.suite, task.task_id)
+                for task in (get_suite(suite).tasks[i] for i in sorted(set().union(*lists)))
+            ],
+            "assets": str(env_kwargs.get("assets", "lite")),
+            "clutter": variation is not None and variation.distractors > 0,
+            "images": bool(env_wrappers) or cameras is None or len(cameras) > 0,
+        }
+        return cls(num_envs, make, group_size, suite, lists, not env_wrappers, scenes)
 
     def tasks_of(self, env_id: int) -> tuple[Task, ...]:
         """Return the tasks of one environment."""
@@ -188,33 +157,17 @@ class EnvPlan:
                     f"it, got {mask}."
                 )
             ids = np.flatnonzero(mask)
-        if self.suite is None or not options:
-            return ids, {i: dict(options) for i in ids.tolist()} if options else {}
-        others = {key: value for key, value in options.items() if key not in _OPTIONS}
-        if others and self.plain:
-            raise ConfigError(
-                f"Unknown reset options {sorted(others)}: expected 'task_id', 'init_state_id', "
-                "'reset_mask'."
-            )
-        per_env: dict[int, dict[str, Any]] = {i: dict(others) for i in ids.tolist()}
-        suite = get_suite(self.suite)
-        limits = {"task_id": len(suite.tasks), "init_state_id": suite.num_init_states}
-        for key in _OPTIONS:
-            if key in options:
-                for i, value in self._option(key, options[key], limits[key], ids):
-                    per_env[i][key] = value
-        return ids, {i: found for i, found in per_env.items() if found}
-
-    def _option(self, key: str, value: Any, limit: int, ids: np.ndarray) -> list[tuple[int, int]]:
-        values = np.asarray(value)
-        fits = values.shape in ((), (self.num_envs,)) and values.dtype.kind in "iu"
-        values = np.broadcast_to(values, self.num_envs) if fits else values
-        if not fits or (values[ids] < -1).any() or (values[ids] >= limit).any():
-            raise ConfigError(
-                f"Option {key!r} must be an integer, or one for each of the {self.num_envs} "
-                f"environments, in 0..{limit - 1} or -1 for none; got {value!r}."
-            )
-        return [(i, int(values[i])) for i in ids.tolist() if values[i] >= 0]
+        per_env: dict[int, dict[str, Any]] = {i: {} for i in ids.tolist()}
+        for key, value in options.items():
+            each = key in _OPTIONS and np.shape(value) == (self.num_envs,)
+            for i, own in per_env.items():
+                one = value[i] if each else value
+                if key not in _OPTIONS or not np.array_equal(one, -1):
+                    own[key] = one
+        if self.plain:  # what LiberoEnv would say, before anything moves
+            for own in per_env.values():
+                parse_reset_options(get_suite(self.suite or ""), own)
+        return ids, {i: own for i, own in per_env.items() if own}
 
 
 def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
@@ -223,24 +176,30 @@ def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
     Raises:
         ConfigError: If there is none.
     """
-    if isinstance(value, AutoresetMode):
-        return value
-    for mode in AutoresetMode:
-        if str(value) in (mode.value, mode.name) or str(value).upper() == mode.name:
-            return mode
-    names = ", ".join(mode.name for mode in AutoresetMode)
-    raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")
+    named = {text.upper(): mode for mode in AutoresetMode for text in (mode.name, mode.value)}
+    found = named.get(str(getattr(value, "value", value)).upper())
+    if found is None:
+        names = ", ".join(mode.name for mode in AutoresetMode)
+        raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")
+    return found
 
 
-def _build_from_factory(
-    index: int,
-    factory: Callable[[int], gym.Env[Any, Any]],
-    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
+def _build(
+    index: int, make: Callable[[int], gym.Env[Any, Any]], wrappers: Wrappers
 ) -> gym.Env[Any, Any]:
-    env = factory(index)
+    env = make(index)
     for wrapper in wrappers:
         env = wrapper(env)
     return env
+
+
+def _libero_env(
+    index: int, suite: str, task_lists: Sequence[Sequence[int]], kwargs: Mapping[str, Any]
+) -> gym.Env[Any, Any]:
+    from vla_gym.envs.libero import LiberoEnv
+
+    tasks = task_lists[index % len(task_lists)]
+    return LiberoEnv(suite, task_ids=tasks, env_index=index, **kwargs)
 
 
 def _task_lists(

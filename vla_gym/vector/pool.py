@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.envs.checks import as_integer
+from vla_gym.errors import WorkerError
 from vla_gym.vector.interrupts import Interrupts
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.process_pool import ProcessPool
@@ -91,13 +92,11 @@ def start_pool(
         AssetError, CompileError: If the scenes can't be loaded.
         WorkerError: If no process can be started.
     """
-    if workers is not None and (not isinstance(workers, int | np.integer) or workers < 0):
-        raise ConfigError(f"workers must be None or a number from 0 on, got {workers!r}.")
-    cores = len(os.sched_getaffinity(0))
-    num_workers = max(1, min(cores if workers is None else int(workers), plan.num_envs))
+    wanted = len(os.sched_getaffinity(0)) if workers is None else as_integer(workers, "workers", 0)
+    num_workers = max(1, min(wanted, plan.num_envs))
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)
     specs = [WorkerSpec(w, tuple(block.tolist()), plan.make_env) for w, block in enumerate(blocks)]
-    if workers == 0:
+    if wanted == 0:
         return LocalPool(specs[0], interrupts)
 
     def environ(worker: int) -> dict[str, str]:
@@ -106,15 +105,8 @@ def start_pool(
         return {"MUJOCO_EGL_DEVICE_ID": str(render_devices[worker % len(render_devices)])}
 
     def preload(server: ProcessServer) -> None:
-        if plan.suite is not None and plan.assets is not None:
-            server.load(
-                "vla_gym.vector.preload:preload",
-                [(task.suite, task.task_id) for task in plan.tasks],
-                plan.assets,
-                clutter=plan.clutter,
-                images=plan.images,
-                timeout=start_timeout,
-            )
+        if plan.scenes is not None:
+            server.load("vla_gym.vector.preload:preload", timeout=start_timeout, **plan.scenes)
 
     return ProcessPool(
         specs,

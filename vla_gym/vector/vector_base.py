@@ -78,7 +78,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     @undivided
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[EnvRowState]:
         """Return the states of environments, all by default; they can be pickled."""
-        ids = self._callable(env_ids, "get_state")
+        ids = self._idle("get_state", env_ids).tolist()
         played = self._runner.call({i: () for i in ids}, "get_state")
         return [self._table.state(i, state) for i, state in zip(ids, played, strict=True)]
 
@@ -93,7 +93,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         Returns:
             The observations of all environments.
         """
-        ids = self._callable(env_ids, "set_state")
+        ids = self._idle("set_state", env_ids).tolist()
         if len(ids) != len(states):
             raise ConfigError(f"Got {len(states)} states for {len(ids)} environments.")
         self._batch.align()
@@ -113,7 +113,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         self, env_ids: Sequence[int] | np.ndarray, name: str, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
         """Do what :meth:`call` does, in these environments only; one result for each of them."""
-        ids = self._callable(env_ids, "call")
+        ids = self._idle("call", env_ids).tolist()
         return tuple(self._runner.call({i: (name, args, kwargs) for i in ids}, "call"))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     @undivided
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment, to one value or to a list or tuple of them."""
-        ids = self._callable(None, "set_attr")
+        ids = self._idle("set_attr").tolist()
         if not isinstance(values, list | tuple):
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
@@ -147,28 +147,36 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         if self._runner.broken is not None:
             raise WorkerError(f"This vector environment has failed: {self._runner.broken}")
 
-    def _assert_idle(self, name: str) -> None:
+    def _idle(
+        self,
+        name: str,
+        env_ids: Sequence[int] | np.ndarray | None = None,
+        *,
+        others_too: bool = True,
+    ) -> np.ndarray:
+        """Return environments, all by default, after a check that they have nothing to do."""
         self._assert_open()
+        ids = self._everyone if env_ids is None else self._check_ids(env_ids)
         if self._waiting is not None:
             mend = "reset()" if self._interrupted else "step_wait()"
             raise AlreadyPendingCallError(
                 f"{name}() while a step is under way: call {mend} first.", self._waiting
             )
-        if self._table.busy.any() or self._table.finished:
-            going = np.flatnonzero(self._table.busy).tolist() + self._table.finished
-            raise AlreadyPendingCallError(
-                f"{name}() while environments {sorted(going)} were sent and not received: call "
-                "recv() first.",
-                "send",
-            )
+        table = self._table
+        if table.busy.any() or table.finished:
+            going = np.union1d(np.flatnonzero(table.busy), table.finished)
+            going = going if others_too else np.intersect1d(going, ids)
+            if len(going):
+                raise AlreadyPendingCallError(
+                    f"{name}() while environments {going.astype(int).tolist()} were sent and not "
+                    "received: call recv() first.",
+                    "send",
+                )
+        return ids
 
     def _assert_seeded(self) -> None:
         if not self._seeded:
             raise gym.error.ResetNeeded("Call reset() first.")
-
-    def _callable(self, env_ids: Sequence[int] | np.ndarray | None, name: str) -> list[int]:
-        self._assert_idle(name)
-        return self._check_ids(self._everyone if env_ids is None else env_ids).tolist()
 
     def _check_ids(self, env_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         ids = np.atleast_1d(np.asarray(env_ids))
@@ -178,20 +186,6 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
                 f"env_ids must be different integers in 0..{self.num_envs - 1}, got {env_ids}."
             )
         return ids.astype(np.int64)
-
-    def _sendable(self, env_ids: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
-        self._assert_open()
-        ids = self._check_ids(env_ids)
-        if self._waiting is not None:
-            raise AlreadyPendingCallError(f"{name}() during a step_async().", self._waiting)
-        taken = set(ids[self._table.busy[ids]].tolist()) | (
-            set(ids.tolist()) & set(self._table.finished)
-        )
-        if taken:
-            raise AlreadyPendingCallError(
-                f"{name}(): environments {sorted(taken)} were sent and not received yet.", "send"
-            )
-        return ids
 
     def _seed(self, ids: np.ndarray, seed: int | Sequence[int | None] | None) -> None:
         if isinstance(seed, int | np.integer):

@@ -162,7 +162,7 @@ class LiberoVectorEnv(VectorEnvBase):
         if self._interrupted:  # by Ctrl-C; its outcome is of no use to anybody
             self._runner.wait(self._runner.idle)
             self._collected()
-        self._assert_idle("reset")
+        self._idle("reset")
         ids, per_env = self._plan.reset_options(options)
         self._seed(ids, seed)
         self._batch.align()
@@ -194,7 +194,7 @@ class LiberoVectorEnv(VectorEnvBase):
     @undivided
     def step_async(self, actions: Any) -> None:
         """Begin a step; :meth:`step_wait` returns what comes of it."""
-        self._assert_idle("step_async")
+        self._idle("step_async")
         self._assert_seeded()
         self._batch.align()
         self._batch.write_actions(actions, self._everyone)
@@ -224,7 +224,7 @@ class LiberoVectorEnv(VectorEnvBase):
             actions: (len(env_ids), ...).
             env_ids: Environments with nothing under way.
         """
-        ids = self._sendable(env_ids, "send")
+        ids = self._idle("send", env_ids, others_too=False)
         self._assert_seeded()
         self._batch.write_actions(actions, ids)
         self._runner.step(np.sort(ids), each=True)
@@ -238,7 +238,7 @@ class LiberoVectorEnv(VectorEnvBase):
         options: dict[str, Any] | None = None,
     ) -> None:
         """Begin a reset of some environments, all by default; see :meth:`reset`, :meth:`recv`."""
-        ids = self._sendable(self._everyone if env_ids is None else env_ids, "reset_send")
+        ids = self._idle("reset_send", env_ids, others_too=False)
         mask = np.zeros(self.num_envs, bool)
         mask[ids] = True
         _, per_env = self._plan.reset_options({**(options or {}), "reset_mask": mask})
