@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 #: For what should take a moment; far above what a loaded machine needs.
@@ -104,25 +103,3 @@ def orphan_blocks(before: set[str]) -> set[str]:
             continue
         fresh = {name for name in fresh if f"/dev/shm/{name}" not in maps}
     return fresh
-
-
-@contextmanager
-def nothing_left() -> Iterator[str]:
-    """Check that no process, no descriptor and no shared block of the body stays.
-
-    Yields the value of ``MARKER`` that processes started in the body have in their environment.
-    """
-    marker, blocks = new_marker(), set(os.listdir("/dev/shm"))
-    children, maps = children_of(os.getpid()), memfd_maps()
-    fds = descriptors()
-    os.environ[MARKER] = marker
-    try:
-        yield marker
-    finally:
-        os.environ.pop(MARKER, None)
-    wait_until(lambda: not marked(marker), f"the end of processes {marked(marker)}")
-    wait_until(lambda: not orphan_blocks(blocks), "the end of blocks in /dev/shm")
-    extra = children_of(os.getpid()) - children
-    assert not extra, f"children, dead or alive: {extra}"
-    assert memfd_maps() <= maps, "a shared block is still mapped"
-    assert len(descriptors()) <= len(fds), set(descriptors().items()) - set(fds.items())

@@ -543,21 +543,6 @@ def test_workers_that_never_draw_need_no_drawing_code(server):
     assert not tell(server, "simulation", b"8", ASSETS="lite")["can_draw"]
 
 
-def test_a_worker_plays_exactly_what_the_trainer_would(loaded):
-    import numpy as np
-
-    from vla_gym.sim import LiberoSim
-    from vla_gym.suites.libero import load_task_model
-
-    model = load_task_model(get_task("goal", 8), "lite")
-    sim = LiberoSim(model)
-    sim.reset(model.official_layout(0))
-    sim.run_chunk(np.zeros((8, 7)))
-    # A fixture of another test may have changed the variables that say where the packs are.
-    preload(loaded, PRELOADED_TASKS, "lite", timeout=LONG)
-    assert tell(loaded, "simulation", b"8", ASSETS="lite")["qpos"] == sim.qpos.tolist()
-
-
 def test_mujocos_warnings_reach_the_log_of_a_worker(loaded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = tell(loaded, "warn_in_mujoco")

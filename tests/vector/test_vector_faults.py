@@ -213,20 +213,6 @@ def test_killed_between_two_steps(make_vec, mode):
     advance(envs, expected, 10)
 
 
-@by_mode
-def test_all_workers_die_at_once(make_vec, mode):
-    envs = make_vec(6, workers=3, autoreset_mode=mode, script=[(5, LIMIT)])
-    expected = follower(6, 20, mode, script=[(5, LIMIT)])
-    expected.check_reset(envs.reset(seed=20))
-    advance(envs, expected, 2)
-    for pid in envs.worker_pids:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.warns(WorkerRestartWarning) as caught:
-        expected.check_step(envs.step(expected.actions()), lost=range(6))
-    assert len(caught) == 3
-    advance(envs, expected, 6)
-
-
 # Asynchronous use
 
 
