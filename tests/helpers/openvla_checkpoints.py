@@ -7,6 +7,8 @@ import numpy as np
 import tokenizers
 import torch
 
+from vla_gym.vla.openvla.llama_layers import run_layers
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "openvla"
 CHECKPOINT = GOLDEN / "oft"
 EMPTY = 29871
@@ -92,3 +94,10 @@ def observe(batch=3, seed=0):
 def gap(found, wanted) -> float:
     """The largest difference."""
     return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())
+
+
+def rewire(monkeypatch, vla, change):
+    """Run the Llama's layers with changed arguments."""
+    monkeypatch.setattr(
+        vla, "_run_layers", lambda *given, **named: run_layers(*given, **named | change(named))
+    )

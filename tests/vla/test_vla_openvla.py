@@ -16,6 +16,7 @@ from openvla_checkpoints import (
     Reference,
     gap,
     make_checkpoint,
+    rewire,
 )
 from PIL import Image
 from torch.nn import functional as F
@@ -25,7 +26,6 @@ from vla_gym.vla.base import TrainableTokenVLA
 from vla_gym.vla.openvla import images as openvla_images
 from vla_gym.vla.openvla import sequence, vision
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.tokens import ActionTokenizer
 
@@ -152,13 +152,6 @@ def test_images_are_tensorflow_s():
 
 
 # ---------------------------------------------------------------------- known traps
-
-
-def rewire(monkeypatch, vla, change):
-    """Run the Llama's layers with changed arguments."""
-    monkeypatch.setattr(
-        vla, "_run_layers", lambda *given, **named: run_layers(*given, **named | change(named))
-    )
 
 
 TRAPS = {

@@ -9,25 +9,18 @@ from openvla_checkpoints import (
     Reference,
     gap,
     observe,
+    rewire,
 )
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.openvla import images as openvla_images
 from vla_gym.vla.openvla import sequence
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
-from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.tokens import ActionTokenizer, token_log_probs
 
 OFT = Reference("oft")
 VOCABULARY = ActionTokenizer()
-
-
-def rewire(monkeypatch, vla, change):
-    """Run the Llama's layers with changed arguments."""
-    monkeypatch.setattr(
-        vla, "_run_layers", lambda *given, **named: run_layers(*given, **named | change(named))
-    )
 
 
 # ---------------------------------------------------------------------- from observations

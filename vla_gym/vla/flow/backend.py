@@ -199,11 +199,7 @@ class FlowBackend(FrozenVLA, ABC):
     ) -> VLAOutput:
         """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
 
-        Args:
-            images: As there.
-            instructions: As there.
-            proprio: As there.
-            noise: (B, C, max_action_dim) float32 to start from; None as the options say.
+        ``noise`` (B, C, max_action_dim) float32 is what to start from; None as the options say.
 
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.

@@ -93,7 +93,15 @@ class Pi0Backend(FlowBackend):
         device: str,
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
-        model = make_network(make_config(files), device)
+        with torch.device("meta"):
+            model: Any = PI0ForConditionalGeneration(make_config(files))
+        # The expert reads no words; its table would be a tenth of all parameters.
+        model.model.dit.embed_tokens = None
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                empty = torch.empty_like(buffer, device=device)
+                module.register_buffer(name, empty, persistent=False)
+        model.initialize_weights()  # fills the buffers, not parameters without storage
         nested = any("vision_tower.vision_model." in name for name in model.state_dict())
         tied = any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes)
         return model, partial(_rename, nested=nested, tied=tied)
@@ -176,19 +184,6 @@ def make_config(files: LeRobotPolicyFiles) -> PI0Config:
         dit_config=sizes["action_expert_variant"],
         **{key: config[key] for key in _KEPT if key in config},
     )
-
-
-def make_network(config: PI0Config, device: str | torch.device) -> Any:
-    """Return PI0ForConditionalGeneration, parameters on the meta device, buffers on ``device``."""
-    with torch.device("meta"):
-        model: Any = PI0ForConditionalGeneration(config)
-    # The expert reads no words; its table would be a tenth of all parameters.
-    model.model.dit.embed_tokens = None
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(name, torch.empty_like(buffer, device=device), persistent=False)
-    model.initialize_weights()  # fills the buffers, does nothing to parameters without storage
-    return model
 
 
 def _rename(name: str, nested: bool, tied: bool) -> str | None:

@@ -84,11 +84,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
     ) -> MiniVLAOutput:
         """Preprocess and run the network, with gradients where its parameters have them.
 
-        Args:
-            images: As in :meth:`infer`.
-            instructions: As in :meth:`infer`.
-            proprio: As in :meth:`infer`.
-            with_tokens: Also compute ``token_logits``.
+        Arguments as for :meth:`infer`; ``with_tokens`` also computes ``token_logits``.
 
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.

@@ -163,11 +163,6 @@ class QwenOFTBackend(FrozenVLA):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Preprocess and run the network, with gradients where its parameters have them.
 
-        Args:
-            images: As in :meth:`infer`.
-            instructions: As in :meth:`infer`.
-            proprio: As in :meth:`infer`.
-
         Returns:
             Hidden states (B, C, H) float32 and normalised actions (B, C, 7) float32.
 
@@ -187,12 +182,7 @@ class QwenOFTBackend(FrozenVLA):
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> VLAOutput:
-        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
-
-        Args:
-            images: ``agentview`` and ``wrist``, each (B, 256, 256, 3) uint8, upright.
-            instructions: B instructions.
-            proprio: B rows, which no published policy reads.
+        """Predict one chunk per row, without a look at ``proprio``; see FrozenVLA.
 
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
