@@ -107,8 +107,9 @@ def test_read_only_home_and_installation(blocked, tmp_path):
     assert "ConfigError" in last_line(bad) and "VLA_GYM_CACHE" in last_line(bad)
 
 
-@pytest.mark.parametrize("backend", ["egl", ""], ids=["named", "default"])
-@pytest.mark.parametrize("code", [MAKE, MAKE_VEC], ids=["make", "make_vec"])
+@pytest.mark.parametrize(
+    ("code", "backend"), [(MAKE, "egl"), (MAKE_VEC, "")], ids=["make", "make_vec"]
+)
 def test_no_egl_library(tmp_path, code, backend):
     result = run("-c", code, sitecustomize=NO_EGL, tmp_path=tmp_path, MUJOCO_GL=backend)
     message = last_line(result)

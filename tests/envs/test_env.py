@@ -212,6 +212,11 @@ def test_bad_actions_are_refused_before_anything_moves(env, action):
         ({"suite": "goal", "chunk_len": 2.5}, ConfigError, "chunk_len must be an integer"),
         ({"suite": "goal", "image_size": 5000}, ConfigError, "image_size must be in 1..4096"),
         ({"suite": "goal", "max_control_steps": 0}, ConfigError, "at least 1"),
+        (
+            {"suite": "goal", "scene_cache_size": 0},
+            ConfigError,
+            "scene_cache_size",
+        ),
     ],
 )
 def test_wrong_arguments_give_one_clear_error(kwargs, error, text):

@@ -13,7 +13,7 @@ import pytest
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
-from vla_gym.errors import AssetError, ConfigError
+from vla_gym.errors import AssetError
 from vla_gym.sim.rendering import renderer as renderer_module
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel
@@ -295,9 +295,3 @@ def test_a_compiled_task_is_loaded_once_a_process(tmp_path) -> None:
     for _ in range(2):
         with pytest.raises(AssetError):
             load_task(task, tmp_path)
-
-
-@pytest.mark.parametrize("size", [0, -1, 2.5, None])
-def test_wrong_cache_sizes(size) -> None:
-    with pytest.raises(ConfigError, match="scene_cache_size"):
-        make(scene_cache_size=size)
