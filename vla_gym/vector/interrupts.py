@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 _SIGINT = int(signal.SIGINT)
 
@@ -75,20 +75,11 @@ class Interrupts:
             self._held = True
 
 
-class HasInterrupts(Protocol):
-    """An object with a context for its methods."""
-
-    _interrupts: Interrupts
-
-
-S = TypeVar("S", bound=HasInterrupts)
-
-
-def undivided(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Let Ctrl-C interrupt a method only while it waits; see :class:`Interrupts`."""
+def undivided(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Let Ctrl-C interrupt a method only while it waits: in the context ``self._interrupts``."""
 
     @functools.wraps(method)
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._interrupts:
             return method(self, *args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,10 +100,8 @@ def start_pool(
     if wanted == 0:
         return LocalPool(specs[0], interrupts)
 
-    def environ(worker: int) -> dict[str, str]:
-        if not render_devices:
-            return {}
-        return {"MUJOCO_EGL_DEVICE_ID": str(render_devices[worker % len(render_devices)])}
+    devices = itertools.cycle(render_devices or ())
+    environs = [{"MUJOCO_EGL_DEVICE_ID": str(d)} for _, d in zip(specs, devices, strict=False)]
 
     def preload(server: ProcessServer) -> None:
         if plan.scenes is not None:
@@ -111,7 +110,7 @@ def start_pool(
     return ProcessPool(
         specs,
         interrupts,
-        environ=environ,
+        environs=environs,
         prepare=preload,
         step_timeout=step_timeout,
         start_timeout=start_timeout,

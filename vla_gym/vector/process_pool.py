@@ -60,7 +60,7 @@ class ProcessPool:
         specs: Sequence[WorkerSpec],
         interrupts: Interrupts,
         *,
-        environ: Callable[[int], Mapping[str, str]],
+        environs: Sequence[Mapping[str, str]],
         prepare: Callable[[ProcessServer], None],
         step_timeout: float,
         start_timeout: float,
@@ -70,13 +70,13 @@ class ProcessPool:
         Args:
             specs: One per worker.
             interrupts: Tells when a wait may be interrupted.
-            environ: Environment variables of worker ``w``.
+            environs: Environment variables of each worker; empty for none.
             prepare: Called with a new server before workers are forked from it.
             step_timeout: Seconds without progress after which a worker counts as hung.
             start_timeout: The same until its environments are built, and to its first answer.
         """
         self.blocks = [np.array(spec.env_ids) for spec in specs]
-        self._specs, self._environ, self._prepare = specs, environ, prepare
+        self._specs, self._environs, self._prepare = specs, environs, prepare
         self._interrupts = interrupts
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self._owner = os.getpid()
@@ -141,7 +141,7 @@ class ProcessPool:
                 "vla_gym.vector.worker:main",
                 cloudpickle.dumps(self._specs[worker]),
                 [theirs.fileno(), self._memory_fd],
-                self._environ(worker),
+                self._environs[worker] if self._environs else {},
                 timeout=self._start_timeout,
             )
             connection = Connection(ours.detach())
