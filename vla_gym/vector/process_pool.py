@@ -78,6 +78,8 @@ class ProcessPool:
         self.blocks = [np.array(spec.env_ids) for spec in specs]
         self._specs, self._environs, self._prepare = specs, environs, prepare
         self._interrupts = interrupts
+        # The message of nearly every step.
+        self._run_all = [pickle.dumps(("run", list(spec.env_ids), {}, False)) for spec in specs]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
         self._owner = os.getpid()
         self._poller = select.poll()
@@ -153,7 +155,10 @@ class ProcessPool:
 
     def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments of a worker do what their rows say, with reset options by id."""
-        message = pickle.dumps(("run", ids.tolist(), options, each))
+        if ids is self.blocks[worker] and not each and not options:
+            message = self._run_all[worker]
+        else:
+            message = pickle.dumps(("run", ids.tolist(), options, each))
         self._send(worker, message, "run", len(ids) if each else 1)
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
