@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
-import shutil
 import signal
-import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,51 +29,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import platformdirs  # noqa: E402
 import pytest  # noqa: E402
 
+from vla_gym.assets import resolve_asset_pack  # noqa: E402
+
 # Kept between runs, apart from the user's own cache.
 TEST_CACHE = Path(
     os.environ.setdefault("VLA_GYM_CACHE", str(platformdirs.user_cache_path("vla-gym-tests")))
 )
-#: A test copy of LIBERO's meshes may lie beside the checkout; it is never part of it.
-ARCHIVE = Path(__file__).resolve().parents[2] / "shared" / "libero-assets.tar.xz"
-ENV_VARIABLE = "VLA_GYM_LIBERO_ASSETS"
-
-
-@functools.cache
-def libero_assets() -> Path | None:
-    """Return the folder of the real LIBERO meshes, or None when this machine has none.
-
-    Looks at ``VLA_GYM_LIBERO_ASSETS``, then unpacks the archive beside the checkout into the
-    tests' cache (once), then looks at the user's cache.
-    """
-    if os.environ.get(ENV_VARIABLE):
-        return Path(os.environ[ENV_VARIABLE])
-    unpacked = TEST_CACHE / "libero-assets"
-    if not unpacked.is_dir() and ARCHIVE.is_file():
-        TEST_CACHE.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="libero-assets-", dir=TEST_CACHE))
-        try:
-            with tarfile.open(ARCHIVE) as archive:
-                archive.extraction_filter = getattr(tarfile, "data_filter", None)
-                archive.extractall(scratch)
-            scratch.rename(unpacked)
-        except OSError:
-            if not unpacked.is_dir():  # else another run was faster
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    user_copy = platformdirs.user_cache_path("vla-gym") / "libero-assets"
-    for folder in (unpacked, user_copy):
-        if folder.is_dir():
-            os.environ[ENV_VARIABLE] = str(folder)
-            return folder
-    return None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests whose marker names something that this machine lacks."""
-    if item.get_closest_marker("libero_assets") and libero_assets() is None:
-        pytest.skip(f"the real LIBERO meshes are absent: set {ENV_VARIABLE}")
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -110,8 +72,5 @@ def _quick_garbage_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def libero_assets_dir() -> Path:
-    """The folder of the real LIBERO meshes."""
-    folder = libero_assets()
-    if folder is None:
-        pytest.skip(f"the real LIBERO meshes are absent: set {ENV_VARIABLE}")
-    return folder
+    """The folder of the real LIBERO meshes, from the wheels."""
+    return resolve_asset_pack("libero").root

@@ -3,7 +3,7 @@
 # torch, the package itself. `make setup` calls it; safe to run again at any time.
 #
 #   VENV        folder of the virtual environment      (default .venv)
-#   PYTHON      interpreter that makes it              (default: the first Python 3.11 or 3.12 found)
+#   PYTHON      interpreter that makes it              (default: the first Python 3.11 to 3.13 found)
 #   TORCH_SPEC  what pip installs as torch             (default torch==2.13.0)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,23 +29,18 @@ missing_packages() {
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.12 python3.11 /usr/bin/python3; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then
+    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
 }
 
-# evdev (robosuite -> pynput -> evdev) is published as source only: pip compiles it.
 python_packages() {
     local python=$1
-    if [ -z "$python" ]; then echo python3 python3-venv python3-dev gcc libc6-dev; return; fi
+    if [ -z "$python" ]; then echo python3 python3-venv; return; fi
     "$python" -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
-    if [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import evdev' 2>/dev/null; then return; fi
-    command -v cc >/dev/null || command -v gcc >/dev/null || echo gcc libc6-dev
-    [ -e /usr/include/linux/input.h ] || echo linux-libc-dev
-    "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || echo python3-dev
 }
 
 install_packages() {
@@ -67,7 +62,7 @@ mapfile -t needed < <( { missing_packages; python_packages "$(find_python)"; } |
 install_packages "${needed[@]}"
 
 python=$(find_python)
-[ -n "$python" ] || die "Python 3.11 or 3.12 is needed (numpy<2 has no wheels for later ones); none was found. Install one or call: make PYTHON=/path/to/python"
+[ -n "$python" ] || die "Python 3.11, 3.12 or 3.13 is needed (mujoco 3.3 has no wheels for later ones); none was found. Install one or call: make PYTHON=/path/to/python"
 
 # The stamp holds what the environment was made from, so that a changed pyproject installs again.
 want=$(cat pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)-$(pwd | sha256sum | cut -c1-8)

@@ -16,10 +16,6 @@ class AssetError(VlaGymError, FileNotFoundError):
     """An asset pack is missing, incomplete or not what it claims to be."""
 
 
-class AssetWarning(UserWarning):
-    """``assets="auto"`` found no real meshes and took the lite pack instead."""
-
-
 class RLTokenWarning(UserWarning):
     """``rl_token="auto"`` found no encoder for the VLA; the mean hidden state takes its place."""
 

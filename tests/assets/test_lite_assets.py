@@ -139,14 +139,6 @@ def test_missing_path(tmp_path):
         resolve_asset_pack(str(tmp_path / "file"))
 
 
-def test_libero_pack_that_is_not_there(own_cache, monkeypatch, tmp_path):
-    with pytest.raises(AssetError, match=r"(?s)libero-assets does not exist.*assets='lite'"):
-        resolve_asset_pack("libero")
-    monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", str(tmp_path / "gone"))
-    with pytest.raises(AssetError, match="VLA_GYM_LIBERO_ASSETS=.*gone does not exist"):
-        resolve_asset_pack("libero")
-
-
 def test_unwritable_cache(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path / "file" / "cache"))

