@@ -21,7 +21,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.lite import objects
 from vla_gym.assets.lite.generate import GENERATORS
 from vla_gym.assets.lite.mjcf import to_text
-from vla_gym.suites.libero.tasks import libero_data_root
+from vla_gym.suites import SUITES, suite_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = (
@@ -146,8 +146,8 @@ def solid_bounds(model: mujoco.MjModel) -> np.ndarray:
 
 def test_every_object_that_a_task_names_has_a_file():
     named = set()
-    for path in (libero_data_root() / "bddl_files").rglob("*.bddl"):
-        block = re.search(r"\(:objects(.*?)\)", path.read_text(), re.DOTALL).group(1)
+    for task in (task for suite in SUITES for task in suite_tasks(suite)):
+        block = re.search(r"\(:objects(.*?)\)", task.bddl_file.read_text(), re.DOTALL).group(1)
         named |= {line.split(" - ")[1].strip() for line in block.split("\n") if " - " in line}
     assert named <= PATHS.keys()
     assert {Path(path).stem for path in objects.GENERATORS} <= named, "nobody needs these"
