@@ -60,7 +60,7 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def _assets(arguments: Sequence[str]) -> int:
-    """The asset packs: status, download, verify, path."""
+    """The asset packs: status, verify, path."""
     from vla_gym.assets.command import AssetsConfig, run
 
     return run(parse_options(AssetsConfig, arguments, "assets"))

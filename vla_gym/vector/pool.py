@@ -11,10 +11,10 @@ import numpy as np
 
 from vla_gym.envs.checks import as_integer
 from vla_gym.errors import WorkerError
-from vla_gym.vector.interrupts import Interrupts
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.process_pool import ProcessPool
 from vla_gym.vector.processes.client import ProcessServer
+from vla_gym.vector.processes.interrupts import Interrupts
 from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Worker, WorkerSpec
 

@@ -20,8 +20,8 @@ import cloudpickle
 import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
-from vla_gym.vector.interrupts import Interrupts
 from vla_gym.vector.processes.client import ProcessServer, ServerDied, WorkerProcess
+from vla_gym.vector.processes.interrupts import Interrupts
 from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Failure, WorkerSpec
 

@@ -16,8 +16,8 @@ from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
 from vla_gym.vector.env_row import EnvRowState
 from vla_gym.vector.env_table import EnvTable
-from vla_gym.vector.interrupts import Interrupts, undivided
 from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.processes.interrupts import Interrupts, undivided
 from vla_gym.vector.runner import Runner
 
 

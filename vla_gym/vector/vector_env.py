@@ -14,9 +14,9 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays, Batch
-from vla_gym.vector.interrupts import Interrupts, undivided
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
 from vla_gym.vector.pool import start_pool
+from vla_gym.vector.processes.interrupts import Interrupts, undivided
 from vla_gym.vector.runner import Runner
 from vla_gym.vector.vector_base import VectorEnvBase
 

@@ -5,4 +5,5 @@ that never touched OpenGL, CUDA or threads, so forking it is safe whatever the t
 loads what all workers need once, and they share that memory. It exists because the standard
 library's forkserver leaves a stopped worker, itself and their memory behind after SIGKILL of the
 trainer, and lets any forked child of the trainer keep them alive; docs/vector.md has the details.
+``interrupts`` holds Ctrl-C back between two messages.
 """
