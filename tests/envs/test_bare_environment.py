@@ -124,16 +124,10 @@ def test_without_images_no_egl_is_needed(tmp_path):
 
 
 def test_no_network(tmp_path):
-    """Nothing that ships needs it; what does need it says so."""
+    """Nothing that ships needs it."""
     code = MAKE.replace("Libero-goal", "LiberoVLA-goal").replace(", image_size=64", "")
     fine = run("-c", code, sitecustomize=NO_NETWORK, tmp_path=tmp_path)
     assert fine.stdout == "works\n", fine.stderr
-    arguments = ("-m", "vla_gym.cli.main", "assets", "download")
-    cache = {"VLA_GYM_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": ""}
-    result = run(*arguments, sitecustomize=NO_NETWORK, tmp_path=tmp_path, **cache)
-    assert result.returncode == 2
-    assert "Check the network" in last_line(result) and "--from-dir" in last_line(result)
-    assert "Traceback" not in result.stderr
 
 
 def test_tiny_shared_memory(tmp_path):

@@ -46,7 +46,8 @@ BEST, LAST = "best.safetensors", "last.safetensors"
 def rollout_seed(seed: int, iteration: int) -> int:
     """Return the seed of a rollout's layouts and draws, below those of evaluations."""
     state = np.random.SeedSequence([seed, _COLLECTION, iteration]).generate_state(1, np.uint64)
-    return int(state[0] % EVAL_SEED)
+    # As a float, as the runs in results/ were seeded: numpy 1 divided so by itself.
+    return int(float(state[0]) % EVAL_SEED)
 
 
 def targets_of(config: OnPolicyConfig, rollout: Rollout, group: ProcessGroup) -> Targets:

@@ -170,7 +170,7 @@ def test_a_setting_that_one_trainer_lacks_is_no_difference(tmp_path, monkeypatch
     runs = [td3_run(tmp_path / "t", [0.4, 0.5], monkeypatch), grpo_run(tmp_path / "g", monkeypatch)]
     runs.append(td3_run(tmp_path / "u", [0.4], monkeypatch, bc_weight=0.5))
     found = page_of(*(run.path for run in runs)).data["differences"]
-    assert found["bc_weight"] == [1.0, 0.0, 0.5] and "baseline" not in found
+    assert found["bc_weight"] == [1.0, None, 0.5] and "baseline" not in found
 
 
 def test_pauses_before_a_resume_do_not_count(tmp_path, monkeypatch):
