@@ -108,8 +108,8 @@ class ReachSim:
         if vector is not None:
             raise ConfigError("The suite 'reach' does not vary.")
 
-    def prepare_render(self) -> None:
-        """Nothing of a simulation's own is in the shared model."""
+    def prepare_render(self) -> Any:
+        return self.data  # nothing of a simulation's own is in the shared model
 
 
 class ReachSuite(Suite):
@@ -132,7 +132,10 @@ class ReachSuite(Suite):
             qpos = states[task.key]
         return ReachModel(task, pack, request.key(), folder / "scene.mjb", {}, qpos)
 
-    def make_simulation(self, task_model: ReachModel, physics: str = "fast") -> ReachSim:
+    def make_simulation(
+        self, task_model: ReachModel, physics: str = "fast", observation_timing: str = "libero"
+    ) -> ReachSim:
+        del observation_timing  # a step's end is all that there is
         if physics != "fast":
             raise ConfigError("The suite 'reach' knows physics='fast' alone.")
         return ReachSim(task_model)

@@ -103,10 +103,14 @@ def test_the_columns_agree_with_each_other(recorded: Path) -> None:
     with h5py.File(recorded, "r") as file:
         demo = file["data/demo_0"]
         states, obs = demo["states"][()], demo["obs"]
-        joints = states[:, 1 + model.robot.joint_qpos]
-        np.testing.assert_array_equal(obs["joint_states"][()], joints)
-        fingers = states[:, 1 + model.robot.gripper_qpos]
-        np.testing.assert_allclose(obs["gripper_states"][()], fingers, atol=1e-8)  # float32
+        # As upstream observes them, joints are those of one substep of 2 ms before the state.
+        # The robot comes first in the model, with one number a joint in qpos and in qvel.
+        for key, joints in (
+            ("joint_states", model.robot.joint_qpos),
+            ("gripper_states", model.robot.gripper_qpos),
+        ):
+            before = states[:, 1 + joints] - 0.002 * states[:, 1 + model.nq + joints]
+            np.testing.assert_allclose(obs[key][()], before, atol=1e-8)  # float32
         np.testing.assert_allclose(np.diff(states[:, 0]), 0.05, atol=1e-9)  # 20 Hz
         robot = demo["robot_states"][()]
         np.testing.assert_array_equal(robot[:, 2:5], obs["ee_pos"][()])

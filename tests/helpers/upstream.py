@@ -163,8 +163,8 @@ class _Child:
 
     def start(
         self, layout: Any, names: tuple[str, ...], *, through_reset: bool = False
-    ) -> np.ndarray:
-        """Put an official layout into the environment; no settling.
+    ) -> dict[str, Any]:
+        """Put an official layout into the environment; no settling; return what it observes.
 
         Args:
             layout: A ``task_model.Layout``.
@@ -186,9 +186,9 @@ class _Child:
             vars(robot.controller).update(self._fresh)
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         assert np.array_equal(robot.controller.initial_joint, layout.nullspace_qpos)
-        self.env.set_init_state(np.concatenate([[layout.time], layout.qpos, layout.qvel]))
+        obs = self.env.set_init_state(np.concatenate([[layout.time], layout.qpos, layout.qvel]))
         self._clear_counters()
-        return data.qpos.copy()
+        return self._read(obs)
 
     def sync(self, snapshot: Any, names: tuple[str, ...]) -> None:
         """Continue from a ``vla_gym.sim.Snapshot`` that was taken after a control step."""
@@ -206,17 +206,23 @@ class _Child:
         robot.gripper.current_action = np.array(state.gripper_command)
         self._clear_counters()
 
-    def steps(self, actions: np.ndarray, *, stop: bool = False) -> dict[str, np.ndarray]:
+    def steps(
+        self, actions: np.ndarray, *, stop: bool = False, observe: bool = False
+    ) -> dict[str, np.ndarray]:
         """Run control steps; return qpos (T, nq), qvel (T, nv), success (T,) after each.
 
         Args:
             actions: (T, 7).
             stop: Stop after the first success.
+            observe: Return also what ``step`` returned: ``images`` and ``proprio``, see
+                :meth:`observe`.
         """
         _, data = self._raw
         rows: dict[str, list[Any]] = {"qpos": [], "qvel": [], "success": []}
         for action in actions:
-            _, _, done, _ = self.env.step(action)
+            obs, _, done, _ = self.env.step(action)
+            for key, value in self._read(obs).items() if observe else ():
+                rows.setdefault(key, []).append(value)
             rows["qpos"].append(data.qpos.copy())
             rows["qvel"].append(data.qvel.copy())
             rows["success"].append(bool(done))
@@ -250,10 +256,13 @@ class _Child:
             ``images`` uint8 (2, H, W, 3) upright (None without cameras), ``proprio`` (8,),
             ``success``.
         """
-        import robosuite.utils.transform_utils as transform_utils
-
         self._place(names, pos, quat)
         obs = self.env.set_init_state(np.concatenate([[0.0], qpos, qvel]))
+        return self._read(obs) | {"success": bool(self.env.check_success())}
+
+    def _read(self, obs: dict[str, Any]) -> dict[str, Any]:
+        import robosuite.utils.transform_utils as transform_utils
+
         images = None
         if f"{CAMERAS[0]}_image" in obs:
             images = np.stack([obs[f"{camera}_image"][::-1] for camera in CAMERAS])
@@ -264,7 +273,7 @@ class _Child:
                 obs["robot0_gripper_qpos"],
             ]
         )
-        return {"images": images, "proprio": proprio, "success": bool(self.env.check_success())}
+        return {"images": images, "proprio": proprio}
 
     def model_arrays(self) -> dict[str, np.ndarray]:
         """Return every numeric array of upstream's model."""

@@ -45,8 +45,9 @@ def random_actions(count: int, seed: int = 0) -> np.ndarray:
 
 def same(a: Snapshot, b: Snapshot) -> bool:
     """Tell whether two snapshots are equal in every bit."""
-    arrays = ("physics", "last_qpos", "last_qvel", "fixture_pos", "fixture_quat")
+    arrays = ("physics", "fixture_pos", "fixture_quat")
     equal = all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays)
+    equal &= all(np.array_equal(vars(a.trace)[n], vars(b.trace)[n]) for n in vars(a.trace))
     names = ("goal_pos", "goal_mat", "gripper_command", "nullspace_qpos")
     equal &= all(np.array_equal(getattr(a.controller, n), getattr(b.controller, n)) for n in names)
     equal &= (a.controller.stale is None) == (b.controller.stale is None)

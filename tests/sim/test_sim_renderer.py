@@ -89,7 +89,7 @@ def test_profiles_differ(model: TaskModel, sim: LiberoSim) -> None:
 
 def test_each_simulation_shows_its_own_fixtures_and_stove(model: TaskModel) -> None:
     renderer = SceneRenderer(model, SIZE, SIZE, profile="fast")
-    sims = [LiberoSim(model) for _ in range(2)]
+    sims = [LiberoSim(model, observation_timing="end") for _ in range(2)]
     for index, sim in enumerate(sims):
         sim.reset(model.official_layout(index))
     cold = [render(renderer, sim) for sim in sims]

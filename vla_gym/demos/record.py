@@ -32,7 +32,7 @@ from vla_gym.suites.libero.requests import package_versions
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 # An expert that fails so often that this many attempts a demonstration are used up is broken.
 MAX_ATTEMPTS_PER_DEMO = 4
 # A worker writes an episode while it steps: with large images that takes longer than a step.

@@ -14,7 +14,6 @@ from vla_gym.demos.files import part_path, parts_folder, write_part
 from vla_gym.envs.scene_cache import SceneCache
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.rollout.player import SCENES
-from vla_gym.sim.access import EEF_BODY
 from vla_gym.suites import get_suite
 
 # Frames recorded after the goal is reached: the policy also sees how a finished task looks.
@@ -32,9 +31,7 @@ class DemoRecorder(NoisyEpisodes):
         super().__init__(env, seed=config.seed, noise=config.noise)
         self._output, self._size = Path(config.output).expanduser(), config.image_size
         # Its physics is not used: this cache only keeps renderers.
-        self._scenes = SceneCache(
-            physics="fast", image_size=self._size, visual_profile=None, max_scenes=SCENES
-        )
+        self._scenes = SceneCache(image_size=self._size, visual_profile=None, max_scenes=SCENES)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -52,15 +49,15 @@ class DemoRecorder(NoisyEpisodes):
         cameras = tuple(get_suite(self._base.suite).cameras.values())
         images = np.empty((len(cameras), self._size, self._size, 3), np.uint8)
         self._scenes.render(sim, images, cameras)
-        qpos = sim.qpos
+        _, quat, qpos = sim.observed_robot()
         frame = {
             "images": images,
             "proprio": sim.proprio(),
             "actions": action,
             "executed_actions": executed,
-            "states": np.concatenate([[sim.data.time], qpos, sim.qvel]),
+            "states": np.concatenate([[sim.data.time], sim.qpos, sim.qvel]),
             "joints": qpos[sim.task_model.robot.joint_qpos],
-            "eef_quat": np.roll(sim.data.body(EEF_BODY).xquat, -1),
+            "eef_quat": np.roll(quat, -1),
         }
         for name, value in frame.items():
             self._frames.setdefault(name, []).append(value)

@@ -37,6 +37,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         task_ids: int | str | Sequence[int | str] | None = None,
         assets: str | Path = "lite",
         physics: Literal["fast", "exact"] = "fast",
+        observation_timing: Literal["libero", "end"] = "libero",
         chunk_len: int | None = None,
         cameras: Sequence[str] | None = None,
         image_size: int = 256,
@@ -63,6 +64,9 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 ``"<suite>/<number>"``. A task that is listed twice is played twice as often.
             assets: The suite's asset pack; LIBERO's are ``"lite"``, ``"libero"`` or a path.
             physics: ``"fast"``, or ``"exact"``: upstream's arithmetic bit for bit, slower.
+            observation_timing: ``"libero"``: images and proprioception of the moment that
+                upstream's ``step`` returns, 4 to 6 ms before a control step's end; ``"end"``: of
+                its end.
             chunk_len: None for single control steps, else rows per action.
             cameras: Which of the suite's cameras to observe (LIBERO's are ``agentview`` and
                 ``wrist``): None for all of them, empty for none.
@@ -94,6 +98,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.tasks = tuple(self._suite.tasks[i] for i in ids)
         self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
         check_choice(physics, "physics", ("fast", "exact"))
+        check_choice(observation_timing, "observation_timing", ("libero", "end"))
         check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
         check_choice(render_mode, "render_mode", (None, "rgb_array"))
         self.cameras = tuple(self._suite.cameras if cameras is None else cameras)
@@ -119,6 +124,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.scene_reset_interval = as_integer(scene_reset_interval, "scene_reset_interval", 1)
         self._scenes = SceneCache(
             physics=physics,
+            observation_timing=observation_timing,
             image_size=self.image_size,
             visual_profile=visual_profile,
             max_scenes=as_integer(scene_cache_size, "scene_cache_size", 1),

@@ -157,7 +157,8 @@ class SceneCache:
     def __init__(
         self,
         *,
-        physics: Literal["fast", "exact"],
+        physics: Literal["fast", "exact"] = "fast",
+        observation_timing: Literal["libero", "end"] = "libero",
         image_size: int,
         visual_profile: Literal["libero", "fast"] | None,
         max_scenes: int,
@@ -166,12 +167,13 @@ class SceneCache:
 
         Args:
             physics: See ``Suite.make_simulation``.
+            observation_timing: See ``Suite.make_simulation``.
             image_size: Height and width of images in pixels.
             visual_profile: See :class:`vla_gym.sim.SceneRenderer`; None: ``"libero"`` on the real
                 pack, else ``"fast"``.
             max_scenes: Most simulations that are kept, and most shared renderers of this thread.
         """
-        self._physics, self._image_size = physics, image_size
+        self._how, self._image_size = (physics, observation_timing), image_size
         self._visual_profile, self._max_scenes = visual_profile, max_scenes
         self._sims: OrderedDict[tuple[str, Path], Simulation] = OrderedDict()
         self._user = _User(max_scenes)
@@ -185,9 +187,7 @@ class SceneCache:
         key = (model.scene_key, model.mjb_path)
         sim = self._sims.get(key)
         if sim is None:
-            sim = self._sims[key] = get_suite(model.task.suite).make_simulation(
-                model, self._physics
-            )
+            sim = self._sims[key] = get_suite(model.task.suite).make_simulation(model, *self._how)
             if len(self._sims) > self._max_scenes:
                 self._sims.popitem(last=False)
         else:

@@ -50,7 +50,7 @@ def film(
         cameras = tuple(get_suite(starts[0].suite).cameras)
     rows = text_rows(texts, size * len(cameras))
     # The physics is not used: this cache only keeps renderers, a few scenes at a time.
-    scenes = SceneCache(physics="fast", image_size=size, visual_profile=None, max_scenes=2)
+    scenes = SceneCache(image_size=size, visual_profile=None, max_scenes=2)
     captions = iter(starts)
     frames, caption = TileFrames(), ""
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import mujoco
 import numpy as np
 
+from vla_gym.errors import ConfigError
+from vla_gym.sim.controller_data import StepTrace
+from vla_gym.sim.model_io import SharedModel
 from vla_gym.suites.libero.goals import COMPARISONS
 
 if TYPE_CHECKING:
     from vla_gym.suites.libero import TaskModel
+
+ObservationTiming = Literal["libero", "end"]
 
 # Upstream reads the hand's orientation from the wrist flange, its position from the grip site.
 EEF_BODY = "robot0_right_hand"
@@ -20,14 +25,30 @@ EEF_BODY = "robot0_right_hand"
 class SimAccess:
     """Accessors of a simulation; all results are copies in the world frame, metres and radians.
 
-    Body and site poses are those of the last physics substep's start, 2 ms before ``qpos``, as in
-    upstream's observations.
+    Body and site poses are those of the last physics substep's start, 2 ms before ``qpos``.
+
+    Attributes:
+        observation_timing: ``"libero"``: images and proprioception show what upstream's ``step``
+            returns, a moment of up to 3 of 25 substeps before the control step's end, see
+            :class:`StepTrace`; ``"end"``: what is there now.
     """
 
-    def __init__(self, task_model: TaskModel, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Resolve the names that are read often."""
-        self.task_model = task_model
-        self._model, self._data = model, data
+    def __init__(
+        self, task_model: TaskModel, shared: SharedModel, observation_timing: ObservationTiming
+    ) -> None:
+        """Resolve the names that are read often.
+
+        Raises:
+            ConfigError: Unknown ``observation_timing``.
+        """
+        if observation_timing not in ("libero", "end"):
+            raise ConfigError(
+                f"observation_timing must be 'libero' or 'end', got {observation_timing!r}."
+            )
+        self.task_model, self.observation_timing = task_model, observation_timing
+        self._shared, model = shared, shared.model
+        self._model, self._data = model, mujoco.MjData(model)
+        self._trace = StepTrace.of(self._data.qpos, self._data.qvel)
         self._eef_site = model.site(task_model.robot.eef_site).id
         self._eef_body = model.body(EEF_BODY).id
         self._gripper_qpos = np.asarray(task_model.robot.gripper_qpos)
@@ -49,27 +70,44 @@ class SimAccess:
     def _write_model(self) -> None:
         """Write what this simulation keeps in the shared model; hold its lock."""
         model = self._model
+        qpos = self._trace.start if self.observation_timing == "libero" else self._data.qpos
         for index, body in enumerate(self._fixture_body_ids):
             model.body_pos[body] = self._fixture_pos[index]
             model.body_quat[body] = self._fixture_quat[index]
         for indicator in self.task_model.indicators:
             compare = COMPARISONS[indicator.comparison]
-            values = self._data.qpos[indicator.joint_qpos]
+            values = qpos[indicator.joint_qpos]
             lit = any(compare(float(v), indicator.threshold) for v in values)
             alpha = indicator.alpha_on if lit else indicator.alpha_off
             model.site_rgba[indicator.site_id, 3] = alpha
 
-    def proprio(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Return (8,) float32: grip site position (3), hand axis-angle (3), finger qpos (2).
+    def prepare_render(self) -> mujoco.MjData:
+        """Write what is this simulation's into the shared model; return the state to observe.
 
-        Args:
-            out: Optional (8,) float32 array to write into.
+        The caller holds the model's lock from before this until it has drawn or read.
         """
-        out = np.empty(8, np.float32) if out is None else out
-        out[:3] = self._data.site_xpos[self._eef_site]
-        out[3:6] = axis_angle(self._data.xquat[self._eef_body])
-        out[6:8] = self._data.qpos[self._gripper_qpos]
-        return out
+        self._write_model()
+        if self.observation_timing == "end":
+            return self._data
+        shown = self._shared.shown
+        shown.qpos[:] = self._trace.sampled
+        mujoco.mj_kinematics(self._model, shown)
+        mujoco.mj_camlight(self._model, shown)
+        return shown
+
+    def observed_robot(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return position (3,) and quaternion (4,), w first, of the hand, and qpos (nq,)."""
+        qpos = self._trace.qpos if self.observation_timing == "libero" else self._data.qpos
+        with self._shared.lock:
+            data = self.prepare_render()
+            pos, quat = data.site_xpos[self._eef_site], data.xquat[self._eef_body]
+            return pos.copy(), quat.copy(), qpos.copy()
+
+    def proprio(self) -> np.ndarray:
+        """Return (8,) float32: grip site position (3), hand axis-angle (3), finger qpos (2)."""
+        pos, quat, qpos = self.observed_robot()
+        values = (pos, axis_angle(quat), qpos[self._gripper_qpos])
+        return np.concatenate(values).astype(np.float32)
 
     @property
     def qpos(self) -> np.ndarray:

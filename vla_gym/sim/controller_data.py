@@ -12,6 +12,11 @@ from vla_gym.errors import InvalidActionError
 from vla_gym.suites.libero.spec import ACTION, RobotSpec
 
 ARM_DIM = 6
+# The substep of a control step, counted from 0, whose end upstream's observations show. robosuite
+# samples when a whole control step's time has passed since the last sample; LIBERO's reset and
+# set_init_state sample once more each, which puts every later sample 2 of 25 substeps before the
+# end (Observable.update, MujocoEnv._update_observables).
+SAMPLED_SUBSTEP = 23
 # Squared norm below which upstream treats a float32 quaternion as no rotation.
 _QUAT_EPS = np.finfo(float).eps * 4.0
 
@@ -70,6 +75,39 @@ class ControllerState:
             self.nullspace_qpos.copy(),
             self.stale,
         )
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """Where the joints were at moments of the last control step; the arrays are written in place.
+
+    Attributes:
+        start: (nq,) qpos before the first substep: what lamps and hot plates show, which upstream
+            switches between control steps.
+        sampled: (nq,) qpos before substep ``SAMPLED_SUBSTEP``: images and body poses that upstream
+            returns belong to it.
+        qpos, qvel: (nq,), (nv,) state before the last substep: what body poses and contacts in
+            MjData belong to, and the joint positions that upstream returns.
+    """
+
+    start: np.ndarray
+    sampled: np.ndarray
+    qpos: np.ndarray
+    qvel: np.ndarray
+
+    @classmethod
+    def of(cls, qpos: np.ndarray, qvel: np.ndarray) -> StepTrace:
+        """Return the trace of a simulation that stands still in a state; it is copied."""
+        return cls(qpos.copy(), qpos.copy(), qpos.copy(), qvel.copy())
+
+    def write(self, other: StepTrace) -> None:
+        """Take over the values of another one."""
+        for name, array in vars(self).items():
+            array[:] = getattr(other, name)
+
+    def copy(self) -> StepTrace:
+        """Return a copy that shares nothing."""
+        return StepTrace(*(array.copy() for array in vars(self).values()))
 
 
 def controller_gains(robot: RobotSpec) -> tuple[np.ndarray, np.ndarray]:

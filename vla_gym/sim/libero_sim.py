@@ -9,8 +9,8 @@ import mujoco
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.sim.access import SimAccess
-from vla_gym.sim.controller_data import ControllerState, check_actions
+from vla_gym.sim.access import ObservationTiming, SimAccess
+from vla_gym.sim.controller_data import ControllerState, StepTrace, check_actions
 from vla_gym.sim.goal_tests import compile_tests
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
@@ -51,22 +51,25 @@ class LiberoSim(SimAccess):
         init_state_id: Official state of the last reset, or -1.
     """
 
-    def __init__(self, task_model: TaskModel, *, physics: Physics = "fast") -> None:
+    def __init__(
+        self,
+        task_model: TaskModel,
+        *,
+        physics: Physics = "fast",
+        observation_timing: ObservationTiming = "libero",
+    ) -> None:
         """Create the simulation; :meth:`reset` must be called before stepping.
 
         Raises:
-            ConfigError: Unknown ``physics``.
+            ConfigError: Unknown ``physics`` or ``observation_timing``.
         """
         if physics not in ("fast", "exact"):
             raise ConfigError(f"physics must be 'fast' or 'exact', got {physics!r}.")
         self.physics: Physics = physics
-        self._shared = load_shared(task_model)
-        super().__init__(task_model, self._shared.model, mujoco.MjData(self._shared.model))
+        super().__init__(task_model, load_shared(task_model), observation_timing)
         self._controller = ControllerState()
-        robot = task_model.robot
-        self._fast = FastController(self._model, self._data, robot)
-        self._exact = ExactController(self._model, self._data, robot)
-        self._loop = self._fast if physics == "fast" else self._exact
+        parts = (self._model, self._data, task_model.robot, self._trace)
+        self._fast, self._exact = FastController(*parts), ExactController(*parts)
         self.elapsed_steps = 0
         self.init_state_id = -1
         self._variation: np.ndarray | None = None
@@ -133,8 +136,7 @@ class LiberoSim(SimAccess):
             data.qpos[:] = layout.qpos
             data.qvel[:] = layout.qvel
             mujoco.mj_forward(model, data)
-        self._loop.last_qpos[:] = data.qpos
-        self._loop.last_qvel[:] = data.qvel
+        self._trace.write(StepTrace.of(data.qpos, data.qvel))
         self._controller = ControllerState(
             stale.pos.copy(), stale.mat.copy(), np.zeros(2), nullspace, stale
         )
@@ -242,10 +244,6 @@ class LiberoSim(SimAccess):
         super()._write_model()
         show(self._shared, self.task_model, self._appearance)
 
-    def prepare_render(self) -> None:
-        """Write what is this simulation's into the shared model; the renderer holds its lock."""
-        self._write_model()
-
     def success(self) -> bool:
         """Return whether the task's goal holds now, by upstream's rules."""
         return evaluate_goal(self.task_model.goal, self._data)
@@ -257,8 +255,7 @@ class LiberoSim(SimAccess):
         return Snapshot(
             scene_key=self.task_model.scene_key,
             physics=physics,
-            last_qpos=self._loop.last_qpos.copy(),
-            last_qvel=self._loop.last_qvel.copy(),
+            trace=self._trace.copy(),
             controller=self._controller.copy(),
             fixture_pos=self._fixture_pos.copy(),
             fixture_quat=self._fixture_quat.copy(),
@@ -287,13 +284,11 @@ class LiberoSim(SimAccess):
         self._fixture_pos = snapshot.fixture_pos.copy()
         self._fixture_quat = snapshot.fixture_quat.copy()
         self._controller = snapshot.controller.copy()
-        self._loop.last_qpos[:] = snapshot.last_qpos
-        self._loop.last_qvel[:] = snapshot.last_qvel
+        self._trace.write(snapshot.trace)
         with self._shared.lock:
             self._write_model()
             mujoco.mj_setState(self._model, data, snapshot.physics, _STATE)
-            data.qpos[:] = snapshot.last_qpos
-            data.qvel[:] = snapshot.last_qvel
+            data.qpos[:], data.qvel[:] = snapshot.trace.qpos, snapshot.trace.qvel
             mujoco.mj_step1(self._model, data)
             mujoco.mj_setState(self._model, data, snapshot.physics, _STATE)
         self.elapsed_steps = snapshot.elapsed_steps

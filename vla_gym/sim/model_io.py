@@ -48,6 +48,7 @@ class SharedModel:
         model: The model.
         lock: See above.
         derived: What was computed from the model, see :meth:`once`.
+        shown: A state for whoever holds the lock: what observations show.
     """
 
     model: mujoco.MjModel
@@ -61,6 +62,11 @@ class SharedModel:
                 self.derived[name] = make()
             found: _T = self.derived[name]
             return found
+
+    @property
+    def shown(self) -> mujoco.MjData:
+        """See the class."""
+        return self.once("shown", lambda: mujoco.MjData(self.model))
 
 
 _Key = tuple[str, Path]

@@ -12,8 +12,10 @@ import mujoco
 import numpy as np
 
 from vla_gym.sim.controller_data import (
+    SAMPLED_SUBSTEP,
     ArmReading,
     ControllerState,
+    StepTrace,
     controller_gains,
     has_rotation,
     rotation_delta,
@@ -24,16 +26,13 @@ from vla_gym.suites.libero.spec import RobotSpec
 
 
 class ExactController:
-    """Runs control steps on one MjData as upstream does.
+    """Runs control steps on one MjData as upstream does."""
 
-    Attributes:
-        last_qpos, last_qvel: (nq,), (nv,) state before the last substep: the one that body poses
-            and contacts in MjData belong to.
-    """
-
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec) -> None:
-        """Bind to ``data``, which must outlive this object."""
-        self._model, self._data, self._robot = model, data, robot
+    def __init__(
+        self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec, trace: StepTrace
+    ) -> None:
+        """Bind to ``data``, which must outlive this object; ``trace`` is written."""
+        self._model, self._data, self._robot, self._trace = model, data, robot, trace
         self._gains = controller_gains(robot)
         self._site = int(model.site(robot.eef_site).id)
         # Lists: upstream indexes with lists, which decides the layout of the result.
@@ -41,8 +40,6 @@ class ExactController:
         self._qvel_index = [int(i) for i in robot.joint_qvel]
         self._actuators = [int(i) for i in robot.joint_actuators]
         self._gripper_actuators = [int(i) for i in robot.gripper_actuators]
-        self.last_qpos = np.zeros(model.nq)
-        self.last_qvel = np.zeros(model.nv)
 
     def step(self, action: np.ndarray, state: ControllerState) -> None:
         """Execute one control step.
@@ -51,7 +48,8 @@ class ExactController:
             action: (7,) float64, finite.
             state: Goal state of the controller, changed in place.
         """
-        model, data = self._model, self._data
+        model, data, trace = self._model, self._data, self._trace
+        trace.start[:] = data.qpos
         for substep in range(self._robot.substeps):
             mujoco.mj_forward(model, data)
             reading, state.stale = state.stale or self.read(), None
@@ -64,8 +62,9 @@ class ExactController:
             torques = np.clip(torques, self._robot.torque_low, self._robot.torque_high)
             self._move_gripper(action[6], state)
             data.ctrl[self._actuators] = torques
-            self.last_qpos[:] = data.qpos
-            self.last_qvel[:] = data.qvel
+            if substep == SAMPLED_SUBSTEP:
+                trace.sampled[:] = data.qpos
+            trace.qpos[:], trace.qvel[:] = data.qpos, data.qvel
             mujoco.mj_step(model, data)
 
     def read(self) -> ArmReading:

@@ -16,7 +16,9 @@ import numpy as np
 
 from vla_gym.sim.compiled import announce, compiled, copy_matrix, copy_vector
 from vla_gym.sim.controller_data import (
+    SAMPLED_SUBSTEP,
     ControllerState,
+    StepTrace,
     controller_gains,
     has_rotation,
     rotation_delta,
@@ -144,6 +146,7 @@ def _run(
     gains: Arrays,
     goal: Arrays,
     work: Arrays,
+    trace: Arrays,
     targets: Arrays,
     tests: np.ndarray,
     use_stale: bool,
@@ -158,7 +161,8 @@ def _run(
         robot: Indices and constants.
         gains: kp (6,), kd (6,).
         goal: Goal position, goal matrix, gripper command, null-space target; written.
-        work: Site Jacobians (3, nv) twice, mass matrix (nv, nv), last qpos, last qvel; written.
+        work: Site Jacobians (3, nv) twice, mass matrix (nv, nv); written.
+        trace: The fields of a :class:`StepTrace`; written.
         targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
             of the gripper action.
         tests: See :func:`is_candidate`.
@@ -171,7 +175,7 @@ def _run(
     qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, _ = views
     _, substeps, _, v_adr, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
     goal_pos, goal_mat, grip_command, _ = goal
-    last_qpos, last_qvel = work[3:5]
+    start_qpos, sampled_qpos, last_qpos, last_qvel = trace
     delta_pos, delta_mat, rotates, grip_sign = targets
     pos, mat = np.empty(3), np.empty((3, 3))
     # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
@@ -179,9 +183,11 @@ def _run(
     arm = (pos, mat, np.empty(3), np.empty(3), jac_pos, jac_rot, mass, np.empty(7), np.empty(7))
 
     for step in range(delta_pos.shape[0]):
+        copy_vector(qpos, start_qpos)
         for substep in range(substeps):
+            if substep == SAMPLED_SUBSTEP:
+                copy_vector(qpos, sampled_qpos)
             if substep == substeps - 1:
-                # Body poses and contacts after the step belong to this state, see Snapshot.
                 copy_vector(qpos, last_qpos)
                 copy_vector(qvel, last_qvel)
             mj_step1(model, data)
@@ -208,15 +214,12 @@ def _run(
 
 
 class FastController:
-    """Runs chunks on one MjData with the compiled loop.
+    """Runs chunks on one MjData with the compiled loop."""
 
-    Attributes:
-        last_qpos, last_qvel: (nq,), (nv,) state before the last substep: the one that body poses
-            and contacts in MjData belong to.
-    """
-
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec) -> None:
-        """Bind to the arrays of ``data``, which must outlive this object."""
+    def __init__(
+        self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec, trace: StepTrace
+    ) -> None:
+        """Bind to the arrays of ``data``, which must outlive this object; ``trace`` is written."""
         self._model, self._data, self._robot = model, data, robot
         self._gains = controller_gains(robot)
         self._views = (
@@ -248,14 +251,11 @@ class FastController:
         # Stands in for the stale reading that only the first control step has.
         shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
         self._no_reading = tuple(np.zeros(shape) for shape in shapes)
-        self.last_qpos = np.zeros(model.nq)
-        self.last_qvel = np.zeros(model.nv)
+        self._trace = tuple(vars(trace).values())
         self._work = (
             np.zeros((3, model.nv)),
             np.zeros((3, model.nv)),
             np.zeros((model.nv, model.nv)),
-            self.last_qpos,
-            self.last_qvel,
         )
 
     def run(self, actions: np.ndarray, state: ControllerState, tests: np.ndarray) -> int:
@@ -292,6 +292,7 @@ class FastController:
                 self._gains,
                 goal,
                 self._work,
+                self._trace,
                 targets,
                 tests,
                 stale is not None,

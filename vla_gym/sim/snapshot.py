@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_gym.sim.controller_data import ControllerState
+from vla_gym.sim.controller_data import ControllerState, StepTrace
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,8 @@ class Snapshot:
         scene_key: Scene the state belongs to.
         physics: ``mjSTATE_INTEGRATION`` of MuJoCo: time, positions, velocities, solver warm
             start, controls, applied forces, mocap poses; float64, flat.
-        last_qpos, last_qvel: (nq,), (nv,) state before the last 2 ms substep. Body poses, contacts
-            and so the image and the success test belong to that state, as in upstream, and are
-            recomputed from it on restore.
+        trace: What observations read of the last control step. Body poses, contacts and so the
+            success test belong to its last state, as in upstream, and are recomputed on restore.
         controller: Goal pose, gripper command and null-space target.
         fixture_pos, fixture_quat: (F, 3), (F, 4) poses that are written into the model.
         elapsed_steps: Control steps since the reset.
@@ -29,8 +28,7 @@ class Snapshot:
 
     scene_key: str
     physics: np.ndarray
-    last_qpos: np.ndarray
-    last_qvel: np.ndarray
+    trace: StepTrace
     controller: ControllerState
     fixture_pos: np.ndarray
     fixture_quat: np.ndarray

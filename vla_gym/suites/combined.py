@@ -58,9 +58,12 @@ class CombinedSuite(Suite):
         """Load a task of any part; see ``Suite.load_task_model``."""
         return self._part(task).load_task_model(task, assets, clutter=clutter)
 
-    def make_simulation(self, task_model: Any, physics: str = "fast") -> Simulation:
+    def make_simulation(
+        self, task_model: Any, physics: str = "fast", observation_timing: str = "libero"
+    ) -> Simulation:
         """Simulate a task of any part; see ``Suite.make_simulation``."""
-        return self._part(task_model.task).make_simulation(task_model, physics)
+        part = self._part(task_model.task)
+        return part.make_simulation(task_model, physics, observation_timing)
 
     def _part(self, task: Task) -> Suite:
         return next(part for part in self.parts if part.name == task.suite)

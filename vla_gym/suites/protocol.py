@@ -140,7 +140,7 @@ class CompiledTask(ABC):
 class Simulation(Protocol):
     """The simulation of one task at a time; those of one scene may share a model.
 
-    Renderers use ``data``, ``task_model`` and ``prepare_render`` (see ``vla_gym.sim``).
+    Renderers use ``task_model`` and ``prepare_render`` (see ``vla_gym.sim``).
     """
 
     @property
@@ -190,8 +190,12 @@ class Simulation(Protocol):
     def place_distractors(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Draw where clutter stands; asked of scenes with clutter only."""
 
-    def prepare_render(self) -> None:
-        """Write what is this simulation's own into the shared model; the renderer has its lock."""
+    def prepare_render(self) -> Any:
+        """Write what is this simulation's own into the shared model; the renderer has its lock.
+
+        Returns:
+            The ``mujoco.MjData`` to draw: body, camera and light poses are read from it.
+        """
 
 
 class Suite(ABC):
@@ -237,12 +241,16 @@ class Suite(ABC):
         """
 
     @abstractmethod
-    def make_simulation(self, task_model: Any, physics: str = "fast") -> Simulation:
+    def make_simulation(
+        self, task_model: Any, physics: str = "fast", observation_timing: str = "libero"
+    ) -> Simulation:
         """Return a new simulation.
 
         Args:
             task_model: What :meth:`load_task_model` returned.
             physics: ``"fast"``, or ``"exact"``: the benchmark's arithmetic bit for bit.
+            observation_timing: ``"libero"``: observations of the moment that the benchmark's own
+                environment returns; ``"end"``: of a control step's end.
 
         Raises:
             ConfigError: If the suite does not know that arithmetic.

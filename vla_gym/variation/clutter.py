@@ -270,9 +270,9 @@ class _Survey:
     def _fits(self, grid: np.ndarray, size: ClutterSize, blocked: np.ndarray) -> np.ndarray:
         """Tell at which points (n, 2) clutter of a size may stand."""
         model, reach = self._model, size.radius + CLEARANCE + _STEP
-        fits = (
-            (grid > self._low + size.radius + _STEP) & (grid < self._high - size.radius - _STEP)
-        ).all(1)
+        fits: np.ndarray = np.all(
+            (grid > self._low + size.radius + _STEP) & (grid < self._high - size.radius - _STEP), 1
+        )
         fits &= (_distances(grid, blocked) > reach).all(axis=1)
         camera = model.camera(AGENT_CAMERA).id
         eye, mat = self._data.cam_xpos[camera], self._data.cam_xmat[camera].reshape(3, 3)

@@ -82,7 +82,7 @@ class SceneRenderer:
         out: np.ndarray | Sequence[np.ndarray],
         cameras: Sequence[str] = CAMERAS,
     ) -> None:
-        """Render the simulation's present state.
+        """Render what the simulation observes now, see ``Simulation.prepare_render``.
 
         Args:
             sim: A simulation of this scene.
@@ -103,9 +103,9 @@ class SceneRenderer:
         views = [self._camera(name) for name in cameras]
         painter = self._activate()
         with self._shared.lock:
-            sim.prepare_render()
+            data = sim.prepare_render()
             for image, view in zip(images, views, strict=True):
-                painter.draw(sim.data, view, self._buffer)
+                painter.draw(data, view, self._buffer)
                 # OpenGL's first row is the bottom one.
                 np.copyto(image, self._buffer[::-1])
 

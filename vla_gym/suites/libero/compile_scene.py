@@ -99,7 +99,8 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
     for task, problem, start in zip(tasks, problems, starts, strict=True):
         compile_goal(problem["goal_state"], objects, sites)
         scene["tasks"][task.key] = {"name": task.name, "goal": problem["goal_state"], **start}
-    np.savez(workdir / "init_states.npz", **_init_states(tasks, 1 + model.nq + model.nv))
+    states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)
+    np.savez(workdir / "init_states.npz", **states)
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
     mujoco.mj_saveModel(model, str(workdir / "scene.mjb"), None)
 

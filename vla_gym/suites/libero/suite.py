@@ -38,11 +38,13 @@ class LiberoSuite(Suite):
         """Load a task; ``assets`` is ``"lite"``, ``"libero"`` or a path to LIBERO's assets."""
         return load_task_model(task, assets, clutter=clutter)
 
-    def make_simulation(self, task_model: Any, physics: Any = "fast") -> LiberoSim:
+    def make_simulation(
+        self, task_model: Any, physics: Any = "fast", observation_timing: Any = "libero"
+    ) -> LiberoSim:
         """Return a new simulation."""
         from vla_gym.sim.libero_sim import LiberoSim
 
-        return LiberoSim(task_model, physics=physics)
+        return LiberoSim(task_model, physics=physics, observation_timing=observation_timing)
 
 
 LIBERO_GOAL = LiberoSuite("goal")

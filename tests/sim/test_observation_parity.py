@@ -1,0 +1,141 @@
+"""What ``reset`` and ``step`` return equals what upstream's return: every pixel, every number.
+
+Upstream takes the path of LIBERO's evaluations: ``reset``, ``set_init_state``, ten no-ops, actions.
+The default run plays one task in part; the ``slow`` test plays whole episodes of ten tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from upstream import CAMERAS, Upstream
+
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.experts import EXPERT_TASKS, make_expert
+from vla_gym.sim import LiberoSim
+from vla_gym.sim.libero_sim import NOOP
+from vla_gym.suites.libero import Layout, TaskModel
+from vla_gym.suites.libero.spec import SETTLE_STEPS
+
+pytestmark = pytest.mark.libero_assets
+
+CHUNK = 8
+# Two tasks of every suite: a stove that is turned on and one that is on, drawers, a microwave.
+TASKS = [
+    ("goal", 3),
+    ("goal", 7),
+    ("spatial", 3),
+    ("spatial", 4),
+    ("object", 0),
+    ("object", 7),
+    ("10", 2),
+    ("10", 9),
+    ("90", 37),
+    ("90", 71),
+]
+
+
+@pytest.fixture(scope="module")
+def upstream(libero_assets_dir: Path) -> Iterator[Upstream]:
+    with Upstream(libero_assets_dir) as child:
+        yield child
+
+
+def actions_of(model: TaskModel, layout: Layout, count: int) -> np.ndarray:
+    """Return at most ``count`` actions (T, 7): the expert's, to success, or else wandering ones."""
+    task, rng = model.task, np.random.default_rng(0)
+    if task.task_id not in EXPERT_TASKS.get(task.suite, ()):
+        count = min(count, 120)
+        drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
+        drift[:, 2] -= 0.3
+        return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
+    sim, actions = LiberoSim(model, physics="exact"), []
+    sim.reset(layout)
+    expert = make_expert(sim)
+    while len(actions) < count:
+        actions.append(expert.act())
+        if sim.step(actions[-1]):
+            break
+    return np.array(actions)
+
+
+def images_of(observation: dict[str, np.ndarray]) -> np.ndarray:
+    return np.stack([observation["agentview"], observation["wrist"]])
+
+
+def check_observations(upstream: Upstream, suite: str, task_id: int, count: int, size: int) -> int:
+    """Compare an episode of single steps and one of chunks; return the number of images."""
+    options = {"task_id": task_id, "init_state_id": 7}
+    kwargs = {"assets": "libero", "physics": "exact", "image_size": size}
+    env = LiberoEnv(suite, **kwargs)
+    observation, _ = env.reset(seed=0, options=options)
+    model, layout = env.task_model, env.task_model.official_layout(7)
+    actions = actions_of(model, layout, count).astype(np.float32)
+    settle = np.repeat(NOOP[None], SETTLE_STEPS, axis=0)
+
+    upstream.build(suite, task_id, image_size=size)
+    first = upstream.start(layout, model.fixtures, through_reset=True)
+    theirs = upstream.steps(np.concatenate([settle, actions]), observe=True)
+    shown, numbers = theirs["images"][SETTLE_STEPS - 1 :], theirs["proprio"][SETTLE_STEPS - 1 :]
+
+    def compare(found: dict[str, np.ndarray], step: int) -> None:
+        where = f"{suite} {task_id}, control step {step}"
+        np.testing.assert_array_equal(images_of(found), shown[step], err_msg=where)
+        np.testing.assert_array_equal(
+            found["proprio"], numbers[step].astype(np.float32), err_msg=where
+        )
+
+    compare(observation, 0)
+    for step, action in enumerate(actions, 1):
+        observation, _, success, *_ = env.step(action)
+        compare(observation, step)
+        assert success == theirs["success"][SETTLE_STEPS - 1 + step]
+
+    chunked = LiberoEnv(suite, chunk_len=CHUNK, **kwargs)
+    chunked.reset(seed=0, options=options)
+    for end in range(CHUNK, len(actions) + 1, CHUNK):
+        compare(chunked.step(actions[end - CHUNK : end])[0], end)
+    # A state that is saved and restored shows the same again.
+    state = chunked.get_state()
+    chunked.step(np.zeros((CHUNK, 7), np.float32)) if not state.needs_reset else None
+    compare(chunked.set_state(state), len(actions) // CHUNK * CHUNK)
+
+    # And LIBERO's observation before it settles.
+    env.sim.reset(layout, settle=False)
+    images = np.empty((2, size, size, 3), np.uint8)
+    env.renderer.render(env.sim, images, CAMERAS)
+    np.testing.assert_array_equal(images, first["images"])
+    np.testing.assert_array_equal(env.sim.proprio(), first["proprio"].astype(np.float32))
+    for made in (env, chunked):
+        made.close()
+    return len(actions) + 1
+
+
+def test_observations(upstream: Upstream) -> None:
+    check_observations(upstream, "goal", 7, count=24, size=64)
+
+
+def test_observations_of_a_steps_end_are_others(libero_assets_dir: Path) -> None:
+    env = LiberoEnv("goal", assets=libero_assets_dir, image_size=64)
+    late = LiberoEnv("goal", assets=libero_assets_dir, image_size=64, observation_timing="end")
+    action = np.array([1, 0, 0, 0, 0, 0, -1], np.float32)
+    for each in (env, late):
+        each.reset(seed=0, options={"task_id": 7, "init_state_id": 7})
+    for _ in range(4):
+        observation, end = env.step(action)[0], late.step(action)[0]
+    np.testing.assert_array_equal(env.sim.qpos, late.sim.qpos)
+    ahead = end["proprio"][0] - observation["proprio"][0]
+    assert 1e-4 < ahead < 5e-3  # 4 ms of a hand that moves
+    assert (images_of(end) != images_of(observation)).any()
+    for each in (env, late):
+        each.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task_id"), TASKS)
+def test_observations_of_whole_episodes(upstream: Upstream, suite: str, task_id: int) -> None:
+    images = check_observations(upstream, suite, task_id, count=300, size=128)
+    print(f"{suite} {task_id}: {images} observations equal")  # noqa: T201
