@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
 from vla_gym.suites import Task, get_task
-from vla_gym.variation import DomainVariation
 
 
-@dataclass(frozen=True)
-class DemosConfig:
+@dataclass
+class DemosConfig(EnvSettings):
     """Record demonstrations of the scripted experts in LIBERO's HDF5 layout.
 
     They start from sampled layouts, never from the 50 official states. A run that was stopped goes
@@ -33,12 +33,8 @@ class DemosConfig:
     recorded action is always the expert's undisturbed one."""
     image_size: int = 128
     """Height and width of both cameras' images in pixels."""
-    variation: str | None = None
-    """How light, cameras, colours and clutter vary from attempt to attempt: mild or strong."""
     num_workers: int | None = None
     """Processes; None: one per core; 0: no subprocess."""
-    assets: str = "lite"
-    """Asset pack, ``lite``, ``libero`` or a path."""
     overwrite: bool = False
     """Record again what exists."""
 
@@ -79,7 +75,7 @@ class DemosConfig:
                 "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
                 f"{self.num_demos}, {self.seed} and {self.noise}."
             )
-        DomainVariation.parse(self.variation)
+        self.check_env()
         if not 16 <= self.image_size <= 1024:
             raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
         if self.num_workers is not None and self.num_workers < 0:

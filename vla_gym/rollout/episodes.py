@@ -25,6 +25,18 @@ class Start(NamedTuple):
     init_state_id: int = -1
     seed: int = 0
 
+    @classmethod
+    def official(cls, suite: str, task_id: int, state: int, look: int | None = None) -> Start:
+        """Return the start on an official state.
+
+        Args:
+            suite: Suite name.
+            task_id: Task in the suite.
+            state: The state, from 0.
+            look: States in a row that share a look; None where scenes do not vary.
+        """
+        return cls(suite, task_id, state, 0 if look is None else state // look)
+
     def __str__(self) -> str:
         """Return what captions and messages call it."""
         is_sampled = self.init_state_id < 0

@@ -106,13 +106,13 @@ def from_row(row: Mapping[str, Any]) -> Episode:
     """Return the episode that :func:`~.summary.to_row` described."""
     values = dict(row)
     start = Start(*(values.pop(name) for name in ("suite", "task_id", "init_state_id")))
-    return Episode(start, **values)
+    return Episode(start._replace(seed=values.pop("seed", 0)), **values)
 
 
 def starts_of(protocol: Mapping[str, Any]) -> tuple[Start, ...]:
     """Return every start that a protocol asks for, in the order of its card."""
     return tuple(
-        Start(suite, task_id, state)
+        Start.official(suite, task_id, state, protocol.get("scene_reset_interval"))
         for suite, task_ids in protocol["tasks"].items()
         for task_id in task_ids
         for state in range(protocol["episodes"])
@@ -123,12 +123,12 @@ def check_comparable(protocol: Mapping[str, Any], other: EvalCard) -> None:
     """Check that another card was made in the same world.
 
     Raises:
-        ConfigError: If assets or physics differ.
+        ConfigError: If assets, physics or looks differ.
     """
-    for key in ("assets", "physics"):
-        if other.protocol.get(key) != protocol[key]:
+    for key in ("assets", "physics", "variation", "scene_reset_interval"):
+        if other.protocol.get(key) != protocol.get(key):
             raise ConfigError(
-                f"--paired needs the same {key}, got {protocol[key]} here and "
+                f"--paired needs the same {key}, got {protocol.get(key)} here and "
                 f"{other.protocol.get(key)} in {other.path}."
             )
 

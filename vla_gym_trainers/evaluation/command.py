@@ -84,8 +84,7 @@ def run_eval(config: EvalConfig) -> Card:
             check_comparable(protocol, other)
             check_paired(starts, other.episodes)
         settings: dict[str, Any] = {
-            "assets": config.assets,
-            "physics": config.physics,
+            **config.env_kwargs(),
             "env_wrappers": [WatchGoals] if config.confusion else [],
         }
         # What must be the same where an evaluation goes on.
@@ -133,6 +132,8 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
             **({"device": config.device} if sees and config.device != "cpu" else {}),
             "assets": {"name": pack.name, "digest": pack.digest},
             "physics": config.physics,
+            "variation": config.variation if config.episodes_a_look else None,
+            "scene_reset_interval": config.episodes_a_look,
             "confusion": config.confusion,
         }
     )
@@ -207,7 +208,7 @@ def _card(
     world = {
         "asset_pack": protocol["assets"]["name"],
         "asset_pack_digest": protocol["assets"]["digest"],
-        "physics": protocol["physics"],
+        **{k: protocol.get(k) for k in ("physics", "variation", "scene_reset_interval")},
         "chunk_len": protocol["chunk_len"],
     }
     card = make_card(

@@ -17,7 +17,7 @@ from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.summary import can_be_confused
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvalConfig(PolicyConfig):
     """Play a policy on LIBERO's official initial states, count successes, write a result card.
 
@@ -86,7 +86,8 @@ class EvalConfig(PolicyConfig):
         if len({suite.tasks[i] for suite, i in tasks}) != len(tasks):
             raise ConfigError(f"--suite names tasks twice: {list(self.suite)}.")
         states = range(self.num_states())
-        return tuple(Start(suite.name, i, state) for suite, i in tasks for state in states)
+        look = self.episodes_a_look
+        return tuple(Start.official(s.name, i, state, look) for s, i in tasks for state in states)
 
     def shard(self) -> tuple[int, int]:
         """Return part and number of parts, (1, 1) without ``--shards``.

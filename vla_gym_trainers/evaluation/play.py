@@ -16,14 +16,13 @@ from vla_gym.play.video import check_video_path, tiled_frames, write_video
 from vla_gym.rollout import Episode, Start
 from vla_gym.rollout.film import film
 from vla_gym.suites import get_suite, get_task
-from vla_gym.variation import DomainVariation
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 
 # Most tiles of one video; more could not be made out.
 MAX_TILES = 100
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlayConfig(PolicyConfig):
     """Play episodes and write one video: cameras, instruction, step, outcome.
 
@@ -47,8 +46,6 @@ class PlayConfig(PolicyConfig):
     """Pixels of a camera's side; default: 256 for up to four tiles, less for more."""
     max_steps: int | None = None
     """End an episode after so many control steps; default: the suite's limit."""
-    variation: str | None = None
-    """How light, cameras, colours and clutter vary from tile to tile: mild or strong."""
     out: Path = Path("episode.mp4")
     """The video; .mp4 or .gif."""
 
@@ -57,12 +54,11 @@ class PlayConfig(PolicyConfig):
         suite = get_suite(self.suite)
         tasks = parse_tasks(suite, self.task_ids)
         if self.seeds:
-            places = [(-1, as_integer(seed, "seeds", 0)) for seed in self.seeds]
-        else:
-            states = parse_init_states(self.init_state_ids, suite.num_init_states)
-            # Of an official state the seed decides nothing but how the scene varies.
-            places = [(int(state), int(state)) for state in states]
-        return [Start(suite.name, task, *place) for task in tasks for place in places]
+            seeds = [as_integer(seed, "seeds", 0) for seed in self.seeds]
+            return [Start(suite.name, task, seed=seed) for task in tasks for seed in seeds]
+        states = parse_init_states(self.init_state_ids, suite.num_init_states)
+        look = self.episodes_a_look
+        return [Start.official(suite.name, i, int(s), look) for i in tasks for s in states]
 
     def check(self) -> None:
         """Check what can be checked without loading anything.
@@ -85,7 +81,6 @@ class PlayConfig(PolicyConfig):
             self.cameras
         ):
             raise ConfigError(f"--cameras must be of {', '.join(known)}, got {self.cameras}.")
-        DomainVariation.parse(self.variation)
         check_video_path(self.out)
         self.check_policy(starts)
 
@@ -115,10 +110,8 @@ def play_video(config: PlayConfig) -> list[Episode]:
     settings: dict[str, Any] = {
         "cameras": config.cameras,
         "size": size,
-        "assets": config.assets,
-        "physics": config.physics,
-        "variation": config.variation,
         "max_control_steps": config.max_steps,
+        **config.env_kwargs(),
     }
     episodes, tiles = [], []
     # Shown in a terminal only.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vla_gym.envs.checks import as_integer
+from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
 from vla_gym.rollout import ExpertPolicy, Policy, RandomPolicy, Start
 from vla_gym.rollout.vla_policy import VLAPolicy
@@ -16,8 +17,8 @@ from vla_gym.suites import get_task
 POLICIES = ("vla", "expert", "random")
 
 
-@dataclass(frozen=True)
-class PolicyConfig:
+@dataclass
+class PolicyConfig(EnvSettings):
     """Who acts, and in which world."""
 
     policy: str = "vla"
@@ -43,10 +44,6 @@ class PolicyConfig:
     batch_size: int = 4
     """Rows of each forward pass of the VLA. The rounding of its actions depends on it, so compare
     and merge results of one batch size."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, auto (libero if it is there), or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
 
     def check_policy(self, starts: Iterable[Start]) -> None:
         """Check what can be checked without loading anything.
@@ -58,6 +55,7 @@ class PolicyConfig:
             ConfigError: If a value is out of range, or two contradict each other.
             UnknownTaskError: If the expert shall act and a task has none.
         """
+        self.check_env()
         as_integer(self.seed, "--seed", 0)
         as_integer(self.batch_size, "--batch-size", 1)
         if self.chunk_len is not None:

@@ -98,10 +98,9 @@ def make_run_player(
     chunk_len: int | None,
     num_envs: int,
     workers: int | None,
-    assets: str,
-    physics: str,
+    **settings: Any,
 ) -> RunPlayer:
-    """Load a run's VLA and encoder, and make environments for them.
+    """Load a run's VLA and encoder, and make environments for them, with further settings.
 
     Raises:
         ConfigError, WeightsError: If they cannot be loaded or do not fit each other.
@@ -111,9 +110,8 @@ def make_run_player(
 
     model = load(vla, device=device)
     encoder = choose_rl_token(rl_token, model, device)
-    world: dict[str, Any] = {"assets": assets, "physics": physics}
     length = chunk_len or model.horizon
     policy = ActorPolicy(None, model, encoder, length)
     name = get_suite(suite).name
-    envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **world)
-    return RunPlayer(envs, length, model, encoder, **world)
+    envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **settings)
+    return RunPlayer(envs, length, model, encoder, **settings)

@@ -59,7 +59,8 @@ def to_row(episode: Episode) -> dict[str, Any]:
         "task_id": start.task_id,
         "init_state_id": start.init_state_id,
     }
-    return place | {name: getattr(episode, name) for name in _COLUMNS}
+    look = {"seed": start.seed} if start.seed else {}
+    return place | look | {name: getattr(episode, name) for name in _COLUMNS}
 
 
 def by_task(episodes: Iterable[Episode]) -> dict[tuple[str, int], list[Episode]]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
 from vla_gym_trainers.runs.settings import CheckpointSettings
@@ -74,7 +75,7 @@ class RLTokenSettings:
 
 
 @dataclass
-class OnPolicyConfig(RLTokenSettings, TokenSettings, CheckpointSettings):
+class OnPolicyConfig(RLTokenSettings, TokenSettings, EnvSettings, CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
@@ -98,10 +99,6 @@ class OnPolicyConfig(RLTokenSettings, TokenSettings, CheckpointSettings):
     """Torch device of the VLA."""
     chunk_len: int | None = None
     """Control steps executed a chunk; default: the VLA's horizon."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
     num_envs: int = 16
     """Environments at once, in each process."""
     workers: int | None = None
@@ -196,6 +193,7 @@ class OnPolicyConfig(RLTokenSettings, TokenSettings, CheckpointSettings):
         lowest = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
         self.check_ranges({k: low for k, low in lowest.items() if hasattr(self, k)})
         _check_ranges(self)
+        self.check_env()
         if (self.eval_states or 0) > (states := get_suite(self.suite).num_init_states):
             raise ConfigError(f"eval_states must be at most {states}.")
         if self.num_envs % self.group_size:

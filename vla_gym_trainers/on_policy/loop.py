@@ -142,7 +142,7 @@ class Loop:
         config = self.config
         player = GreedyPlayer(self.policy.act, self.policy, self.networks.chunk_len)
         player.name = config.algorithm.upper()
-        record_video(path, player, self._starts(1), assets=config.assets, physics=config.physics)
+        record_video(path, player, self._starts(1), **config.own_look())
 
     def train(self) -> None:
         """Train to the end; a checkpoint is written there too."""

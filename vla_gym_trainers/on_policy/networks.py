@@ -166,8 +166,6 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
         "task_ids": list(tasks),
         "chunk_len": networks.chunk_len,
         "image_size": networks.image_size,
-        "assets": config.assets,
-        "physics": config.physics,
         "gamma": config.gamma,
     }
 
@@ -177,11 +175,13 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
             "group_size": config.group_size,
             "autoreset_mode": "SAME_STEP",
         }
-        return LiberoVectorEnv(config.num_envs, config.suite, **own, **shared)
+        return LiberoVectorEnv(
+            config.num_envs, config.suite, **own, **shared, **config.env_kwargs()
+        )
 
     def evaluation() -> LiberoVectorEnv:
         own: dict[str, Any] = {"autoreset_mode": "DISABLED"}
-        return LiberoVectorEnv(config.eval_envs, config.suite, **own, **shared)
+        return LiberoVectorEnv(config.eval_envs, config.suite, **own, **shared, **config.own_look())
 
     limit = max(get_task(config.suite, task_id).max_control_steps for task_id in tasks)
     return EnvFactories(train, evaluation, limit, tuple(tasks))

@@ -91,8 +91,7 @@ def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict
         }
     if is_libero and config.eval_states != 0:
         results["evaluation"] = final_evaluation(config, run.dir)
-    facts = {"asset_pack": config.assets, "physics": config.physics, **machine_facts()}
-    return run.write_card(results, facts)
+    return run.write_card(results, {**config.world_facts(), **machine_facts()})
 
 
 def main(config: OnPolicyConfig) -> str:
@@ -127,8 +126,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
         "episodes": config.eval_states,
         "device": config.device,
         "chunk_len": config.chunk_len,
-        "assets": config.assets,
-        "physics": config.physics,
+        **config.own_look(),
         "workers": config.workers,
         "torch_threads": config.torch_threads,
         "progress": config.progress,

@@ -120,7 +120,7 @@ def states_of_episodes(
                 num_envs=max(2 * BATCH_SIZE, config.num_workers),
                 workers=config.num_workers,
                 env_wrappers=[noisy, ShowObject],
-                assets=config.assets,
+                **config.env_kwargs(),
             ):
                 episodes[player, episode.start] = policy.take(episode.start)
                 bar.update()

@@ -89,7 +89,7 @@ def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:
     load(config.vla, device=config.device)  # its errors now, not after minutes in a worker
     states = states_of_episodes(config.vla, config, config.device)
     results = run_probes(states, encoder, states.held_out(config.test_share))
-    environment = {"asset_pack": config.assets, **machine_facts()}
+    environment = {**config.world_facts(), **machine_facts()}
     seeds: dict[str, int | None] = {"run": config.seed}
     card = make_card("probe", config=config, seeds=seeds, environment=environment, results=results)
     if config.output is not None:

@@ -203,7 +203,7 @@ def train_rl_token(config: RLTokenConfig) -> dict[str, Any]:
                 "training": round(run.seconds - collected, 1),
             },
         }
-        card = run.write_card(results, {"asset_pack": config.assets, **machine_facts()})
+        card = run.write_card(results, {**config.world_facts(), **machine_facts()})
         (folder / "README.md").write_text(model_card(card), encoding="utf-8")
     return card
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
 from vla_gym.suites import Task, get_task, suite_tasks
@@ -26,7 +27,7 @@ BATCH = 32
 
 
 @dataclass
-class StatesConfig:
+class StatesConfig(EnvSettings):
     """Which states are visited; options of the commands that need them."""
 
     suites: tuple[str, ...] = ("spatial", "object", "goal")
@@ -43,8 +44,6 @@ class StatesConfig:
     """Episodes a task of the VLA itself with noise, on other sampled layouts."""
     rollout_noise: float = 0.15
     """Noise on its executed actions, so that states beside the VLA's path are known too."""
-    assets: str = "lite"
-    """Asset pack of these episodes, ``lite``, ``libero`` or a path."""
     num_workers: int = 0
     """Processes that simulate; the VLA runs in this one. 0: none but this one."""
     seed: int = 0
@@ -68,6 +67,7 @@ class StatesConfig:
                 raise ConfigError(f"Expected 0 <= {name} <= 1, got {getattr(self, name)}.")
         if self.frame_stride < 1:
             raise ConfigError(f"Expected frame_stride >= 1, got {self.frame_stride}.")
+        self.check_env()
         tasks = self.tasks()
         if not tasks:
             raise ConfigError("Expected at least one suite and one task.")

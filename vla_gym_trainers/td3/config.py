@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.libero.spec import ACTION
@@ -111,7 +112,7 @@ class TD3Config:
 
 
 @dataclass
-class TD3RunConfig(TD3Config, CheckpointSettings):
+class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
     """Train TD3+BC on sampled layouts and evaluate on official states."""
 
     algorithm: ClassVar[str] = "td3"
@@ -135,10 +136,6 @@ class TD3RunConfig(TD3Config, CheckpointSettings):
     VLA, else as mean; mean: the mean of its hidden states."""
     chunk_len: int | None = None
     """Control steps executed per chunk; None executes the VLA's whole horizon."""
-    assets: str = "lite"
-    """Asset pack: lite, libero, or a path."""
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics mode."""
     num_envs: int = 1
     """Environments at once."""
     workers: int | None = None
@@ -179,6 +176,7 @@ class TD3RunConfig(TD3Config, CheckpointSettings):
         )
         lowest |= dict.fromkeys(("num_envs", "total_timesteps", "eval_layouts"), 1)
         self.check_ranges(lowest)
+        self.check_env()
         for task_id in self.task_ids:
             get_task(self.suite, task_id)
         if not self.task_ids:

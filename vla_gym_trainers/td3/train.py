@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 
-from vla_gym.assets import resolve_asset_pack
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.suites import get_suite
@@ -166,18 +165,8 @@ def conclude(
         results["evaluation"] = player.evaluate(policy, _official_starts(config, states))
     if config.videos:
         film(config, files, policy, player)
-    world = {**world_facts(config), **player.facts(), **machine_facts()}
+    world = {**config.world_facts(), **player.facts(), **machine_facts()}
     return TD3Run(files.path, run.write_card(results, world))
-
-
-def world_facts(config: TD3RunConfig) -> dict[str, Any]:
-    """Return what was played with, for a result card."""
-    pack = resolve_asset_pack(config.assets)
-    return {
-        "asset_pack": pack.name,
-        "asset_pack_digest": pack.digest,
-        "physics": config.physics,
-    }
 
 
 def _official_starts(config: TD3RunConfig, states: int) -> list[Start]:
@@ -215,7 +204,8 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         "task_ids": list(config.task_ids),
         "task_sampling": "uniform",
         "gamma": config.gamma,
-        **_env(config),
+        **_features(config),
+        **config.env_kwargs(),
     }
     if config.stride:
         settings["stride"] = config.stride
@@ -229,18 +219,17 @@ def make_player(config: TD3RunConfig) -> RunPlayer:
         config.task_ids,
         num_envs=EVAL_ENVS,
         workers=config.workers,
-        **_env(config),
+        **_features(config),
+        **config.own_look(),
     )
 
 
-def _env(config: TD3RunConfig) -> dict[str, Any]:
+def _features(config: TD3RunConfig) -> dict[str, Any]:
     return {
         "vla": config.vla,
         "rl_token": config.rl_token,
         "device": config.rollout_device or config.device,
         "chunk_len": config.chunk_len,
-        "assets": config.assets,
-        "physics": config.physics,
     }
 
 

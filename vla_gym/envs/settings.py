@@ -1,0 +1,59 @@
+"""The world that a command plays in: options that all commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vla_gym.envs.checks import as_integer
+from vla_gym.variation import DomainVariation
+
+
+@dataclass(kw_only=True)
+class EnvSettings:
+    """The world that episodes are played in."""
+
+    assets: str = "lite"
+    """Asset pack: lite, libero, or a path."""
+    physics: Literal["fast", "exact"] = "fast"
+    """Physics mode."""
+    variation: str | None = None
+    """How light, cameras, colours and clutter vary: mild or strong. Validation and evaluations of a
+    training run play LIBERO's own look all the same."""
+    scene_reset_interval: int = 1
+    """Episodes in a row that share a look."""
+
+    def check_env(self) -> None:
+        """Check how scenes vary.
+
+        Raises:
+            ConfigError: If there is no such level, or the interval is not positive.
+        """
+        DomainVariation.parse(self.variation)
+        as_integer(self.scene_reset_interval, "scene_reset_interval", 1)
+
+    @property
+    def episodes_a_look(self) -> int | None:
+        """Episodes in a row that share a look; None where nothing varies."""
+        return self.scene_reset_interval if DomainVariation.parse(self.variation) else None
+
+    def own_look(self) -> dict[str, Any]:
+        """Return the arguments of environments in which nothing varies."""
+        return {"assets": self.assets, "physics": self.physics}
+
+    def env_kwargs(self) -> dict[str, Any]:
+        """Return the arguments of environments."""
+        look = {"variation": self.variation, "scene_reset_interval": self.scene_reset_interval}
+        return self.own_look() | look
+
+    def world_facts(self) -> dict[str, Any]:
+        """Return what was played in, for a result card.
+
+        Raises:
+            AssetError: If the asset pack is missing.
+        """
+        from vla_gym.assets import resolve_asset_pack
+
+        pack = resolve_asset_pack(self.assets)
+        facts = {"asset_pack": pack.name, "asset_pack_digest": pack.digest}
+        return facts | {k: v for k, v in self.env_kwargs().items() if k != "assets"}
