@@ -1,6 +1,6 @@
 # Two commands need nothing but this file on a bare Debian: `make demo` and `make test`.
-# Variables: VENV (.venv), PYTHON (interpreter for the venv), TORCH_SPEC (torch==2.13.0),
-# TEST_PROCESSES (2; 0: all tests in one process), PYTEST_ARGS.
+# Variables: VENV (.venv), PYTHON (interpreter for the venv), TORCH_SPEC (torch==2.13.0), ASSETS (of
+# the demo: lite, the default, or libero), TEST_PROCESSES (2; 0: all tests in one process), PYTEST_ARGS.
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ setup:  ## System packages, .venv, torch, the package (idempotent).
 	@bash tools/setup.sh
 
 demo: setup  ## Expert and VLA videos, TD3+BC on one task, evaluation (<= 10 min).
-	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+	$(BIN)/python examples/demo.py $(if $(ASSETS),--assets $(ASSETS)) $(DEMO_ARGS)
 
 test: setup  ## The default test suite.
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)

@@ -21,6 +21,8 @@ for _variable in (
 os.environ.setdefault("LP_NUM_THREADS", "0")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What is about LIBERO's own pack names it.
+os.environ["VLA_GYM_ASSETS"] = "lite"
 
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

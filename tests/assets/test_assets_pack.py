@@ -15,6 +15,8 @@ from vla_gym.assets.lite.generate import GENERATORS
 from vla_gym.assets.manifest import libero_files, optional_files
 from vla_gym.assets.pack import WHEELS, verify_pack
 from vla_gym.cli import main as cli
+from vla_gym.demos.config import DemosConfig
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
@@ -80,6 +82,13 @@ def test_the_wheels_are_the_real_pack_and_a_variable_goes_before_them(tmp_path, 
     monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", str(fake_assets(tmp_path / "own")))
     own = resolve_asset_pack("libero")
     assert own.root == tmp_path / "own" and own.digest != pack.digest
+
+
+def test_where_none_is_named_a_variable_decides(monkeypatch):
+    monkeypatch.setenv("VLA_GYM_ASSETS", "libero")
+    assert resolve_asset_pack().name == "libero"
+    assert LiberoEnv("goal").assets == DemosConfig().assets == "libero"
+    assert LiberoEnv("goal", assets="lite").assets == "lite"
 
 
 def test_without_wheels_the_cache_counts(tmp_path, monkeypatch):

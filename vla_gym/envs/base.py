@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from vla_gym.assets.pack import default_assets
 from vla_gym.envs.checks import as_integer, check_choice, parse_init_states, parse_tasks
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
@@ -35,7 +36,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         suite: str | Sequence[str],
         *,
         task_ids: int | str | Sequence[int | str] | None = None,
-        assets: str | Path = "lite",
+        assets: str | Path | None = None,
         physics: Literal["fast", "exact"] = "fast",
         observation_timing: Literal["libero", "end"] = "libero",
         chunk_len: int | None = None,
@@ -62,7 +63,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 are numbered one suite after the other.
             task_ids: One task, several, or all of the suite (None), each a number or
                 ``"<suite>/<number>"``. A task that is listed twice is played twice as often.
-            assets: The suite's asset pack; LIBERO's are ``"lite"``, ``"libero"`` or a path.
+            assets: The suite's asset pack; LIBERO's are ``"lite"``, ``"libero"`` or a path. None:
+                :func:`~vla_gym.assets.pack.default_assets`.
             physics: ``"fast"``, or ``"exact"``: upstream's arithmetic bit for bit, slower.
             observation_timing: ``"libero"``: images and proprioception of the moment that
                 upstream's ``step`` returns, 4 to 6 ms before a control step's end; ``"end"``: of
@@ -110,7 +112,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 as_integer(value, name, 1)
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
-        self.assets, self.physics, self.chunk_len = assets, physics, chunk_len
+        self.assets = default_assets() if assets is None else assets
+        self.physics, self.chunk_len = physics, chunk_len
         self.image_size, self.visual_profile = int(image_size), visual_profile
         num_init_states = self._suite.num_init_states
         self.init_states = parse_init_states(init_states, num_init_states)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vla_gym.assets.pack import default_assets
 from vla_gym.envs.checks import as_integer
 from vla_gym.variation import DomainVariation
 
@@ -13,7 +14,7 @@ from vla_gym.variation import DomainVariation
 class EnvSettings:
     """The world that episodes are played in."""
 
-    assets: str = "lite"
+    assets: str = field(default_factory=default_assets)
     """Asset pack: lite, libero, or a path."""
     physics: Literal["fast", "exact"] = "fast"
     """Physics mode."""

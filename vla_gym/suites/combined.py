@@ -53,7 +53,7 @@ class CombinedSuite(Suite):
         return self._tasks
 
     def load_task_model(
-        self, task: Any, assets: str | Path = "lite", *, clutter: bool = False
+        self, task: Any, assets: str | Path | None = None, *, clutter: bool = False
     ) -> CompiledTask:
         """Load a task of any part; see ``Suite.load_task_model``."""
         return self._part(task).load_task_model(task, assets, clutter=clutter)

@@ -225,13 +225,14 @@ class Suite(ABC):
 
     @abstractmethod
     def load_task_model(
-        self, task: Any, assets: str | Path = "lite", *, clutter: bool = False
+        self, task: Any, assets: str | Path | None = None, *, clutter: bool = False
     ) -> CompiledTask:
         """Return a task that is ready to be simulated, compiling its scene first if necessary.
 
         Args:
             task: One of :attr:`tasks`.
-            assets: Which of the suite's asset packs: a name, or the path of one.
+            assets: Which of the suite's asset packs: a name, the path of one, or None for the
+                default.
             clutter: With clutter in the scene, hidden until it is placed.
 
         Raises:

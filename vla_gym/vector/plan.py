@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vla_gym.assets.pack import default_assets
 from vla_gym.envs.checks import as_integer, parse_reset_options, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_suite
@@ -91,7 +92,7 @@ class EnvPlan:
                 (task.suite, task.task_id)
                 for task in (get_suite(suite).tasks[i] for i in sorted(set().union(*lists)))
             ],
-            "assets": str(env_kwargs.get("assets", "lite")),
+            "assets": str(env_kwargs.get("assets") or default_assets()),
             "clutter": variation is not None and variation.distractors > 0,
             "images": bool(env_wrappers) or cameras is None or len(cameras) > 0,
         }

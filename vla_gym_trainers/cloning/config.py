@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from tyro.conf import Suppress
 
+from vla_gym.assets.pack import default_assets
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.settings import CheckpointSettings
 
@@ -75,6 +76,8 @@ class MiniConfig(CheckpointSettings):
     seed: int = 0
     """Seed of weights, batches and augmentation."""
     film_every: Suppress[int] = 0  # no option: nothing is played while it learns
+    assets: str = field(default_factory=default_assets)
+    """Asset pack of the closed-loop episodes: lite, libero, or a path."""
     checkpoint_every: int = 500
     """Optimiser steps between checkpoints and validations."""
     init_from: str | None = None

@@ -145,7 +145,7 @@ def _evaluate(
 ) -> dict[str, dict[str, float]]:
     """Play sampled layouts with the averaged weights; keep them in best/ if none were better."""
     vla = MiniBackend(copy.deepcopy(state.ema), "mini")
-    table = _play_sampled(vla, demos.instructions, config.eval_episodes, 10_000 + config.seed)
+    table = _play_sampled(vla, demos.instructions, config)
     rates = {key: row["successes"] / row["episodes"] for key, row in table.items()}
     mean = float(np.mean(list(rates.values())))
     metrics = {"eval/success_rate": mean}
@@ -161,19 +161,20 @@ def _evaluate(
 
 
 def _play_sampled(
-    vla: MiniBackend, instructions: Sequence[str], count: int, seed: int
+    vla: MiniBackend, instructions: Sequence[str], config: MiniConfig
 ) -> dict[str, dict[str, float]]:
-    """Play ``count`` sampled layouts of the first task with each instruction; unknown ones are not.
+    """Play sampled layouts of the first task with each instruction; unknown ones are not.
 
     Returns:
         ``{"<suite>/<task_id>": {"successes", "episodes", "mean_steps"}}``; ``mean_steps`` is over
         the successful episodes (0 if there are none).
     """
     known = {task.instruction: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
+    count, seed = config.eval_episodes, 10_000 + config.seed
     tasks = [known[text] for text in instructions if text in known]
     starts = [Start(task.suite, task.task_id, -1, seed + k) for task in tasks for k in range(count)]
     lengths: dict[str, list[int]] = {}
-    episodes = list(play(VLAPolicy(vla), starts))
+    episodes = list(play(VLAPolicy(vla), starts, assets=config.assets))
     for start in starts:
         lengths.setdefault(f"{start.suite}/{start.task_id}", [])
     for episode in episodes:

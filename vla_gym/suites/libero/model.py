@@ -154,7 +154,7 @@ class TaskModel(CompiledTask):
 
 def load_task_model(
     task: Task,
-    assets: str | Path = "lite",
+    assets: str | Path | None = None,
     cache_dir: str | Path | None = None,
     *,
     clutter: bool = False,
@@ -163,7 +163,8 @@ def load_task_model(
 
     Args:
         task: One of LIBERO's; see :func:`vla_gym.suites.get_task`.
-        assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
+        assets: ``"lite"``, ``"libero"``, a path to LIBERO's assets, or None for
+            :func:`~vla_gym.assets.pack.default_assets`.
         cache_dir: Folder of the cache; the user's cache by default.
         clutter: Load the scene with clutter, which is hidden until it is placed
             (``LiberoSim.set_variation``). All else is as without.

@@ -33,9 +33,9 @@ class LiberoSuite(Suite):
         return libero_tasks(self.name)
 
     def load_task_model(
-        self, task: Any, assets: str | Path = "lite", *, clutter: bool = False
+        self, task: Any, assets: str | Path | None = None, *, clutter: bool = False
     ) -> TaskModel:
-        """Load a task; ``assets`` is ``"lite"``, ``"libero"`` or a path to LIBERO's assets."""
+        """Load a task; ``assets`` is ``"lite"``, ``"libero"``, a path, or None for the default."""
         return load_task_model(task, assets, clutter=clutter)
 
     def make_simulation(
