@@ -27,9 +27,9 @@ class MiniConfig(CheckpointSettings):
     )
 
     demos: str = "demos"
-    """Folder that ``vla-gym demos`` wrote."""
+    """Folder that holds what ``vla-gym demos`` wrote, of one asset pack or of several."""
     demos_per_task: int | None = None
-    """Use only the first so many episodes of each task; None for all."""
+    """Use only the first so many episodes of each file (one a task and look); None for all."""
     steps: int = 6000
     """Optimiser steps; the learning rate follows a cosine over them."""
     batch_size: int = 64

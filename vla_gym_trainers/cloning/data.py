@@ -70,12 +70,14 @@ class DemoSet:
 def load_demos(
     folder: str | Path, demos_per_task: int | None = None, held_out_episodes: int = 2
 ) -> DemoSet:
-    """Read every file of demonstrations below a folder, one task each.
+    """Read every file of demonstrations below a folder.
+
+    Files with one instruction (a task in several looks) become one task.
 
     Args:
         folder: Folder, or one file.
-        demos_per_task: Use only the first so many episodes of a task; None for all.
-        held_out_episodes: Last episodes of a task that are kept for validation (never more than
+        demos_per_task: Use only the first so many episodes of a file; None for all.
+        held_out_episodes: Last episodes of a file that are kept for validation (never more than
             a fifth of them).
 
     Raises:
@@ -102,7 +104,7 @@ def load_demos(
         parts["task"].append(np.full(count, instructions.index(instruction)))
         parts["train"].append(np.arange(count) < first_held)
         offset += count
-    joined = {key: np.concatenate(value) for key, value in parts.items()}
+    joined = {key: _join(value) for key, value in parts.items()}
     return DemoSet(
         joined["images"],
         joined["proprio"],
@@ -112,6 +114,17 @@ def load_demos(
         instructions,
         joined["train"],
     )
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    """Join arrays along the first axis; each goes as soon as it is copied, to halve the memory."""
+    joined = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
+    end = len(joined)
+    while parts:
+        part = parts.pop()
+        joined[end - len(part) : end] = part
+        end -= len(part)
+    return joined
 
 
 def demo_files(folder: str | Path) -> list[Path]:
