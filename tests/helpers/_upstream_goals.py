@@ -6,7 +6,8 @@
   predicate holds in each state, by upstream's code;
 * ``draws``: that many draws of upstream's placement samplers, less what starts on others;
 * ``resets``: that many whole resets with robosuite's default joint noise;
-* ``digests``: a digest of each array of upstream's model.
+* ``digests``: a digest of each array of upstream's model;
+* ``suites``, and nothing else: what upstream's benchmarks of these names say of their tasks.
 """
 
 from __future__ import annotations
@@ -109,6 +110,23 @@ def _resets(env: Any, count: int) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in rows.items()}
 
 
+def _benchmarks(names: list[str]) -> dict[str, np.ndarray]:
+    """Return names, both kinds of instruction and initial states of the tasks of benchmarks."""
+    from libero.libero.benchmark import get_benchmark
+    from libero.libero.envs.bddl_utils import get_problem_info
+
+    rows: dict[str, np.ndarray] = {}
+    for name in names:
+        benchmark = get_benchmark(name)()
+        for i in range(benchmark.n_tasks):
+            task, problem = benchmark.get_task(i), benchmark.get_task_bddl_file_path(i)
+            # The latter is what ControlEnv calls its language_instruction.
+            instruction = get_problem_info(problem)["language_instruction"]
+            rows[f"{name}/{i}/words"] = np.array([task.name, task.language, instruction])
+            rows[f"{name}/{i}/states"] = benchmark.get_task_init_states(i)
+    return rows
+
+
 def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> None:
     from vla_gym.suites import get_task
     from vla_gym.suites.libero import upstream_env
@@ -116,6 +134,9 @@ def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> No
     upstream_env.prepare(assets, Path.cwd())
     with np.load(ask) as data:
         request = dict(data)
+    if "suites" in request:
+        np.savez(answer, **_benchmarks(request["suites"].tolist()))
+        return
     noise = "default" if "resets" in request else None
     task = get_task(suite, task_id)
     env = upstream_env.make_env(task.bddl_file, initialization_noise=noise)

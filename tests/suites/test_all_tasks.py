@@ -11,11 +11,12 @@ import pytest
 
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.sim import LiberoSim
-from vla_gym.suites import SUITES, Task, get_task, suite_tasks
+from vla_gym.suites import SUITES, VARIANTS, Task, get_task, suite_tasks
 from vla_gym.suites.libero import TaskModel, load_task_model
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, scene_of
 
 SCENES = {task.scene_name: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
+ALL_SCENES = SCENES | {task.scene_name: task for s in VARIANTS for task in suite_tasks(s)}
 CHUNKS, CHUNK_LEN = 20, 8
 # No pose of an intact simulation is farther from the origin, in metres: what falls off the table
 # lands on the floor beside it.
@@ -66,9 +67,9 @@ def check_task(task: Task, assets: str | Path, states: int = 3, chunks: int = CH
 
 @pytest.mark.slow
 @pytest.mark.libero_assets
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", ALL_SCENES)
 def test_all_tasks_of_the_real_pack(libero_assets_dir: Path, scene: str) -> None:
-    for task in scene_of(SCENES[scene])[1]:
+    for task in scene_of(ALL_SCENES[scene])[1]:
         check_task(task, libero_assets_dir)
 
 

@@ -16,13 +16,15 @@ import pytest
 
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.cli import main as cli
-from vla_gym.errors import UnknownTaskError
-from vla_gym.suites import SUITES, get_task, suite_tasks
+from vla_gym.errors import AssetError, UnknownTaskError
+from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, suite_tasks
+from vla_gym.suites.libero import load_task_model
 from vla_gym.suites.libero.bddl import read_problem
 from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
+VARIANT_TASKS = [task for suite in VARIANTS for task in suite_tasks(suite)]
 
 
 def upstream_tree(name: str) -> ast.Module:
@@ -80,6 +82,49 @@ def test_tasks_share_a_scene_when_their_files_describe_the_same_one() -> None:
     )
 
 
+def test_variants_are_tasks_of_their_suite_with_one_thing_changed() -> None:
+    assert len(VARIANT_TASKS) == 160
+    for task in VARIANT_TASKS:
+        suite, _, variant = task.suite.partition("-")
+        base = get_task(suite, task.task_id)
+        assert task.name == base.name and task.max_control_steps == base.max_control_steps
+        new_words = task.instruction != base.instruction
+        changed = [
+            what
+            for what in ("objects", "fixtures", "init", "goal", "scene")
+            if getattr(task.problem, what) != getattr(base.problem, what)
+        ]
+        if variant == "object":  # the goal names the other object
+            assert "scene" in changed and not new_words
+        else:
+            assert changed == {"swap": ["init"], "lan": [], "task": ["goal"]}[variant]
+            assert new_words == (variant != "swap")
+    assert get_task("goal-task", 7).goal == "turnoff flat_stove_1"
+    assert get_task("10-lan", 8).instruction == "place both moka pots on stove"
+
+
+def test_variants_share_a_scene_when_their_files_describe_the_same_one() -> None:
+    by_name = defaultdict(set)
+    for task in VARIANT_TASKS:
+        by_name[task.scene_name].add(task.problem.scene)
+    scenes = [scene for found in by_name.values() for scene in found]
+    assert len(by_name) == len(scenes) == len(set(scenes)) == 51
+    assert not by_name.keys() & {task.scene_name for task in TASKS}
+    assert get_task("goal-task", 3).scene_name == "goal-swap_0"
+
+
+def test_unknown_variants_and_objects_are_one_clear_error() -> None:
+    assert get_suite("libero_goal_swap") is get_suite("goal-swap")
+    with pytest.raises(
+        UnknownTaskError, match=r"Unknown suite 'goal-foo'.* goal-swap, goal-object"
+    ):
+        get_suite("goal-foo")
+    with pytest.raises(gym.error.NameNotFound, match="Libero-goal-foo"):
+        gym.make("Libero-goal-foo-v0")
+    with pytest.raises(AssetError, match=r"needs bigger_akita_black_bowl, yellow_stove.*'libero'"):
+        load_task_model(get_task("goal-object", 1), "lite")
+
+
 def test_goal_text_and_objects() -> None:
     task = get_task("10", 8)
     assert task.goal == (
@@ -105,7 +150,7 @@ def test_a_damaged_bddl_file_is_one_clear_error(tmp_path: Path, text: str) -> No
 
 
 def test_every_suite_is_registered() -> None:
-    for suite in SUITES:
+    for suite in (*SUITES, *VARIANTS):
         for kind in ("Libero", "LiberoVLA"):
             assert gym.spec(f"{kind}-{suite}-v0").kwargs["suite"] == suite
 

@@ -40,7 +40,7 @@ class TasksConfig:
     """List the tasks."""
 
     suite: str | None = None
-    """Only this suite; default: all."""
+    """Only this suite; default: all but LIBERO-PRO's variants (goal-swap, 10-lan, ...)."""
     json: bool = False
     """Print the list as JSON."""
 
@@ -70,9 +70,10 @@ def _tasks(arguments: Sequence[str]) -> int:
     """The tasks: ids, instructions, objects, goals, step limits."""
     config = parse_options(TasksConfig, arguments, "tasks")
     from vla_gym.experts import EXPERT_TASKS
-    from vla_gym.suites import suite_names, suite_tasks
+    from vla_gym.suites import VARIANTS, suite_names, suite_tasks
 
-    suites = suite_names() if config.suite is None else (config.suite,)
+    every = [name for name in suite_names() if name not in VARIANTS]
+    suites = every if config.suite is None else [config.suite]
     rows: list[dict[str, Any]] = [
         {
             "suite": task.suite,

@@ -6,6 +6,7 @@ Importing this package imports neither a simulator nor a benchmark's own package
 from vla_gym.suites.protocol import ActionSpec, CompiledTask, ProprioSpec, Suite, Task
 from vla_gym.suites.registry import (
     SUITES,
+    VARIANTS,
     get_suite,
     get_task,
     suite_names,
@@ -15,6 +16,7 @@ from vla_gym.suites.registry import (
 
 __all__ = [
     "SUITES",
+    "VARIANTS",
     "ActionSpec",
     "CompiledTask",
     "ProprioSpec",

@@ -27,6 +27,12 @@ SUITES = {
     name: f"vla_gym.suites.libero.suite:LIBERO_{name.upper()}"
     for name in ("goal", "spatial", "object", "10", "90")
 }
+#: LIBERO-PRO's: four of them with other positions, looks, words or goals.
+VARIANTS = {
+    f"{base}-{variant}": f"vla_gym.suites.libero.suite:{f'LIBERO_{base}_{variant}'.upper()}"
+    for base in ("goal", "spatial", "object", "10")
+    for variant in ("swap", "object", "lan", "task")
+}
 ENTRY_POINTS = "vla_gym.suites"
 
 _loaded: dict[str, Suite] = {}
@@ -35,15 +41,16 @@ _loaded: dict[str, Suite] = {}
 def suite_names() -> tuple[str, ...]:
     """Return the names of the package's own suites and of the installed entry points."""
     found = {point.name for point in entry_points(group=ENTRY_POINTS)}
-    return (*SUITES, *sorted(found - set(SUITES)))
+    return (*SUITES, *VARIANTS, *sorted(found - {*SUITES, *VARIANTS}))
 
 
 def get_suite(name: str | Sequence[str]) -> Suite:
     """Return a suite; its module is imported at the first call.
 
     Args:
-        name: One of :func:`suite_names`; a ``libero_`` prefix is accepted. Several names, or names
-            joined by ``+``, give a suite of all their tasks.
+        name: One of :func:`suite_names`, or LIBERO's own word for it, such as
+            ``"libero_goal_swap"``. Several names, or names joined by ``+``, give a suite of all
+            their tasks.
 
     Raises:
         UnknownTaskError: If there is no such suite.
@@ -116,13 +123,14 @@ def task_number(suite: Suite, task: int | str) -> int:
 
 def _load(name: str) -> Suite:
     known = suite_names()
-    name = name if name in known else name.removeprefix("libero_")
+    name = name if name in known else name.removeprefix("libero_").replace("_", "-")
     if name not in known:
         raise UnknownTaskError(
             f"Unknown suite {name!r}: expected one of {', '.join(known)}. A package adds its own "
             f"through an entry point {ENTRY_POINTS!r}."
         )
-    paths = {SUITES[name]} if name in SUITES else _offered(name)
+    own = SUITES | VARIANTS
+    paths = {own[name]} if name in own else _offered(name)
     if len(paths) > 1:
         raise ConfigError(
             f"Several installed packages offer the suite {name!r}: {', '.join(sorted(paths))}. "

@@ -32,7 +32,8 @@ class EvalConfig(PolicyConfig):
     """
 
     suite: tuple[str, ...] = ("goal",)
-    """One or several of spatial, object, goal, 10, 90, or of installed plug-ins."""
+    """One or several of spatial, object, goal, 10, 90, of the first four's variants (goal-swap,
+    goal-object, goal-lan, goal-task, ...), or of installed plug-ins."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
     """Tasks of each suite; default: all."""
     episodes: int | None = None

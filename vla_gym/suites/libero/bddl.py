@@ -21,6 +21,7 @@ class Problem:
     """What a BDDL file says.
 
     Attributes:
+        language: What the robot is told.
         kind: Problem class, e.g. ``"libero_tabletop_manipulation"``.
         objects: Movable objects: instance name and category, in the file's order.
         fixtures: The same of furniture and devices, the table or floor included.
@@ -32,6 +33,7 @@ class Problem:
         scene: Everything that decides the compiled model, in a form that can be compared.
     """
 
+    language: str
     kind: str
     objects: tuple[tuple[str, str], ...]
     fixtures: tuple[tuple[str, str], ...]
@@ -61,6 +63,7 @@ def read_problem(path: Path) -> Problem:
         predicates = goal[1:] if goal[0] == "and" else [goal]
         scene_sections = (":fixtures", ":objects", ":regions", ":scene_properties")
         return Problem(
+            language=" ".join(sections.get(":language", [])),
             kind=sections["problem"][-1],
             objects=_typed_names(sections[":objects"]),
             fixtures=_typed_names(sections[":fixtures"]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.assets import resolve_asset_pack
-from vla_gym.errors import UnknownTaskError
+from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
@@ -24,6 +24,7 @@ from vla_gym.suites.libero.requests import clutter_request, scene_request
 from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym.suites.protocol import CompiledTask, Task
+from vla_gym.suites.registry import SUITES, VARIANTS, suite_tasks
 from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
 
 
@@ -171,13 +172,20 @@ def load_task_model(
 
     Raises:
         UnknownTaskError: If the task is of another benchmark.
-        AssetError: If the asset pack is missing or not one.
+        AssetError: If the asset pack is missing or not one, or lacks objects of the task.
         CompileError: If the scene cannot be compiled.
     """
     if not isinstance(task, LiberoTask):
         raise UnknownTaskError(f"Expected a task of LIBERO, got {task!r}.")
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
+    if pack.name == "lite" and task.suite in VARIANTS:
+        known = _categories([t for suite in SUITES for t in suite_tasks(suite)])
+        if lacking := sorted(_categories(tasks) - known):
+            raise AssetError(
+                f"Task {task.task_id} of suite {task.suite!r} needs {', '.join(lacking)}: the "
+                "'lite' assets have the objects of LIBERO's own suites only. Give assets='libero'."
+            )
     request = scene_request(scene, pack, tasks)
     where = Path(cache_dir) if cache_dir else default_cache_dir()
     folder = load_scene(request, where)
@@ -236,8 +244,13 @@ def load_task_model(
 
 def clutter_of(tasks: Sequence[LiberoTask]) -> tuple[str, ...]:
     """Return which clutter a scene has: kinds that none of its tasks uses."""
-    used = {category for task in tasks for _, category in task.problem.objects}
+    used = _categories(tasks)
     return tuple(kind for kind in CLUTTER_KINDS if kind not in used)[:NUM_CLUTTER]
+
+
+def _categories(tasks: Iterable[Task]) -> set[str]:
+    problems = (task.problem for task in tasks if isinstance(task, LiberoTask))
+    return {category for problem in problems for _, category in problem.objects + problem.fixtures}
 
 
 def _array(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""LIBERO's five suites as plug-ins."""
+"""LIBERO's five suites and LIBERO-PRO's variants of four as plug-ins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from vla_gym.suites.libero.model import TaskModel, load_task_model
 from vla_gym.suites.libero.spec import ACTION, CAMERAS, CONTROL_HZ, PROPRIO
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask, libero_tasks
 from vla_gym.suites.protocol import Suite
+from vla_gym.suites.registry import VARIANTS
 
 if TYPE_CHECKING:
     from vla_gym.sim.libero_sim import LiberoSim
@@ -52,3 +53,5 @@ LIBERO_SPATIAL = LiberoSuite("spatial")
 LIBERO_OBJECT = LiberoSuite("object")
 LIBERO_10 = LiberoSuite("10")
 LIBERO_90 = LiberoSuite("90")
+# LIBERO_GOAL_SWAP, ...
+globals().update({path.partition(":")[2]: LiberoSuite(name) for name, path in VARIANTS.items()})

@@ -1,4 +1,4 @@
-"""LIBERO's 130 tasks: names, instructions, BDDL files, official states and step limits.
+"""LIBERO's 130 tasks, LIBERO-PRO's 160: names, instructions, files, official states, step limits.
 
 Reading this module imports neither libero nor robosuite: the files that the ``libero`` package
 installs are found by path alone.
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from vla_gym.errors import UnknownTaskError
 from vla_gym.suites.libero.bddl import Problem, read_problem
 from vla_gym.suites.protocol import Task
+from vla_gym.suites.registry import SUITES, VARIANTS
 
 # Step limits in control steps (20 Hz), as the field evaluates: a little above the longest
-# demonstration of each suite.
+# demonstration of each suite. A variant has its suite's.
 MAX_CONTROL_STEPS = {"goal": 300, "spatial": 220, "object": 280, "10": 520, "90": 400}
 NUM_INIT_STATES = 50
 #: The distribution that LIBERO's files come from, and others with the same import name.
@@ -46,7 +48,7 @@ class LiberoTask(Task):
     @property
     def bddl_file(self) -> Path:
         """Path of the task's BDDL file inside the installed libero package."""
-        return libero_data_root() / "bddl_files" / self.folder / f"{self.name}.bddl"
+        return _bddl_file(self.suite, self.name)
 
     @property
     def init_states_file(self) -> Path:
@@ -129,33 +131,58 @@ def task_names() -> dict[str, list[str]]:
 @cache
 def libero_tasks(suite: str) -> tuple[LiberoTask, ...]:
     """Return all tasks of one of LIBERO's suites in the order of their ids."""
-    return tuple(_task(suite, i, name) for i, name in enumerate(task_names()[f"libero_{suite}"]))
+    return tuple(_task(suite, i, name) for i, name in enumerate(task_names()[_folder(suite)]))
+
+
+def _folder(suite: str) -> str:
+    return f"libero_{suite.replace('-', '_')}"
 
 
 def _task(suite: str, task_id: int, name: str) -> LiberoTask:
+    base, _, variant = suite.partition("-")
     # As upstream derives it: libero_10 and libero_90 name the scene first.
     instruction = _SCENE_PREFIX.sub("", name).replace("_", " ")
-    if scene := _SCENE_PREFIX.match(name):
+    if variant:
+        problem = read_problem(_bddl_file(suite, name))
+        scene_name = _variant_scenes(base)[problem.scene]
+        # These have new words, but files of the old names.
+        instruction = problem.language if variant in ("lan", "task") else instruction
+    elif scene := _SCENE_PREFIX.match(name):
         scene_name = scene[1].lower()
     else:
         # Each task of libero_object has other objects; goal and spatial are one scene each.
         scene_name = f"object_{task_id}" if suite == "object" else suite
-    limit = MAX_CONTROL_STEPS[suite]
-    return LiberoTask(suite, task_id, name, instruction, limit, scene_name, f"libero_{suite}")
+    limit = MAX_CONTROL_STEPS[base]
+    return LiberoTask(suite, task_id, name, instruction, limit, scene_name, _folder(suite))
+
+
+def _bddl_file(suite: str, name: str) -> Path:
+    return libero_data_root() / "bddl_files" / _folder(suite) / f"{name}.bddl"
+
+
+@cache
+def _variant_scenes(base: str) -> dict[tuple[Any, ...], str]:
+    """Return the scenes of a suite's variants, each named after the first task that plays in it."""
+    scenes: dict[tuple[Any, ...], str] = {}
+    for suite in (suite for suite in VARIANTS if suite.partition("-")[0] == base):
+        for task_id, name in enumerate(task_names()[_folder(suite)]):
+            scenes.setdefault(read_problem(_bddl_file(suite, name)).scene, f"{suite}_{task_id}")
+    return scenes
 
 
 def scene_of(task: LiberoTask) -> tuple[str, tuple[LiberoTask, ...]]:
     """Return the scene that a task plays in, and all tasks that share it.
 
-    There are 32: libero_10 plays in nine of libero_90's twenty.
+    There are 32: libero_10 plays in nine of libero_90's twenty. The variants have 51 of their own:
+    their files would change the keys of LIBERO's.
     """
-    return task.scene_name, _scene_tasks()[task.scene_name]
+    return task.scene_name, _scene_tasks(task.suite in VARIANTS)[task.scene_name]
 
 
 @cache
-def _scene_tasks() -> dict[str, tuple[LiberoTask, ...]]:
+def _scene_tasks(variants: bool) -> dict[str, tuple[LiberoTask, ...]]:
     scenes: dict[str, tuple[LiberoTask, ...]] = {}
-    for suite in MAX_CONTROL_STEPS:
+    for suite in VARIANTS if variants else SUITES:
         for task in libero_tasks(suite):
             scenes[task.scene_name] = (*scenes.get(task.scene_name, ()), task)
     return scenes
