@@ -161,7 +161,7 @@ def test_probes_that_fail_say_why(monkeypatch, tmp_path):
         def program(command, code=code, **options):
             return run([command[0], "-c", code], **options)
 
-        monkeypatch.setattr(doctor.subprocess, "run", program)
+        monkeypatch.setattr(subprocess, "run", program)
         with pytest.raises(ProbeError, match=expected):
             doctor.ask("gl", timeout=1.0)
 
@@ -192,12 +192,14 @@ def test_quick_run(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_exit_code_and_json(monkeypatch, capsys, status, code):
     monkeypatch.setattr(
-        doctor, "run_checks", lambda quick: {"gl": Finding(status, f"x {quick}", "mend it")}
+        doctor,
+        "run_checks",
+        lambda quick, protocol: {"gl": Finding(status, f"x {quick} {protocol}", "mend it")},
     )
     assert cli.main(["doctor", "--json"]) == code
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is (code == 0)
-    expected = {"name": "gl", "status": status, "value": "x False", "mend": "mend it"}
+    expected = {"name": "gl", "status": status, "value": "x False None", "mend": "mend it"}
     assert report["checks"] == [expected]
     assert cli.main(["doctor", "--quick"]) == code
     text = capsys.readouterr().out

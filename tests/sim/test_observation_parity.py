@@ -6,6 +6,7 @@ The default run plays one task in part; the ``slow`` test plays whole episodes o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 from upstream import CAMERAS, Upstream
 
+from vla_gym.cli import known_episode
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.experts import EXPERT_TASKS, make_expert
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
-from vla_gym.suites.libero import Layout, TaskModel
-from vla_gym.suites.libero.spec import SETTLE_STEPS
+from vla_gym.suites import get_task
+from vla_gym.suites.libero import Layout, TaskModel, load_task_model
+from vla_gym.suites.libero.protocols import PROTOCOLS, ProtocolName
 
 pytestmark = pytest.mark.libero_assets
 
@@ -66,20 +69,29 @@ def images_of(observation: dict[str, np.ndarray]) -> np.ndarray:
     return np.stack([observation["agentview"], observation["wrist"]])
 
 
-def check_observations(upstream: Upstream, suite: str, task_id: int, count: int, size: int) -> int:
+def check_observations(
+    upstream: Upstream,
+    suite: str,
+    task_id: int,
+    count: int,
+    size: int,
+    protocol: ProtocolName | None = None,
+) -> int:
     """Compare an episode of single steps and one of chunks; return the number of images."""
+    rules = PROTOCOLS[protocol]
     options = {"task_id": task_id, "init_state_id": 7}
-    kwargs = {"assets": "libero", "physics": "exact", "image_size": size}
+    kwargs = {"assets": "libero", "physics": "exact", "image_size": size, **rules.env_kwargs()}
     env = LiberoEnv(suite, **kwargs)
     observation, _ = env.reset(seed=0, options=options)
     model, layout = env.task_model, env.task_model.official_layout(7)
     actions = actions_of(model, layout, count).astype(np.float32)
-    settle = np.repeat(NOOP[None], SETTLE_STEPS, axis=0)
+    steps = rules.settle_steps
+    settle = np.repeat(np.append(NOOP[:6], rules.settle_gripper)[None], steps, axis=0)
 
     upstream.build(suite, task_id, image_size=size)
     first = upstream.start(layout, model.fixtures, through_reset=True)
     theirs = upstream.steps(np.concatenate([settle, actions]), observe=True)
-    shown, numbers = theirs["images"][SETTLE_STEPS - 1 :], theirs["proprio"][SETTLE_STEPS - 1 :]
+    shown, numbers = theirs["images"][steps - 1 :], theirs["proprio"][steps - 1 :]
 
     def compare(found: dict[str, np.ndarray], step: int) -> None:
         where = f"{suite} {task_id}, control step {step}"
@@ -92,7 +104,7 @@ def check_observations(upstream: Upstream, suite: str, task_id: int, count: int,
     for step, action in enumerate(actions, 1):
         observation, _, success, *_ = env.step(action)
         compare(observation, step)
-        assert success == theirs["success"][SETTLE_STEPS - 1 + step]
+        assert success == theirs["success"][steps - 1 + step]
 
     chunked = LiberoEnv(suite, chunk_len=CHUNK, **kwargs)
     chunked.reset(seed=0, options=options)
@@ -116,6 +128,36 @@ def check_observations(upstream: Upstream, suite: str, task_id: int, count: int,
 
 def test_observations(upstream: Upstream) -> None:
     check_observations(upstream, "goal", 7, count=24, size=64)
+
+
+def test_observations_of_liberos_own_protocol(upstream: Upstream) -> None:
+    """Five steps of zeros come before: the fingers stay where the official state has them."""
+    check_observations(upstream, "goal", 8, count=8, size=64, protocol="libero")
+
+
+@pytest.mark.parametrize("protocol", ["openvla", "libero"])
+def test_the_doctors_known_episodes_are_upstreams(
+    upstream: Upstream, protocol: ProtocolName
+) -> None:
+    """Which physics="fast" and llvmpipe play and draw; "openpi" has the world of "openvla"."""
+    rules, task = PROTOCOLS[protocol], ("goal", known_episode.TASK_ID)
+    model = load_task_model(get_task(*task), "libero")
+    layout = model.official_layout(known_episode.INIT_STATE_ID)
+    upstream.build(*task, image_size=rules.image_size)
+    upstream.start(layout, model.fixtures, through_reset=True)
+    noop, steps = np.append(NOOP[:6], rules.settle_gripper), rules.settle_steps
+    actions = np.concatenate([np.tile(noop, (steps, 1)), known_episode.ACTIONS])
+    theirs = upstream.steps(actions, observe=True)
+    known = json.loads(known_episode.KNOWN.read_text())["libero"]
+    shown = np.concatenate([theirs["images"][steps - 1], theirs["images"][-1]])
+    found = {
+        "qpos": theirs["qpos"][-1],
+        "images": known_episode.blocks_of(shown),
+        "renderer": "llvmpipe",
+    }
+    same, text = known_episode.judge(found, known[protocol])
+    assert same and "images within 0 of 255" in text, text
+    assert known["openpi"] == known["openvla"]
 
 
 def test_observations_of_a_steps_end_are_others(libero_assets_dir: Path) -> None:

@@ -125,8 +125,12 @@ def test_snapshot_of_another_scene_is_refused(sim: LiberoSim) -> None:
         sim.set_state(foreign)
 
 
-def test_settled_official_state_is_the_same_from_the_cache(model: TaskModel) -> None:
-    sim = LiberoSim(model)
+@pytest.mark.parametrize(("steps", "gripper"), [(10, -1.0), (5, 0.0)])
+def test_settled_official_state_is_the_same_from_the_cache(
+    model: TaskModel, steps: int, gripper: float
+) -> None:
+    LiberoSim(model).reset(model.official_layout(5))  # others settle another way
+    sim = LiberoSim(model, settle_steps=steps, settle_gripper=gripper)
     sim.reset(model.official_layout(5))
     first = sim.get_state()
     sim.run_chunk(random_actions(8))
@@ -134,7 +138,7 @@ def test_settled_official_state_is_the_same_from_the_cache(model: TaskModel) -> 
     assert same(first, sim.get_state())
     by_hand = LiberoSim(model)
     by_hand.reset(model.official_layout(5), settle=False)
-    by_hand.run_chunk(np.repeat(NOOP[None], 10, axis=0))
+    by_hand.run_chunk(np.repeat(np.append(NOOP[:6], gripper)[None], steps, axis=0))
     np.testing.assert_array_equal(by_hand.qpos, sim.qpos)
 
 

@@ -115,7 +115,7 @@ def test_eval_plays_looks_and_says_so(tmp_path: Path, looks: Looks) -> None:
     assert card["protocol"]["variation"] == card["environment"]["variation"] == "mild"
     assert [episode.start for episode in read_card(tmp_path).episodes] == list(config.starts())
     assert run_eval(dataclasses.replace(config, resume=True))["results"] == card["results"]
-    with pytest.raises(ConfigError, match="--paired needs the same variation"):
+    with pytest.raises(ConfigError, match="variation is None here, mild in"):
         run_eval(dataclasses.replace(EVAL, paired=tmp_path))
 
 

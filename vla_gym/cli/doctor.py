@@ -1,37 +1,33 @@
 """``vla-gym doctor``: what this machine has, what is missing, and the exact mend.
 
-:data:`CHECKS` is the list. What may crash or hang runs in a process of its own, see :func:`ask`.
+:data:`CHECKS` is the list. What may crash or hang runs in a process of its own, see
+:func:`~vla_gym.cli.probes.ask`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import resource
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from vla_gym.cli import known_episode
+from vla_gym.cli.probes import ROOT, ProbeError, ask
+
 APT_LINE = "apt-get install -y libegl1 libgl1-mesa-dri libgl1 libglib2.0-0"
-PROBE_TIMEOUT = 120.0  # seconds; compiling the scene, and the first time the simulation, included
 # How far in cm the bowl of libero_spatial task 5 slides while official state 0 settles; all states
 # alike to 1e-6. Upstream's own environment with the real meshes: 1.460 with mujoco 3.3.7, 3.69
 # with 3.8.1. On the lite pack, whose ramekin is level: 0.0005.
 SETTLED_CM = {"libero": 1.46, "lite": 0.0}
 SETTLED_TOLERANCE_CM = 0.5
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "swiftshader")
-_REASONS = {
-    "mujoco": "from 3.4 on objects settle differently from LIBERO's data",
-    "numpy": "robosuite 1.4 and LIBERO's data need NumPy 1",
-}
+_REASONS = {"mujoco": "from 3.4 on objects settle differently from LIBERO's data"}
 
 
 class Finding(NamedTuple):
@@ -40,78 +36,6 @@ class Finding(NamedTuple):
     status: Literal["ok", "warn", "fail"]
     value: str
     mend: str = ""
-
-
-class ProbeError(Exception):
-    """A probe gave no answer; the message says why."""
-
-
-def ask(probe: str, *arguments: str, timeout: float = PROBE_TIMEOUT) -> Any:
-    """Return what one of :data:`PROBES` returns in a process of its own, killed after a deadline.
-
-    Raises:
-        ProbeError: If the probe fails, crashes or is late.
-    """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    more = {"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-P", "-m", "vla_gym.cli.doctor", probe, *arguments]
-    environment = {**os.environ, **more, "PYTHONPATH": path}
-    try:
-        run = subprocess.run(command, env=environment, capture_output=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        raise ProbeError(f"no answer within {timeout:.0f} s") from None
-    if run.returncode == 0 and run.stdout.strip():
-        return json.loads(run.stdout.splitlines()[-1])
-    if run.returncode < 0:
-        raise ProbeError(f"killed by {signal.Signals(-run.returncode).name}")
-    last = run.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    raise ProbeError(last[0][:300] if last else f"exit code {run.returncode}")
-
-
-def probe_gl() -> str:
-    """Return the GL_RENDERER and GL_VERSION strings of the context that MuJoCo would use."""
-    import mujoco.egl
-
-    context = mujoco.egl.GLContext(16, 16)
-    context.make_current()
-    from OpenGL import GL
-
-    return f"{GL.glGetString(GL.GL_RENDERER).decode()} | {GL.glGetString(GL.GL_VERSION).decode()}"
-
-
-def probe_imports() -> dict[str, Any]:
-    """Import torch and transformers; return their versions and the CUDA devices' names."""
-    import torch
-
-    if importlib.util.find_spec("torchvision"):
-        importlib.import_module("torchvision")  # breaks transformers where it does not fit torch
-    import transformers
-    from transformers import AutoModel, AutoProcessor, PreTrainedModel  # noqa: F401
-
-    cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return {"versions": versions, "cuda": cuda}
-
-
-def probe_settle(pack: str) -> float:
-    """Return how far, in cm, the bowl slides sideways while an official state settles."""
-    import mujoco
-    import numpy as np
-
-    from vla_gym.sim import LiberoSim
-    from vla_gym.suites import get_task
-    from vla_gym.suites.libero import load_task_model
-
-    model = load_task_model(get_task("spatial", 5), pack)
-    layout, sim = model.official_layout(0), LiberoSim(model)
-    scene = mujoco.MjModel.from_binary_path(str(model.mjb_path))
-    start = layout.qpos[scene.joint("akita_black_bowl_1_joint0").qposadr[0] :][:2]
-    sim.reset(layout)
-    return 100 * float(np.linalg.norm(sim.body_pos("akita_black_bowl_1_main")[:2] - start))
-
-
-PROBES: dict[str, Callable[..., Any]]
-PROBES = {"gl": probe_gl, "imports": probe_imports, "settle": probe_settle}
 
 
 def check_packages(extra: str) -> Finding:
@@ -228,6 +152,21 @@ def check_settle() -> Finding:
     return Finding("fail", value, mend)
 
 
+def check_protocol(protocol: str) -> Finding:
+    """Does a known episode go, and look, as it should under an evaluation protocol?"""
+    pack = "libero" if check_assets("libero").status == "ok" else "lite"
+    wanted = json.loads(known_episode.KNOWN.read_text(encoding="utf-8"))[pack][protocol]
+    same, text = known_episode.judge(ask("known", protocol, pack), wanted)
+    value = f"goal 8 state 0 ({pack} pack): {text}"
+    if same and pack == "libero":
+        return Finding("ok", value)
+    if same:
+        mend = "The lite pack is not LIBERO: checkpoints of others need --assets libero."
+        return Finding("warn", value, mend)
+    mend = "Checkpoints see another world here. Mend what is marked above, unset what changes it."
+    return Finding("fail", value, mend)
+
+
 #: Name of a check, the check, whether it takes seconds.
 CHECKS: tuple[tuple[str, Callable[[], Finding], bool], ...] = (
     ("packages", lambda: check_packages(""), False),
@@ -242,10 +181,18 @@ CHECKS: tuple[tuple[str, Callable[[], Finding], bool], ...] = (
 )
 
 
-def run_checks(*, quick: bool = False) -> dict[str, Finding]:
-    """Run the checks, with ``quick`` only the fast ones; one that breaks is reported as failed."""
+def run_checks(*, quick: bool = False, protocol: str | None = None) -> dict[str, Finding]:
+    """Run the checks, with ``quick`` only the fast ones; one that breaks is reported as failed.
+
+    Args:
+        quick: Leave out those that take seconds.
+        protocol: Also play a known episode as this evaluation protocol has it.
+    """
     findings = {}
-    for name, check, is_slow in CHECKS:
+    checks = list(CHECKS)
+    if protocol is not None:
+        checks.append((f"protocol: {protocol}", lambda: check_protocol(protocol), False))
+    for name, check, is_slow in checks:
         if quick and is_slow:
             continue
         try:
@@ -285,10 +232,3 @@ def print_report(findings: Mapping[str, Finding]) -> None:
     failed, warned = (sum(f.status == s for f in findings.values()) for s in ("fail", "warn"))
     verdict = f"{failed} to mend" if failed else "vla-gym works here"
     console.print(f"\n{verdict}; {warned} warnings.")
-
-
-if __name__ == "__main__":
-    answer = PROBES[sys.argv[1]](*sys.argv[2:])
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # what counts is out; graphics drivers are known to crash while unloaded

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Literal
 
 from vla_gym.cli.options import parse_options
 from vla_gym.disk_full import disk_full_advice, is_disk_full
@@ -31,6 +31,9 @@ class DoctorConfig:
 
     quick: bool = False
     """Leave out what takes seconds: imports, CUDA, physics."""
+    protocol: Literal["openvla", "openpi", "libero"] | None = None
+    """Also play a known episode as this evaluation protocol has it, and compare what happens and
+    what is seen: does a low success rate come from the environment?"""
     json: bool = False
     """Print the report as JSON."""
 
@@ -50,7 +53,7 @@ def _doctor(arguments: Sequence[str]) -> int:
     config = parse_options(DoctorConfig, arguments, "doctor")
     from vla_gym.cli.doctor import as_json, print_report, run_checks
 
-    findings = run_checks(quick=config.quick)
+    findings = run_checks(quick=config.quick, protocol=config.protocol)
     report = as_json(findings)
     if config.json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")

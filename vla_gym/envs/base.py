@@ -46,6 +46,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
         gamma: float | None = None,
         max_control_steps: int | None = None,
+        settle_steps: int | None = None,
+        settle_gripper: float | None = None,
         render_mode: str | None = None,
         task_sampling: TaskSampling = "uniform",
         env_index: int = 0,
@@ -79,6 +81,10 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
             max_control_steps: Step limit; default is the suite's.
+            settle_steps: No-op control steps before an episode; default is the suite's, of LIBERO
+                10. LIBERO's suites alone take this and the next one.
+            settle_gripper: Their gripper command in [-1, 1], by default -1: open. 0 leaves the
+                fingers where they are.
             render_mode: None or ``"rgb_array"``. For a window, ``gymnasium.make`` or
                 ``gymnasium.wrappers.HumanRendering``.
             task_sampling: ``"uniform"``, ``"round_robin"`` or ``"balanced"``.
@@ -110,6 +116,13 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         for name, value in (("chunk_len", chunk_len), ("max_control_steps", max_control_steps)):
             if value is not None:
                 as_integer(value, name, 1)
+        settle: dict[str, Any] = {}
+        if settle_steps is not None:
+            settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0)
+        if settle_gripper is not None:
+            settle["settle_gripper"] = settle_gripper
+            if not -1.0 <= settle_gripper <= 1.0:
+                raise ConfigError(f"settle_gripper must be in [-1, 1], got {settle_gripper}.")
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
         self.assets = default_assets() if assets is None else assets
@@ -131,6 +144,7 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             image_size=self.image_size,
             visual_profile=visual_profile,
             max_scenes=as_integer(scene_cache_size, "scene_cache_size", 1),
+            **settle,
         )
         self._image_shape = (self.image_size, self.image_size, 3)
         self._image_out: dict[str, np.ndarray] | None = None

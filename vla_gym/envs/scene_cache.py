@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vla_gym.assets import cache_dir
 from vla_gym.assets.pack import LIBERO_VARIABLE
@@ -157,23 +157,21 @@ class SceneCache:
     def __init__(
         self,
         *,
-        physics: Literal["fast", "exact"] = "fast",
-        observation_timing: Literal["libero", "end"] = "libero",
         image_size: int,
         visual_profile: Literal["libero", "fast"] | None,
         max_scenes: int,
+        **how: Any,
     ) -> None:
         """Prepare; nothing is built yet.
 
         Args:
-            physics: See ``Suite.make_simulation``.
-            observation_timing: See ``Suite.make_simulation``.
             image_size: Height and width of images in pixels.
             visual_profile: See :class:`vla_gym.sim.SceneRenderer`; None: ``"libero"`` on the real
                 pack, else ``"fast"``.
             max_scenes: Most simulations that are kept, and most shared renderers of this thread.
+            **how: Further arguments of ``Suite.make_simulation``.
         """
-        self._how, self._image_size = (physics, observation_timing), image_size
+        self._how, self._image_size = how, image_size
         self._visual_profile, self._max_scenes = visual_profile, max_scenes
         self._sims: OrderedDict[tuple[str, Path], Simulation] = OrderedDict()
         self._user = _User(max_scenes)
@@ -187,7 +185,7 @@ class SceneCache:
         key = (model.scene_key, model.mjb_path)
         sim = self._sims.get(key)
         if sim is None:
-            sim = self._sims[key] = get_suite(model.task.suite).make_simulation(model, *self._how)
+            sim = self._sims[key] = get_suite(model.task.suite).make_simulation(model, **self._how)
             if len(self._sims) > self._max_scenes:
                 self._sims.popitem(last=False)
         else:

@@ -33,9 +33,8 @@ MAX_EXTRA_SETTLE_STEPS = 60
 REST_SPEED = 0.01
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
-# Settled official states of this process, newest last: (scene, physics, digest of the layout).
-_SettledKey = tuple[str, str, bytes]
-_settled: OrderedDict[_SettledKey, Snapshot] = OrderedDict()
+# Settled official states of this process, newest last; see the key in LiberoSim.reset.
+_settled: OrderedDict[tuple[str, str, bytes, int, float], Snapshot] = OrderedDict()
 _MAX_SETTLED = 2048
 
 
@@ -57,8 +56,12 @@ class LiberoSim(SimAccess):
         *,
         physics: Physics = "fast",
         observation_timing: ObservationTiming = "libero",
+        settle_steps: int = SETTLE_STEPS,
+        settle_gripper: float = ACTION.noop[6],
     ) -> None:
         """Create the simulation; :meth:`reset` must be called before stepping.
+
+        An episode begins after ``settle_steps`` no-ops with the gripper command ``settle_gripper``.
 
         Raises:
             ConfigError: Unknown ``physics`` or ``observation_timing``.
@@ -67,6 +70,7 @@ class LiberoSim(SimAccess):
             raise ConfigError(f"physics must be 'fast' or 'exact', got {physics!r}.")
         self.physics: Physics = physics
         super().__init__(task_model, load_shared(task_model), observation_timing)
+        self._settling = (settle_steps, settle_gripper)
         self._controller = ControllerState()
         parts = (self._model, self._data, task_model.robot, self._trace)
         self._fast, self._exact = FastController(*parts), ExactController(*parts)
@@ -95,10 +99,9 @@ class LiberoSim(SimAccess):
 
         Args:
             layout: Positions, fixture poses and null-space target.
-            settle: Run the ten no-op control steps of upstream's evaluation; a sampled layout
-                goes on until its objects rest. Official states settle once a process.
+            settle: Run the no-ops, of a sampled layout until its objects rest.
         """
-        key = (self.task_model.scene_key, self.physics, layout.digest())
+        key = (self.task_model.scene_key, self.physics, layout.digest(), *self._settling)
         if settle and key in _settled:
             _settled.move_to_end(key)
             self._restore(_settled[key])
@@ -145,10 +148,12 @@ class LiberoSim(SimAccess):
 
     def _settle(self, *, until_rest: bool) -> None:
         """Run no-ops; with ``until_rest`` until no object moves, within bounds."""
-        for step in range(SETTLE_STEPS + MAX_EXTRA_SETTLE_STEPS * until_rest):
-            if step >= SETTLE_STEPS and max(self.object_speeds().values(), default=0) < REST_SPEED:
+        steps, gripper = self._settling
+        noop = np.append(NOOP[:6], gripper)[None]
+        for step in range(steps + MAX_EXTRA_SETTLE_STEPS * until_rest):
+            if step >= steps and max(self.object_speeds().values(), default=0) < REST_SPEED:
                 break
-            self._advance(NOOP[None])
+            self._advance(noop)
         self.elapsed_steps = 0
 
     def step(self, action: np.ndarray) -> bool:

@@ -123,12 +123,12 @@ def check_comparable(protocol: Mapping[str, Any], other: EvalCard) -> None:
     """Check that another card was made in the same world.
 
     Raises:
-        ConfigError: If assets, physics or looks differ.
+        ConfigError: If protocol, assets, physics or looks differ.
     """
-    for key in ("assets", "physics", "variation", "scene_reset_interval"):
+    for key in ("name", "assets", "physics", "variation", "scene_reset_interval"):
         if other.protocol.get(key) != protocol.get(key):
             raise ConfigError(
-                f"--paired needs the same {key}, got {protocol.get(key)} here and "
+                f"--paired needs the same world and protocol; {key} is {protocol.get(key)} here, "
                 f"{other.protocol.get(key)} in {other.path}."
             )
 

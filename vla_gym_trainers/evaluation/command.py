@@ -14,6 +14,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Policy, Start, play
 from vla_gym.rollout.workers import WatchGoals
+from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.cards import (
     KIND,
     SCHEMA,
@@ -85,6 +86,7 @@ def run_eval(config: EvalConfig) -> Card:
             check_paired(starts, other.episodes)
         settings: dict[str, Any] = {
             **config.env_kwargs(),
+            **config.rules.env_kwargs(),
             "env_wrappers": [WatchGoals] if config.confusion else [],
         }
         # What must be the same where an evaluation goes on.
@@ -124,6 +126,7 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     protocol: dict[str, Any] = to_plain(
         {
             "policy": policy.identity,
+            "name": config.protocol,
             "tasks": tasks,
             "episodes": config.num_states(),
             "chunk_len": None if policy.expert else policy.chunk_len,
@@ -135,6 +138,13 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
             "variation": config.variation if config.episodes_a_look else None,
             "scene_reset_interval": config.episodes_a_look,
             "confusion": config.confusion,
+            **config.rules.env_kwargs(),
+            "max_control_steps": {
+                suite: config.rules.max_control_steps
+                or max(get_suite(suite).tasks[i].max_control_steps for i in ids)
+                for suite, ids in tasks.items()
+            },
+            "image_size": policy.image_size if sees else None,
         }
     )
     return protocol

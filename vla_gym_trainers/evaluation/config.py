@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,10 @@ import tyro
 
 from vla_gym.envs.checks import as_integer, parse_tasks
 from vla_gym.errors import ConfigError
-from vla_gym.rollout import Start
+from vla_gym.rollout import Policy, Start
 from vla_gym.suites import get_suite
+from vla_gym.suites.libero.protocols import PROTOCOLS, EvalProtocol, ProtocolName
+from vla_gym.suites.libero.suite import LiberoSuite
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.summary import can_be_confused
 
@@ -37,7 +39,11 @@ class EvalConfig(PolicyConfig):
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
     """Tasks of each suite; default: all."""
     episodes: int | None = None
-    """Episodes a task: its official states 0, 1, 2, ...; default: all, of LIBERO's suites 50."""
+    """Episodes a task: its official states 0, 1, 2, ...; default: the protocol's, or all, of
+    LIBERO's suites 50."""
+    protocol: ProtocolName | None = None
+    """Settle, limit, render and replan as a known evaluation does, see docs/evaluation.md: openvla,
+    openpi, or libero (LIBERO's own)."""
 
     num_envs: int = 8
     """Environments at once."""
@@ -62,13 +68,19 @@ class EvalConfig(PolicyConfig):
     progress: bool = True
     """Show a progress bar."""
 
+    @property
+    def rules(self) -> EvalProtocol:
+        """What the protocol fixes."""
+        return PROTOCOLS[self.protocol]
+
     def num_states(self) -> int:
-        """Return how many states of each task are played: ``episodes``, or all that all have.
+        """Return how many states of each task are played: as asked for, or all that all have.
 
         Raises:
             UnknownTaskError: If there is no such suite.
         """
-        return self.episodes or min(get_suite(suite).num_init_states for suite in self.suite)
+        asked = self.episodes or self.rules.episodes
+        return asked or min(get_suite(suite).num_init_states for suite in self.suite)
 
     def starts(self) -> tuple[Start, ...]:
         """Return every start: suites as given, then tasks, then states 0..n-1.
@@ -133,11 +145,44 @@ class EvalConfig(PolicyConfig):
             if getattr(self, name) and self.out is None:
                 raise ConfigError(f"--{name} needs --out: a directory or a .json file.")
         self.check_policy(self.my_starts())
+        if self.protocol is not None:
+            self._check_protocol()
         suites = dict.fromkeys(start.suite for start in self.starts())
         if self.confusion and not any(map(can_be_confused, suites)):
             raise ConfigError(
                 "--confusion needs a suite whose tasks share a scene and differ in their goals, "
                 f"such as goal; got {', '.join(suites)}."
+            )
+
+    def make_policy(self) -> Policy:
+        """Load who acts, and check that he can do what the protocol asks for.
+
+        Raises:
+            WeightsError, ConfigError: See :meth:`PolicyConfig.make_policy`.
+        """
+        rules, asks = self.rules, f"--protocol {self.protocol} asks for"
+        asked = replace(self, chunk_len=self.chunk_len or rules.chunk_len)
+        policy = super(EvalConfig, asked).make_policy()
+        if policy.cameras and rules.image_size not in (None, policy.image_size):
+            raise ConfigError(
+                f"{asks} renders of {rules.image_size} pixels, {policy.name} looks at "
+                f"{policy.image_size}: choose another protocol or policy."
+            )
+        given = policy.identity.get("vla", {}).get("options", {})
+        for name, wanted in rules.vla_options.items():
+            if given.get(name, wanted) != wanted:
+                raise ConfigError(f"{asks} {name}={wanted}, --vla has {name}={given[name]}.")
+        return policy
+
+    def _check_protocol(self) -> None:
+        asks = f"--protocol {self.protocol} asks for"
+        if not all(isinstance(get_suite(suite), LiberoSuite) for suite in self.suite):
+            raise ConfigError(f"{asks} LIBERO's suites, one by one; got {', '.join(self.suite)}.")
+        if (self.episodes or 0) > (most := self.rules.episodes or 0):
+            raise ConfigError(f"{asks} {most} episodes a task or fewer; got {self.episodes}.")
+        if self.rules.chunk_len not in (None, self.chunk_len or self.rules.chunk_len):
+            raise ConfigError(
+                f"{asks} chunks of {self.rules.chunk_len} control steps: leave --chunk-len out."
             )
 
 

@@ -139,8 +139,8 @@ class PolicyConfig(EnvSettings):
         )
         if self.chunk_len not in (None, policy.chunk_len):
             raise ConfigError(
-                f"--chunk-len {self.chunk_len}: the policy acts in chunks of {policy.chunk_len}; "
-                "leave it out."
+                f"The policy acts in chunks of {policy.chunk_len}, not of {self.chunk_len}: leave "
+                "--chunk-len, or the --protocol that asks for it, out."
             )
         return policy
 

@@ -40,12 +40,12 @@ class LiberoSuite(Suite):
         return load_task_model(task, assets, clutter=clutter)
 
     def make_simulation(
-        self, task_model: Any, physics: Any = "fast", observation_timing: Any = "libero"
+        self, task_model: Any, physics: Any = "fast", observation_timing: Any = "libero", **how: Any
     ) -> LiberoSim:
-        """Return a new simulation."""
+        """Return a new simulation; ``how`` may hold ``settle_steps`` and ``settle_gripper``."""
         from vla_gym.sim.libero_sim import LiberoSim
 
-        return LiberoSim(task_model, physics=physics, observation_timing=observation_timing)
+        return LiberoSim(task_model, physics=physics, observation_timing=observation_timing, **how)
 
 
 LIBERO_GOAL = LiberoSuite("goal")
