@@ -30,8 +30,11 @@ def print_results(
 
 
 def title_of(protocol: Mapping[str, Any]) -> str:
-    """Return who played in which world."""
-    return f"{policy_name(protocol['policy'])}, assets {protocol['assets']['name']}"
+    """Return who played in which world, by which rules."""
+    rest = {"protocol": protocol.get("name"), "variation": protocol.get("variation")}
+    words = [f"{what} {value}" for what, value in rest.items() if value]
+    world = f"assets {protocol['assets']['name']}"
+    return ", ".join([policy_name(protocol["policy"]), world, *words])
 
 
 def policy_name(identity: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from vla_gym.suites.libero.protocols import PROTOCOLS
 from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
+from vla_gym_trainers.evaluation.tables import title_of
 
 RANDOM = EvalConfig(policy="random", task_ids=(8,), episodes=1, workers=0, progress=False)
 
@@ -58,6 +59,7 @@ def test_a_card_holds_what_was_fixed(tmp_path: Path) -> None:
         "observation_timing": "libero",
     }
     assert {key: card["protocol"][key] for key in fixed} == fixed
+    assert title_of(card["protocol"]).endswith("assets lite, protocol libero")
     (row,) = card["results"]["episodes"]
     assert row["length"] == 600 or row["success"]
     with pytest.raises(ConfigError, match="name is None here, libero in"):
