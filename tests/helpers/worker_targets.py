@@ -181,3 +181,31 @@ def render_with_mujoco(payload: bytes, fds: list[int]) -> None:
     with mujoco.Renderer(model, 32, 32) as renderer:
         renderer.update_scene(data)
         _tell(fds[0], {"before": loaded, "brightest": int(renderer.render().max())})
+
+
+def draw(payload: bytes, fds: list[int]) -> None:
+    """Draw an official state with the renderers that are open, then with a new one."""
+    from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
+    from vla_gym.suites import get_task
+
+    found = num_renderers()
+    cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
+    model = load_task(get_task("goal", 8), "lite")
+    images = []
+    for _ in range(2):
+        images.append(picture(cache, model, int(payload)))
+        renderer = cache.renderer(model)
+        renderer.close()
+    cache.close()
+    _tell(fds[0], {"found": found, "left": num_renderers(), "images": images})
+
+
+def picture(cache: Any, model: Any, state: int) -> Any:
+    """Return the pixels of both cameras in an official state, as lists."""
+    import numpy as np
+
+    sim = cache.simulation(model)
+    sim.reset(model.official_layout(state))
+    out = np.empty((2, 48, 48, 3), np.uint8)
+    cache.render(sim, out, ("agentview", "robot0_eye_in_hand"))
+    return out.tolist()

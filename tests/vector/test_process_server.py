@@ -24,9 +24,12 @@ from vector_processes import SOON as LONG
 from vector_processes import alive as runs
 from vector_processes import children_of
 from vector_processes import wait_until as until
+from worker_targets import picture
 
 from vla_gym.assets import resolve_asset_pack
+from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.errors import AssetError, UnknownTaskError, VlaGymError, WorkerError
+from vla_gym.sim.rendering import painter
 from vla_gym.suites import get_task
 from vla_gym.suites.libero.requests import scene_request
 from vla_gym.suites.libero.tasks import scene_of
@@ -541,6 +544,31 @@ def check_sharing(several: list[dict[str, Any]]) -> None:
 def test_workers_that_never_draw_need_no_drawing_code(server):
     preload(server, PRELOADED_TASKS, "lite", timeout=LONG, images=False)
     assert not tell(server, "simulation", b"8", ASSETS="lite")["can_draw"]
+
+
+@pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
+@pytest.mark.parametrize(
+    ("threads", "max_scenes", "inherited"), [("0", 1, 1), ("2", 1, 0), ("0", 0, 0)]
+)
+def test_workers_draw_with_the_servers_renderers(
+    server, monkeypatch, threads, max_scenes, inherited
+):
+    """Mesa's drawing threads, and more scenes than fit, forbid it; the pixels are the same."""
+    monkeypatch.setenv("LP_NUM_THREADS", threads)
+    drawing = {"image_size": 48, "visual_profile": "libero", "max_scenes": max_scenes}
+    preload(server, PRELOADED_TASKS, "lite", timeout=LONG, drawing=drawing)
+    names = [
+        task.joinpath("comm").read_text() for task in Path(f"/proc/{server.pid}/task").iterdir()
+    ]
+    assert len(names) == 1 or (inherited and len([n for n in names if "disk$" not in n]) == 1)
+    cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
+    model = load_task(get_task("goal", 8), "lite")
+    for state_id in (0, 3, 0):
+        told = tell(server, "draw", b"%d" % state_id)
+        assert told["found"] == told["left"] == inherited
+        expected = picture(cache, model, state_id)
+        assert told["images"] == [expected, expected]
+    cache.close()
 
 
 def test_mujocos_warnings_reach_the_log_of_a_worker(loaded, tmp_path, monkeypatch):

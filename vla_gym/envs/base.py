@@ -138,13 +138,13 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self.render_mode = render_mode
         self.variation = DomainVariation.parse(variation)
         self.scene_reset_interval = as_integer(scene_reset_interval, "scene_reset_interval", 1)
+        self.drawing: dict[str, Any] = {  # arguments of a SceneCache
+            "image_size": self.image_size,
+            "visual_profile": visual_profile,
+            "max_scenes": as_integer(scene_cache_size, "scene_cache_size", 1),
+        }
         self._scenes = SceneCache(
-            physics=physics,
-            observation_timing=observation_timing,
-            image_size=self.image_size,
-            visual_profile=visual_profile,
-            max_scenes=as_integer(scene_cache_size, "scene_cache_size", 1),
-            **settle,
+            physics=physics, observation_timing=observation_timing, **settle, **self.drawing
         )
         self._image_shape = (self.image_size, self.image_size, 3)
         self._image_out: dict[str, np.ndarray] | None = None

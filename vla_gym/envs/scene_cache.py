@@ -72,6 +72,8 @@ class _User:
 class _RendererPool:
     """The renderers of one thread, least recently used first; they end with the thread.
 
+    If they are inheritable, a fork of the process goes on with its copies.
+
     A renderer is closed when its last user is gone, or when more are open than the most generous
     user wants; a user that still wants an evicted one gets a new one at its next image. Users go at
     any moment, in any thread, even inside a render, and closing a renderer changes the thread's
@@ -79,7 +81,7 @@ class _RendererPool:
     """
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid, self.inheritable = os.getpid(), False
         self.renderers: OrderedDict[_RendererKey, SceneRenderer] = OrderedDict()
         self._users: weakref.WeakKeyDictionary[_User, set[_RendererKey]]
         self._users = weakref.WeakKeyDictionary()
@@ -127,15 +129,18 @@ class _RendererPool:
 
 _local = threading.local()
 # Pools of the process that this one was forked from. Their contexts are not ours to free.
-_inherited: list[_RendererPool] = []
+_foreign: list[_RendererPool] = []
 
 
 def _pool() -> _RendererPool:
     """Return the pool of this thread."""
     pool: _RendererPool | None = getattr(_local, "pool", None)
     if pool is not None and pool.pid != os.getpid():
-        _inherited.append(pool)
-        pool = None
+        if pool.inheritable:
+            pool.pid = os.getpid()
+        else:
+            _foreign.append(pool)
+            pool = None
     if pool is None:
         pool = _local.pool = _RendererPool()
     return pool
@@ -144,6 +149,11 @@ def _pool() -> _RendererPool:
 def _close_unused() -> None:
     """Close what nobody uses in this thread; other threads do it at their next image."""
     _pool().close_unused()
+
+
+def let_forks_inherit() -> None:
+    """Let processes that this thread forks go on with its renderers, see ``fork_safety``."""
+    _pool().inheritable = True
 
 
 def num_renderers() -> int:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.assets.pack import default_assets
 from vla_gym.envs.checks import as_integer, parse_reset_options, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_suite
-from vla_gym.variation import DomainVariation
+
+if TYPE_CHECKING:
+    from vla_gym.envs.libero import LiberoEnv
 
 _OPTIONS = ("task_id", "init_state_id")
 Wrappers = Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]]
@@ -84,17 +85,17 @@ class EnvPlan:
         libero = functools.partial(_libero_env, suite=suite, task_lists=lists, kwargs=kwargs)
         make = functools.partial(_build, make=libero, wrappers=tuple(env_wrappers))
         # Checks all arguments: nothing is simulated before the first reset.
-        libero(0).close()
-        variation = DomainVariation.parse(env_kwargs.get("variation"))
-        cameras = env_kwargs.get("cameras")
+        env = libero(0)
+        env.close()
         scenes = {
             "tasks": [
                 (task.suite, task.task_id)
                 for task in (get_suite(suite).tasks[i] for i in sorted(set().union(*lists)))
             ],
-            "assets": str(env_kwargs.get("assets") or default_assets()),
-            "clutter": variation is not None and variation.distractors > 0,
-            "images": bool(env_wrappers) or cameras is None or len(cameras) > 0,
+            "assets": str(env.assets),
+            "clutter": env.variation is not None and env.variation.distractors > 0,
+            "images": bool(env_wrappers) or bool(env.cameras),
+            "drawing": env.drawing if env.cameras else None,
         }
         return cls(num_envs, make, group_size, suite, lists, not env_wrappers, scenes)
 
@@ -196,7 +197,7 @@ def _build(
 
 def _libero_env(
     index: int, suite: str, task_lists: Sequence[Sequence[int]], kwargs: Mapping[str, Any]
-) -> gym.Env[Any, Any]:
+) -> LiberoEnv:
     from vla_gym.envs.libero import LiberoEnv
 
     tasks = task_lists[index % len(task_lists)]

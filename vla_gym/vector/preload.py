@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.envs.scene_cache import load_task
+from vla_gym.envs.scene_cache import SceneCache, let_forks_inherit, load_task
+from vla_gym.errors import RenderError
 from vla_gym.suites import get_suite, get_task
 
 if TYPE_CHECKING:
@@ -20,21 +23,33 @@ if TYPE_CHECKING:
 _WORKER_MODULES = ("vla_gym.envs.libero", "vla_gym.vector.worker")
 _warm = False
 WARM_UP_STEPS = 2
+# Keep renderers open, by scenes and arguments of SceneCache.
+_open: dict[Any, SceneCache] = {}
+
+logger = logging.getLogger(__name__)
 
 
 def preload(
-    tasks: Sequence[tuple[str, int]], assets: str, *, clutter: bool = False, images: bool = True
+    tasks: Sequence[tuple[str, int]],
+    assets: str,
+    *,
+    clutter: bool = False,
+    images: bool = True,
+    drawing: Mapping[str, Any] | None = None,
 ) -> None:
     """Load some tasks and their scenes; the first time, also run the simulation a little.
 
     A scene that is not in the cache is compiled, in a process of its own. Where images are surely
-    drawn in software, what drawing needs is loaded too.
+    drawn in software, what drawing needs is loaded too; and with ``drawing`` the renderers are
+    opened, if all scenes fit into the cache: a scene's textures take hundreds of megabytes, which
+    the workers then share.
 
     Args:
         tasks: Suite and id of each.
         assets: ``"lite"``, ``"libero"`` or a path to LIBERO's assets.
         clutter: Load the scenes with clutter.
         images: Whether the workers are going to draw.
+        drawing: How they do: arguments of ``SceneCache``; None: open no renderer.
 
     Raises:
         UnknownTaskError: If a suite or task does not exist.
@@ -42,8 +57,10 @@ def preload(
         CompileError: If a scene cannot be compiled or read.
     """
     global _warm
+    scenes: dict[Any, CompiledTask] = {}
     for suite, task_id in tasks:
         model = load_task(get_task(suite, task_id), assets, clutter=clutter)
+        scenes[model.scene_key, model.mjb_path] = model
         _import_mujoco()
         from vla_gym.sim.model_io import load_shared
         from vla_gym.sim.rendering import painter
@@ -56,6 +73,39 @@ def preload(
             for name in _WORKER_MODULES:
                 importlib.import_module(name)
             _warm = True
+    if drawing is not None:
+        _open_renderers(scenes, drawing)
+
+
+def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, Any]) -> None:
+    """Open the renderers of scenes, if a fork of them draws as well as they do."""
+    from vla_gym.sim.rendering import fork_safety, painter
+
+    key = (*scenes, *drawing.items())
+    if painter.has_gpu() or len(scenes) > drawing["max_scenes"] or key in _open:
+        return
+    cache, size = SceneCache(**drawing), drawing["image_size"]
+    try:
+        for model in scenes.values():
+            suite = get_suite(model.task.suite)
+            sim = suite.make_simulation(model)
+            sim.reset(model.official_layout(0))
+            images = np.empty((len(suite.cameras), size, size, 3), np.uint8)
+            cache.render(sim, images, tuple(suite.cameras.values()))
+            problem = fork_safety.obstacle()
+            if problem:
+                raise RenderError(f"OpenGL has {problem}")
+    except RenderError as error:
+        # The workers open their own, and say what is wrong if they can't.
+        logger.info("Workers do not share renderers: %s", error)
+        cache.close()
+        if not _open:
+            fork_safety.end_display()
+        return
+    _open[key] = cache
+    # What Python 3.12 says of a fork beside a thread, be it asleep.
+    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
+    let_forks_inherit()
 
 
 def _warm_up(model: CompiledTask) -> None:

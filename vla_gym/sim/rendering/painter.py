@@ -58,9 +58,12 @@ def surely_in_software() -> bool:
 
     False is no answer: OpenGL may fail to use a GPU that is there.
     """
-    if os.environ.get("LIBGL_ALWAYS_SOFTWARE", "").lower() in ("1", "true"):
-        return True
-    return not any(glob.glob(pattern) for pattern in _GPUS)
+    return os.environ.get("LIBGL_ALWAYS_SOFTWARE", "").lower() in ("1", "true") or not has_gpu()
+
+
+def has_gpu() -> bool:
+    """Tell whether the system offers a GPU, whatever is used."""
+    return any(glob.glob(pattern) for pattern in _GPUS)
 
 
 def preload(shared: SharedModel) -> None:

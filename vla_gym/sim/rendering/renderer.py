@@ -44,9 +44,9 @@ class SceneRenderer:
     """Renders simulations of one scene.
 
     It keeps nothing of a simulation: several may share it. The OpenGL context is made at the first
-    render, because it must not exist before a fork and belongs to the thread that renders. Use one
-    renderer a thread. ``MUJOCO_EGL_DEVICE_ID`` in the environment picks the device (0, 1, ...) for
-    all renderers of a process; MuJoCo reads it at the first.
+    render, because it must not exist before a fork (but see ``fork_safety``) and belongs to the
+    thread that renders. Use one renderer a thread. ``MUJOCO_EGL_DEVICE_ID`` in the environment
+    picks the device (0, 1, ...) for all renderers of a process; MuJoCo reads it at the first.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The process server: forks workers from a process that never touched OpenGL, CUDA or threads.
+"""The process server: forks workers from a process that never touched CUDA or threads.
 
 :mod:`~vla_gym.vector.processes.client` starts it as a program. It calls functions that load things,
 so that all workers share their memory, and forks a worker on request.
@@ -14,8 +14,8 @@ The server ends with the trainer, and takes its workers along:
   things are loaded, because a forked child of the trainer may hold the link open;
 * the server itself is killed: the kernel then kills the workers.
 
-No thread, no OpenGL, no torch, no libero and no robosuite in here: a fork would carry a broken
-copy of them into each worker.
+No thread at work, no torch, no libero and no robosuite in here, and OpenGL only where
+``sim.rendering.fork_safety`` allows it: a fork would carry a broken copy of them into each worker.
 """
 
 from __future__ import annotations
