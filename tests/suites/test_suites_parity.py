@@ -39,8 +39,10 @@ PHYSICS_TASKS = [
     ("10", 9),
     ("90", 34),
     ("90", 70),
+    ("goal-object", 3),
+    ("10-swap", 9),
 ]
-# Ten tasks, with every way in which LIBERO places objects.
+# Tasks with every way in which LIBERO places objects.
 LAYOUT_TASKS = [
     ("spatial", 3),  # on another object (both bowls)
     ("spatial", 4),  # in a drawer that stands open
@@ -52,6 +54,9 @@ LAYOUT_TASKS = [
     ("90", 3),
     ("90", 36),
     ("90", 70),
+    ("goal-swap", 3),
+    ("spatial-swap", 9),
+    ("10-object", 3),
 ]
 FAST_TOLERANCE = 1e-9
 
@@ -214,7 +219,7 @@ def test_layouts_of_one_task(libero_assets_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task_id"), LAYOUT_TASKS)
-def test_layouts_of_ten_tasks(libero_assets_dir: Path, suite: str, task_id: int) -> None:
+def test_layouts_of_several_tasks(libero_assets_dir: Path, suite: str, task_id: int) -> None:
     compare_layouts(libero_assets_dir, suite, task_id, resets=300)
 
 
