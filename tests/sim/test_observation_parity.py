@@ -75,7 +75,7 @@ def check_observations(
     task_id: int,
     count: int,
     size: int,
-    protocol: ProtocolName | None = None,
+    protocol: ProtocolName = "openvla",
 ) -> int:
     """Compare an episode of single steps and one of chunks; return the number of images."""
     rules = PROTOCOLS[protocol]

@@ -160,6 +160,8 @@ def test_what_is_no_suite_is_one_clear_error(reach: None) -> None:
         LiberoVectorEnv(2, ["goal", "reach"])
     with pytest.raises(ConfigError, match="named once"):
         get_suite("goal+goal")
+    with pytest.raises(ConfigError, match="'reach' does not take settle_steps: leave"):
+        gym.make("Libero-reach-v0", settle_steps=5)
 
 
 def test_two_suites_in_one_vector_env() -> None:
@@ -175,7 +177,7 @@ def test_two_suites_in_one_vector_env() -> None:
     envs.close()
     assert seen[0][:2] == ([8, 13], ["goal", "spatial"])
     assert seen[1][:2] == ([13, 8], ["spatial", "goal"])
-    single = gym.make("Libero-v0", cameras=(), env_index=1, **options)
+    single = gym.make("Libero-v0", cameras=(), env_index=1, settle_steps=10, **options)
     for row in seen:
         obs, info = single.reset(seed=8 if row is seen[0] else None)
         assert (info["task_id"], info["suite"]) == (row[0][1], row[1][1])

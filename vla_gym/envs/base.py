@@ -123,6 +123,10 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             settle["settle_gripper"] = settle_gripper
             if not -1.0 <= settle_gripper <= 1.0:
                 raise ConfigError(f"settle_gripper must be in [-1, 1], got {settle_gripper}.")
+        if settle and not self._suite.can_settle:
+            raise ConfigError(
+                f"Suite {self._suite.name!r} does not take {', '.join(settle)}: leave them out."
+            )
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
         self.assets = default_assets() if assets is None else assets

@@ -45,6 +45,7 @@ class CombinedSuite(Suite):
         self.num_init_states = min(part.num_init_states for part in parts)
         self.cameras, self.control_hz = parts[0].cameras, parts[0].control_hz
         self.action, self.proprio = parts[0].action, parts[0].proprio
+        self.can_settle = all(part.can_settle for part in parts)
         self._tasks = tuple(task for part in parts for task in part.tasks)
 
     @property
@@ -58,12 +59,9 @@ class CombinedSuite(Suite):
         """Load a task of any part; see ``Suite.load_task_model``."""
         return self._part(task).load_task_model(task, assets, clutter=clutter)
 
-    def make_simulation(
-        self, task_model: Any, physics: str = "fast", observation_timing: str = "libero"
-    ) -> Simulation:
+    def make_simulation(self, task_model: Any, *args: Any, **kwargs: Any) -> Simulation:
         """Simulate a task of any part; see ``Suite.make_simulation``."""
-        part = self._part(task_model.task)
-        return part.make_simulation(task_model, physics, observation_timing)
+        return self._part(task_model.task).make_simulation(task_model, *args, **kwargs)
 
     def _part(self, task: Task) -> Suite:
         return next(part for part in self.parts if part.name == task.suite)

@@ -209,6 +209,7 @@ class Suite(ABC):
         action: What an action is.
         proprio: What proprioception holds.
         control_hz: Control steps in a second of simulated time.
+        can_settle: Whether ``make_simulation`` also takes ``settle_steps`` and ``settle_gripper``.
     """
 
     name: str
@@ -217,6 +218,7 @@ class Suite(ABC):
     action: ActionSpec
     proprio: ProprioSpec
     control_hz: float
+    can_settle: bool = False
 
     @property
     @abstractmethod

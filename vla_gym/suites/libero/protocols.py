@@ -24,8 +24,9 @@ class EvalProtocol:
 
     Attributes:
         episodes: Official states of each task, from 0.
-        settle_steps: No-ops before an episode.
-        settle_gripper: Their gripper command: -1 opens, 0 leaves the fingers as they are.
+        settle_steps: No-ops before an episode; None: the suite's.
+        settle_gripper: Their gripper command: -1 opens, 0 leaves the fingers as they are; None: the
+            suite's.
         max_control_steps: Limit of an episode; None: the suite's (spatial 220, object 280, goal
             300, 10: 520, 90: 400), which stems from OpenVLA's evaluation.
         image_size: Pixels of a render's side.
@@ -35,8 +36,8 @@ class EvalProtocol:
     """
 
     episodes: int | None = None
-    settle_steps: int = SETTLE_STEPS
-    settle_gripper: float = ACTION.noop[6]
+    settle_steps: int | None = None
+    settle_gripper: float | None = None
     max_control_steps: int | None = None
     image_size: int | None = None
     chunk_len: int | None = None
@@ -52,11 +53,17 @@ class EvalProtocol:
         }
 
 
-#: By name; None: no protocol, which settles like most.
+#: By name; None: no protocol.
 PROTOCOLS: dict[ProtocolName | None, EvalProtocol] = {
     None: EvalProtocol(),
-    "openvla": EvalProtocol(50, image_size=256, vla_options={"jpeg": True, "crop": True}),
-    "openpi": EvalProtocol(50, image_size=256, chunk_len=5),
+    "openvla": EvalProtocol(
+        50,
+        SETTLE_STEPS,
+        ACTION.noop[6],
+        image_size=256,
+        vla_options={"jpeg": True, "crop": True},
+    ),
+    "openpi": EvalProtocol(50, SETTLE_STEPS, ACTION.noop[6], image_size=256, chunk_len=5),
     "libero": EvalProtocol(
         20,
         settle_steps=5,

@@ -23,6 +23,7 @@ class LiberoSuite(Suite):
     action = ACTION
     proprio = PROPRIO
     control_hz = CONTROL_HZ
+    can_settle = True
 
     def __init__(self, name: str) -> None:
         """Name the suite, without the ``libero_`` prefix."""
