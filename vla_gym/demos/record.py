@@ -200,6 +200,8 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
         num_envs=num_envs,
         workers=workers,
         env_wrappers=[functools.partial(DemoRecorder, config=config)],
+        render_mode="rgb_array",  # the recorder draws: its renderers are opened before the fork
+        image_size=config.image_size,
         step_timeout=STEP_TIMEOUT,
         **config.env_kwargs(),
     )

@@ -87,6 +87,7 @@ class EnvPlan:
         # Checks all arguments: nothing is simulated before the first reset.
         env = libero(0)
         env.close()
+        draws = bool(env.cameras) or env.render_mode is not None
         scenes = {
             "tasks": [
                 (task.suite, task.task_id)
@@ -94,8 +95,8 @@ class EnvPlan:
             ],
             "assets": str(env.assets),
             "clutter": env.variation is not None and env.variation.distractors > 0,
-            "images": bool(env_wrappers) or bool(env.cameras),
-            "drawing": env.drawing if env.cameras else None,
+            "images": bool(env_wrappers) or draws,
+            "drawing": env.drawing if draws else None,
         }
         return cls(num_envs, make, group_size, suite, lists, not env_wrappers, scenes)
 
