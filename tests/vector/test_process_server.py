@@ -556,7 +556,7 @@ def test_workers_draw_with_the_servers_renderers(
     """Mesa's drawing threads, and more scenes than fit, forbid it; the pixels are the same."""
     monkeypatch.setenv("LP_NUM_THREADS", threads)
     drawing = {"image_size": 48, "visual_profile": "libero", "max_scenes": max_scenes}
-    preload(server, PRELOADED_TASKS, "lite", timeout=LONG, drawing=drawing)
+    preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
     names = [
         task.joinpath("comm").read_text() for task in Path(f"/proc/{server.pid}/task").iterdir()
     ]
@@ -569,6 +569,15 @@ def test_workers_draw_with_the_servers_renderers(
         expected = picture(cache, model, state_id)
         assert told["images"] == [expected, expected]
     cache.close()
+
+
+@pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
+def test_the_server_keeps_the_latest_renderers_alone(server, monkeypatch):
+    monkeypatch.setenv("LP_NUM_THREADS", "0")
+    for size in (32, 40, 48):
+        drawing = {"image_size": size, "visual_profile": "libero", "max_scenes": 3}
+        preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
+    assert tell(server, "draw", b"0")["found"] == 2
 
 
 def test_mujocos_warnings_reach_the_log_of_a_worker(loaded, tmp_path, monkeypatch):

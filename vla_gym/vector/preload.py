@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 _WORKER_MODULES = ("vla_gym.envs.libero", "vla_gym.vector.worker")
 _warm = False
 WARM_UP_STEPS = 2
-# Keep renderers open, by scenes and arguments of SceneCache.
+# Keep renderers open for workers to come, by scenes and arguments of SceneCache; the latest alone,
+# say of training and evaluation: each holds hundreds of megabytes.
 _open: dict[Any, SceneCache] = {}
+_MAX_OPEN = 2
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,8 @@ def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, An
             fork_safety.end_display()
         return
     _open[key] = cache
+    while len(_open) > _MAX_OPEN:
+        _open.pop(next(iter(_open))).close()
     # What Python 3.12 says of a fork beside a thread, be it asleep.
     warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
     let_forks_inherit()

@@ -15,7 +15,7 @@ from typing import Any
 # Mesa's thread for its cache of compiled shaders: it sleeps unless something new was compiled.
 _CACHE_THREAD = "disk$"
 _CACHE_FILE = "mesa_shader_cache"  # made to be shared by processes
-_PATIENCE_S = 2.0
+_PATIENCE_S = 10.0
 
 
 def obstacle() -> str | None:
