@@ -7,7 +7,7 @@ anything else. Not so threads that draw, and memory that parent and child would 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def _threads() -> list[tuple[str, str]]:
 
 def end_display() -> None:
     """Close the display of MuJoCo's EGL backend, which ends Mesa's threads; no context is open."""
-    egl: Any = importlib.import_module("mujoco.egl")
-    if egl.EGL_DISPLAY is not None:
+    egl: Any = sys.modules.get("mujoco.egl")  # not loaded: where libEGL is missing
+    if egl is not None and egl.EGL_DISPLAY is not None:
         egl.EGL.eglTerminate(egl.EGL_DISPLAY)
         egl.EGL_DISPLAY = None
