@@ -19,9 +19,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,8 @@ def main(config: DemoConfig) -> int:
             console.print("Mend what is marked 'fail', then start again.", style="bold red")
             return 1
 
-    with redirect_stderr(StringIO()):  # SB3 imports the old `gym`, which prints a banner
-        from vla_gym_trainers.td3.train import train_td3
+    from vla_gym_trainers.td3.train import train_td3
+
     settings = training_settings(config, run_dir)
     task = get_task(settings.suite, settings.task_ids[0])
     console.print(f"\nTask: [bold]{task.instruction}[/bold] (libero_{task.suite}, {task.task_id})")

@@ -8,11 +8,8 @@ is learnt in a few minutes; `vla-gym-train td3` starts at the VLA.
 """
 
 import argparse
-from contextlib import redirect_stderr
-from io import StringIO
 
-with redirect_stderr(StringIO()):  # SB3 imports the old `gym`, which prints a banner
-    import stable_baselines3 as sb3
+import stable_baselines3 as sb3
 
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 

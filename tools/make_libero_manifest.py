@@ -1,10 +1,11 @@
-"""Writes the list of the asset files that LIBERO's 130 tasks load, for ``vla-gym assets``.
+"""Writes the list of the asset files that LIBERO's tasks load, for ``vla-gym assets``.
 
 Usage: ``python tools/make_libero_manifest.py ASSETS [OUT]`` with LIBERO's real asset folder. Every
 scene is built through LIBERO's own classes; what they open and what the resulting models name is
-the list. MJCF files come with their SHA-256, because they decide the physics; meshes and textures
-are listed by path alone, and their checksums come from where they are downloaded. Textures of
-floors and walls that ASSETS lacks are listed as optional, with those that may stand in for them.
+the list, what only LIBERO-PRO's variants ask for a list of its own. MJCF
+files come with their SHA-256, because they decide the physics; meshes and textures are listed by
+path alone, and their checksums come from the wheels. Textures of floors and walls that ASSETS lacks
+are listed as optional, with those that may stand in for them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import os
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from pathlib import Path
 
-from vla_gym.suites import SUITES, suite_tasks
+from vla_gym.suites import SUITES, VARIANTS, suite_tasks
 from vla_gym.suites.libero import upstream_env
 
 OUT = Path(__file__).resolve().parents[1] / "vla_gym" / "assets" / "libero_manifest.json"
 
 
-def named_files(root: Path) -> set[Path]:
-    """Return the real paths of all files below ``root`` that the tasks' scenes ask for."""
+def named_files(root: Path, suites: Iterable[str]) -> set[Path]:
+    """Return the real paths of all files below ``root`` that the suites' scenes ask for."""
     opened: set[str] = set()
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
@@ -35,7 +37,7 @@ def named_files(root: Path) -> set[Path]:
         upstream_env.prepare(root, Path(folder))
         sys.addaudithook(watch)
         scenes = {}
-        for suite in SUITES:
+        for suite in suites:
             for task in suite_tasks(suite):
                 scenes.setdefault(task.scene_name, task)
         for count, task in enumerate(scenes.values(), 1):
@@ -46,19 +48,30 @@ def named_files(root: Path) -> set[Path]:
     return {path for path in real if not path.is_dir() and path.is_relative_to(root)}
 
 
+def listed(root: Path, paths: Iterable[Path]) -> dict[str, str | None]:
+    """Return those that exist, each MJCF file with its SHA-256."""
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.suffix == ".xml"
+        else None
+        for path in sorted(paths)
+        if path.exists()
+    }
+
+
 def main() -> None:
     """Write the manifest."""
     root = Path(os.path.realpath(sys.argv[1]))
     out = Path(sys.argv[2]) if len(sys.argv) > 2 else OUT
-    files, optional = {}, []
-    for path in sorted(named_files(root)):
-        name = path.relative_to(root).as_posix()
-        if not path.exists():
-            optional.append(name)
-            continue
-        files[name] = hashlib.sha256(path.read_bytes()).hexdigest() if name[-4:] == ".xml" else None
-    stand_ins = {f"textures/{name}" for name in upstream_env._STAND_INS.values()}
-    manifest = {"files": files, "optional": sorted({*optional, *stand_ins} - set(files))}
+    own = named_files(root, SUITES)
+    files = listed(root, own)
+    optional = {path.relative_to(root).as_posix() for path in own if not path.exists()}
+    optional |= {f"textures/{name}" for name in upstream_env._STAND_INS.values()}
+    manifest = {
+        "files": files,
+        "optional": sorted(optional - set(files)),
+        "variants": listed(root, named_files(root, VARIANTS) - own),
+    }
     out.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     sys.stderr.write(f"{out}: {len(files)} files and {len(optional)} optional ones\n")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import redirect_stderr
-from io import StringIO
 
 from vla_gym.cli.options import parse_options
 from vla_gym.errors import ConfigError
@@ -50,14 +48,13 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def import_sb3() -> None:
-    """Import stable-baselines3 without the banner of the old ``gym`` that it picks up.
+    """Import stable-baselines3.
 
     Raises:
         ConfigError: If the trainers' extra is not installed.
     """
     try:
-        with redirect_stderr(StringIO()):
-            import stable_baselines3  # noqa: F401
+        import stable_baselines3  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"

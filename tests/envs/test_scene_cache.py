@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from vla_gym.envs import scene_cache
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
 from vla_gym.errors import AssetError
@@ -35,6 +36,20 @@ def nothing_is_left():
     yield
     assert num_renderers() == 0
     assert open_contexts() == before
+
+
+def test_what_forks_inherit_is_nobodys_and_stays(monkeypatch):
+    models = same_scene_under_other_keys(4)
+    shared, others = make_cache(max_scenes=8), [make_cache(max_scenes=1) for _ in range(3)]
+    draw(shared, models[0])
+    shared.share_with_forks()
+    monkeypatch.setattr(scene_cache._pool(), "inheritable", False)
+    for cache, model in zip(others, models[1:], strict=True):
+        draw(cache, model)
+        assert num_renderers() == 2  # the shared one, and as many as the others may have
+    assert models[0].scene_key in {key[0] for key in scene_cache._pool().renderers}
+    for cache in (shared, *others):
+        cache.close()
 
 
 def make(**kwargs) -> LiberoEnv:

@@ -185,10 +185,10 @@ def render_with_mujoco(payload: bytes, fds: list[int]) -> None:
 
 def draw(payload: bytes, fds: list[int]) -> None:
     """Draw an official state with the renderers that are open, then with a new one."""
-    from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
+    from vla_gym.envs.scene_cache import SceneCache, _pool, load_task, num_renderers
     from vla_gym.suites import get_task
 
-    found = num_renderers()
+    found, sizes = num_renderers(), [size for *_, size, _ in _pool().renderers]
     cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
     model = load_task(get_task("goal", 8), "lite")
     images = []
@@ -197,7 +197,7 @@ def draw(payload: bytes, fds: list[int]) -> None:
         renderer = cache.renderer(model)
         renderer.close()
     cache.close()
-    _tell(fds[0], {"found": found, "left": num_renderers(), "images": images})
+    _tell(fds[0], {"found": found, "left": num_renderers(), "sizes": sizes, "images": images})
 
 
 def picture(cache: Any, model: Any, state: int) -> Any:

@@ -142,10 +142,17 @@ def test_settled_official_state_is_the_same_from_the_cache(
     np.testing.assert_array_equal(by_hand.qpos, sim.qpos)
 
 
-def test_sampled_layouts_come_to_rest(model: TaskModel) -> None:
-    sim = LiberoSim(model)
+@pytest.mark.parametrize("steps", [10, 0])
+def test_sampled_layouts_come_to_rest(model: TaskModel, steps: int) -> None:
+    sim = LiberoSim(model, settle_steps=steps)
     for seed in range(5):
         sim.reset(model.sample_layout(np.random.default_rng(seed)))
+        height = {name: sim.qpos[first + 2] for name, first in model.free_qpos.items()}
+        before = sim.get_state()
+        sim.run_chunk(np.repeat(NOOP[None], 10, axis=0))
+        fallen = [height[name] - sim.qpos[first + 2] for name, first in model.free_qpos.items()]
+        assert max(fallen) < 0.001, f"layout {seed} hangs in the air"
+        sim.set_state(before)
         assert max(sim.object_speeds().values()) < 0.01, f"layout {seed} still moves"
         assert (sim.elapsed_steps, sim.init_state_id) == (0, -1)
 

@@ -573,11 +573,22 @@ def test_workers_draw_with_the_servers_renderers(
 
 @pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
 def test_the_server_keeps_the_latest_renderers_alone(server, monkeypatch):
+    """Two plans whose environments keep one scene each: neither evicts the other's renderer."""
     monkeypatch.setenv("LP_NUM_THREADS", "0")
-    for size in (32, 40, 48):
-        drawing = {"image_size": size, "visual_profile": "libero", "max_scenes": 3}
+    for size, found in ((32, [32]), (40, [32, 40]), (32, [32, 40]), (48, [32, 48])):
+        drawing = {"image_size": size, "visual_profile": "libero", "max_scenes": 1}
         preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
-    assert tell(server, "draw", b"0")["found"] == 2
+        assert tell(server, "draw", b"0")["sizes"] == found
+
+
+@pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
+def test_renderers_that_cannot_be_shared_are_tried_once(server, monkeypatch):
+    monkeypatch.setenv("LP_NUM_THREADS", "2")
+    drawing = {"image_size": 32, "visual_profile": "libero", "max_scenes": 1}
+    preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
+    began = cpu_seconds(server.pid)
+    preload(server, PRELOADED_TASKS, "lite", timeout=5, drawing=drawing)
+    assert cpu_seconds(server.pid) - began < 0.3
 
 
 def test_mujocos_warnings_reach_the_log_of_a_worker(loaded, tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
-"""Which files of LIBERO's assets the 130 tasks load, and what they must look like.
+"""Which files of LIBERO's assets the tasks load, and what they must look like.
 
 The list is made by ``tools/make_libero_manifest.py``. MJCF files have a SHA-256 there, because
-they decide the physics; meshes and textures are listed by path alone. Optional are textures of
-floors and walls which not every copy of the assets has: others stand in for them.
+they decide the physics; meshes and textures are listed by path alone. A copy of the assets may lack
+textures of floors and walls, which others stand in for, and what LIBERO-PRO's variants add.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ def _manifest() -> dict[str, Any]:
 
 
 def libero_files() -> dict[str, str | None]:
-    """Return the needed paths relative to the pack's root, each MJCF file with its SHA-256."""
+    """Return the paths that LIBERO needs below the pack's root, each MJCF file with its SHA-256."""
     files: dict[str, str | None] = _manifest()["files"]
+    return files
+
+
+def variant_files() -> dict[str, str | None]:
+    """Return what LIBERO-PRO's variants need beside :func:`libero_files`, likewise."""
+    files: dict[str, str | None] = _manifest()["variants"]
     return files
 
 
@@ -38,8 +44,9 @@ def optional_files() -> list[str]:
 
 
 def present_files(root: Path) -> list[str]:
-    """Return the needed files and those optional ones that a complete pack has."""
-    return [*libero_files(), *(name for name in optional_files() if (root / name).is_file())]
+    """Return the needed files and those others that a complete pack has."""
+    others = [*optional_files(), *variant_files()]
+    return [*libero_files(), *(name for name in others if (root / name).is_file())]
 
 
 def missing_files(root: Path) -> list[str]:
@@ -77,16 +84,22 @@ def damaged_files(root: Path, expected: dict[str, str]) -> list[str]:
     return damaged
 
 
+def published_mjcf(root: Path) -> dict[str, str]:
+    """Return the SHA-256 that each MJCF file of a complete pack must have."""
+    known = libero_files() | variant_files()
+    return {name: sha for name in present_files(root) if (sha := known.get(name))}
+
+
 def altered_mjcf(root: Path) -> list[str]:
     """Return the MJCF files that are not LIBERO's own: physics may differ from the published."""
-    return damaged_files(root, {name: sha for name, sha in libero_files().items() if sha})
+    return damaged_files(root, published_mjcf(root))
 
 
 def pack_digest(root: Path) -> str:
     """Digest the MJCF files' contents and the other files' paths and sizes.
 
-    Only files that the tasks load count, so the wheels, a checkout and a copy of the same assets
-    have the same digest. Meshes and textures count by size alone: reading a hundred megabytes at
+    Only files that the tasks load count, so the wheels and a copy of the same assets have the same
+    digest. Meshes and textures count by size alone: reading a hundred megabytes at
     every start would take longer than loading the compiled scene.
     """
     digest = hashlib.sha256()

@@ -18,7 +18,9 @@ from vla_gym.assets.manifest import (
     libero_files,
     pack_digest,
     present_files,
+    published_mjcf,
     shorten,
+    variant_files,
 )
 from vla_gym.errors import AssetError
 
@@ -50,8 +52,8 @@ class AssetPack:
 
 
 def default_assets() -> str:
-    """Return the pack that is played where none is named: ``VLA_GYM_ASSETS``, else ``"lite"``."""
-    return os.environ.get(ASSETS_VARIABLE) or "lite"
+    """Return the pack that is played where none is named: ``VLA_GYM_ASSETS``, else ``"libero"``."""
+    return os.environ.get(ASSETS_VARIABLE) or "libero"
 
 
 def resolve_asset_pack(assets: str | Path | None = None) -> AssetPack:
@@ -112,7 +114,7 @@ def _wheel_pack(root: Path) -> AssetPack:
     sizes = {name: size for name, (size, _) in wheel_records().items()}
     bad = [
         name
-        for name in present_files(root)
+        for name in {*present_files(root), *variant_files()}
         if not (root / name).is_file() or (root / name).stat().st_size != sizes.get(name)
     ]
     if bad := sorted({*bad, *altered_mjcf(root)}):
@@ -148,7 +150,7 @@ def verify_pack(pack: AssetPack) -> list[str]:
 
     MJCF files are compared with this package's list, the others with what the wheels state.
     """
-    expected = {name: sha for name, sha in libero_files().items() if sha}
+    expected = published_mjcf(pack.root)
     try:
         records = wheel_records()
     except metadata.PackageNotFoundError:

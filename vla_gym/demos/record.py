@@ -264,7 +264,6 @@ def _check_settings(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -
     Raises:
         ConfigError: If not.
     """
-    found = {"physics": "fast", "scene_reset_interval": 1} | found  # no options once
     different = {k: (found.get(k), value) for k, value in wanted.items() if found.get(k) != value}
     if different:
         raise ConfigError(

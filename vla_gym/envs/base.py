@@ -69,8 +69,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
                 :func:`~vla_gym.assets.pack.default_assets`.
             physics: ``"fast"``, or ``"exact"``: upstream's arithmetic bit for bit, slower.
             observation_timing: ``"libero"``: images and proprioception of the moment that
-                upstream's ``step`` returns, 4 to 6 ms before a control step's end; ``"end"``: of
-                its end.
+                upstream's ``step`` returns, 4 ms (images, pose of the hand) and 2 ms (fingers)
+                before a control step's end; ``"end"``: of its end.
             chunk_len: None for single control steps, else rows per action.
             cameras: Which of the suite's cameras to observe (LIBERO's are ``agentview`` and
                 ``wrist``): None for all of them, empty for none.
@@ -120,9 +120,9 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         if settle_steps is not None:
             settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0)
         if settle_gripper is not None:
-            settle["settle_gripper"] = settle_gripper
-            if not -1.0 <= settle_gripper <= 1.0:
-                raise ConfigError(f"settle_gripper must be in [-1, 1], got {settle_gripper}.")
+            if not isinstance(settle_gripper, int | float) or not -1 <= settle_gripper <= 1:
+                raise ConfigError(f"settle_gripper must be in [-1, 1], got {settle_gripper!r}.")
+            settle["settle_gripper"] = float(settle_gripper)
         if settle and not self._suite.can_settle:
             raise ConfigError(
                 f"Suite {self._suite.name!r} does not take {', '.join(settle)}: leave them out."

@@ -61,10 +61,13 @@ def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> Compi
 
 
 class _User:
-    """Stands for an environment: what it uses stays open while this lives."""
+    """Stands for an environment: what it uses stays open while this lives.
+
+    What a pinned one uses counts for nobody's limit and is not evicted.
+    """
 
     def __init__(self, max_renderers: int) -> None:
-        self.max_renderers = max_renderers
+        self.max_renderers, self.pinned = max_renderers, False
         # At exit the renderers close themselves, while OpenGL is there still.
         weakref.finalize(self, _close_unused).atexit = False
 
@@ -105,10 +108,16 @@ class _RendererPool:
             if key not in self.renderers:
                 _, _, size, profile = key
                 self.renderers[key] = SceneRenderer(model, size, size, profile=profile)
-                while len(self.renderers) > max(user.max_renderers for user in self._users):
-                    self._close(next(iter(self.renderers)))
+                self._evict()
             self.renderers.move_to_end(key)
             return self.renderers[key]
+
+    def _evict(self) -> None:
+        pinned = set().union(*(keys for user, keys in self._users.items() if user.pinned))
+        keys = [key for key in self.renderers if key not in pinned]
+        limit = max((user.max_renderers for user in self._users if not user.pinned), default=0)
+        for key in keys[: max(0, len(keys) - limit)]:
+            self._close(key)
 
     def close_unused(self) -> None:
         """Close what nobody uses any more, unless a renderer of this thread is at work."""
@@ -137,7 +146,7 @@ def _pool() -> _RendererPool:
     pool: _RendererPool | None = getattr(_local, "pool", None)
     if pool is not None and pool.pid != os.getpid():
         if pool.inheritable:
-            pool.pid = os.getpid()
+            pool.pid, pool.inheritable = os.getpid(), False
         else:
             _foreign.append(pool)
             pool = None
@@ -149,11 +158,6 @@ def _pool() -> _RendererPool:
 def _close_unused() -> None:
     """Close what nobody uses in this thread; other threads do it at their next image."""
     _pool().close_unused()
-
-
-def let_forks_inherit() -> None:
-    """Let processes that this thread forks go on with its renderers, see ``fork_safety``."""
-    _pool().inheritable = True
 
 
 def num_renderers() -> int:
@@ -220,6 +224,13 @@ class SceneCache:
         with pool.busy():
             self.renderer(sim.task_model).render(sim, out, cameras)
         pool.close_unused()
+
+    def share_with_forks(self) -> None:
+        """Let processes that this thread forks go on with its renderers, see ``fork_safety``.
+
+        These stay open, whatever other caches of the thread and of its forks open and close.
+        """
+        self._user.pinned = _pool().inheritable = True
 
     def close(self) -> None:
         """Let go of everything; it is built again when it is needed."""

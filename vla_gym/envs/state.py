@@ -15,9 +15,9 @@ class EnvState:
 
     It is never changed after it was made, so one state may be restored any number of times. What
     is set when an environment is made (asset pack, physics, chunk length, step limit, discount,
-    cameras, tasks and their sampling, how scenes vary) is not part of it: the environment that goes
-    on must agree in these, but not in its number in a vector env. The look that this episode has
-    is part of it, in ``snapshot``.
+    cameras and their timing, settling, tasks and their sampling, how scenes vary) is not part of
+    it: the environment that goes on must agree in these, but not in its number in a vector env. The
+    look that this episode has is part of it, in ``snapshot``.
 
     Attributes:
         suite: Suite of the task, e.g. ``"goal"``.

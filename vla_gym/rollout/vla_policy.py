@@ -58,14 +58,14 @@ class VLAPolicy:
             WeightsError: If the checkpoint is missing or damaged.
             ConfigError: If the VLA has no such head, or the chunk is longer than its horizon.
         """
-        self._vla = load_vla(vla, head, device, allow_class=allow_class)
+        self.vla = load_vla(vla, head, device, allow_class=allow_class)
         self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
-        if temperature > 0.0 and not isinstance(self._vla, TokenVLA):
+        if temperature > 0.0 and not isinstance(self.vla, TokenVLA):
             raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
-        self.chunk_len = check_chunk_len(chunk_len, self._vla)
-        self.image_size = self._vla.image_size
-        self.cameras: tuple[str, ...] = tuple(getattr(self._vla, "cameras", CAMERAS))
-        self.name = f"{self._vla.name}, {head} head" if head != "l1" else self._vla.name
+        self.chunk_len = check_chunk_len(chunk_len, self.vla)
+        self.image_size = self.vla.image_size
+        self.cameras: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
+        self.name = f"{self.vla.name}, {head} head" if head != "l1" else self.vla.name
         known = vla_identity(vla) if isinstance(vla, str | Path) else {"name": vla.name}
         self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": head}
         if temperature > 0.0:
@@ -79,7 +79,7 @@ class VLAPolicy:
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the VLA's chunks."""
         if self._held_out:
-            infos = [in_held_out_words(info) for info in infos]
+            infos = [{**i, "instruction": held_out_words(i["instruction"])} for i in infos]
         if self._temperature > 0.0:
             rows = [self._sample(observations, row, info) for row, info in enumerate(infos)]
             return np.stack(rows)
@@ -88,45 +88,41 @@ class VLAPolicy:
     def _infer(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
         images = {camera: observations[camera] for camera in self.cameras}
         proprio = observations["proprio"]
-        actions = self._vla.infer(images, [instruction] * len(proprio), proprio).actions
+        actions = self.vla.infer(images, [instruction] * len(proprio), proprio).actions
         return self._clipped(actions)
 
     def _sample(self, observations: Observations, row: int, info: Info) -> np.ndarray:
         """Sample one chunk by a generator of its own, so that no other row matters."""
         import torch
 
-        assert isinstance(self._vla, TokenVLA)
+        assert isinstance(self.vla, TokenVLA)
         state = np.random.SeedSequence(episode_key(self._seed, info)).generate_state(1, np.uint64)[
             0
         ]
-        tokens, _ = self._vla.act_tokens(
+        tokens, _ = self.vla.act_tokens(
             {camera: observations[camera][row : row + 1] for camera in self.cameras},
             [info["instruction"]],
             observations["proprio"][row : row + 1],
             temperature=self._temperature,
             generator=torch.Generator().manual_seed(int(state) & (2**63 - 1)),
         )
-        return self._clipped(self._vla.tokens_to_actions(tokens))[0]
+        return self._clipped(self.vla.tokens_to_actions(tokens))[0]
 
     def _clipped(self, actions: Any) -> np.ndarray:
         chunks = actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
         return np.clip(chunks, -1.0, 1.0)
 
 
-def in_held_out_words(info: Info) -> Info:
-    """Return the same with the instruction in the words that cloning left out.
+def held_out_words(instruction: str) -> str:
+    """Return an instruction in the words that cloning left out.
 
     Raises:
         ConfigError: If there is no other way to say it.
     """
-    ways = paraphrases(info["instruction"], held_out=True)
+    ways = paraphrases(instruction, held_out=True)
     if not ways:
-        raise ConfigError(
-            f"No other words are known for {info['instruction']!r}: leave out --phrasing."
-        )
-    changed = info.copy()
-    changed["instruction"] = ways[0]
-    return changed
+        raise ConfigError(f"No other words are known for {instruction!r}: leave out --phrasing.")
+    return ways[0]
 
 
 def load_vla(
@@ -164,7 +160,8 @@ def check_chunk_len(chunk_len: int | None, vla: FrozenVLA) -> int:
         return vla.horizon
     if not 1 <= chunk_len <= vla.horizon:
         raise ConfigError(
-            f"--chunk-len must be in 1..{vla.horizon} (the VLA's horizon), got {chunk_len}."
+            f"--chunk-len must be in 1..{vla.horizon} (the VLA's horizon), got {chunk_len}: give "
+            "another one, or leave out the --protocol that asks for it."
         )
     return chunk_len
 

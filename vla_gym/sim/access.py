@@ -29,8 +29,8 @@ class SimAccess:
 
     Attributes:
         observation_timing: ``"libero"``: images and proprioception show what upstream's ``step``
-            returns, a moment of up to 3 of 25 substeps before the control step's end, see
-            :class:`StepTrace`; ``"end"``: what is there now.
+            returns, moments shortly before the control step's end, see :class:`StepTrace`;
+            ``"end"``: what is there now.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SimAccess:
 
     @property
     def data(self) -> mujoco.MjData:
-        """The simulation's own ``MjData``; for goals, rendering and debugging, read only."""
+        """The simulation's own ``MjData``; for goals and debugging, read only."""
         return self._data
 
     def _write_model(self) -> None:

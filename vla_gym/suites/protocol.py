@@ -243,6 +243,13 @@ class Suite(ABC):
             ConfigError: If the suite has no clutter.
         """
 
+    def check_assets(self, task: Any, assets: str | Path | None = None) -> None:  # noqa: B027
+        """Check before anything is played that an asset pack has what a task needs.
+
+        Raises:
+            AssetError: If not. A suite with one pack has nothing to check.
+        """
+
     @abstractmethod
     def make_simulation(
         self, task_model: Any, physics: str = "fast", observation_timing: str = "libero"

@@ -87,6 +87,7 @@ class EnvPlan:
         # Checks all arguments: nothing is simulated before the first reset.
         env = libero(0)
         env.close()
+        kwargs["assets"] = env.assets  # whatever VLA_GYM_ASSETS says when a worker is replaced
         draws = bool(env.cameras) or env.render_mode is not None
         scenes = {
             "tasks": [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.envs.scene_cache import SceneCache, let_forks_inherit, load_task
+from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.errors import RenderError
 from vla_gym.suites import get_suite, get_task
 
@@ -24,8 +24,8 @@ _WORKER_MODULES = ("vla_gym.envs.libero", "vla_gym.vector.worker")
 _warm = False
 WARM_UP_STEPS = 2
 # Keep renderers open for workers to come, by scenes and arguments of SceneCache; the latest alone,
-# say of training and evaluation: each holds hundreds of megabytes.
-_open: dict[Any, SceneCache] = {}
+# say of training and evaluation: each holds hundreds of megabytes. None: it cannot be shared.
+_open: dict[Any, SceneCache | None] = {}
 _MAX_OPEN = 2
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,10 @@ def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, An
     from vla_gym.sim.rendering import fork_safety, painter
 
     key = (*scenes, *drawing.items())
-    if painter.has_gpu() or len(scenes) > drawing["max_scenes"] or key in _open:
+    if painter.has_gpu() or len(scenes) > drawing["max_scenes"]:
+        return
+    if key in _open:
+        _open[key] = _open.pop(key)
         return
     cache, size = SceneCache(**drawing), drawing["image_size"]
     try:
@@ -101,15 +104,18 @@ def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, An
         # The workers open their own, and say what is wrong if they can't.
         logger.info("Workers do not share renderers: %s", error)
         cache.close()
-        if not _open:
+        _open[key] = None
+        if not any(_open.values()):
             fork_safety.end_display()
         return
+    cache.share_with_forks()
     _open[key] = cache
-    while len(_open) > _MAX_OPEN:
-        _open.pop(next(iter(_open))).close()
+    shared = [(key, cache) for key, cache in _open.items() if cache is not None]
+    for key, cache in shared[:-_MAX_OPEN]:
+        del _open[key]
+        cache.close()
     # What Python 3.12 says of a fork beside a thread, be it asleep.
     warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
-    let_forks_inherit()
 
 
 def _warm_up(model: CompiledTask) -> None:
@@ -123,8 +129,8 @@ def _warm_up(model: CompiledTask) -> None:
 def _import_mujoco() -> None:
     """Import mujoco without an OpenGL backend, whatever MUJOCO_GL says.
 
-    A backend would load OpenGL's libraries before the fork. Our renderer needs none of it; for a
-    user's ``mujoco.Renderer`` a worker gets the wanted one when it asks for it.
+    A backend would load OpenGL's libraries where nothing draws. Our renderer needs none of it; for
+    a user's ``mujoco.Renderer`` a worker gets the wanted one when it asks for it.
     """
     if "mujoco" in sys.modules:
         return

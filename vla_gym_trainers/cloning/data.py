@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vla_gym.demos.files import read_episodes, read_instruction
+from vla_gym.demos.files import read_episodes, read_instruction, read_meta
 from vla_gym.errors import ConfigError
 from vla_gym.vla.preprocess import area_downsample, proprio_features
 
@@ -25,6 +25,7 @@ class DemoSet:
         task: (N,) int64, index into ``instructions``.
         instructions: One per task.
         train: (N,) bool, False for frames of held-out episodes.
+        asset_packs: Names of the packs that the frames show; empty for files of others.
     """
 
     images: np.ndarray
@@ -34,6 +35,7 @@ class DemoSet:
     task: np.ndarray
     instructions: list[str]
     train: np.ndarray
+    asset_packs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Index the training frames of every task."""
@@ -88,8 +90,10 @@ def load_demos(
         key: [] for key in ("images", "proprio", "actions", "end", "task", "train")
     }
     instructions: list[str] = []
+    packs: set[str] = set()
     offset = 0
     for path in files:
+        packs |= read_packs(path)
         images, proprio, actions, lengths, instruction = read_demo_file(path, demos_per_task)
         if instruction not in instructions:
             instructions.append(instruction)
@@ -113,6 +117,7 @@ def load_demos(
         joined["task"],
         instructions,
         joined["train"],
+        tuple(sorted(packs)),
     )
 
 
@@ -167,6 +172,14 @@ def read_demo_file(
     images, proprio, actions = (np.concatenate(column) for column in columns)
     lengths = np.array([len(episode) for episode in columns[2]], dtype=np.int64)
     return images, proprio, actions, lengths, read_instruction(path)
+
+
+def read_packs(path: Path) -> set[str]:
+    """Return the asset pack that a file's frames show, if ``vla-gym demos`` wrote it."""
+    try:
+        return {read_meta(path)["pack"]}
+    except ConfigError:
+        return set()
 
 
 def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> np.ndarray:

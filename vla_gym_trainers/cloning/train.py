@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import SUITES, suite_tasks
@@ -72,6 +73,10 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
         WeightsError: If a checkpoint to start from is unusable.
     """
     torch.set_num_threads(config.threads)
+    facts = machine_facts()
+    if config.eval_episodes:
+        pack = resolve_asset_pack(config.assets)
+        facts |= {"asset_pack": pack.name, "asset_pack_digest": pack.digest}
     demos = load_demos(config.demos, config.demos_per_task, config.held_out_episodes)
     with Run(config, total=config.steps) as run:
         torch.manual_seed(config.seed)
@@ -88,12 +93,13 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
             "minutes": round(run.seconds / 60, 2),
             "frames": len(demos.images),
             "instructions": demos.instructions,
+            "asset_packs": demos.asset_packs,
             **validate(state.ema, demos, sentences, config),
         }
         if config.eval_episodes:
             results["closed_loop"] = _evaluate(run, state, demos, config)
             results |= {"best_step": state.best_step, "best_success_rate": state.best}
-        run.write_card(results, machine_facts())
+        run.write_card(results, facts)
     return results
 
 

@@ -125,7 +125,8 @@ def check_comparable(protocol: Mapping[str, Any], other: EvalCard) -> None:
     Raises:
         ConfigError: If protocol, assets, physics or looks differ.
     """
-    for key in ("name", "assets", "physics", "variation", "scene_reset_interval"):
+    world = ("assets", "physics", "variation", "scene_reset_interval", "observation_timing")
+    for key in ("name", *world):
         if other.protocol.get(key) != protocol.get(key):
             raise ConfigError(
                 f"--paired needs the same world and protocol; {key} is {protocol.get(key)} here, "

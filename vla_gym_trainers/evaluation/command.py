@@ -14,7 +14,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Policy, Start, play
 from vla_gym.rollout.workers import WatchGoals
-from vla_gym.suites import get_suite
+from vla_gym.suites import get_suite, get_task
 from vla_gym_trainers.evaluation.cards import (
     KIND,
     SCHEMA,
@@ -29,7 +29,7 @@ from vla_gym_trainers.evaluation.cards import (
     read_card,
     starts_of,
 )
-from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
+from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig, held_options
 from vla_gym_trainers.evaluation.films import choose, make_films
 from vla_gym_trainers.evaluation.summary import check_paired, compare, summarize
 from vla_gym_trainers.evaluation.tables import print_results, title_of
@@ -75,6 +75,8 @@ def run_eval(config: EvalConfig) -> Card:
     """
     config.check()
     starts = config.my_starts()
+    for suite, task_id in dict.fromkeys((start.suite, start.task_id) for start in starts):
+        get_suite(suite).check_assets(get_task(suite, task_id), config.assets)
     other = None if config.paired is None else read_card(config.paired)
     if config.out is not None:
         check_out(config.out, resume=config.resume)
@@ -139,6 +141,7 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
             "scene_reset_interval": config.episodes_a_look,
             "confusion": config.confusion,
             **config.rules.env_kwargs(),
+            "vla_options": {k: held_options(policy).get(k) for k in config.rules.vla_options},
             "max_control_steps": {
                 suite: config.rules.max_control_steps
                 or max(get_suite(suite).tasks[i].max_control_steps for i in ids)

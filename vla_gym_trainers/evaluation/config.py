@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -135,6 +135,7 @@ class EvalConfig(PolicyConfig):
             ConfigError: If a value is out of range, or two contradict each other.
             UnknownTaskError: If a suite or task does not exist, or has no expert to play it.
         """
+        self.check_env()
         if self.episodes is not None:
             most = min((get_suite(suite).num_init_states for suite in self.suite), default=0)
             as_integer(self.episodes, "--episodes", 1, most)
@@ -168,10 +169,10 @@ class EvalConfig(PolicyConfig):
                 f"{asks} renders of {rules.image_size} pixels, {policy.name} looks at "
                 f"{policy.image_size}: choose another protocol or policy."
             )
-        given = policy.identity.get("vla", {}).get("options", {})
+        held = held_options(policy)
         for name, wanted in rules.vla_options.items():
-            if given.get(name, wanted) != wanted:
-                raise ConfigError(f"{asks} {name}={wanted}, --vla has {name}={given[name]}.")
+            if held.get(name, wanted) != wanted:
+                raise ConfigError(f"{asks} {name}={wanted}, --vla has {name}={held[name]}.")
         return policy
 
     def _check_protocol(self) -> None:
@@ -184,6 +185,12 @@ class EvalConfig(PolicyConfig):
             raise ConfigError(
                 f"{asks} chunks of {self.rules.chunk_len} control steps: leave --chunk-len out."
             )
+
+
+def held_options(policy: Policy) -> dict[str, Any]:
+    """Return the options that a policy's VLA is loaded with, defaults too; empty for none."""
+    options = getattr(getattr(policy, "vla", None), "options", None)
+    return {} if options is None else vars(options)
 
 
 @dataclass(frozen=True)

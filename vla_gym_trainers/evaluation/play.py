@@ -67,6 +67,7 @@ class PlayConfig(PolicyConfig):
             ConfigError: If options contradict each other or the video cannot be written.
             UnknownTaskError: If a task does not exist, or has no expert to play it.
         """
+        self.check_env()
         starts = self.starts()
         if not 1 <= len(starts) <= MAX_TILES:
             raise ConfigError(

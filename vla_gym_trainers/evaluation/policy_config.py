@@ -11,7 +11,7 @@ from vla_gym.envs.checks import as_integer
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
 from vla_gym.rollout import ExpertPolicy, Policy, RandomPolicy, Start
-from vla_gym.rollout.vla_policy import VLAPolicy
+from vla_gym.rollout.vla_policy import VLAPolicy, held_out_words
 from vla_gym.suites import get_task
 
 POLICIES = ("vla", "expert", "random")
@@ -55,7 +55,6 @@ class PolicyConfig(EnvSettings):
             ConfigError: If a value is out of range, or two contradict each other.
             UnknownTaskError: If the expert shall act and a task has none.
         """
-        self.check_env()
         as_integer(self.seed, "--seed", 0)
         as_integer(self.batch_size, "--batch-size", 1)
         if self.chunk_len is not None:
@@ -75,6 +74,9 @@ class PolicyConfig(EnvSettings):
             raise ConfigError(f"--vla has nothing to do with --policy {self.policy}: leave it out.")
         if self.policy == "expert":
             _check_experts(starts)
+        if self.phrasing == "held-out":
+            for start in starts:
+                held_out_words(get_task(start.suite, start.task_id).instruction)
 
     @property
     def needs_torch(self) -> bool:

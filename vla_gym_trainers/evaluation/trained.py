@@ -47,7 +47,7 @@ class ActorPolicy:
             batch_size: Rows of a forward pass.
             name: What tables call it.
         """
-        self._model, self._vla, self._encoder = model, vla, rl_token
+        self._model, self.vla, self._encoder = model, vla, rl_token
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
@@ -59,11 +59,11 @@ class ActorPolicy:
 
     def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
         features = observations
-        if self._vla is not None:
+        if self.vla is not None:
             images = {camera: observations[camera] for camera in self.cameras}
             proprio = observations["proprio"]
             told = [instruction] * len(proprio)
-            token, chunk = look(self._vla, self._encoder, self.chunk_len, images, told, proprio)
+            token, chunk = look(self.vla, self._encoder, self.chunk_len, images, told, proprio)
             features = {
                 "rl_token": token,
                 "vla_action": chunk,

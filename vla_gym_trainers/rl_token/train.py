@@ -179,6 +179,8 @@ def train_rl_token(config: RLTokenConfig) -> dict[str, Any]:
     """
     config.check()
     torch.set_num_threads(config.threads)
+    plays = config.expert_episodes + config.rollout_episodes > 0
+    world = config.world_facts() if plays else {}
     with Run(config, total=config.steps) as run:
         states = collect(config)
         collected = run.seconds
@@ -203,7 +205,7 @@ def train_rl_token(config: RLTokenConfig) -> dict[str, Any]:
                 "training": round(run.seconds - collected, 1),
             },
         }
-        card = run.write_card(results, {**config.world_facts(), **machine_facts()})
+        card = run.write_card(results, {**world, **machine_facts()})
         (folder / "README.md").write_text(model_card(card), encoding="utf-8")
     return card
 

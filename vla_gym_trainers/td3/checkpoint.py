@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vla_gym_trainers.td3.algorithm import TD3BC
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 4
+FORMAT = 5
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:

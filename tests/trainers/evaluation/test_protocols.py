@@ -18,7 +18,7 @@ from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks
 from vla_gym.suites.libero.protocols import PROTOCOLS
-from vla_gym_trainers.evaluation.command import run_eval
+from vla_gym_trainers.evaluation.command import make_protocol, run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.tables import title_of
@@ -84,13 +84,24 @@ def test_what_cannot_be_done_is_one_error(arguments: list[str], expected: str, c
 
 
 def test_preprocessing_that_a_protocol_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    vla = {"name": "x", "options": {"jpeg": False}}
-    policy = SimpleNamespace(cameras=("agentview",), image_size=256, identity={"vla": vla})
+    options = SimpleNamespace(jpeg=False, crop=True, seed=0)
+    policy = SimpleNamespace(
+        cameras=("agentview",),
+        image_size=256,
+        chunk_len=8,
+        vla=SimpleNamespace(options=options),
+        identity={},
+    )
     monkeypatch.setattr(PolicyConfig, "make_policy", lambda _: policy)
     with pytest.raises(ConfigError, match="--protocol openvla asks for jpeg=True, --vla has jpeg"):
         EvalConfig(protocol="openvla").make_policy()
-    vla["options"] = {"jpeg": True}
-    assert EvalConfig(protocol="openvla").make_policy() is policy
+    options.jpeg = True
+    policy.expert = False
+    config = EvalConfig(protocol="openvla")
+    assert make_protocol(config, config.make_policy())["vla_options"] == {
+        "jpeg": True,
+        "crop": True,
+    }
     assert EvalConfig(protocol="openpi").make_policy() is policy
 
 

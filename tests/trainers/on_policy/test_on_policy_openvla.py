@@ -86,6 +86,6 @@ def test_two_updates_with_lora(tmp_path):
     assert played.identity == VLAPolicy(name, head="token").identity
     assert f"oft (adapters {digest[:8]}), token head" in policy_name(played.identity)
     with torch.no_grad():
-        assert torch.equal(played._vla.infer(*seen).actions, merged.infer(*seen).actions)
+        assert torch.equal(played.vla.infer(*seen).actions, merged.infer(*seen).actions)
     with pytest.raises(WeightsError, match="No adapters in /nowhere"):
         load(f"{spec}?adapters=/nowhere")

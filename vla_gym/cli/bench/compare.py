@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,15 @@ def measure(config: BenchConfig) -> dict[str, Any]:
 
     from vla_gym.suites.libero import load_task_model
 
-    pack = resolve_asset_pack(config.assets or "libero")
-    specs = system_specs(replace(config, assets=config.assets or pack.name))
+    pack = resolve_asset_pack(config.assets)
+    specs = system_specs(config)
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
     starts: dict[str, list[dict[str, float]]] = {spec.name: [] for spec in specs}
     with Progress(console=Console(stderr=True), transient=True) as bar:
         # Scenes that the cache lacks are compiled once a machine; that is no part of a start.
         models = {
-            task_id: load_task_model(get_task(config.suite, task_id), config.assets or pack.name)
+            task_id: load_task_model(get_task(config.suite, task_id), config.assets)
             for task_id in bar.track(config.task_ids, description="scenes")
         }
         states = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from vla_gym.assets.pack import default_assets
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 
@@ -29,8 +30,8 @@ class BenchConfig:
     """Suite name."""
     task_ids: tuple[int, ...] = (8,)
     """Environment i plays task i modulo their number; see vla-gym tasks."""
-    assets: str | None = None
-    """Asset pack: lite, libero or a path; default: libero if this machine has it, else lite."""
+    assets: str = field(default_factory=default_assets)
+    """Asset pack: lite, libero or a path."""
     workers: int | None = None
     """Worker processes of every system; default: one a core. The others have one env a worker."""
     num_envs: int | None = None
@@ -92,7 +93,7 @@ class SystemSpec:
         system: ``"ours"``: LiberoVectorEnv. ``"async"``: Gymnasium's AsyncVectorEnv over our
             single environment. ``"libero"``: LIBERO's SubprocVectorEnv over its own environments.
         num_envs: Environments in all; the other systems have one a worker.
-        config: What they play; ``assets`` is set.
+        config: What they play.
     """
 
     name: str

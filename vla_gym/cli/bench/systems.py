@@ -135,7 +135,7 @@ def _make_libero(spec: SystemSpec) -> Any:
     from vla_gym.assets import resolve_asset_pack
     from vla_gym.suites.libero import upstream_env
 
-    upstream_env.prepare(resolve_asset_pack(spec.config.assets or "lite").root, Path.cwd())
+    upstream_env.prepare(resolve_asset_pack(spec.config.assets).root, Path.cwd())
     upstream: Any = importlib.import_module("libero.libero.envs")
     return upstream.SubprocVectorEnv(
         [partial(_make_upstream, spec, i) for i in range(spec.num_envs)]

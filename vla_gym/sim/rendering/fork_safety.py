@@ -21,18 +21,21 @@ _PATIENCE_S = 10.0
 def obstacle() -> str | None:
     """Say what forbids a fork of this process with its OpenGL contexts; None: nothing does.
 
-    Waits a little for threads that are about to have nothing to do.
+    Waits a little for the cache's thread to have nothing to do.
     """
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     for line in maps.splitlines():
         if "rw-s" in line.split()[1] and _CACHE_FILE not in line:
             return f"shared memory: {line.split()[-1]}"
     end = time.monotonic() + _PATIENCE_S
-    while busy := [name for name, state in _threads() if _CACHE_THREAD not in name or state != "S"]:
-        if time.monotonic() > end:
+    while True:
+        threads = _threads()
+        busy = [name for name, state in threads if _CACHE_THREAD not in name or state != "S"]
+        if not busy:
+            return None
+        if time.monotonic() > end or any(_CACHE_THREAD not in name for name in busy):
             return f"threads: {', '.join(busy)}"
         time.sleep(0.01)
-    return None
 
 
 def _threads() -> list[tuple[str, str]]:

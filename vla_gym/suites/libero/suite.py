@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.suites.libero.model import TaskModel, load_task_model
+from vla_gym.assets import resolve_asset_pack
+from vla_gym.suites.libero.model import TaskModel, check_objects, load_task_model
 from vla_gym.suites.libero.spec import ACTION, CAMERAS, CONTROL_HZ, PROPRIO
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask, libero_tasks
 from vla_gym.suites.protocol import Suite
@@ -39,6 +40,10 @@ class LiberoSuite(Suite):
     ) -> TaskModel:
         """Load a task; ``assets`` is ``"lite"``, ``"libero"``, a path, or None for the default."""
         return load_task_model(task, assets, clutter=clutter)
+
+    def check_assets(self, task: Any, assets: str | Path | None = None) -> None:
+        """Check that a pack has the objects of a task."""
+        check_objects(task, resolve_asset_pack(assets))
 
     def make_simulation(
         self, task_model: Any, physics: Any = "fast", observation_timing: Any = "libero", **how: Any

@@ -1,0 +1,70 @@
+"""Put the counts of result cards into docs/robustness.json and the table of docs/robustness.md.
+
+Usage: python tools/make_robustness_page.py [NAME=CARD ...]
+
+A card of ``vla-gym eval`` on suites and their LIBERO-PRO variants takes the place of what an
+earlier one of the same name said about the same suite. The table is made of docs/robustness.json
+alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from page_blocks import fill_blocks, markdown_table, rate
+
+from vla_gym_trainers.evaluation.cards import read_card
+
+ROOT = Path(__file__).parent.parent
+COUNTS, PAGE = ROOT / "docs" / "robustness.json", ROOT / "docs" / "robustness.md"
+SUITES = ("spatial", "object", "goal", "10")
+VARIANTS = ("", "-swap", "-object", "-lan", "-task")
+HEAD = ("policy", "suite", "as it is", "swap", "object", "lan", "task")
+
+
+def rows_of(name: str, path: Path) -> list[dict[str, Any]]:
+    """Return one row for each suite of a card: successes and episodes over its tasks."""
+    card = read_card(path)
+    return [
+        {
+            "policy": name,
+            "suite": suite,
+            "assets": card.protocol["assets"]["name"],
+            "successes": sum(episode.success for episode in own),
+            "episodes": len(own),
+        }
+        for suite in card.protocol["tasks"]
+        if (own := [episode for episode in card.episodes if episode.suite == suite])
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each policy and suite, a column for each variant."""
+    cells = {(row["policy"], row["suite"]): rate(row["successes"], row["episodes"]) for row in rows}
+    lines = [
+        [name, suite, *(cells.get((name, suite + variant), "") for variant in VARIANTS)]
+        for name in dict.fromkeys(row["policy"] for row in rows)
+        for suite in SUITES
+        if any((name, suite + variant) in cells for variant in VARIANTS)
+    ]
+    return markdown_table(HEAD, lines)
+
+
+def main() -> None:
+    """Take the cards in, write the counts and the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cards", nargs="*", metavar="NAME=CARD", help="who played, and the card")
+    known = json.loads(COUNTS.read_text()) if COUNTS.exists() else []
+    rows = {(row["policy"], row["suite"]): row for row in known}
+    for text in parser.parse_args().cards:
+        name, _, path = text.partition("=")
+        rows |= {(row["policy"], row["suite"]): row for row in rows_of(name, Path(path))}
+    COUNTS.write_text("[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n")
+    fill_blocks(PAGE, {"robustness": "\n".join(table(list(rows.values())))})
+
+
+if __name__ == "__main__":
+    main()
