@@ -236,8 +236,8 @@ def model_card(card: dict[str, Any]) -> str:
         f"{config['seed']}, {config['steps']} steps of {config['batch_size']} states.\n\n"
         f"Hidden states: {train['states']} ({train['expert']} of scripted experts with noise, "
         f"{train['vla']} of the VLA with noise, {train['demos']} of recorded demonstrations), on "
-        f"sampled layouts; what was played for it, with `{config['assets']}` assets. Reconstruction "
-        f"of {held['states']} states of other episodes, as explained variance (mean squared error "
-        "in standardised units); only the token of the first column is here:\n\n"
+        f"sampled layouts; what was played for it, with `{config['assets']}` assets. "
+        f"Reconstruction of {held['states']} states of other episodes, as explained variance (mean "
+        "squared error in standardised units); only the token of the first column is here:\n\n"
         f"{format_reports(card)}\n"
     )
