@@ -26,7 +26,7 @@ env = make_sb3_vec_env(
     "LiberoVLA-goal-v0",
     args.num_envs,
     workers=args.workers,
-    task_ids=[2, 8],  # push the plate, put the bowl on the plate: both in one batch
+    task_ids=[2, 8],  # the bottle on the cabinet, the bowl on the plate: both in one batch
     gamma=0.99,
 )
 # SB3's algorithms discount a timestep, which is a whole chunk here.

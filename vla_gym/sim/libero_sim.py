@@ -151,9 +151,7 @@ class LiberoSim(SimAccess):
         steps, gripper = self._settling
         noop = np.append(NOOP[:6], gripper)[None]
         for step in range(steps + MAX_EXTRA_SETTLE_STEPS * until_rest):
-            # At the start nothing has moved yet, which is no rest.
-            speed = max(self.object_speeds().values(), default=0.0)
-            if step >= max(steps, until_rest) and speed < REST_SPEED:
+            if step >= max(steps, 1) and max(self.object_speeds().values(), default=0) < REST_SPEED:
                 break
             self._advance(noop)
         self.elapsed_steps = 0
