@@ -11,7 +11,8 @@ from vla_checkpoints import GOLDEN, PROMPTS, observe
 
 import vla_gym  # noqa: F401  (registers the environments)
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla import load
+from vla_gym.vla import VLAOutput, load
+from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.flow import smolvla_model
 from vla_gym.vla.flow.images import resize_with_padding
 from vla_gym.vla.flow.pi0 import Pi0Backend, make_config
@@ -33,7 +34,7 @@ def vla(name):
 
 
 def reference(name, rows=slice(None)):
-    """Inputs of `sample` and the original's outputs, of some rows."""
+    """Inputs of `flow`, the noise and the original's outputs, of some rows."""
     data = {k: torch.from_numpy(v) for k, v in np.load(GOLDEN / name / "reference.npz").items()}
     images = data["images"][rows].float()
     inputs = {
@@ -51,7 +52,9 @@ def reference(name, rows=slice(None)):
 
 @torch.no_grad()
 def sample(vla, inputs):
-    return vla.sample(**inputs)
+    inputs = dict(inputs)
+    noise = inputs.pop("noise")
+    return VLAOutput(*FlowOutput(vla.flow(**inputs), noise).integrate(vla.num_steps))
 
 
 def test_outputs_are_those_of_the_original(vla, name):
@@ -194,12 +197,14 @@ def test_preparation_is_lerobots(vla, name):
     long = vla.tokenize(["the " * 60])[0]
     assert long.shape == (1, 48)
     seen = {}
-    original = vla.sample
-    vla.sample = lambda *args: seen.setdefault("out", seen.update(args=args) or original(*args))
+    original = vla.flow
+    vla.flow = lambda *args: seen.update(args=args) or original(*args)
     try:
+        with torch.no_grad():
+            _, chunk = vla.flow_outputs(images, texts, proprio).integrate(vla.num_steps)
         actions = vla.infer(images, texts, proprio).actions
     finally:
-        del vla.sample
+        del vla.flow
     folder = GOLDEN / name
     pre = load_file(folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
     post = load_file(folder / "policy_postprocessor_step_0_unnormalizer_processor.safetensors")
@@ -207,7 +212,7 @@ def test_preparation_is_lerobots(vla, name):
     mean, std = pre["observation.state.mean"], pre["observation.state.std"]
     torch.testing.assert_close(state[:, :8], (torch.from_numpy(proprio) - mean) / (std + 1e-8))
     assert state.shape == (3, 32) and (state[:, 8:] == 0).all()
-    scaled = seen["out"].actions[..., :7] * post["action.std"] + post["action.mean"]
+    scaled = chunk[..., :7] * post["action.std"] + post["action.mean"]
     torch.testing.assert_close(actions, scaled.clamp(-1, 1), rtol=0, atol=1e-6)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import torch
 
@@ -41,6 +43,44 @@ class TokenOutput(NamedTuple):
     logits: torch.Tensor
 
 
+class ActionOutput(NamedTuple):
+    """What a regression head makes of one forward pass, with gradients.
+
+    Attributes:
+        hidden: (B, M, H) as :class:`TokenOutput`'s.
+        actions: (B, C, 7) in the policy's own units, before clipping and the gripper's switch.
+    """
+
+    hidden: torch.Tensor
+    actions: torch.Tensor
+
+
+class FlowOutput(NamedTuple):
+    """What a flow-matching policy makes of a batch of observations, with gradients.
+
+    Attributes:
+        velocity: Takes points (B, C, A) of the paths ``(1 - t) noise + t action`` and t in [0, 1);
+            returns hidden states (B, M, H) and velocities (B, C, A), the expected
+            ``action - noise``.
+        start: (B, C, A) float32 noise that acting greedily starts from.
+    """
+
+    velocity: Callable[[torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+    start: torch.Tensor
+
+    def integrate(self, num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Follow the flow by Euler's steps.
+
+        Returns:
+            Hidden states at the last step, and actions (B, C, A) in the policy's own units.
+        """
+        x, hidden = self.start, self.start
+        for step in range(num_steps):
+            hidden, velocity = self.velocity(x, step / num_steps)
+            x = x + velocity / num_steps
+        return hidden, x
+
+
 @runtime_checkable
 class FrozenVLA(Protocol):
     """A vision-language-action policy whose weights do not change.
@@ -58,6 +98,8 @@ class FrozenVLA(Protocol):
         cameras: Names of the cameras that it sees; default: LIBERO's.
         action_size: Numbers of an action; default: LIBERO's 7.
         proprio_size: Numbers of the proprioception; default: LIBERO's 8.
+        heads: Names of what it can act with: ``"l1"`` (regressed actions), ``"token"``, ``"flow"``.
+        head: Which of them ``infer`` acts with.
     """
 
     name: str
@@ -68,6 +110,8 @@ class FrozenVLA(Protocol):
     cameras: tuple[str, ...] = CAMERAS
     action_size: int = ACTION_SIZE
     proprio_size: int = PROPRIO_SIZE
+    heads: tuple[str, ...] = ("l1",)
+    head: str = "l1"
 
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
@@ -130,9 +174,8 @@ class TokenVLA(FrozenVLA, Protocol):
         ...
 
 
-@runtime_checkable
-class TrainableTokenVLA(TokenVLA, Protocol):
-    """A TokenVLA that PPO and GRPO can train in full: values, entropies and a teacher need these.
+class TrainableNetwork(FrozenVLA, Protocol):
+    """A VLA whose network PPO and GRPO can train.
 
     A backend may also have ``input_size``: the side in pixels that it shrinks renders to by
     averaging whole blocks. Renders that were shrunk so already give the same result, bit for bit,
@@ -143,6 +186,11 @@ class TrainableTokenVLA(TokenVLA, Protocol):
     def model(self) -> torch.nn.Module:
         """The network; its parameters are the ones that are trained."""
 
+
+@runtime_checkable
+class TrainableTokenVLA(TokenVLA, TrainableNetwork, Protocol):
+    """Is trained by its token head: values, entropies and a teacher need these."""
+
     def token_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> TokenOutput:
@@ -151,4 +199,90 @@ class TrainableTokenVLA(TokenVLA, Protocol):
 
     def actions_to_tokens(self, actions: torch.Tensor) -> torch.Tensor:
         """Return the nearest tokens (..., C, 7) int64 of the environment's actions."""
+        ...
+
+
+@runtime_checkable
+class TrainableActionVLA(TrainableNetwork, Protocol):
+    """Is trained by a normal distribution around the actions that its head regresses."""
+
+    def action_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> ActionOutput:
+        """Run the network once, with gradients where its parameters have them."""
+        ...
+
+    def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (..., 7) float32 in [-1, 1] of the policy's own."""
+        ...
+
+
+@runtime_checkable
+class TrainableFlowVLA(TrainableNetwork, Protocol):
+    """Is trained by noise in its denoising steps.
+
+    Attributes:
+        num_steps: Denoising steps.
+    """
+
+    num_steps: int
+
+    def flow_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> FlowOutput:
+        """Look at observations, with gradients where the network's parameters have them."""
+        ...
+
+    def flow_to_env(self, chunk: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (B, C, 7) in [-1, 1] of a flow's end (B, C, A)."""
+        ...
+
+
+class Distribution(Protocol):
+    """What a policy would do with B observations.
+
+    A sample is what it draws for one chunk: tokens, actions, a chain of denoising steps. A sample
+    has FACTORS, independent parts with a log-probability each; ``(B, *factors)`` is the shape of
+    log-probabilities and entropies.
+    """
+
+    def draw(self, keys: np.ndarray) -> torch.Tensor:
+        """Return samples (B, ...); row i is a function of ``keys[i]`` and its own observation."""
+
+    def mode(self) -> torch.Tensor:
+        """Return the most likely samples (B, ...)."""
+
+    def log_prob(self, sample: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities (B, *factors)."""
+
+    def entropy(self) -> torch.Tensor:
+        """Return entropies (B, *factors) in nats."""
+
+
+@runtime_checkable
+class TrainableVLA(TrainableNetwork, Protocol):
+    """A VLA with a distribution of its own over action samples, whatever it is.
+
+    The trainers see the three kinds above as this as well; a class of the caller's own
+    (``class:package.module:Class:/path``) is trained by it with ``--policy own``.
+
+    Attributes:
+        sample_shape: Of one sample.
+        sample_dtype: Of a sample.
+        factors: Shape of one row of log-probabilities. If it ends in (C, N), those of control steps
+            that were never executed are left out.
+    """
+
+    sample_shape: tuple[int, ...]
+    sample_dtype: torch.dtype
+    factors: tuple[int, ...]
+
+    def distribution(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> tuple[Distribution, torch.Tensor]:
+        """Return the distribution, with gradients, and the value features (B, H)."""
+        ...
+
+    def sample_to_env(self, sample: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (B, C, 7) in [-1, 1] of samples (B, ...)."""
         ...

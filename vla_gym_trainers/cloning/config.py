@@ -69,6 +69,13 @@ class MiniConfig(CheckpointSettings):
     """Hidden units of the token head; 0: one linear layer."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 autocast; ``auto`` uses it where the CPU has the instructions, and on CUDA."""
+    flow_layers: int = 0
+    """Transformer blocks of a flow head; 0: none."""
+    flow_loss_weight: float = 1.0
+    """Weight of the flow head's loss beside the L1 loss."""
+    flow_draws: int = 4
+    """Noises and times that the flow head sees of each frame: the trunk, which is most of a step,
+    runs once."""
     device: str = "cpu"
     """Torch device."""
     threads: int = 1
@@ -95,11 +102,10 @@ class MiniConfig(CheckpointSettings):
             ConfigError: If a value is out of range.
         """
         self.check_ranges({"steps": 1, "batch_size": 1, "threads": 1, "eval_episodes": 0})
-        if min(self.token_loss_weight, self.token_smoothing) < 0.0:
-            raise ConfigError(
-                "Expected token_loss_weight and token_smoothing >= 0, got "
-                f"{self.token_loss_weight} and {self.token_smoothing}."
-            )
+        self.check_ranges({"flow_layers": 0, "flow_draws": 1})
+        for name in ("token_loss_weight", "token_smoothing", "flow_loss_weight"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"Expected {name} >= 0, got {getattr(self, name)}.")
         if not 0.0 <= self.token_distillation <= 1.0:
             raise ConfigError(
                 f"Expected token_distillation in [0, 1], got {self.token_distillation}."

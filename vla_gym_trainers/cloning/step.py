@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from vla_gym.vla.mini import GRIPPER, MiniVLA, to_pixel_values
+from vla_gym.vla.mini import GRIPPER, MiniVLA, MiniVLAOutput, to_pixel_values
 from vla_gym.vla.tokens import NUM_BINS, UNK, actions_to_bins
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.cloning.data import DemoSet, drop_words, random_shift
@@ -48,6 +48,56 @@ def cloning_loss(
     return l1, (entropy.view(target.shape) * mask).sum() / count
 
 
+def flow_loss(
+    model: MiniVLA,
+    hidden: torch.Tensor,
+    target: torch.Tensor,
+    valid: torch.Tensor,
+    draws: int,
+    rng: np.random.Generator,
+) -> torch.Tensor:
+    """Return the flow head's squared error, without steps after the episode.
+
+    ``|v(h, x_t, t) - (a - n)|^2`` on ``x_t = (1 - t) n + t a`` with n ~ N(0, I), t ~ U(0, 1) and
+    standardised actions a (flow matching, Lipman et al. 2023, eq. 23).
+
+    Args:
+        model: With a flow head.
+        hidden: (B, C, H) states of the action queries.
+        target: (B, C, 7) expert actions.
+        valid: (B, C) bool.
+        draws: Noises and times for each row.
+        rng: Their source.
+    """
+    assert model.flow_head is not None
+    mean, std = (target.new_tensor(x) for x in (model.config.action_mean, model.config.action_std))
+    actions = ((target - mean) / std).repeat(draws, 1, 1)
+    noise = torch.from_numpy(rng.standard_normal(actions.shape, np.float32)).to(actions)
+    time = torch.from_numpy(rng.random(len(actions), np.float32)).to(actions)
+    noisy = torch.lerp(noise, actions, time[:, None, None])
+    velocity = model.flow_head(hidden.repeat(draws, 1, 1), noisy, time)
+    mask = valid.float().repeat(draws, 1)[..., None]
+    error = (velocity - (actions - noise)).square() * mask
+    return error.sum() / (mask.sum().clamp(min=1.0) * target.shape[-1])
+
+
+def _losses(
+    model: MiniVLA,
+    out: MiniVLAOutput,
+    target: torch.Tensor,
+    valid: torch.Tensor,
+    config: MiniConfig,
+    rng: np.random.Generator,
+) -> dict[str, torch.Tensor]:
+    """Return the losses by name, the flow head's if there is one."""
+    assert out.hidden is not None and out.actions is not None and out.token_logits is not None
+    l1, entropy = cloning_loss(out.actions, out.token_logits, target, valid, config)
+    losses = {"l1": l1, "token_cross_entropy": entropy}
+    if model.flow_head is not None:
+        losses["flow"] = flow_loss(model, out.hidden, target, valid, config.flow_draws, rng)
+    return losses
+
+
 def _token_labels(actions: torch.Tensor, config: MiniConfig) -> torch.Tensor:
     """Return the distributions over bins (N, 256) that stand for actions (..., 7)."""
     bins = actions_to_bins(actions).flatten()
@@ -78,8 +128,8 @@ def use_bf16(precision: str, device: str) -> bool:
 
 def train_step(
     state: CloningState, demos: DemoSet, sentences: Sentences, config: MiniConfig, bf16: bool
-) -> tuple[float, float]:
-    """Draw a batch, take one optimiser step, update the average; return both losses."""
+) -> dict[str, float]:
+    """Draw a batch, take one optimiser step, update the average; return the losses by name."""
     index = demos.sample(state.rng, config.batch_size)
     target, valid = demos.chunks(index, state.model.config.horizon)
     images = random_shift(demos.images[index], config.shift_pixels, state.rng)
@@ -97,15 +147,11 @@ def train_step(
             torch.from_numpy(proprio).to(device),
             with_tokens=True,
         )
-    l1, entropy = cloning_loss(
-        out.actions,
-        out.token_logits,
-        torch.from_numpy(target).to(device),
-        torch.from_numpy(valid).to(device),
-        config,
-    )
+        chunks = torch.from_numpy(target).to(device), torch.from_numpy(valid).to(device)
+        losses = _losses(state.model, out, *chunks, config, state.rng)
+    weights = {"token_cross_entropy": config.token_loss_weight, "flow": config.flow_loss_weight}
     state.optimizer.zero_grad()
-    (l1 + config.token_loss_weight * entropy).backward()
+    torch.stack([weights.get(name, 1.0) * loss for name, loss in losses.items()]).sum().backward()
     torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
     state.optimizer.step()
     state.step += 1
@@ -115,7 +161,7 @@ def train_step(
         average: list[torch.Tensor] = list(state.ema.parameters())
         current: list[torch.Tensor] = list(state.model.parameters())
         torch._foreach_lerp_(average, current, 1.0 - decay)
-    return float(l1.detach()), float(entropy.detach())
+    return {name: float(loss.detach()) for name, loss in losses.items()}
 
 
 @torch.no_grad()
@@ -124,7 +170,8 @@ def validate(
 ) -> dict[str, float]:
     """Return losses on frames of the held-out episodes; empty if there are none."""
     index = demos.held_out(limit)
-    totals = np.zeros(2)
+    totals: dict[str, float] = {}
+    rng = np.random.default_rng(0)  # the same noise at every validation
     for part in np.array_split(index, max(1, math.ceil(len(index) / 64))):
         if len(part) == 0:
             return {}
@@ -135,13 +182,8 @@ def validate(
             torch.from_numpy(demos.proprio[part]).to(config.device),
             with_tokens=True,
         )
-        losses = cloning_loss(
-            out.actions,
-            out.token_logits,
-            torch.from_numpy(target).to(config.device),
-            torch.from_numpy(valid).to(config.device),
-            config,
-        )
-        totals += len(part) * np.array([float(x) for x in losses])
-    l1, entropy = totals / len(index)
-    return {"val/l1": float(l1), "val/token_cross_entropy": float(entropy)}
+        chunks = torch.from_numpy(target).to(config.device), torch.from_numpy(valid)
+        losses = _losses(model, out, chunks[0], chunks[1].to(config.device), config, rng)
+        for name, loss in losses.items():
+            totals[name] = totals.get(name, 0.0) + len(part) * float(loss)
+    return {f"val/{name}": total / len(index) for name, total in totals.items()}

@@ -59,6 +59,9 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
             token_head_width=config.token_head_width,
+            flow_layers=config.flow_layers,
+            action_mean=[round(float(x), 6) for x in demos.actions[demos.train].mean(0)],
+            action_std=[round(float(x), 6) for x in demos.actions[demos.train].std(0)],
             proprio_mean=[round(float(x), 6) for x in train.mean(0)],
             proprio_std=[round(float(x), 6) for x in std],
         )
@@ -109,18 +112,17 @@ def _loop(
     """Take steps until the run is over; leave a checkpoint and ``model/`` behind."""
     bf16 = use_bf16(config.precision, config.device)
     logger.info("%d frames of %d tasks", len(demos.images), len(demos.instructions))
-    losses: list[tuple[float, float]] = []
+    losses: list[dict[str, float]] = []
     began = time.perf_counter()
     while not run.is_over(state.step):
         rate = _set_learning_rate(state, config)
         losses.append(train_step(state, demos, sentences, config, bf16))
         run.show(state.step, success=state.best if state.best >= 0.0 else None)
         if state.step % LOG_EVERY == 0:
-            l1, entropy = np.mean(losses, axis=0)
+            means = {f"train/{k}": float(np.mean([x[k] for x in losses])) for k in losses[0]}
             seconds, began = time.perf_counter() - began, time.perf_counter()
             metrics = {
-                "train/l1": l1,
-                "train/token_cross_entropy": entropy,
+                **means,
                 "train/learning_rate": rate,
                 "time/samples_per_s": len(losses) * config.batch_size / seconds,
             }

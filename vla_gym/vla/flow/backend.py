@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FrozenVLA, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FlowOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
 from vla_gym.vla.files import find_base_model, load_tokenizer
 from vla_gym.vla.flow.images import resize_with_padding
@@ -28,6 +28,8 @@ from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.options import FlowOptions
 from vla_gym.vla.preprocess import check_images, check_rows
 from vla_gym.vla.spec_options import make_options
+
+Velocity = Callable[[torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 
 
 class FlowBackend(FrozenVLA, ABC):
@@ -41,6 +43,8 @@ class FlowBackend(FrozenVLA, ABC):
         pixel_size: Height and width in pixels that the network works on.
     """
 
+    heads = ("flow",)
+    head = "flow"
     pixel_size: tuple[int, int]
     #: Whether images that are not square are centred.
     centred_padding: bool
@@ -165,16 +169,15 @@ class FlowBackend(FrozenVLA, ABC):
         return next(self.model.parameters()).device
 
     @abstractmethod
-    def sample(
+    def flow(
         self,
         pixels: torch.Tensor,
         image_mask: torch.Tensor,
         tokens: torch.Tensor,
         token_mask: torch.Tensor,
         state: torch.Tensor,
-        noise: torch.Tensor,
-    ) -> VLAOutput:
-        """Run the network and all denoising steps.
+    ) -> Velocity:
+        """Run the VLM once; return what runs the expert, with gradients where there are any.
 
         Args:
             pixels: (B, V, 3, height, width) float32 in [-1, 1].
@@ -182,11 +185,10 @@ class FlowBackend(FrozenVLA, ABC):
             tokens: (B, T) int64, padded on the right.
             token_mask: (B, T) bool.
             state: (B, max_state_dim) float32, normalised and padded.
-            noise: (B, C, max_action_dim) float32.
 
         Returns:
-            The inputs (B, C, H) float32 of ``action_out_proj`` at the last step, and actions
-            (B, C, max_action_dim) float32, normalised and padded.
+            The velocity of ``FlowOutput``; hidden states are the inputs (B, C, H) float32 of
+            ``action_out_proj``, actions are normalised and padded.
         """
 
     @torch.no_grad()
@@ -204,6 +206,18 @@ class FlowBackend(FrozenVLA, ABC):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
+        flow = self.flow_outputs(images, instructions, proprio, noise)
+        hidden, chunk = flow.integrate(self.num_steps)
+        return VLAOutput(hidden, self.flow_to_env(chunk))
+
+    def flow_outputs(
+        self,
+        images: dict[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        noise: torch.Tensor | None = None,
+    ) -> FlowOutput:
+        """Run the VLM; see :class:`~vla_gym.vla.base.TrainableFlowVLA`, and :meth:`infer`."""
         stacked = np.stack(check_images(images, self.files.views, self.image_size), axis=1)
         count = len(stacked)
         proprio = np.asarray(proprio, dtype=np.float32)
@@ -220,17 +234,20 @@ class FlowBackend(FrozenVLA, ABC):
         state = self.files.state.normalize(torch.from_numpy(proprio).to(device))
         state = F.pad(state, (0, self._state_dim - PROPRIO_SIZE))
         tokens, token_mask = self.tokenize(instructions)
-        out = self.sample(
+        velocity = self.flow(
             self.to_pixels(stacked),
             torch.ones(stacked.shape[:2], dtype=torch.bool, device=device),
             tokens.to(device),
             token_mask.to(device),
             state,
-            noise.to(device=device, dtype=torch.float32),
         )
-        actions = self.files.action.unnormalize(out.actions[..., :ACTION_SIZE])
+        return FlowOutput(velocity, noise.to(device=device, dtype=torch.float32))
+
+    def flow_to_env(self, chunk: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (B, C, 7) of normalised, padded ones (B, C, A)."""
+        actions: torch.Tensor = self.files.action.unnormalize(chunk[..., :ACTION_SIZE])
         # Robosuite's controller clips as well: nothing is lost.
-        return VLAOutput(out.hidden, actions.clamp(-1.0, 1.0))
+        return actions.clamp(-1.0, 1.0)
 
     def tokenize(self, instructions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids (B, T) int64 and mask (B, T) bool of the prompts, padded on the right."""

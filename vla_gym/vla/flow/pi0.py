@@ -13,9 +13,8 @@ from torch import nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.flow.backend import FlowBackend
+from vla_gym.vla.flow.backend import FlowBackend, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 
 # Sizes of Gemma in the variants that checkpoints name.
@@ -106,40 +105,50 @@ class Pi0Backend(FlowBackend):
         tied = any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes)
         return model, partial(_rename, nested=nested, tied=tied)
 
-    def sample(
+    def flow(
         self,
         pixels: torch.Tensor,
         image_mask: torch.Tensor,
         tokens: torch.Tensor,
         token_mask: torch.Tensor,
         state: torch.Tensor,
-        noise: torch.Tensor,
-    ) -> VLAOutput:
-        """Run PaliGemma once and the expert at every step; see :meth:`FlowBackend.sample`."""
-        count = self._image_tokens
+    ) -> Velocity:
+        """Run PaliGemma once, as ``sample_actions`` of transformers does, whose loop has no
+        gradients; see :meth:`FlowBackend.flow`.
+        """
+        model, count = self.model, self._image_tokens
         placeholders = tokens.new_full(
-            (len(tokens), count * image_mask.shape[1]),
-            self.model.config.vlm_config.image_token_id,
+            (len(tokens), count * image_mask.shape[1]), model.config.vlm_config.image_token_id
         )
-        mask = torch.cat([image_mask.repeat_interleave(count, dim=1), token_mask], dim=1)
-        seen: list[torch.Tensor] = []
-        handle = self.model.action_out_proj.register_forward_pre_hook(
-            lambda _, args: seen.append(args[0])
+        mask = torch.cat([image_mask.repeat_interleave(count, dim=1), token_mask], dim=1).long()
+        embedded = model.model.embed_prefix(
+            torch.cat([placeholders, tokens], dim=1),
+            pixels.to(model.model.dit.norm.weight.dtype),
+            # All cameras have placeholders here; the attention mask hides those not there.
+            torch.ones_like(image_mask),
         )
-        try:
-            actions = self.model.sample_actions(
-                state=state,
-                input_ids=torch.cat([placeholders, tokens], dim=1),
-                pixel_values=pixels.to(self.model.model.dit.norm.weight.dtype),
-                noise=noise,
-                attention_mask=mask.long(),
-                # All cameras have placeholders here; the attention mask hides those not there.
-                pixel_attention_mask=torch.ones_like(image_mask),
-                num_steps=self.num_steps,
+        cache = model.model.vlm(
+            inputs_embeds=embedded,
+            attention_mask=mask,
+            position_ids=mask.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(embedded[..., 0]),
+            use_cache=True,
+        ).cache
+        length = cache.get_seq_length()
+
+        def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
+            # pi0 counts time from the action (0) to noise (1).
+            at = x.new_full((len(x),), 1.0 - time)
+            out = model.model(
+                action_embeds=model.embed_action_time(state, x, at),
+                attention_mask=mask,
+                cache=cache,
             )
-        finally:
-            handle.remove()
-        return VLAOutput(seen[-1], actions)
+            cache.crop(length - cache.get_seq_length())  # the next step sees the VLM alone
+            hidden = out.last_hidden_state[:, -self.horizon :].float()
+            return hidden, -model.action_out_proj(hidden)
+
+        return velocity
 
 
 def make_config(files: LeRobotPolicyFiles) -> PI0Config:

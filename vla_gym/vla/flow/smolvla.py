@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
-from vla_gym.vla.flow.backend import FlowBackend
+from vla_gym.vla.flow.backend import FlowBackend, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
 
@@ -53,30 +52,27 @@ class SmolVLABackend(FlowBackend):
         with torch.device("meta"):
             return SmolVLANetwork(sizes, vlm_config), _rename
 
-    def sample(
+    def flow(
         self,
         pixels: torch.Tensor,
         image_mask: torch.Tensor,
         tokens: torch.Tensor,
         token_mask: torch.Tensor,
         state: torch.Tensor,
-        noise: torch.Tensor,
-    ) -> VLAOutput:
-        """Run the VLM once and the expert at every step; see :meth:`FlowBackend.sample`."""
+    ) -> Velocity:
+        """Run the VLM once; see :meth:`FlowBackend.flow`."""
         prefix = self._prefill(pixels, image_mask, tokens, token_mask, state)
-        sizes, hidden = self.model.sizes, None
-        for step in range(self.num_steps):
-            time = time_embedding(
-                1.0 - step / self.num_steps,
-                self.hidden_size,
-                sizes.min_period,
-                sizes.max_period,
-                noise.device,
+        sizes = self.model.sizes
+
+        def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
+            # SmolVLA counts time from the action (0) to noise (1).
+            at = time_embedding(
+                1.0 - time, self.hidden_size, sizes.min_period, sizes.max_period, x.device
             )
-            hidden, velocity = self._denoise(prefix, noise, time)
-            noise = noise - velocity / self.num_steps
-        assert hidden is not None
-        return VLAOutput(hidden, noise)
+            hidden, towards_noise = self._denoise(prefix, x, at)
+            return hidden, -towards_noise
+
+        return velocity
 
 
 def _read_sizes(files: LeRobotPolicyFiles) -> SmolVLASizes:

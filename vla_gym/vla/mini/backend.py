@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import GRIPPER, FrozenVLA, TokenOutput, VLAOutput
+from vla_gym.vla.base import (
+    ACTION_SIZE,
+    GRIPPER,
+    ActionOutput,
+    FlowOutput,
+    FrozenVLA,
+    TokenOutput,
+    VLAOutput,
+)
 from vla_gym.vla.files import verify_checksums
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, load_model, to_pixel_values
 from vla_gym.vla.preprocess import IMAGE_SIZE, check_rows, proprio_features, stack_cameras
@@ -19,22 +27,39 @@ from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bi
 class MiniBackend(FrozenVLA, OnePassTokens):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`MiniVLA`; deterministic and greedy."""
 
-    def __init__(self, model: MiniVLA, name: str = "mini", head: str = "l1") -> None:
+    def __init__(
+        self,
+        model: MiniVLA,
+        name: str = "mini",
+        head: str | None = None,
+        *,
+        seed: int = 0,
+        num_steps: int | None = None,
+    ) -> None:
         """Freeze a network.
 
         Args:
             model: The network, on its device.
             name: Name of the checkpoint; the RL token is looked up under it.
-            head: ``"l1"`` or ``"token"``: which head ``infer`` takes the actions from.
+            head: ``"l1"``, ``"token"`` or ``"flow"``: which head ``infer`` takes the actions from;
+                None: flow where there is one, else l1.
+            seed: Of the noise that the flow starts from, the same for every row and call.
+            num_steps: Denoising steps of the flow; None: the checkpoint's.
 
         Raises:
-            ConfigError: If ``head`` is something else.
+            ConfigError: If there is no such head, or ``num_steps`` is not positive.
         """
-        if head not in ("l1", "token"):
-            raise ConfigError(f"Expected head 'l1' or 'token', got {head!r}.")
         self.model = model.eval().requires_grad_(False)
+        self.heads = ("l1", "token") if model.flow_head is None else ("flow", "l1", "token")
+        self.head = head or ("l1" if model.flow_head is None else "flow")
+        if self.head not in self.heads:
+            raise ConfigError(f"Expected head {' or '.join(map(repr, self.heads))}, got {head!r}.")
         self.name = name
-        self.head = head
+        self.num_steps = model.config.flow_steps if num_steps is None else num_steps
+        if self.num_steps < 1:
+            raise ConfigError(f"Expected num_steps >= 1, got {num_steps}.")
+        noise_shape = (model.config.horizon, ACTION_SIZE)
+        self._noise = torch.randn(noise_shape, generator=torch.Generator().manual_seed(seed))
         self.horizon = model.config.horizon
         self.num_hidden_tokens = model.config.horizon
         self.hidden_size = model.config.hidden_size
@@ -50,7 +75,9 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         compile: bool = False,
-        head: str = "l1",
+        head: str | None = None,
+        seed: int = 0,
+        num_steps: int | None = None,
     ) -> MiniBackend:
         """Load a checkpoint folder; its name becomes the backend's.
 
@@ -60,9 +87,11 @@ class MiniBackend(FrozenVLA, OnePassTokens):
             dtype: float32 or None; the network is too small to gain from another.
             compile: Whether to compile the network.
             head: See the class.
+            seed: See the class.
+            num_steps: See the class.
 
         Raises:
-            ConfigError: If ``dtype`` is another or ``head`` is unknown.
+            ConfigError: If ``dtype`` is another, or an option is out of range.
             WeightsError: If the files are corrupt or do not fit the architecture.
         """
         if dtype not in (None, torch.float32):
@@ -73,7 +102,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         nn.Module.to(model, device)  # PreTrainedModel.to is typed for other arguments
         if compile:
             model.compile()
-        return cls(model, folder.name, head)
+        return cls(model, folder.name, head, seed=seed, num_steps=num_steps)
 
     def forward(
         self,
@@ -110,12 +139,56 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        out = self.forward(images, instructions, proprio, with_tokens=self.head == "token")
-        assert out.hidden is not None and out.actions is not None
         if self.head == "token":
-            assert out.token_logits is not None
-            return VLAOutput(out.hidden, self.tokens_to_actions(out.token_logits.argmax(-1)))
-        return VLAOutput(out.hidden, _switch_gripper(out.actions.clamp(-1.0, 1.0)))
+            hidden, logits = self.token_outputs(images, instructions, proprio)
+            return VLAOutput(hidden, self.tokens_to_actions(logits.argmax(-1)))
+        if self.head == "flow":
+            hidden, chunk = self.flow_outputs(images, instructions, proprio).integrate(
+                self.num_steps
+            )
+            return VLAOutput(hidden, self.flow_to_env(chunk))
+        hidden, actions = self.action_outputs(images, instructions, proprio)
+        return VLAOutput(hidden, self.to_env(actions))
+
+    def action_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> ActionOutput:
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
+        out = self.forward(images, instructions, proprio)
+        assert out.hidden is not None and out.actions is not None
+        return ActionOutput(out.hidden, out.actions)
+
+    def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (..., 7) of the L1 head's."""
+        return _switch_gripper(normalized.clamp(-1.0, 1.0))
+
+    def flow_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> FlowOutput:
+        """Run the network without the flow; see :class:`~vla_gym.vla.base.TrainableFlowVLA`.
+
+        The hidden states are the action queries', whatever the noise.
+
+        Raises:
+            ConfigError: If the checkpoint has no flow head.
+        """
+        head = self.model.flow_head
+        if head is None:
+            raise ConfigError(f"The checkpoint {self.name!r} has no flow head; mini-flow has one.")
+        hidden = self.forward(images, instructions, proprio).hidden
+        assert hidden is not None
+
+        def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
+            return hidden, head(hidden, x, x.new_full((len(x),), time))
+
+        start = self._noise.to(hidden.device).expand(len(hidden), -1, -1)
+        return FlowOutput(velocity, start)
+
+    def flow_to_env(self, chunk: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions (B, C, 7) of the flow head's."""
+        config = self.model.config
+        mean, std = chunk.new_tensor(config.action_mean), chunk.new_tensor(config.action_std)
+        return self.to_env(chunk * std + mean)
 
     def token_logits(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
@@ -142,5 +215,5 @@ class MiniBackend(FrozenVLA, OnePassTokens):
 
 def _switch_gripper(actions: torch.Tensor) -> torch.Tensor:
     """Make the gripper the switch that it is: -1 (open) or +1 (close)."""
-    actions[..., GRIPPER] = torch.where(actions[..., GRIPPER] > 0, 1.0, -1.0)
-    return actions
+    gripper = torch.where(actions[..., GRIPPER:] > 0, 1.0, -1.0)
+    return torch.cat([actions[..., :GRIPPER], gripper], dim=-1)

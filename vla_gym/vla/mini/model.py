@@ -1,7 +1,8 @@
 """The network of the embedded VLA.
 
 Two 64x64 images, the instruction and the proprioception become tokens of a small transformer;
-eight learned action queries are read out by an L1 head and by a 256-bin token head. The structure
+eight learned action queries are read out by an L1 head, by a 256-bin token head and, in some
+checkpoints, by a flow head. The structure
 is that of large VLAs (action-query hidden states are what the RL token compresses), the size is
 that of a test bed.
 """
@@ -24,6 +25,7 @@ from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.checkpoint_files import Checkpoint, load_into
 from vla_gym.vla.files import write_weights
+from vla_gym.vla.mini.flow_head import FlowHead
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 
 PROPRIO_FEATURES = 11
@@ -42,6 +44,10 @@ class MiniVLAConfig(PreTrainedConfig):
         stem_channels: Channels of the 4x4 feature map before that projection.
         horizon: Number C of actions in a chunk = number of action queries.
         token_head_width: Hidden units of the token head; 0: one linear layer.
+        flow_layers: Transformer blocks of the flow head; 0: there is none.
+        flow_steps: Denoising steps of the flow head.
+        action_mean: Mean of the 7 numbers of the training data's actions, for the flow head.
+        action_std: Their standard deviation: the flow head works on standardised actions.
         proprio_mean: Mean of the 11 proprioception features of the training data.
         proprio_std: Their standard deviation.
     """
@@ -59,6 +65,10 @@ class MiniVLAConfig(PreTrainedConfig):
         stem_channels: int = 48,
         horizon: int = 8,
         token_head_width: int = 0,
+        flow_layers: int = 0,
+        flow_steps: int = 5,
+        action_mean: list[float] | None = None,
+        action_std: list[float] | None = None,
         proprio_mean: list[float] | None = None,
         proprio_std: list[float] | None = None,
         **kwargs: Any,
@@ -73,6 +83,9 @@ class MiniVLAConfig(PreTrainedConfig):
         self.stem_channels = stem_channels
         self.horizon = horizon
         self.token_head_width = token_head_width
+        self.flow_layers, self.flow_steps = flow_layers, flow_steps
+        self.action_mean = list(action_mean or [0.0] * ACTION_SIZE)
+        self.action_std = list(action_std or [1.0] * ACTION_SIZE)
         self.proprio_mean = list(proprio_mean or [0.0] * PROPRIO_FEATURES)
         self.proprio_std = list(proprio_std or [1.0] * PROPRIO_FEATURES)
         super().__init__(**kwargs)
@@ -83,7 +96,7 @@ class MiniVLAOutput(ModelOutput):
     """Outputs of :class:`MiniVLA`.
 
     Attributes:
-        hidden: (B, C, hidden_size): normalised states of the action queries, read by both heads.
+        hidden: (B, C, hidden_size): normalised states of the action queries, read by all heads.
         actions: (B, C, 7): the L1 head, before clipping and gripper sign.
         token_logits: (B, C, 7, 256): the token head; None unless asked for.
     """
@@ -129,6 +142,9 @@ class MiniVLA(PreTrainedModel):
             self.token_head = nn.Sequential(
                 nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, logits)
             )
+        self.flow_head: FlowHead | None = None
+        if config.flow_layers:
+            self.flow_head = FlowHead(width, config.num_heads, config.flow_layers)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
