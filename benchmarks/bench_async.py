@@ -31,8 +31,9 @@ from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.student import trainable_copy
 from vla_gym_trainers.on_policy.targets import ppo_targets, rollout_metrics
-from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
+from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 from vla_gym_trainers.rollout.pipeline import Pipeline
 
 

@@ -19,8 +19,9 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.student import trainable_copy
 from vla_gym_trainers.on_policy.targets import grpo_targets, rollout_metrics
-from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
+from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--vla", default="mini", help="any VLA with a token head")

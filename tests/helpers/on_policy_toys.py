@@ -14,15 +14,18 @@ from vla_gym.vla.tokens import build_vocabulary
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
+from vla_gym_trainers.on_policy.student import trainable_copy
+from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 
 cloudpickle.register_pickle_by_value(toy_token_env)
 LORA = LoraSettings(r=4, exclude=("action_head",))
 
 
-def tiny_vla(seed=0):
+def tiny_vla(seed=0, flow_layers=0):
     torch.manual_seed(seed)
-    config = MiniVLAConfig(vocabulary=build_vocabulary(TEXTS), hidden_size=32, num_layers=1)
+    config = MiniVLAConfig(
+        vocabulary=build_vocabulary(TEXTS), hidden_size=32, num_layers=1, flow_layers=flow_layers
+    )
     return MiniBackend(MiniVLA(config))
 
 

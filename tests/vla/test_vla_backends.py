@@ -132,35 +132,17 @@ LORA = {
     "pi0": ((), ""),
     "qwen25": (("visual", "action_model"), "vlm.language_model.layers"),
     "qwen3": (("visual", "action_model"), "vlm.language_model.layers"),
-    "openvla-oft": (("vision_backbone", "projector"), "language_model"),
+    "openvla-oft": (("vision_backbone", "projector", "action_head"), "language_model"),
 }
 
 
 def loss(vla, name, inputs):
-    """Something with gradients; for pi0 its flow-matching loss, since drawing has none."""
+    """Something with gradients."""
     if name == "openvla-oft":
         return vla.token_outputs(*inputs).logits.square().mean()
     if name.startswith("qwen"):
         return vla.forward(*inputs)[1].square().mean()
-    images, texts, proprio = inputs
-    tokens, token_mask = vla.tokenize(texts)
-    pixels = vla.to_pixels(np.stack(list(images.values()), axis=1))
-    state = torch.nn.functional.pad(torch.from_numpy(proprio), (0, 24))
-    noise, mask = torch.zeros(3, *vla.noise_shape), torch.ones(3, 2, dtype=torch.bool)
-    if name == "smolvla":
-        return vla.sample(pixels, mask, tokens, token_mask, state, noise).actions.square().mean()
-    image_mask = mask.repeat_interleave(vla._image_tokens, dim=1)
-    placeholder = vla.model.config.vlm_config.image_token_id
-    return vla.model(
-        state=state,
-        noise=noise,
-        timestep=torch.full((3,), 0.5),
-        input_ids=torch.cat([torch.full(image_mask.shape, placeholder), tokens], dim=1),
-        attention_mask=torch.cat([image_mask, token_mask], dim=1).long(),
-        pixel_values=pixels,
-        pixel_attention_mask=mask,
-        actions=torch.ones_like(noise),
-    ).loss.mean()
+    return vla.flow_outputs(*inputs).integrate(vla.num_steps)[1].square().mean()
 
 
 @pytest.mark.parametrize("name", LORA)

@@ -241,7 +241,7 @@ def test_area_resize_is_opencv_s():
 def test_the_gripper_opens_at_minus_one(qwen3):
     normalized = torch.zeros(5, 7)
     normalized[:, 6] = torch.tensor([-3.0, 0.0, 0.49, 0.5, 1.2])
-    assert qwen3.to_env_actions(normalized)[:, 6].tolist() == [1, 1, 1, -1, -1]
+    assert qwen3.to_env(normalized)[:, 6].tolist() == [1, 1, 1, -1, -1]
     assert normalized[0, 6] == -3.0
 
 

@@ -31,7 +31,7 @@ class VLAPolicy:
         self,
         vla: str | Path | FrozenVLA,
         *,
-        head: str = "l1",
+        head: str | None = None,
         temperature: float = 0.0,
         seed: int = 0,
         chunk_len: int | None = None,
@@ -44,7 +44,7 @@ class VLAPolicy:
 
         Args:
             vla: As ``vla_gym.vla.load`` takes it, or the model itself.
-            head: ``"l1"``, or ``"token"`` for a VLA with a token head.
+            head: ``"l1"``, ``"token"`` or ``"flow"``; None: the VLA's own first choice.
             temperature: 0 takes the most likely tokens, more samples them.
             seed: Of the sampling.
             chunk_len: Control steps executed a chunk; default: the VLA's horizon.
@@ -65,9 +65,10 @@ class VLAPolicy:
         self.chunk_len = check_chunk_len(chunk_len, self.vla)
         self.image_size = self.vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
-        self.name = f"{self.vla.name}, {head} head" if head != "l1" else self.vla.name
+        acting = getattr(self.vla, "head", "l1")
+        self.name = f"{self.vla.name}, {head} head" if head not in (None, "l1") else self.vla.name
         known = vla_identity(vla) if isinstance(vla, str | Path) else {"name": vla.name}
-        self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": head}
+        self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": acting}
         if temperature > 0.0:
             self.name += f" sampled at T={temperature:g}"
             self.identity |= {"temperature": temperature, "seed": seed}
@@ -126,9 +127,13 @@ def held_out_words(instruction: str) -> str:
 
 
 def load_vla(
-    vla: str | Path | FrozenVLA, head: str, device: str = "cpu", *, allow_class: bool = True
+    vla: str | Path | FrozenVLA,
+    head: str | None = None,
+    device: str = "cpu",
+    *,
+    allow_class: bool = True,
 ) -> FrozenVLA:
-    """Return a VLA that acts with one of its heads.
+    """Return a VLA that acts with one of its heads; None: with its own first choice.
 
     Raises:
         ConfigError: If it has no such head.
@@ -140,13 +145,17 @@ def load_vla(
     if isinstance(vla, str | Path):
         model = load(vla, device=device, allow_class=allow_class)
     assert not isinstance(model, str | Path)
-    if head == getattr(model, "head", "l1"):
+    if head in (None, getattr(model, "head", "l1")):
         return model
-    if not hasattr(model, "head"):
-        raise ConfigError(f"The VLA {str(vla)!r} has no {head!r} head: leave out --head.")
+    heads = getattr(model, "heads", ("l1",))
+    if head not in heads:
+        raise ConfigError(
+            f"The VLA {str(vla)!r} has no {head!r} head, but {' and '.join(heads)}: leave out "
+            "--head."
+        )
     # A copy, which shares the network: others may hold the loaded one.
     model = copy.copy(model)
-    model.head = head
+    model.head = str(head)
     return model
 
 

@@ -31,8 +31,8 @@ class PolicyConfig(EnvSettings):
     """Of a trained policy: folder of its RL token's encoder, auto or mean; default: the run's."""
     device: str = "cpu"
     """Torch device of the VLA, e.g. cuda."""
-    head: Literal["l1", "token"] = "l1"
-    """Which head of the VLA acts."""
+    head: Literal["l1", "token", "flow"] | None = None
+    """Which head of the VLA acts; default: its own first choice."""
     temperature: float = 0.0
     """Of the token head: 0 takes the most likely tokens, more samples them."""
     seed: int = 0
@@ -63,7 +63,7 @@ class PolicyConfig(EnvSettings):
             raise ConfigError(f"--temperature must be 0 or more, got {self.temperature}.")
         if self.temperature > 0.0 and self.head != "token":
             raise ConfigError("--temperature samples from the token head: add --head token.")
-        for name, usual in (("phrasing", "original"), ("head", "l1")):
+        for name, usual in (("phrasing", "original"), ("head", None)):
             if self.policy != "vla" and getattr(self, name) != usual:
                 raise ConfigError(f"--{name} belongs to --policy vla, got --policy {self.policy}.")
         if self.rl_token is not None and self.policy in POLICIES:
@@ -115,16 +115,17 @@ class PolicyConfig(EnvSettings):
 
     def _trained_on_tokens(self, path: Path) -> VLAPolicy | None:
         """Return the VLA that PPO or GRPO has trained, if it is a run of theirs."""
-        from vla_gym_trainers.evaluation.trained import trained_on, trained_vla
+        from vla_gym_trainers.evaluation.trained import HEADS, trained_on, trained_vla
 
         if path.is_file() or (path / "policy.zip").is_file():
             return None
-        vla = trained_vla(path, self.vla or trained_on(path)[0])
+        of_run, _, kind = trained_on(path)
+        vla = trained_vla(path, self.vla or of_run)
         if vla is None:
             return None
         policy = VLAPolicy(
             vla,
-            head="token",
+            head=HEADS.get(kind),
             chunk_len=self.chunk_len,
             batch_size=self.batch_size,
             device=self.device,

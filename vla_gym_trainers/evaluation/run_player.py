@@ -67,7 +67,8 @@ class RunPlayer:
         """
         start, policy = self.play(None, starts), self.play(model, starts)
         name = getattr(self._parts[0], "name", "VLA")
-        vla = {"kind": "vla", "vla": {"name": name}, "head": "l1"}
+        head = getattr(self._parts[0], "head", "l1")
+        vla = {"kind": "vla", "vla": {"name": name}, "head": head}
         paired = {"policy": vla, **compare(policy, start)}
         return {"start": summarize(start), "policy": {**summarize(policy), "paired": paired}}
 

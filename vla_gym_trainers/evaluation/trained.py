@@ -155,27 +155,34 @@ def load_trained(
     return policy
 
 
-def trained_on(path: Path) -> tuple[str, str]:
-    """Return VLA and RL token of a policy's run, as its configuration names them.
+#: Which head acts for a VLA that PPO or GRPO has trained, by their ``policy``; others: its own.
+HEADS = {"tokens": "token", "gaussian": "l1", "flow": "flow"}
+
+
+def trained_on(path: Path) -> tuple[str, str, str]:
+    """Return VLA, RL token and kind of policy of a run, as its configuration names them.
 
     The VLA comes from a file: load it with ``allow_class=False``.
 
     Args:
-        path: A run directory, or a .zip in one. Without a configuration: ``mini`` and ``auto``.
+        path: A run directory, or a .zip in one. Without a configuration: ``mini``, ``auto`` and
+            ``tokens``.
 
     Raises:
         ConfigError: If there is a configuration that cannot be read.
     """
     config = (path if path.is_dir() else path.parent) / "config.json"
     if not config.is_file():
-        return "mini", "auto"
+        return "mini", "auto", "tokens"
     try:
         settings = dict(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{config} is damaged ({error}): restore it, for it says what {path} was trained on."
         ) from error
-    return str(settings.get("vla", "mini")), str(settings.get("rl_token", "auto"))
+    usual = {"vla": "mini", "rl_token": "auto", "policy": "tokens"}
+    vla, rl_token, kind = (str(settings.get(name, value)) for name, value in usual.items())
+    return vla, rl_token, kind
 
 
 def trained_vla(run_dir: Path, vla: str) -> str | None:

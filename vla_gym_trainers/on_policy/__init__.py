@@ -3,7 +3,7 @@
 Data flows one way::
 
     distributions, policy      what is drawn: sample, log-probability, entropy, value
-    token_policy               the VLA's own action tokens
+    vla_policy                 the VLA itself: tokens, a normal distribution, a noisy flow
     rl_token_policy            a Gaussian over corrections of the frozen VLA's chunk
     phases                     cloning, transition, RL; teacher and student acting by turns
     rollout, collector         what was played: a TensorDict [rows, chunks]

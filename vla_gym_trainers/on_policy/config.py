@@ -12,7 +12,7 @@ from vla_gym.suites import get_suite
 from vla_gym_trainers.runs.settings import CheckpointSettings
 
 Trainable = Literal["lora", "heads", "full"]
-RatioLevel = Literal["factor", "chunk"]
+RatioLevel = Literal["factor", "chunk", "chunk-mean"]
 Aggregation = Literal["tokens", "episodes"]
 GroupBaseline = Literal["mean", "length"]
 
@@ -21,6 +21,7 @@ _AT_LEAST_1 = (
     *("num_envs", "total_steps", "rollout_chunks", "group_size", "groups", "value_replay"),
     *("epochs", "num_minibatches", "micro_batch_size", "cloning_epochs", "cloning_minibatches"),
     *("eval_envs", "eval_layouts", "torch_threads", "learn_threads", "residual_basis"),
+    *("lora_r", "stochastic_steps"),
 )
 _AT_LEAST_0 = (
     *("ahead", "eval_every", "eval_states", "value_epochs"),
@@ -29,30 +30,54 @@ _AT_LEAST_0 = (
 #: Settings that are positive and finite, or None where None is allowed.
 _POSITIVE = (
     *("learning_rate", "cloning_learning_rate", "clip_low", "clip_high", "max_grad_norm"),
-    *("cloning_coef", "temperature", "value_clip", "target_kl", "residual_scale", "min_sigma"),
+    *("cloning_coef", "temperature", "value_clip", "target_kl", "residual_scale"),
+    *("sigma", "min_sigma", "flow_noise", "log_ratio_clamp", "advantage_clamp"),
 )
 #: Settings that are finite and not negative.
 _NOT_NEGATIVE = ("entropy_coef", "kl_coef", "teacher_noise", "value_coef", "value_learning_rate")
 
+#: Heads of the package's backends, and the one that a policy's loss reaches.
+_HEADS = ("action_head", "token_head", "flow_head")
+_REACHED = {"tokens": "token_head", "gaussian": "action_head", "flow": "flow_head"}
+
 
 @dataclass
-class TokenSettings:
-    """Of ``policy="tokens"``."""
+class VLASettings:
+    """Of the policies that are the VLA itself: all but ``rl-token``."""
 
     trainable: Trainable = "lora"
-    """What is trained: lora (adapters), heads (the token head alone), full."""
-    heads: tuple[str, ...] = ("token_head",)
-    """Modules that trainable=heads trains and that fresh_heads renews."""
+    """What of the VLA is trained: lora (adapters), heads (some modules alone), full."""
+    heads: tuple[str, ...] | None = None
+    """Modules that trainable=heads trains and that fresh_heads renews; default: the embedded VLA's
+    that the policy's loss reaches (token_head, action_head, flow_head)."""
     fresh_heads: bool = False
     """Give the heads new random weights first (to be cloned in the warm-up)."""
     lora_r: int = 16
     """Rank of the adapters."""
     lora_alpha: float = 16.0
     """Scale of the adapters, divided by the rank."""
-    lora_exclude: tuple[str, ...] = ("action_head",)
-    """Modules without adapters: heads that the loss does not reach. Unknown names are ignored."""
+    lora_dropout: float = 0.0
+    """Dropout on the adapters' input while learning; the first ratios are then not exactly 1."""
+    lora_targets: tuple[str, ...] = ()
+    """Ends of the names of modules with adapters, such as q_proj v_proj; default: all linear."""
+    lora_exclude: tuple[str, ...] | None = None
+    """Modules without adapters; default: the heads that the policy's loss does not reach. Unknown
+    names are ignored."""
+    lora_train_whole: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters."""
+    gradient_checkpointing: bool = False
+    """Compute layers again in the backward pass: less memory, about a third more time."""
     temperature: float = 1.0
-    """Of drawing tokens, and of their log-probabilities."""
+    """tokens: of drawing, and of log-probabilities."""
+    learn_sigma: bool = True
+    """gaussian: whether the standard deviations are learned; sigma is where they begin."""
+    noise_correlation: float = 0.0
+    """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
+    trembles, 0.9 moves on in one direction."""
+    flow_noise: float = 0.5
+    """flow: level of the noise in the denoising steps."""
+    stochastic_steps: int | None = None
+    """flow: the first so many denoising steps have noise; default: all."""
 
 
 @dataclass
@@ -69,13 +94,14 @@ class RLTokenSettings:
     residual_basis: int = 2
     """rl-token: correct with this many smooth functions of time per action dimension."""
     sigma: float = 0.05
-    """rl-token: standard deviation of the correction at the start (1 = full translation)."""
+    """rl-token, gaussian: standard deviation of the correction, or of an action, at the start (1 =
+    full translation; rotations have less)."""
     min_sigma: float = 0.01
-    """rl-token: smallest standard deviation; it is learned, per action dimension."""
+    """rl-token, gaussian: smallest standard deviation; it is learned, per action dimension."""
 
 
 @dataclass
-class OnPolicyConfig(RLTokenSettings, TokenSettings, EnvSettings, CheckpointSettings):
+class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
@@ -92,9 +118,10 @@ class OnPolicyConfig(RLTokenSettings, TokenSettings, EnvSettings, CheckpointSett
     """Tasks to train on; default: all of the suite."""
     vla: str = "mini"
     """The VLA: mini, mini-few, <backend>:/path?option=value, or a folder."""
-    policy: Literal["tokens", "rl-token"] = "tokens"
-    """What acts and is trained: tokens, the VLA itself by its token head; rl-token, a small network
-    on the VLA's RL token that corrects the frozen VLA's chunks."""
+    policy: Literal["tokens", "gaussian", "flow", "own", "rl-token"] = "tokens"
+    """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
+    actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or
+    rl-token, a small network on the VLA's RL token that corrects the frozen VLA's chunks."""
     device: str = "cpu"
     """Torch device of the VLA."""
     chunk_len: int | None = None
@@ -137,7 +164,12 @@ class OnPolicyConfig(RLTokenSettings, TokenSettings, EnvSettings, CheckpointSett
     clip_high: float = 0.28
     """Ratios may grow to 1 + this."""
     ratio_level: RatioLevel = "factor"
-    """One ratio for each factor of a sample (a token, a number of a correction), or one a chunk."""
+    """One ratio for each factor of a sample (a token, a number of an action), or one a chunk: that
+    of the whole sample, or the factors' geometric mean (chunk-mean)."""
+    log_ratio_clamp: float = 10.0
+    """Logarithms of ratios are cut beyond +- this."""
+    advantage_clamp: float | None = None
+    """Advantages are cut beyond +- this; None: never."""
     entropy_coef: float = 0.0
     """Weight of the entropy."""
     kl_coef: float = 0.0
@@ -166,8 +198,6 @@ class OnPolicyConfig(RLTokenSettings, TokenSettings, EnvSettings, CheckpointSett
     """Gradient steps of such a pass."""
     cloning_learning_rate: float | None = None
     """Adam's step size in the warm-up; default: learning_rate."""
-    hybrid: bool = False
-    """Execute the teacher's actions (with teacher_noise) and reinforce them as samples."""
 
     eval_every: int = 100_000
     """Control steps between greedy evaluations on sampled layouts, the first one at 0; 0: none."""
@@ -209,13 +239,18 @@ class OnPolicyConfig(RLTokenSettings, TokenSettings, EnvSettings, CheckpointSett
         if self.min_sigma > self.sigma:
             raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
         has_teacher = self.warmup_steps + self.transition_steps > 0
-        if self.hybrid and has_teacher:
-            raise ConfigError("hybrid has no warm-up and no transition: the teacher always acts.")
-        if self.policy == "rl-token" and (self.hybrid or has_teacher):
+        if self.policy != "tokens" and has_teacher:
             raise ConfigError(
-                "policy rl-token begins at the VLA: leave out hybrid, warmup_steps and "
+                f"policy {self.policy} begins at the VLA: leave out warmup_steps and "
                 "transition_steps."
             )
+        if not 0.0 <= self.noise_correlation < 1.0:
+            raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
+        reached = _REACHED.get(self.policy)
+        if self.heads is None:
+            self.heads = (reached,) if reached else ()
+        if self.lora_exclude is None:
+            self.lora_exclude = tuple(head for head in _HEADS if reached and head != reached)
 
     def tasks(self) -> tuple[int, ...]:
         """Return the tasks that are trained on."""

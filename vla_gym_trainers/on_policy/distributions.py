@@ -1,36 +1,16 @@
 """Distributions over action samples, drawn so that a row's draw depends on its own key alone.
 
-A sample is what a policy draws for one chunk: tokens, or the coefficients of a correction. It has
-FACTORS, independent parts with a log-probability each; ``(B, *factors)`` is the shape of
-log-probabilities and entropies. All that learning asks of a distribution is in
-:class:`Distribution`.
+All that learning asks of a distribution is in :class:`vla_gym.vla.base.Distribution`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-
-
-class Distribution(Protocol):
-    """What a policy would do with B observations."""
-
-    def draw(self, keys: np.ndarray) -> Tensor:
-        """Return samples (B, ...); row i is a function of ``keys[i]`` and its own observation."""
-
-    def mode(self) -> Tensor:
-        """Return the most likely samples (B, ...)."""
-
-    def log_prob(self, sample: Tensor) -> Tensor:
-        """Return log-probabilities (B, *factors)."""
-
-    def entropy(self) -> Tensor:
-        """Return entropies (B, *factors) in nats."""
 
 
 class TokenDistribution:
@@ -61,33 +41,52 @@ class TokenDistribution:
 
 
 class GaussianChunk:
-    """A diagonal normal distribution of K x 7 numbers, ``N(mu, diag sigma^2)``; each is a factor.
+    """A normal distribution of K x N numbers; each is a factor.
 
     The numbers are the coefficients of K functions of time, or (K = C) the control steps of a chunk
-    themselves.
+    themselves. With a correlation rho the noise of successive rows is a stationary autoregression,
+    ``e_0 = w_0``, ``e_k = rho e_{k-1} + sqrt(1 - rho^2) w_k``, so that exploration moves on in one
+    direction instead of trembling. A factor is then the density of a row given those before it:
+    the factors of the first k rows add up to exactly the log-density of these rows alone.
     """
 
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Take means (B, K, 7) and log-standard deviations (7,) or (K, 7), learned or fixed."""
-        self.mean, self.log_std = mean, log_std
+    def __init__(self, mean: Tensor, log_std: Tensor, correlation: float = 0.0) -> None:
+        """Take means (B, K, N), log-standard deviations (N,) or (K, N), and rho in [0, 1)."""
+        self.mean, self.log_std, self.correlation = mean, log_std, correlation
 
     def draw(self, keys: np.ndarray) -> Tensor:
-        """Draw numbers (B, K, 7) float32."""
+        """Draw numbers (B, K, N) float32."""
         noise = keyed_normal(keys, self.mean.shape[1:]).to(self.mean)
-        return self.mean + self.log_std.exp() * noise
+        return self.mean + self.log_std.exp() * correlated(noise, self.correlation)
 
     def mode(self) -> Tensor:
         """Return the means."""
         return self.mean.detach()
 
     def log_prob(self, sample: Tensor) -> Tensor:
-        """``-(v - mu)^2 / (2 sigma^2) - log sigma - log(2 pi) / 2`` of each number, (B, K, 7)."""
+        """``-w^2 / 2 - log sigma - log sqrt(1 - rho^2) - log(2 pi) / 2``, (B, K, N).
+
+        w is what was drawn, ``(e_k - rho e_{k-1}) / sqrt(1 - rho^2)`` with
+        ``e = (v - mu) / sigma``; the first row has neither rho.
+        """
         z = (sample - self.mean) / self.log_std.exp()
-        return -0.5 * z.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)
+        if self.correlation:
+            z = torch.cat([z[:, :1], (z[:, 1:] - self.correlation * z[:, :-1]) / self._fresh], 1)
+        return -0.5 * z.square() - self._log_scale - 0.5 * math.log(2.0 * math.pi)
 
     def entropy(self) -> Tensor:
-        """``log sigma + log(2 pi e) / 2`` of each number, (B, K, 7)."""
-        return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).expand_as(self.mean)
+        """``log sigma + log sqrt(1 - rho^2) + log(2 pi e) / 2`` of each number, (B, K, N)."""
+        return (self._log_scale + 0.5 * math.log(2.0 * math.pi * math.e)).expand_as(self.mean)
+
+    @property
+    def _fresh(self) -> float:
+        return math.sqrt(1.0 - self.correlation**2)
+
+    @property
+    def _log_scale(self) -> Tensor:
+        rows = self.mean.new_full((self.mean.shape[1], 1), math.log(self._fresh))
+        rows[0] = 0.0
+        return self.log_std + rows
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
@@ -123,3 +122,13 @@ def keyed_normal(keys: np.ndarray, shape: Sequence[int]) -> Tensor:
     """Return (B, *shape) standard normal float64; row i is a function of ``keys[i]`` alone."""
     rows = [np.random.default_rng(key.tolist()).standard_normal(tuple(shape)) for key in keys]
     return torch.from_numpy(np.stack(rows) if rows else np.empty((0, *shape)))
+
+
+def correlated(noise: Tensor, correlation: float) -> Tensor:
+    """Turn white noise (B, K, N) into that of :class:`GaussianChunk`, of the same variance."""
+    if correlation == 0.0:
+        return noise
+    rows, fresh = [noise[:, 0]], math.sqrt(1.0 - correlation**2)
+    for k in range(1, noise.shape[1]):
+        rows.append(correlation * rows[-1] + fresh * noise[:, k])
+    return torch.stack(rows, dim=1)

@@ -175,7 +175,7 @@ def ratio_of(
     level: RatioLevel = "factor",
     clamp: float = 10.0,
 ) -> tuple[Tensor, Tensor]:
-    """``log r = log pi(a|s) - log pi_old(a|s)``, of each factor or summed over a chunk's.
+    """``log r = log pi(a|s) - log pi_old(a|s)``, of each factor or of a chunk's together.
 
     Beyond +-``clamp`` it is cut (with its gradient), so that exp() stays finite.
 
@@ -183,15 +183,20 @@ def ratio_of(
         log_probs: (B, *F), with gradient.
         old_log_probs: (B, *F), of the policy that acted, at the same temperature.
         mask: (B, *F) bool.
-        level: ``"factor"`` (SimpleVLA-RL, RLinf's OFT) or ``"chunk"``: one ratio a chunk.
+        level: ``"factor"`` (SimpleVLA-RL, RLinf's OFT); ``"chunk"``: one ratio a chunk, of the sum
+            over its factors; ``"chunk-mean"``: of their mean (as GSPO, Zheng et al. 2025, does with
+            sequences), which does not grow with the chunk.
         clamp: See above.
 
     Returns:
-        log r and which of them count, (B, *F) at level ``"factor"``, (B,) at level ``"chunk"``.
+        log r and which of them count, (B, *F) at level ``"factor"``, (B,) at the others.
     """
     difference = torch.where(mask, log_probs - old_log_probs, 0.0)
-    if level == "chunk":
-        difference, mask = difference.flatten(1).sum(dim=1), mask.flatten(1).any(dim=1)
+    if level != "factor":
+        counts = mask.flatten(1).sum(dim=1)
+        difference, mask = difference.flatten(1).sum(dim=1), counts > 0
+        if level == "chunk-mean":
+            difference = difference / counts.clamp(min=1)
     return difference.clamp(-clamp, clamp), mask
 
 

@@ -41,6 +41,7 @@ class Learner:
         policy: Changed in place.
         optimizer: Adam over what of the policy is trained.
         skipped: Updates skipped so far because of their gradient's norm.
+        out_of_memory: Updates skipped so far because a process ran out of memory.
         updates: Updates done so far.
         played: Inputs (n, H) of the value head and returns (n,) of the last rollouts' chunks.
     """
@@ -82,7 +83,7 @@ class Learner:
             self.played = deque(maxlen=config.value_replay)
         # PPO's usual eps: with 1e-8 a gradient that is rounding alone would move a full step.
         self.optimizer = torch.optim.Adam(groups, eps=1e-5)
-        self.skipped = self.updates = 0
+        self.skipped = self.updates = self.out_of_memory = 0
         self._norms: deque[float] = deque(maxlen=_NORM_HISTORY)
         self._rng = np.random.default_rng(config.seed)
 
@@ -112,19 +113,24 @@ class Learner:
         head = self.policy.value_head
         returns = None if head is None else returns
         held = config.kl_coef > 0.0
+        if config.advantage_clamp is not None:
+            advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
         batch = gather(self.policy, rollout, advantages, keep, returns, phase, held=held)
         if self.reference is not None and held:
             batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)
         totals, numbers = dict.fromkeys(SUMS, 0.0), dict.fromkeys(LOSSES, 0.0)
         norms: list[float] = []
         stopped, skipped, updates = False, self.skipped, self.updates
+        lost = self.out_of_memory
+        self.policy.set_dropout(True)
         for _ in range(phase.epochs or config.epochs):
             minibatches = phase.num_minibatches or config.num_minibatches
             for part in split(len(batch), minibatches, self.group, self._rng):
                 chunks = batch[torch.from_numpy(part)]
-                sums, counts = self.gradient(rollout, chunks, phase)
-                if not any(counts.values()):
+                found = self._try_gradient(rollout, chunks, phase)
+                if found is None or not any(found[1].values()):
                     continue
+                sums, counts = found
                 for key, value in sums.items():
                     totals[key] += value * counts.get(key, 1.0)
                 for key, count in counts.items():
@@ -136,10 +142,12 @@ class Learner:
                 norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
             if stopped:
                 break
+        self.policy.set_dropout(False)
         metrics = means(totals, numbers) | {
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
             "train/updates": float(self.updates - updates),
             "train/updates_skipped": float(self.skipped - skipped),
+            "train/out_of_memory": float(self.out_of_memory - lost),
             "train/kl_stop": float(stopped),
         }
         epochs = config.value_epochs if isinstance(config, PPOConfig) else 0
@@ -156,6 +164,23 @@ class Learner:
                 rng=self._rng,
             )
         return metrics
+
+    def _try_gradient(
+        self, rollout: Rollout, chunks: TensorDict, phase: Phase
+    ) -> tuple[dict[str, float], dict[str, float]] | None:
+        """Call :meth:`gradient`; None, in all processes, if one of them runs out of memory."""
+        counts = self._counts(chunks, phase)
+        try:
+            sums, failed = self._accumulate(rollout, chunks, phase, counts), 0.0
+        except torch.OutOfMemoryError:
+            sums, failed = {}, 1.0
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+        if float(self.group.sum([failed])) > 0.0:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.out_of_memory += 1
+            return None
+        return self._summed(sums), counts
 
     def gradient(
         self, rollout: Rollout, chunks: TensorDict, phase: Phase
@@ -174,8 +199,20 @@ class Learner:
         Returns:
             What :data:`SUMS` names, and the count of each of :data:`LOSSES`, over all processes.
         """
-        config, policy = self.config, self.policy
         counts = self._counts(chunks, phase)
+        return self._summed(self._accumulate(rollout, chunks, phase, counts)), counts
+
+    def _summed(self, sums: dict[str, float]) -> dict[str, float]:
+        """Add up gradients and sums of all processes."""
+        self.group.sum_gradients(self.parameters)
+        total = self.group.sum([sums[key] for key in SUMS])
+        return dict(zip(SUMS, total.tolist(), strict=True))
+
+    def _accumulate(
+        self, rollout: Rollout, chunks: TensorDict, phase: Phase, counts: dict[str, float]
+    ) -> dict[str, float]:
+        """Run this process's chunks backward; return what :data:`SUMS` names."""
+        config, policy = self.config, self.policy
         self.optimizer.zero_grad(set_to_none=True)
         sums = dict.fromkeys(SUMS, 0.0)
         for micro in micro_batches(chunks, config.micro_batch_size):
@@ -188,7 +225,8 @@ class Learner:
             parts: dict[str, Tensor] = {}
             if counts["entropy"] > 0.0:
                 rl = mask & per_factor(small["rl"], mask)
-                ratio = formulas.ratio_of(log_probs, small["log_probs"], rl, config.ratio_level)
+                level, clamp = config.ratio_level, config.log_ratio_clamp
+                ratio = formulas.ratio_of(log_probs, small["log_probs"], rl, level, clamp)
                 surrogate = formulas.ppo_loss(
                     *ratio,
                     small["advantages"],
@@ -225,9 +263,7 @@ class Learner:
                 loss.backward()
             for key, part in parts.items():
                 sums[key] += float(part.detach())
-        self.group.sum_gradients(self.parameters)
-        total = self.group.sum(list(sums.values()))
-        return dict(zip(SUMS, total.tolist(), strict=True)), counts
+        return sums
 
     def _counts(self, chunks: TensorDict, phase: Phase) -> dict[str, float]:
         """Return what each loss of a minibatch is divided by, over all processes."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vla_gym.rollout.vla_policy import check_chunk_len
-from vla_gym.suites import get_task
+from vla_gym.suites import get_suite, get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
@@ -20,7 +21,14 @@ from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
-from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
+from vla_gym_trainers.on_policy.student import checkpoint_layers, trainable_copy
+from vla_gym_trainers.on_policy.vla_policy import (
+    FlowPolicy,
+    GaussianPolicy,
+    OwnPolicy,
+    TokenPolicy,
+    VLAPolicy,
+)
 
 
 @dataclass
@@ -45,11 +53,10 @@ class Networks:
 
     def actor(self, policy: Policy, config: OnPolicyConfig, phase: Phase) -> Actor:
         """Return who acts in a phase: the policy, or a mixture with the teacher."""
-        if not config.hybrid and phase.epsilon == 0.0:
+        if phase.epsilon == 0.0:
             return policy
         assert isinstance(self.teacher, VLATeacher)
-        noise, hybrid = config.teacher_noise, config.hybrid
-        return MixedActor(policy, self.teacher, phase.epsilon, noise=noise, hybrid=hybrid)
+        return MixedActor(policy, self.teacher, phase.epsilon, noise=config.teacher_noise)
 
     def save(self, folder: Path) -> None:
         """Write the student, as ``vla-gym eval --policy`` takes it.
@@ -62,7 +69,7 @@ class Networks:
         if isinstance(self.policy, RLTokenPPOPolicy):
             self.policy.save(folder)
             return
-        assert isinstance(self.policy, TokenPolicy)
+        assert isinstance(self.policy, VLAPolicy)
         if self.adapters is not None:
             self.adapters.save(folder / "adapters")
         model: Any = self.policy.vla.model
@@ -98,7 +105,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         vla: The VLA; default: the one that the configuration names.
 
     Raises:
-        ConfigError: If the VLA has no token head, or other settings do not fit it.
+        ConfigError: If the VLA cannot be trained that way, or other settings do not fit it.
     """
     vla = load(config.vla, device=config.device) if vla is None else vla
     chunk_len = check_chunk_len(config.chunk_len, vla)
@@ -109,32 +116,67 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len), None
         teacher = vla_chunks
     else:
-        policy, adapters = _token_policy(config, vla)
-        teacher = VLATeacher(vla, config.teacher_head)
+        policy, adapters = _vla_policy(config, vla)
+        # With fresh adapters the student is the frozen VLA, whose weights its copy shares.
+        teacher = policy.copy().act
+        if config.policy == "tokens":
+            teacher = VLATeacher(vla, config.teacher_head)
     reference = policy.copy() if config.kl_coef > 0.0 else None
     return Networks(policy, adapters, teacher, reference, vla.image_size, chunk_len)
 
 
-def _token_policy(config: OnPolicyConfig, vla: Any) -> tuple[TokenPolicy, LoraAdapters | None]:
+def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapters | None]:
     modules = {name for name, _ in vla.model.named_modules()}
-    exclude = tuple(name for name in config.lora_exclude if name in modules)
+    exclude = tuple(name for name in config.lora_exclude or () if name in modules)
+    lora = LoraSettings(
+        r=config.lora_r,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        target_modules=config.lora_targets or "all-linear",
+        exclude=exclude,
+        train_whole=config.lora_train_whole,
+    )
     student, adapters = trainable_copy(
         vla,
         config.trainable,
-        lora=LoraSettings(r=config.lora_r, alpha=config.lora_alpha, exclude=exclude),
-        heads=config.heads if config.trainable == "heads" or config.fresh_heads else (),
+        lora=lora,
+        heads=config.heads or () if config.trainable == "heads" or config.fresh_heads else (),
         fresh_heads=config.fresh_heads,
     )
+    if config.gradient_checkpointing:
+        checkpoint_layers(student)
     head = None
     if isinstance(config, PPOConfig):
         head = ValueHead(vla.hidden_size).to(next(vla.model.parameters()).device)
-    return TokenPolicy(student, temperature=config.temperature, value_head=head), adapters
+    return _kind(config, student, head), adapters
+
+
+def _kind(config: OnPolicyConfig, student: Any, head: ValueHead | None) -> VLAPolicy:
+    if config.policy == "gaussian":
+        return GaussianPolicy(
+            student,
+            sigmas=[config.sigma * scale for scale in get_suite(config.suite).action.scales],
+            min_sigma=config.min_sigma / config.sigma,
+            learn_sigma=config.learn_sigma,
+            correlation=config.noise_correlation,
+            value_head=head,
+        )
+    if config.policy == "flow":
+        return FlowPolicy(
+            student,
+            noise=config.flow_noise,
+            stochastic_steps=config.stochastic_steps,
+            correlation=config.noise_correlation,
+            value_head=head,
+        )
+    if config.policy == "own":
+        return OwnPolicy(student, value_head=head)
+    return TokenPolicy(student, temperature=config.temperature, value_head=head)
 
 
 def describe(policy: Policy) -> str:
     """Return how many parameters are trained."""
-    (network,) = policy.networks().values()
-    return str(count_parameters(network))
+    return str(count_parameters(nn.ModuleList(policy.networks().values())))
 
 
 @dataclass

@@ -87,7 +87,7 @@ class TeacherChunk(NamedTuple):
 
 
 #: Who teaches and whom validation compares with, greedily; it never changes.
-Teacher = Callable[[Observation, Sequence[str]], TeacherChunk]
+Teacher = Callable[[Observation, Sequence[str]], TeacherChunk | Act]
 
 
 class VLATeacher:
@@ -127,21 +127,14 @@ class VLATeacher:
             tokens = self.vla.token_outputs(*inputs).logits.argmax(dim=-1)
             return TeacherChunk(self.vla.tokens_to_actions(tokens), tokens)
         actions = self.vla.infer(*inputs).actions
-        return TeacherChunk(actions, self.sample_of(actions))
-
-    def sample_of(self, actions: Tensor) -> Tensor:
-        """Return the nearest tokens."""
-        tokens: Tensor = self.vla.actions_to_tokens(actions)
-        return tokens
+        return TeacherChunk(actions, self.vla.actions_to_tokens(actions))
 
 
 class MixedActor:
     """Plays the teacher's chunk with probability epsilon, else the student's.
 
     The teacher's samples are recorded for every chunk, whoever played it: they are what cloning
-    fits. With ``hybrid`` the teacher's actions are always executed, and their samples are recorded
-    with the student's log-probabilities as if the student had drawn them: the surrogate then moves
-    the student towards what turned out well.
+    fits.
 
     Attributes:
         policy: The student.
@@ -155,7 +148,6 @@ class MixedActor:
         epsilon: float,
         *,
         noise: float = 0.0,
-        hybrid: bool = False,
     ) -> None:
         """Make an actor.
 
@@ -165,10 +157,9 @@ class MixedActor:
             epsilon: Probability of a teacher's chunk, drawn for each chunk by its key.
             noise: Standard deviation of Gaussian noise on the teacher's executed actions (not on
                 the gripper), so that the student sees states beside the teacher's path.
-            hybrid: See the class; epsilon does not matter then.
         """
         self.policy, self.teacher, self.epsilon = policy, teacher, epsilon
-        self.noise, self.hybrid = noise, hybrid
+        self.noise = noise
         self.needs_values = policy.needs_values
 
     def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
@@ -192,18 +183,6 @@ class MixedActor:
         inputs = observation, instructions
         taught = self.teacher(*inputs)
         played = self._noisy(taught.actions, keys)
-        if self.hybrid:
-            sample = self.teacher.sample_of(played)
-            distribution, value_input = self.policy.distribution(*inputs)
-            return Act(
-                sample,
-                distribution.log_prob(sample),
-                self.policy.values_of(value_input, len(sample)),
-                played,
-                value_input,
-                taught.sample,
-                torch.zeros(len(sample), dtype=torch.bool),
-            )
         by_teacher = keyed_uniform(_with(keys, _CHOICE), ()) < self.epsilon
         if bool(by_teacher.all()):
             log_probs = torch.zeros((len(keys), *self.policy.factors))

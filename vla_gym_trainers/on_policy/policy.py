@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.distributions import Distribution
+from vla_gym.vla.base import Distribution
 from vla_gym_trainers.on_policy.rollout import ArraySpec, Rollout
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ValueHead(nn.Module):
 class Policy(ABC):
     """A policy over action samples; its networks stay in ``eval()`` mode.
 
-    (With dropout the first probability ratio would not be 1.)
+    (With dropout the first probability ratio is not 1: :meth:`set_dropout`.)
 
     Attributes:
         value_head: Maps ``value_input`` (B, H) to values (B,), or None.
@@ -182,6 +182,13 @@ class Policy(ABC):
     def begin(self, rollout: Rollout, group: ProcessGroup) -> None:  # noqa: B027
         """Look at the first rollout of a run, before anything is learnt from it."""
 
+    def set_dropout(self, active: bool) -> None:
+        """Switch the dropout of the networks, which is off but for learning."""
+        for network in self.networks().values():
+            for module in network.modules():
+                if isinstance(module, nn.Dropout) and module.p > 0.0:
+                    module.train(active)
+
     def bound(self) -> None:  # noqa: B027
         """Bring parameters back into their range after a step of the optimiser."""
 
@@ -206,6 +213,11 @@ class Policy(ABC):
             raise ConfigError(
                 f"These parameters do not fit the policy; {len(wrong)} differ in name or shape: "
                 f"{', '.join(wrong[:5])}."
+            )
+        if bad := sorted(name for name, value in state.items() if not value.isfinite().all()):
+            raise ConfigError(
+                f"These parameters are not finite: {', '.join(bad[:5])}. Go on from an earlier "
+                "checkpoint, with a smaller learning rate."
             )
         for name, p in mine.items():
             p.copy_(state[name])

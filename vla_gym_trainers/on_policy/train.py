@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.evaluation.trained import trained_vla
+from vla_gym_trainers.evaluation.trained import HEADS, trained_vla
 from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.loop import Loop
@@ -112,7 +112,7 @@ def main(config: OnPolicyConfig) -> str:
 
 
 def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
-    """Play the VLA's token head as it was and the policy, greedily, on the same official states.
+    """Play the VLA as it was and the policy, greedily, on the same official states.
 
     The cards are ``eval_start/card.json`` and ``eval_policy/card.json``, the second one with the
     paired comparison.
@@ -134,7 +134,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
     if config.policy == "rl-token":
         trained: dict[str, Any] = {"policy": str(run.path)}
     else:
-        common["head"] = "token"
+        common["head"] = HEADS.get(config.policy)
         name = trained_vla(run.path, config.vla)
         if name is None:
             return {"skipped": "this VLA cannot be saved as a plain checkpoint"}

@@ -186,12 +186,20 @@ def test_cards_are_atomic_plain_json(tmp_path: Path) -> None:
 
 
 def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
-    assert trained_on(tmp_path) == ("mini", "auto")
+    assert trained_on(tmp_path) == ("mini", "auto", "tokens")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"vla": "mini-few", "rl_token": "/token"}))
-    assert trained_on(tmp_path) == trained_on(tmp_path / "best.zip") == ("mini-few", "/token")
+    assert (
+        trained_on(tmp_path)
+        == trained_on(tmp_path / "best.zip")
+        == (
+            "mini-few",
+            "/token",
+            "tokens",
+        )
+    )
     config.write_text(json.dumps({"vla": "mini-few"}))  # a run from before there was a choice
-    assert trained_on(tmp_path) == ("mini-few", "auto")
+    assert trained_on(tmp_path) == ("mini-few", "auto", "tokens")
     for text in ("{", '"vla"', "[1]", ""):  # not silently another VLA
         config.write_text(text)
         with pytest.raises(ConfigError, match="config.json is damaged"):

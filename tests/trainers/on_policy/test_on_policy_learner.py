@@ -11,7 +11,7 @@ from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather, refer
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.token_policy import TokenPolicy
+from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 
 
 @pytest.fixture(scope="module")

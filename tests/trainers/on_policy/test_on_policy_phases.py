@@ -1,4 +1,4 @@
-"""Phases: the teacher hands over to the student; hybrid acting; dual validation."""
+"""Phases: the teacher hands over to the student; dual validation."""
 
 from types import SimpleNamespace
 
@@ -99,17 +99,6 @@ def test_noise_is_on_the_teachers_executed_actions_alone(inputs):
     inside = taught.actions[..., :6].abs() < 0.5
     assert difference[..., :6][inside].std().item() == pytest.approx(0.1, rel=0.1)
     assert torch.equal(act.teacher_sample, taught.sample)
-
-
-def test_hybrid_records_the_executed_actions_as_the_students(inputs):
-    policy, teacher = tiny_policy(value=True), VLATeacher(tiny_vla())
-    act = MixedActor(policy, teacher, 0.0, noise=0.1, hybrid=True).act(*inputs, keys_of(40))
-    assert not act.by_teacher.any()
-    assert torch.equal(act.sample, teacher.vla.actions_to_tokens(act.actions))
-    assert not torch.equal(act.sample, act.teacher_sample)
-    with torch.no_grad():
-        seen, _ = policy.distribution(*inputs)
-    assert torch.equal(act.log_probs, seen.log_prob(act.sample))
 
 
 def test_a_collected_mixture_says_who_played():

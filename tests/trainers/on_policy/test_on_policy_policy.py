@@ -13,7 +13,8 @@ from vla_gym.vla.lora import LoraSettings
 from vla_gym.vla.mini import MiniBackend, MiniVLA
 from vla_gym_trainers.on_policy.distributions import TokenDistribution, draw_tokens, keyed_uniform
 from vla_gym_trainers.on_policy.policy import ValueHead
-from vla_gym_trainers.on_policy.token_policy import TokenPolicy, trainable_copy
+from vla_gym_trainers.on_policy.student import trainable_copy
+from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 
 LORA = LoraSettings(r=4, exclude=("action_head",))
 

@@ -213,15 +213,6 @@ def test_phases_from_a_fresh_head(tmp_path):
     assert max(row.get("train/cloning_accuracy", 0) for row in learning) > 0.8
 
 
-def test_hybrid_learns_from_the_teachers_actions(tmp_path):
-    result = run(
-        PPOConfig, tmp_path / "run", guide(), hybrid=True, teacher_noise=0.05, total_steps=100
-    )
-    (row, *_) = [row for row in rows_of(result.run_dir) if "rollout/success" in row]
-    assert row["rollout/success"] == 1.0 and row["rollout/teacher_share"] == 0.0
-    assert row["train/updates"] == 2 and row["train/policy_loss"] is not None
-
-
 @pytest.mark.parametrize(("ahead", "expected"), [(0, {2}), (1, {1, 2})])
 def test_learning_may_use_the_threads_of_environments_that_stand_still(
     tmp_path, monkeypatch, ahead, expected
@@ -345,10 +336,11 @@ RL_TOKEN = {"policy": "rl-token"}
         (GRPOConfig, {"group_size": 1}, "at least 2"),
         (GRPOConfig, {"episodes_per_env": None}, "whole episodes"),
         (GRPOConfig, {"num_envs": 12}, "multiple"),
-        (PPOConfig, {"hybrid": True, "warmup_steps": 5}, "hybrid"),
-        (PPOConfig, {**RL_TOKEN, "hybrid": True}, "begins at the VLA"),
         (PPOConfig, {**RL_TOKEN, "warmup_steps": 5}, "begins at the VLA"),
-        (PPOConfig, {"policy": "flow"}, "policy 'tokens' or 'rl-token'"),
+        (PPOConfig, {"policy": "diffusion"}, "'tokens' or 'gaussian' or 'flow' or 'own'"),
+        (PPOConfig, {"policy": "gaussian", "warmup_steps": 5}, "begins at the VLA"),
+        (PPOConfig, {"policy": "gaussian", "sigma": float("nan")}, "sigma must be positive"),
+        (PPOConfig, {"policy": "flow", "stochastic_steps": 0}, "stochastic_steps"),
         (PPOConfig, {"ratio_level": "episode"}, "ratio_level 'factor' or 'chunk'"),
         (GRPOConfig, {"aggregation": "sequences"}, "'tokens' or 'episodes'"),
         *(
@@ -362,7 +354,11 @@ RL_TOKEN = {"policy": "rl-token"}
                 "gae_lambda": 1.5,
                 "gamma": 0.0,
                 "learning_rate": 0.0,
+                "advantage_clamp": 0.0,
+                "flow_noise": 0.0,
+                "log_ratio_clamp": -1.0,
                 "min_sigma": 0.5,
+                "noise_correlation": 1.0,
                 "skip_factor": 1.0,
                 "target_kl": 0.0,
                 "value_epochs": -1,

@@ -36,13 +36,11 @@ def fitted(policy, *pairs, epochs, rate=3e-3):
     )
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "hybrid"), [(None, False), (1.0, False), (0.5, False), (0.0, True)]
-)
-def test_inputs_are_what_values_were_read_off(epsilon, hybrid):
+@pytest.mark.parametrize("epsilon", [None, 1.0, 0.5])
+def test_inputs_are_what_values_were_read_off(epsilon):
     policy, actor = policy_with_values(), None
     if epsilon is not None:
-        actor = MixedActor(policy, VLATeacher(tiny_vla()), epsilon, hybrid=hybrid)
+        actor = MixedActor(policy, VLATeacher(tiny_vla()), epsilon)
     data = collected(policy, actor, seed=3).data
     valid = data["valid"]
     assert valid.sum() > 10

@@ -113,8 +113,9 @@ class Pi0Backend(FlowBackend):
         token_mask: torch.Tensor,
         state: torch.Tensor,
     ) -> Velocity:
-        """Run PaliGemma once, as ``sample_actions`` of transformers does, whose loop has no
-        gradients; see :meth:`FlowBackend.flow`.
+        """Run PaliGemma once; see :meth:`FlowBackend.flow`.
+
+        As ``sample_actions`` of transformers, whose loop has no gradients.
         """
         model, count = self.model, self._image_tokens
         placeholders = tokens.new_full(

@@ -26,7 +26,9 @@ class FlowHead(nn.Module):
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
         self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, ACTION_SIZE)
 
-    def forward(self, hidden: torch.Tensor, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, noisy: torch.Tensor, time: torch.Tensor
+    ) -> torch.Tensor:
         """Return velocities (B, C, 7) float32.
 
         Args:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import LlamaModel, rotate_half
 
 
@@ -67,7 +68,11 @@ def run_layers(
     rope = (cos[:, None], sin[:, None])
     for index, layer in enumerate(llama.layers):
         last = index == len(llama.layers) - 1
-        x = _run_layer(layer, index, x, rope, mask, causal, seen, rows if last else None)
+        arguments = (layer, index, x, rope, mask, causal, seen, rows if last else None)
+        if getattr(layer, "checkpointed", False) and torch.is_grad_enabled() and seen is None:
+            x = checkpoint(_run_layer, *arguments, use_reentrant=False)
+        else:
+            x = _run_layer(*arguments)
     result: torch.Tensor = llama.norm(x)
     return result
 

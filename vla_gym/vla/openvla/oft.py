@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, TokenOutput, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, ActionOutput, TokenOutput, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.sequence import parallel_sequences
 from vla_gym.vla.statistics import Normalizer
@@ -56,7 +57,9 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
         Raises:
             ConfigError: If an option does not fit the checkpoint.
         """
-        self.action_head, self.proprio_projector = parts.action_head, parts.proprio_projector
+        self.proprio_projector = parts.proprio_projector
+        # Part of the network, so that it is trained and copied with it.
+        parts.model.add_module("action_head", parts.action_head)
         views = options.num_views or (1 if self.proprio_projector is None else 2)
         super().__init__(parts, options, horizon=options.horizon, num_views=views, compile=compile)
         self.head = options.head or ("token" if self.action_head is None else "l1")
@@ -64,6 +67,11 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
             self.proprio_normalizer = Normalizer(
                 parts.statistics.get("proprio", {}), epsilon=self.epsilon, clip=True
             )
+
+    @property
+    def action_head(self) -> Any:
+        """The L1 head; None if the policy has none."""
+        return self.model.action_head
 
     @property
     def head(self) -> str:
@@ -76,11 +84,10 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
 
     @head.setter
     def head(self, head: str) -> None:
-        known = ("token",) if self.action_head is None else ("l1", "token")
-        if head not in known:
-            raise ConfigError(
-                f"The checkpoint {self.name!r} has no head {head!r}, but {' and '.join(known)}."
-            )
+        self.heads = ("token",) if self.action_head is None else ("l1", "token")
+        if head not in self.heads:
+            known = " and ".join(self.heads)
+            raise ConfigError(f"The checkpoint {self.name!r} has no head {head!r}, but {known}.")
         self._head = head
 
     def hidden_states(
@@ -137,9 +144,24 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
     def normalized_actions(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the actions (B, C, 7) float32 of states (B, M, H), normalised; greedy."""
         if self.head == "l1":
-            assert self.action_head is not None
-            return self.action_head(hidden).float()
+            actions: torch.Tensor = self.action_head(hidden)
+            return actions.float()
         return bins_to_actions(self.token_logits(hidden).argmax(dim=-1))
+
+    def action_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> ActionOutput:
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`.
+
+        Raises:
+            ConfigError: If the policy has no L1 head.
+        """
+        if self.action_head is None:
+            raise ConfigError(
+                f"The checkpoint {self.name!r} regresses no actions: train its tokens."
+            )
+        hidden = self.hidden_states(images, instructions, proprio)
+        return ActionOutput(hidden, self.action_head(hidden).float())
 
     def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, C, 7, 256) float32 of states (B, M, H)."""

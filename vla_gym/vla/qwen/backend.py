@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import ACTION_SIZE, GRIPPER, FrozenVLA, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.preprocess import check_rows
@@ -188,9 +188,15 @@ class QwenOFTBackend(FrozenVLA):
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
         hidden, normalized = self.forward(images, instructions, proprio)
-        return VLAOutput(hidden, self.to_env_actions(normalized))
+        return VLAOutput(hidden, self.to_env(normalized))
 
-    def to_env_actions(self, normalized: torch.Tensor) -> torch.Tensor:
+    def action_outputs(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> ActionOutput:
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
+        return ActionOutput(*self.forward(images, instructions, proprio))
+
+    def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., 7) in [-1, 1] of normalised ones."""
         values = normalized.clamp(-1.0, 1.0)
         # A switch before it is scaled, for statistics whose mask leaves the gripper out or not.

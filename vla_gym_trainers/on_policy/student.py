@@ -1,0 +1,114 @@
+"""The copy of a VLA of which a part is trained."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from vla_gym.errors import ConfigError
+from vla_gym.vla.lora import LoraAdapters, LoraSettings
+from vla_gym_trainers.on_policy.config import Trainable
+
+
+def trainable_copy(
+    vla: Any,
+    what: Trainable = "lora",
+    *,
+    lora: LoraSettings | None = None,
+    heads: tuple[str, ...] = ("token_head",),
+    fresh_heads: bool = False,
+) -> tuple[Any, LoraAdapters | None]:
+    """Copy a backend and make a part of it trainable; the original is not touched.
+
+    Weights that stay frozen are shared with the original, so that with LoRA a large VLA, its
+    teacher and its reference fit into memory once.
+
+    Args:
+        vla: A backend with its network in ``.model``.
+        what: ``"lora"``, ``"heads"`` or ``"full"``.
+        lora: Of the adapters.
+        heads: Names of the modules that ``"heads"`` trains and ``fresh_heads`` renews.
+        fresh_heads: Give the heads new random weights. With LoRA they are then trained whole.
+
+    Returns:
+        The copy, and its adapters with ``"lora"``.
+
+    Raises:
+        ConfigError: If there is no such module, or ``what`` is something else.
+    """
+    if what not in ("lora", "heads", "full"):
+        raise ConfigError(f"Expected 'lora', 'heads' or 'full' to be trained, got {what!r}.")
+    model: nn.Module = vla.model
+    modules = dict(model.named_modules())
+    if missing := [name for name in heads if name not in modules]:
+        raise ConfigError(f"{type(model).__name__} has no heads {', '.join(missing)}.")
+    own: set[int] = set()
+    for name in heads if what == "heads" or fresh_heads else ():
+        own |= {id(p) for p in modules[name].parameters()}
+    if what == "full":
+        own |= {id(p) for p in model.parameters()}
+    tensors = (*model.parameters(), *model.buffers())
+    student = copy.deepcopy(vla, {id(t): t for t in tensors if id(t) not in own})
+    if fresh_heads:
+        for name in heads:
+            renew(student.model.get_submodule(name))
+    if what == "lora":
+        lora = lora or LoraSettings()
+        if fresh_heads:
+            whole = tuple(dict.fromkeys((*lora.train_whole, *heads)))
+            lora = LoraSettings(**{**lora.__dict__, "train_whole": whole})
+        return student, LoraAdapters.add(student, lora)
+    for p in student.model.parameters():
+        if id(p) not in {id(t) for t in tensors}:
+            p.requires_grad_(True)
+    return student, None
+
+
+def renew(module: nn.Module) -> None:
+    """Give a module and all inside of it new random weights, as when it was made.
+
+    Raises:
+        ConfigError: If it has parameters of its own that it cannot renew.
+    """
+    for part in module.modules():
+        reset: Any = getattr(part, "reset_parameters", None)
+        if reset is not None:
+            reset()
+        elif next(part.parameters(recurse=False), None) is not None:
+            raise ConfigError(f"{type(part).__name__} cannot be given new weights.")
+
+
+def checkpoint_layers(vla: Any) -> None:
+    """Let a network compute the layers of its stacks again in the backward pass.
+
+    A stack is an ``nn.ModuleList`` of two or more modules of one class. The memory of a stack's
+    activations falls to that of its inputs, for about a third more time.
+
+    Raises:
+        ConfigError: If the network has no such stack.
+    """
+    stacks = [m for m in vla.model.modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
+    layers = [x for stack in stacks if len({type(x) for x in stack}) == 1 for x in stack]
+    if not layers:
+        raise ConfigError(
+            f"{type(vla.model).__name__} has no stack of layers: leave out gradient_checkpointing."
+        )
+    layer: Any
+    for layer in layers:
+        # Not a closure: a copy of the network must compute with the copied layer.
+        layer.forward = partial(_again, layer)
+        layer.checkpointed = True  # for who runs the parts of a layer itself
+
+
+def _again(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = partial(type(layer).forward, layer)
+    # A cache of keys would grow again in the second pass.
+    cached = kwargs.get("cache") is not None or kwargs.get("past_key_values") is not None
+    if not torch.is_grad_enabled() or cached:
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

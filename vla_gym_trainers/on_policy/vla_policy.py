@@ -1,0 +1,316 @@
+"""Policies that are the VLA itself: its tokens, a normal distribution, a noisy flow, its own.
+
+They share what is stored of an observation and the value head; each says which distribution it has
+there and which chunk a sample is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import ConfigError
+from vla_gym.vla.base import (
+    ACTION_SIZE,
+    CAMERAS,
+    PROPRIO_SIZE,
+    Distribution,
+    TrainableActionVLA,
+    TrainableFlowVLA,
+    TrainableTokenVLA,
+    TrainableVLA,
+)
+from vla_gym.vla.preprocess import area_downsample
+from vla_gym_trainers.on_policy.distributions import GaussianChunk, TokenDistribution
+from vla_gym_trainers.on_policy.flow_chain import FlowChain
+from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
+from vla_gym_trainers.on_policy.rollout import ArraySpec
+
+Distributed = tuple[Distribution, Tensor | None]
+
+
+class VLAPolicy(Policy):
+    """A policy that is a VLA; what of its ``model`` has gradients is trained.
+
+    Attributes:
+        vla: The backend.
+        stored_size: Side in pixels at which frames are kept.
+    """
+
+    #: What the backend must offer.
+    protocol: type[Any]
+    #: What it is trained by, in messages.
+    by: str
+
+    def __init__(self, vla: Any, value_head: ValueHead | None = None) -> None:
+        """Make a policy; the subclasses add ``factors`` and ``sample``.
+
+        Args:
+            vla: See the subclasses.
+            value_head: Reads value features; None for GRPO. Its loss does not move the VLA.
+
+        Raises:
+            ConfigError: If the VLA does not have what it takes.
+        """
+        if not isinstance(vla, self.protocol):
+            named = set(dir(self.protocol)).union(
+                *(vars(base).get("__annotations__", ()) for base in self.protocol.__mro__)
+            )
+            lacking = sorted(name for name in named - set(dir(vla)) if not name.startswith("_"))
+            lacks = ", ".join(lacking)
+            raise ConfigError(
+                f"The VLA {getattr(vla, 'name', vla)!r} cannot be trained {self.by}: its backend "
+                f"lacks {lacks or 'parts'} of vla_gym.vla.base.{self.protocol.__name__}; see "
+                "docs/vla.md for the policies that each backend can be trained as."
+            )
+        self.vla, self.value_head = vla, value_head
+        self.stored_size = int(getattr(vla, "input_size", vla.image_size))
+        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
+        frame: ArraySpec = ((self.stored_size, self.stored_size, 3), torch.uint8)
+        self.observation = {camera: frame for camera in self.cameras}
+        self.observation["proprio"] = (proprio_size,), torch.float32
+        self.observation["task_id"] = (), torch.int64
+        self.chunk_shape = (vla.horizon, getattr(vla, "action_size", ACTION_SIZE))
+        self.value_size, self.image_size = vla.hidden_size, vla.image_size
+
+    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:  # noqa: ARG002
+        """Return the camera images at the size at which the VLA sees them, proprio and task."""
+        frames = {camera: observation[camera] for camera in self.cameras}
+        if self.stored_size != self.vla.image_size:
+            frames = {k: area_downsample(v, self.stored_size) for k, v in frames.items()}
+        return {
+            **frames,
+            "proprio": np.array(observation["proprio"], np.float32),
+            "task_id": np.array(observation["task_id"], np.int64),
+        }
+
+    def factor_mask(self, executed: Tensor) -> Tensor:
+        """Factors of control steps that were never executed took no part."""
+        mask = torch.ones(len(executed), *self.factors, dtype=torch.bool)
+        if self.factors[-2:] == self.chunk_shape:
+            steps = torch.arange(self.chunk_shape[0]) < executed[:, None]
+            mask &= steps.reshape(len(executed), *(1,) * (len(self.factors) - 2), steps.shape[1], 1)
+        return mask
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the VLA's network."""
+        return {"vla": self.vla.model}
+
+    def _inputs(self, observation: Observation, instructions: Sequence[str]) -> tuple[Any, ...]:
+        frames = {camera: observation[camera] for camera in self.cameras}
+        return frames, list(instructions), observation["proprio"]
+
+    def _value_input(self, features: Tensor) -> Tensor | None:
+        return None if self.value_head is None else features.detach().float()
+
+
+class TokenPolicy(VLAPolicy):
+    """A policy over the tokens of a VLA; a sample is a chunk's tokens, (C, 7).
+
+    Attributes:
+        temperature: Of drawing and of log-probabilities.
+    """
+
+    protocol, by = TrainableTokenVLA, "on its tokens"
+
+    def __init__(
+        self, vla: Any, *, temperature: float = 1.0, value_head: ValueHead | None = None
+    ) -> None:
+        """Make a policy.
+
+        Args:
+            vla: A :class:`~vla_gym.vla.base.TrainableTokenVLA`.
+            temperature: Positive.
+            value_head: Reads the hidden state of the first action query.
+
+        Raises:
+            ConfigError: If the VLA has no token head, or the temperature is not positive.
+        """
+        super().__init__(vla, value_head)
+        if not temperature > 0.0:
+            raise ConfigError(f"The temperature must be positive, got {temperature}.")
+        self.temperature = temperature
+        self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.uint8)
+
+    def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
+        """Run the VLA."""
+        hidden, logits = self.vla.token_outputs(*self._inputs(observation, instructions))
+        return TokenDistribution(logits, self.temperature), self._value_input(hidden[:, 0])
+
+    def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
+        """Return the actions of tokens."""
+        actions: Tensor = self.vla.tokens_to_actions(sample)
+        return actions
+
+
+class _LogStd(nn.Module):
+    """The logarithm of a standard deviation for each number of an action."""
+
+    def __init__(self, sigmas: Tensor, learned: bool) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(sigmas.log(), requires_grad=learned)
+
+
+class GaussianPolicy(VLAPolicy):
+    """A normal distribution around the actions that a VLA regresses, in its own units.
+
+    ``a ~ N(mu(o), diag sigma^2)`` for each control step; with a correlation the noise of
+    successive steps of a chunk is a stationary autoregression (see :class:`GaussianChunk`). A
+    sample is a chunk (C, N).
+    """
+
+    protocol, by = TrainableActionVLA, "by a normal distribution"
+
+    def __init__(
+        self,
+        vla: Any,
+        *,
+        sigmas: Sequence[float],
+        min_sigma: float = 0.01,
+        learn_sigma: bool = True,
+        correlation: float = 0.0,
+        value_head: ValueHead | None = None,
+    ) -> None:
+        """Make a policy.
+
+        Args:
+            vla: A :class:`~vla_gym.vla.base.TrainableActionVLA`.
+            sigmas: (N,) standard deviations at the start, in the policy's own units.
+            min_sigma: The smallest share of them that learning may reach.
+            learn_sigma: Whether they are learned.
+            correlation: In [0, 1).
+            value_head: Reads the hidden state of the first action query.
+
+        Raises:
+            ConfigError: If the VLA regresses no actions, or a number is out of range.
+        """
+        super().__init__(vla, value_head)
+        start = torch.tensor(sigmas, dtype=torch.float32)
+        if not bool((start > 0.0).all()) or not bool(start.isfinite().all()):
+            raise ConfigError(f"Standard deviations must be positive numbers, got {sigmas}.")
+        self.noise = _LogStd(start, learn_sigma).to(self.device)
+        self.floor = (start * min_sigma).log().to(self.device)
+        self.correlation = correlation
+        self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.float32)
+
+    def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
+        """Run the VLA."""
+        hidden, mean = self.vla.action_outputs(*self._inputs(observation, instructions))
+        seen = GaussianChunk(mean.float(), self.noise.log_std, self.correlation)
+        return seen, self._value_input(hidden[:, 0])
+
+    def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
+        """Return the environment's actions."""
+        actions: Tensor = self.vla.to_env(sample)
+        return actions
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the VLA's network and sigma."""
+        return {"vla": self.vla.model, **({"noise": self.noise} if hasattr(self, "noise") else {})}
+
+    @torch.no_grad()
+    def bound(self) -> None:
+        """Keep sigma above its floor."""
+        self.noise.log_std.clamp_(min=self.floor)
+
+
+class FlowPolicy(VLAPolicy):
+    """A flow-matching VLA with noise in its denoising steps; see :class:`FlowChain`.
+
+    A sample is the chain of all steps, (K + 1, C, A); acting greedily has no noise.
+    """
+
+    protocol, by = TrainableFlowVLA, "by noise in its flow"
+
+    def __init__(
+        self,
+        vla: Any,
+        *,
+        noise: float = 0.5,
+        stochastic_steps: int | None = None,
+        correlation: float = 0.0,
+        value_head: ValueHead | None = None,
+    ) -> None:
+        """Make a policy.
+
+        Args:
+            vla: A :class:`~vla_gym.vla.base.TrainableFlowVLA`.
+            noise: Its level, positive.
+            stochastic_steps: The first so many denoising steps have noise; None: all.
+            correlation: Of the noise of successive control steps, in [0, 1).
+            value_head: Reads the first hidden state at the beginning of the greedy flow.
+
+        Raises:
+            ConfigError: If the VLA is no flow, or a number is out of range.
+        """
+        super().__init__(vla, value_head)
+        steps = vla.num_steps if stochastic_steps is None else stochastic_steps
+        if not 1 <= steps <= vla.num_steps:
+            raise ConfigError(
+                f"stochastic_steps must be in 1..{vla.num_steps} (the VLA's denoising steps; "
+                f"without noise there is nothing to reinforce), got {steps}."
+            )
+        if not 0.0 < noise < math.inf:
+            raise ConfigError(f"The noise of a flow must be positive, got {noise}.")
+        self.level, self.steps, self.correlation = noise, steps, correlation
+        with torch.no_grad():
+            start = vla.flow_outputs(*_blank(self)).start
+        self.factors = (steps, *self.chunk_shape)
+        self.sample = (vla.num_steps + 1, *start.shape[1:]), torch.float32
+
+    def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
+        """Run the VLA, without the flow."""
+        flow = self.vla.flow_outputs(*self._inputs(observation, instructions))
+        chain = FlowChain(
+            flow,
+            self.vla.num_steps,
+            self.steps,
+            self.level,
+            action_size=self.chunk_shape[1],
+            correlation=self.correlation,
+        )
+        if self.value_head is None:
+            return chain, None
+        with torch.no_grad():
+            hidden, _ = flow.velocity(flow.start, 0.0)
+        return chain, self._value_input(hidden[:, 0])
+
+    def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
+        """Return the environment's actions of the chains' ends."""
+        actions: Tensor = self.vla.flow_to_env(sample[:, -1])
+        return actions
+
+
+class OwnPolicy(VLAPolicy):
+    """A VLA with a distribution of its own; see :class:`~vla_gym.vla.base.TrainableVLA`."""
+
+    protocol, by = TrainableVLA, "by a distribution of its own"
+
+    def __init__(self, vla: Any, *, value_head: ValueHead | None = None) -> None:
+        """Make a policy; see :class:`VLAPolicy`."""
+        super().__init__(vla, value_head)
+        self.factors, self.sample = tuple(vla.factors), (tuple(vla.sample_shape), vla.sample_dtype)
+
+    def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
+        """Ask the VLA."""
+        seen, features = self.vla.distribution(*self._inputs(observation, instructions))
+        return seen, self._value_input(features)
+
+    def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
+        """Return what the VLA makes of samples."""
+        actions: Tensor = self.vla.sample_to_env(sample)
+        return actions
+
+
+def _blank(policy: VLAPolicy) -> tuple[Any, ...]:
+    """Return one black observation, to learn the shapes of what a VLA makes of it."""
+    side = policy.vla.image_size
+    frames = {camera: np.zeros((1, side, side, 3), np.uint8) for camera in policy.cameras}
+    (size,), _ = policy.observation["proprio"]
+    return frames, ["move"], np.zeros((1, size), np.float32)
