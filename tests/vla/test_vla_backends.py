@@ -15,6 +15,8 @@ from vla_gym.vla import FrozenVLA
 from vla_gym.vla.checkpoint_files import Checkpoint, weight_files
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.registry import backend_class
+from vla_gym_trainers.on_policy.policy import ValueHead
+from vla_gym_trainers.on_policy.vla_policy import FlowPolicy, GaussianPolicy, TokenPolicy
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +181,44 @@ def test_lora_adapts_saves_loads_and_merges(make, name, tmp_path):
     assert torch.equal(states(other), changed)
     adapters.merge()
     torch.testing.assert_close(states(vla), changed, rtol=1e-4, atol=1e-4)
+
+
+KINDS = {
+    "smolvla": (FlowPolicy, {}),
+    "pi0": (FlowPolicy, {"stochastic_steps": 2}),
+    "qwen25": (GaussianPolicy, {"sigmas": (0.1,) * 7}),
+    "qwen3": (GaussianPolicy, {"sigmas": (0.1,) * 7}),
+    "openvla-oft": (GaussianPolicy, {"sigmas": (0.1,) * 7, "correlation": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_is_trained_by_its_own_kind_of_policy(make, name):
+    """Greedy is what it does by itself; ratios begin at 1; gradients reach its network."""
+    vla = make(name)
+    vla.model.requires_grad_(True)
+    policy_class, options = KINDS[name]
+    policy = policy_class(vla, value_head=ValueHead(vla.hidden_size), **options)
+    images, texts, proprio = observe(vla)
+    inputs = {**images, "proprio": proprio, "task_id": np.zeros(3, np.int64)}, texts
+    torch.testing.assert_close(
+        policy.act(*inputs).actions, vla.infer(images, texts, proprio).actions, atol=1e-5, rtol=0
+    )
+    act = policy.act(*inputs, np.arange(3)[:, None])
+    assert act.values.shape == (3,) and act.value_input.shape == (3, vla.hidden_size)
+    log_probs = policy.distribution(*inputs)[0].log_prob(act.sample)
+    assert torch.equal(log_probs, act.log_probs)
+    mask = policy.factor_mask(torch.tensor([0, 1, vla.horizon]))
+    assert mask.flatten(1).sum(dim=1)[0] == 0 and mask[2].all()
+    log_probs[mask].mean().backward()
+    reached = [n for n, p in vla.model.named_parameters() if p.grad is not None and p.grad.any()]
+    assert len(reached) > 20
+
+
+def test_a_head_that_is_not_there_cannot_be_trained(make):
+    for name, wrong in (("smolvla", GaussianPolicy), ("qwen3", FlowPolicy), ("pi0", TokenPolicy)):
+        with pytest.raises(ConfigError, match="cannot be trained .* docs/vla.md"):
+            wrong(make(name), **({"sigmas": (0.1,) * 7} if wrong is GaussianPolicy else {}))
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,11 @@ def test_ratio_of_a_chunk_is_the_product_of_its_executed_tokens():
     loss = ppo_loss(*ratio, torch.ones(1), count=1)
     assert loss.loss.item() == pytest.approx(-1.28)
     assert not ratio_of(new, old, mask & False, "chunk")[1].any()
+    mean, counted = ratio_of(new, old, mask, "chunk-mean")
+    torch.testing.assert_close(mean, torch.tensor([0.15]))
+    assert counted.tolist() == [True]
+    nothing, counted = ratio_of(new, old, mask & False, "chunk-mean")
+    assert nothing.tolist() == [0.0] and counted.tolist() == [False]
 
 
 def test_log_ratio_is_clamped_so_that_nothing_overflows():
@@ -251,7 +256,7 @@ def test_cloning_is_torchs_cross_entropy():
     torch.testing.assert_close(-masked_mean(log_probs, mask, int(mask.sum())), expected)
 
 
-@pytest.mark.parametrize("level", ["factor", "chunk"])
+@pytest.mark.parametrize("level", ["factor", "chunk", "chunk-mean"])
 def test_parts_add_up_to_the_whole(level):
     torch.manual_seed(2)
     new, old = torch.randn(6, 2, 7), torch.randn(6, 2, 7)

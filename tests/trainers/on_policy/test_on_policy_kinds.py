@@ -11,6 +11,8 @@ import pytest
 import torch
 from on_policy_toys import collected, tiny_vla
 from test_on_policy_policy import keys_of, random_inputs
+from test_on_policy_train import run
+from safetensors.torch import load_file
 from torch.distributions import MultivariateNormal, Normal
 
 from vla_gym.errors import ConfigError
@@ -45,7 +47,7 @@ class OwnVLA(MiniBackend):
 
     def distribution(self, images, instructions, proprio):
         hidden, actions = self.action_outputs(images, instructions, proprio)
-        return GaussianChunk(actions.tanh(), torch.full((7,), -2.0)), hidden.mean(dim=1)
+        return GaussianChunk(actions.tanh(), torch.full((7,), -1.0)), hidden.mean(dim=1)
 
     def sample_to_env(self, sample):
         return sample.clamp(-1.0, 1.0)
@@ -375,3 +377,46 @@ def test_networks_of_a_configuration(kind):
         assert parts.policy.noise.log_std.exp().tolist() == pytest.approx(expected)
     inputs = seen_by(parts.policy)
     torch.testing.assert_close(parts.teacher(*inputs).actions, parts.policy.act(*inputs).actions)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "flow", "own"])
+def test_each_kind_learns_to_go_where_it_is_told(kind, tmp_path):
+    vla = tiny_vla(flow_layers=1)
+    vla.model.config.action_std = [0.3] * 7  # else the flow's noise alone would get there
+    result = run(
+        PPOConfig,
+        tmp_path / "run",
+        OwnVLA(vla.model) if kind == "own" else vla,
+        toy={"tasks": (0,), "goal": 0.5 if kind == "flow" else 0.3},
+        policy=kind,
+        num_envs=16,
+        episodes_per_env=2,
+        epochs=3,
+        learning_rate=1e-2,
+        micro_batch_size=128,
+        total_steps=6000,
+        gamma=0.98,
+        sigma=0.3,
+        noise_correlation=0.0 if kind == "own" else 0.8,
+    )
+    rates = [rate for _, rate in result.card["results"]["training"]["success"]]
+    assert sum(rates[:2]) / 2 < 0.6 and sum(rates[-3:]) / 3 > 0.85
+    assert (tmp_path / "run" / "vla" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "flow"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(kind, tmp_path):
+    settings = {"policy": kind, "checkpoint_every": 100, "lora_dropout": 0.1}
+    whole = run(PPOConfig, tmp_path / "whole", tiny_vla(flow_layers=1), total_steps=300, **settings)
+    run(PPOConfig, tmp_path / "parts", tiny_vla(flow_layers=1), total_steps=150, **settings)
+    parts = run(
+        PPOConfig,
+        tmp_path / "parts",
+        tiny_vla(flow_layers=1),
+        total_steps=300,
+        resume=tmp_path / "parts",
+        **settings,
+    )
+    first, second = (load_file(x.run_dir / "last.safetensors") for x in (whole, parts))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
