@@ -228,7 +228,7 @@ def td3(on: Device, _: str) -> Iterator[Row]:
     model = TD3BC("RLTokenPolicy", Spaces(), config, device=on.device)
     model.set_logger(configure(None, []))
     rng = np.random.default_rng(0)
-    for _ in range(64):
+    for _step in range(64):
         noise = rng.normal(0, 1, tokens.shape).astype(np.float32)
         seen: Row = {"rl_token": tokens + noise, "vla_action": chunks, "proprio": proprio}
         seen["task_id"] = np.arange(num_envs)
