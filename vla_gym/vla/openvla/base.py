@@ -36,8 +36,8 @@ class OpenVLAOptions:
         tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
         jpeg: Whether images are compressed as the training data was.
         crop: Whether images are cropped, as is right for training on random crops.
-        compile_mode: With ``compile``: :func:`torch.compile`'s mode, e.g. ``reduce-overhead``, which
-            replays CUDA graphs; None: its default.
+        compile_mode: With ``compile``: the mode of :func:`torch.compile`, e.g. ``reduce-overhead``,
+            which replays CUDA graphs; None: its default.
     """
 
     unnorm_key: str | None = None
