@@ -46,7 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            pytest.skip("no CUDA device")
+            pytest.skip("no CUDA device: torch.cuda.is_available() is False")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -78,20 +80,28 @@ def test_a_fixed_prompt_length_changes_nothing(checkpoints, monkeypatch):
 
 def test_a_compiled_policy_computes_the_same(checkpoints, monkeypatch):
     """Traced as for a GPU and run without code generation, which takes minutes here."""
-    compiled = []
+    compiled, modes = [], []
 
-    def trace(function):
+    def trace(function, mode):
         compiled.append(function)
+        modes.append(mode)
         return torch_compile(function, backend="aot_eager", fullgraph=True)
 
     torch_compile = torch.compile
     monkeypatch.setattr(torch, "compile", trace)
     folder = checkpoints["l1_1img"]
-    vla = OpenVLAOFTBackend.from_pretrained(folder, compile=True, pad_prompt_to=30)
-    assert len(compiled) == 2
+    options = {"pad_prompt_to": 30, "compile_mode": "reduce-overhead"}
+    vla = OpenVLAOFTBackend.from_pretrained(folder, compile=True, **options)
+    assert len(compiled) == 2 and modes == ["reduce-overhead"] * 2
     images, texts, proprio = observe()
     plain = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     assert gap(vla.infer(images, texts, proprio).hidden, plain.hidden) < 1e-5
+    other = copy.deepcopy(vla)  # runs its own network, as a student that is trained must
+    with torch.no_grad():
+        other.model.projector.fc3.weight.mul_(2.0)
+    assert gap(other.infer(images, texts, proprio).hidden, plain.hidden) > 1e-3
+    with pytest.raises(ConfigError, match="compile_mode default, reduce-overhead"):
+        OpenVLAOFTBackend.from_pretrained(folder, compile=True, compile_mode="fast")
 
 
 # ---------------------------------------------------------------------- tokens

@@ -23,6 +23,8 @@ from vla_gym.vla.spec_options import make_options
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 from vla_gym.vla.tokens import actions_to_bins, bins_to_actions
 
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
 
 @dataclass(frozen=True)
 class OpenVLAOptions:
@@ -34,12 +36,26 @@ class OpenVLAOptions:
         tokenizer: File or folder of another tokenizer.json, or a function from text to ids.
         jpeg: Whether images are compressed as the training data was.
         crop: Whether images are cropped, as is right for training on random crops.
+        compile_mode: With ``compile``: the mode of :func:`torch.compile`, e.g. ``reduce-overhead``,
+            which replays CUDA graphs; None: its default.
     """
 
     unnorm_key: str | None = None
     tokenizer: str | Path | Tokenizer | None = None
     jpeg: bool = True
     crop: bool = True
+    compile_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the mode.
+
+        Raises:
+            ConfigError: If torch has no such mode.
+        """
+        if self.compile_mode not in (None, *COMPILE_MODES):
+            raise ConfigError(
+                f"Expected compile_mode {', '.join(COMPILE_MODES)}, got {self.compile_mode!r}."
+            )
 
 
 class Parts(NamedTuple):
@@ -123,10 +139,12 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
         self.hidden_size = int(parts.model.config.text.hidden_size)
         self.normalizer = Normalizer(parts.statistics.get("action", {}), epsilon=self.epsilon)
         self._run_layers: Callable[..., torch.Tensor] = run_layers
-        self._embed_pixels: Callable[..., torch.Tensor] = self.model.embed_pixels
+        self._is_compiled = compile
+        # Takes the network as an argument: a deep copy of this object then runs its own.
+        self._embed_pixels: Callable[..., torch.Tensor] = OpenVLAModel.embed_pixels
         if compile:
-            self._run_layers = torch.compile(run_layers)
-            self._embed_pixels = torch.compile(self.model.embed_pixels)
+            self._run_layers = torch.compile(run_layers, mode=options.compile_mode)
+            self._embed_pixels = torch.compile(self._embed_pixels, mode=options.compile_mode)
 
     @classmethod
     def from_pretrained(
@@ -183,7 +201,10 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
         """Return patch embeddings (B, V * patches, H); raises as :meth:`pixels`."""
         # Not compiled: its constants come from the CPU, which no CUDA graph may hold.
         pixels = normalize_pixels(self.pixels(images, instructions), self.model.dtype)
-        return self._embed_pixels(pixels.reshape(len(instructions), -1, *pixels.shape[-2:]))
+        pixels = pixels.reshape(len(instructions), -1, *pixels.shape[-2:])
+        if self._is_compiled:  # CUDA graphs may overwrite what they returned in the last pass
+            torch.compiler.cudagraph_mark_step_begin()
+        return self._embed_pixels(self.model, pixels)
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Turn normalised actions (..., 7) into the environment's, float32 in [-1, 1].

@@ -139,7 +139,9 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
     ) -> VLAOutput:
         """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
         hidden = self.hidden_states(images, instructions, proprio)
-        return VLAOutput(hidden.float(), self.to_env(self.normalized_actions(hidden)))
+        # A copy, whatever the dtype: the next pass of a CUDA graph overwrites its results.
+        copy = hidden.to(torch.float32, copy=True)
+        return VLAOutput(copy, self.to_env(self.normalized_actions(hidden)))
 
     def normalized_actions(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the actions (B, C, 7) float32 of states (B, M, H), normalised; greedy."""
