@@ -176,7 +176,12 @@ def _with_defaults(config: Card) -> Card:
     retired = {"precision": "auto", "task_heads": False, "per_task": False, "pipelined": True}
     retired |= {"asynchronous": False, "max_ahead": 64}
     later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
-    later |= {"use_reference": True, "aggregation": "tokens", "anneal_learning_rate": False}
+    later |= {
+        "actor": "residual",
+        "use_reference": True,
+        "aggregation": "tokens",
+        "anneal_learning_rate": False,
+    }
     return {**retired, **later, **config}
 
 

@@ -75,11 +75,12 @@ class ChunkActor(nn.Module):
     the reference-dropout mask (0 hides the reference from f in training, 1 otherwise). Because the
     residual is added to the reference in any case, dropout hides only the network's input: f has to
     find its correction from x alone half of the time, but the policy always follows the VLA.
-    The alternative, a plain network that is first cloned to the reference, starts about 0.01 rms
-    away from it and loses the guarantee.
-
     ``residual_basis = K > 0`` restricts the correction to K smooth functions of time inside the
     chunk (constant, linear, ...: cosines), i.e. N * K numbers in place of N * C.
+
+    ``plain`` is the mean of RL Token's actor (arXiv 2604.23073), ``mu = tanh(f(x, m * a~, m))``:
+    f gives the whole chunk, and where ``m`` is 0 nothing of the reference reaches it. Untrained it
+    is zero, not the VLA; it has to be cloned first.
     """
 
     basis: Tensor
@@ -93,6 +94,7 @@ class ChunkActor(nn.Module):
         residual_limit: Tensor,
         residual_basis: int = 0,
         use_reference: bool = True,
+        plain: bool = False,
     ) -> None:
         """Build the network.
 
@@ -104,9 +106,13 @@ class ChunkActor(nn.Module):
             residual_basis: Number of time functions (never more than C), 0 for one number per
                 control step.
             use_reference: False: f sees x alone, never the chunk that it corrects.
+            plain: f gives the chunk, not its correction; ``residual_limit`` and ``residual_basis``
+                then have no effect.
         """
         super().__init__()
-        self.chunk_len, self.use_reference = chunk_len, use_reference
+        if plain:
+            residual_limit, residual_basis = torch.ones_like(residual_limit), 0
+        self.chunk_len, self.use_reference, self.plain = chunk_len, use_reference, plain
         self.action_size = action_size = len(residual_limit)
         rank = min(residual_basis or chunk_len, chunk_len)
         widths = [state_dim + (chunk_len * action_size + 1) * use_reference, *net_arch]
@@ -136,16 +142,17 @@ class ChunkActor(nn.Module):
         return self.chunk(self.coefficients(x, reference, keep), reference)
 
     def coefficients(self, x: Tensor, reference: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return the correction, (B, K, N) in [-1, 1]; arguments as in :meth:`forward`."""
+        """Return what f gives, (B, K, N) in [-1, 1]; arguments as in :meth:`forward`."""
         if keep is None:
             keep = torch.ones(len(x), 1, device=x.device)
         seen = torch.cat([x, reference * keep, keep], dim=1) if self.use_reference else x
         return torch.tanh(self.head(self.body(seen))).unflatten(1, (-1, self.action_size))
 
     def chunk(self, coefficients: Tensor, reference: Tensor) -> Tensor:
-        """Return the chunk (B, A) that a correction (B, K, N) makes of the reference (B, A)."""
-        residual = torch.einsum("bkd,kt->btd", coefficients, self.basis) * self.residual_limit
-        return (reference + residual.flatten(1)).clamp(-1.0, 1.0)
+        """Return the chunk (B, A) that coefficients (B, K, N) make of the reference (B, A)."""
+        given = torch.einsum("bkd,kt->btd", coefficients, self.basis) * self.residual_limit
+        chunk = given.flatten(1)
+        return chunk if self.plain else (reference + chunk).clamp(-1.0, 1.0)
 
 
 class CriticEnsemble(nn.Module):

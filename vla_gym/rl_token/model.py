@@ -10,9 +10,9 @@ from typing import ClassVar, Self
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
 from vla_gym.vla.blocks import Block
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
 
@@ -34,6 +34,8 @@ class RLTokenModelConfig:
             learns nothing.
         linear_path: Whether the token is the sum of the readout and a linear map of all hidden
             states, which pretraining starts at their principal components.
+        linear_rank: Numbers that the linear path first makes of each hidden state; 0: by size, none
+            where all states hold at most 65,536 numbers (:func:`.linear_path.rank_for`).
     """
 
     hidden_size: int
@@ -45,6 +47,7 @@ class RLTokenModelConfig:
     num_heads: int = 4
     context_dropout: float = 0.5
     linear_path: bool = False
+    linear_rank: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -54,6 +57,11 @@ class RLTokenModelConfig:
         if self.width % self.num_heads:
             raise ConfigError(
                 f"Expected width divisible by num_heads, got {self.width} and {self.num_heads}."
+            )
+        if not 0 <= self.linear_rank <= self.hidden_size:
+            raise ConfigError(
+                f"Expected linear_rank from 1 to hidden_size {self.hidden_size}, or 0 to have it "
+                f"chosen, got {self.linear_rank}."
             )
         if not 0.0 <= self.context_dropout <= 1.0:
             raise ConfigError(f"Expected 0 <= context_dropout <= 1, got {self.context_dropout}.")
@@ -124,11 +132,10 @@ class RLTokenEncoder(_RLTokenPart):
         )
         self.norm = nn.LayerNorm(config.width)
         self.out = nn.Linear(config.width, config.dim)
-        self.linear: nn.Linear | None = None
+        self.linear: LinearPath | None = None
         if config.linear_path:
-            self.linear = nn.Linear(config.max_tokens * config.hidden_size, config.dim)
-            nn.init.zeros_(self.linear.weight)
-            nn.init.zeros_(self.linear.bias)
+            size = config.max_tokens, config.hidden_size
+            self.linear = LinearPath(*size, config.dim, config.linear_rank or rank_for(*size))
         self.out_norm = nn.LayerNorm(config.dim, elementwise_affine=False)
 
     @property
@@ -143,16 +150,17 @@ class RLTokenEncoder(_RLTokenPart):
 
     def fit_scale(self, hidden: torch.Tensor) -> None:
         """Take mean and standard deviation per dimension from hidden states (B, M, H)."""
-        flat = hidden.detach().float().flatten(0, -2)
-        self.mean.copy_(flat.mean(0))
-        self.std.copy_(flat.std(0).clamp(min=1e-3))
+        # In batches: thousands of a large VLA's observations are several GB in float32.
+        parts, count = hidden.detach().split(BATCH), hidden[..., 0].numel()
+        mean = torch.stack([part.double().sum((0, 1)) for part in parts]).sum(0) / count
+        squares = torch.stack([(part - mean).square().sum((0, 1)) for part in parts]).sum(0)
+        self.mean.copy_(mean)
+        self.std.copy_((squares / (count - 1)).sqrt().clamp(min=1e-3))
 
     def fit_linear_path(self, hidden: torch.Tensor) -> None:
         """Start the linear path at the principal components of hidden states, the readout at zero.
 
-        Component i is divided by the fourth root of its variance: between keeping the variances,
-        where a network would not see the small ones, and making them equal, where their noise
-        would be as loud as the scene. All are then scaled to a mean variance of one.
+        See :meth:`vla_gym.rl_token.linear_path.LinearPath.fit`.
 
         Args:
             hidden: (B, max_tokens, H); more components than B - 1 are zero.
@@ -162,23 +170,9 @@ class RLTokenEncoder(_RLTokenPart):
         """
         if self.linear is None or hidden.shape[1] != self.config.max_tokens:
             raise ConfigError("Expected an encoder with a linear path and max_tokens states.")
-        flat = self.standardise(hidden.detach().float()).flatten(1)
-        mean = flat.mean(0)
-        rows, count = len(flat), min(self.dim, len(flat) - 1, flat.shape[1])
-        # The smaller of the two Gram matrices: of states, or of dimensions.
-        centred = (flat - mean).double()
-        wide = flat.shape[1] > rows
-        values, vectors = torch.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)
-        values = values.flip(0)[:count].clamp(min=1e-6 * float(values[-1])) / rows
-        vectors = vectors.flip(1)[:, :count]
-        if wide:
-            vectors = centred.T @ vectors / (values * rows).sqrt()
-        weight = (vectors / values**0.25).T / values.sqrt().mean().sqrt()
-        with torch.no_grad():
-            self.linear.weight.zero_()[:count] = weight.float()
-            self.linear.bias.copy_(-self.linear.weight @ mean)
-            self.out.weight.zero_()
-            self.out.bias.zero_()
+        self.linear.fit(hidden, self.standardise)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
 
     def standardise(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (hidden - mean) / std, the space in which the decoder's error is measured."""
@@ -216,8 +210,7 @@ class RLTokenEncoder(_RLTokenPart):
         if self.linear is not None:
             if mask is not None:
                 states = states * mask[..., None]
-            flat = states.flatten(1)
-            token = token + self.linear(F.pad(flat, (0, self.linear.in_features - flat.shape[1])))
+            token = token + self.linear(states)
         return self.out_norm(token)
 
     @torch.no_grad()

@@ -29,8 +29,6 @@ from vla_gym_trainers.runs.settings import RunSettings
 
 # States that scale and principal components are taken from.
 SCALE_STATES = 4096
-# Largest number of values in a state that gets a linear path.
-MAX_LINEAR = 2**16
 
 
 @dataclass
@@ -54,8 +52,12 @@ class RLTokenConfig(StatesConfig, RunSettings):
     layers: int = 2
     """Blocks of the encoder, and of the decoder."""
     linear_path: bool = True
-    """Add a linear map of all hidden states to the readout, started at their principal components;
-    left out where a state has more than 65,536 numbers."""
+    """Add a linear map of all hidden states, started at their principal components, to the
+    readout."""
+    linear_rank: int = 0
+    """Numbers that the linear map first makes of each hidden state. 0: it takes them as they are
+    where an observation's states hold at most 65,536 numbers, else as many as make that, at most
+    256."""
     context_dropout: float = 0.5
     """Share of examples whose decoder sees the token alone."""
     compare_dropout: float | None = 0.0
@@ -85,6 +87,8 @@ class RLTokenConfig(StatesConfig, RunSettings):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1.0:
                 raise ConfigError(f"Expected 0 <= {name} <= 1, got {value}.")
+        if self.linear_rank < 0:
+            raise ConfigError(f"Expected linear_rank >= 0, got {self.linear_rank}.")
         if min(self.steps, self.batch_size, self.threads, self.layers) < 1:
             raise ConfigError("steps, batch_size, layers and threads must be positive.")
 
@@ -103,6 +107,11 @@ def collect(config: RLTokenConfig) -> VLAStates:
         WorkerError: If a worker dies or hangs.
     """
     vla = load(config.vla, device=config.device)
+    if config.linear_rank > vla.hidden_size:
+        raise ConfigError(
+            f"Expected linear_rank of at most the VLA's hidden size {vla.hidden_size}, got "
+            f"{config.linear_rank}: 0 has it chosen."
+        )
     parts = []
     if config.demos is not None:
         parts.append(states_of_demos(vla, config.demos, config.frame_stride))
@@ -136,7 +145,8 @@ def fit(
         encoder_layers=config.layers,
         decoder_layers=config.layers,
         context_dropout=config.context_dropout,
-        linear_path=config.linear_path and hidden[0].numel() <= MAX_LINEAR,
+        linear_path=config.linear_path,
+        linear_rank=config.linear_rank,
     )
     encoder, decoder = RLTokenEncoder(sizes), RLTokenDecoder(sizes)
     some = hidden[:: max(1, len(hidden) // SCALE_STATES)]

@@ -34,16 +34,19 @@ class ActorWeights(NamedTuple):
     Attributes:
         actor: State dict of the actor.
         normalizer: State dict of the normaliser.
+        trained: False before the first gradient step, when the VLA acts in the actor's place.
     """
 
     actor: dict[str, Tensor]
     normalizer: dict[str, Tensor]
+    trained: bool = True
 
     @classmethod
-    def of(cls, policy: RLTokenPolicy) -> ActorWeights:
+    def of(cls, policy: RLTokenPolicy, trained: bool = True) -> ActorWeights:
         """Return what a policy would act with now."""
         nets = policy.actor.state_dict(), policy.normalizer.state_dict()
-        return cls(*({key: value.clone() for key, value in net.items()} for net in nets))
+        actor, normalizer = ({key: value.clone() for key, value in net.items()} for net in nets)
+        return cls(actor, normalizer, trained)
 
 
 class ActingPolicy:
@@ -137,10 +140,12 @@ class ChunkPlayer:
         self.config, self.begun = config, begun
         self._block: list[Transition] = []
         self._played = np.zeros(collector.num_envs, np.int64)  # chunks of this block
+        self._trained = False  # whether the weights of this block are
 
     def collect(self, weights: ActorWeights, clock: Stopwatch) -> list[Transition]:
         """Play ``train_freq`` chunks in each environment."""
         self.acting.load(weights)
+        self._trained = weights.trained
         self._block, self._played[:] = [], 0
         with clock("rollout"):
             self.collector.collect(self)
@@ -151,6 +156,8 @@ class ChunkPlayer:
         """Choose chunks and begin their transitions."""
         played = int(self._played[env_ids[0]])
         is_warm_up = self.begun + played * len(self._played) < self.config.learning_starts
+        # Collecting may be ahead of learning: an untrained plain actor is no policy yet.
+        is_warm_up |= not self._trained
         mean = obs["vla_action"] if is_warm_up else self.acting.act(obs)
         noise = self.exploration.sample(env_ids)
         actions = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)

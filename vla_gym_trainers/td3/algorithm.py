@@ -43,8 +43,8 @@ class TD3BC(TD3):
     Box(-1, 1, (C, N)). One timestep is one chunk.
 
     1. Warm-up: the first ``learning_starts`` chunks play the VLA's own action plus noise.
-    2. The input normaliser is fitted to them, and the critics alone learn for
-       ``critic_warmup_steps`` gradient steps: the actor never follows an untrained critic.
+    2. The input normaliser is fitted to them, a plain actor cloned to the VLA, and the critics
+       alone learn for ``critic_warmup_steps`` gradient steps: no actor follows untrained critics.
     3. Then ``utd_ratio`` critic steps per collected chunk, an actor step every ``policy_delay``.
 
     See :func:`vla_gym_trainers.td3.losses.td3_target` for the targets. ``ahead`` says how many
@@ -213,7 +213,7 @@ class TD3BC(TD3):
         player = ChunkPlayer(self._collector, self.acting, self.exploration, self.config, begun)
         self.pipeline = Pipeline(
             lambda weights, _: player.collect(weights, self.clock),
-            lambda: ActorWeights.of(self.policy),
+            lambda: ActorWeights.of(self.policy, self._critics_are_warm),
             ahead=self.config.ahead,
             deadline=BLOCK_SECONDS,
             limit=num_blocks,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.libero.spec import ACTION
 from vla_gym_trainers.runs.settings import CheckpointSettings
+
+Actor = Literal["residual", "plain"]
 
 
 @dataclass
@@ -25,7 +27,8 @@ class TD3Config:
     learning_starts: int = 2000
     """Warm-up: chunks that play the VLA plus noise."""
     critic_warmup_steps: int = 3000
-    """Critic-only gradient steps after the warm-up."""
+    """Critic-only gradient steps after the warm-up; before them a plain actor is cloned to the
+    VLA's chunks with as many."""
     buffer_size: int = 100_000
     """Replay capacity in transitions: one a chunk, with stride up to C / stride."""
     balanced_replay: bool = True
@@ -67,22 +70,28 @@ class TD3Config:
     target_noise_clip: float = 0.05
     """Bound of the target smoothing noise, in the same units."""
 
+    actor: Actor = "residual"
+    """residual: a correction added to the VLA's chunk; plain: the whole chunk, as in the paper."""
     net_arch: tuple[int, ...] = (256, 256)
     """Hidden widths of all networks."""
     n_critics: int = 4
     """Number of critics, 2 or more; targets take the minimum."""
     residual_scale: float = 1.0
-    """Largest correction of the VLA's action, in units of the action scale."""
+    """Largest correction of the VLA's action by a residual actor, in units of the action scale."""
     residual_basis: int = 2
-    """Correct with this many smooth time functions per dimension; 0: each control step freely."""
+    """A residual actor corrects with this many smooth time functions per dimension; 0: each
+    control step freely."""
     action_scale: tuple[float, ...] | None = None
     """Natural size of each number of an action; None: the run's suite's, without a run LIBERO's."""
     use_rl_token: bool = True
     """Actor and critics see the RL token; without it proprio alone (an ablation)."""
     use_reference: bool = True
-    """The actor's network sees the VLA's chunk, which it corrects in any case (an ablation)."""
+    """The actor's network sees the VLA's chunk; a residual one corrects it in any case (an
+    ablation)."""
 
     def __post_init__(self) -> None:
+        if self.actor not in get_args(Actor):
+            raise ConfigError(f"actor must be one of {get_args(Actor)}, got {self.actor!r}.")
         infinity = float("inf")
         for names, low, high in (
             ("batch_size buffer_size train_freq policy_delay groups", 1, infinity),

@@ -68,6 +68,7 @@ class RLTokenPolicy(BasePolicy):
                 config.residual_scale * scale,
                 config.residual_basis,
                 config.use_reference,
+                plain=config.actor == "plain",
             )
 
         def critic() -> CriticEnsemble:

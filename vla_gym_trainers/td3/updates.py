@@ -20,10 +20,17 @@ def warm_up(
     rng: torch.Generator,
     batch_size: int,
 ) -> None:
-    """Fit the normaliser to the warm-up data, then train the critics alone."""
+    """Fit the normaliser to the warm-up data, clone a plain actor, train the critics alone.
+
+    The cloning comes first: the critics' targets are about the actor.
+    """
     size, data = buffer.size(), buffer.observations
     token, proprio = (torch.from_numpy(data[key][:size]) for key in ("rl_token", "proprio"))
     policy.normalizer.fit(token.to(policy.device), proprio.to(policy.device))
+    if config.actor == "plain":
+        for _ in range(config.critic_warmup_steps):
+            clone_step(policy, buffer.sample(batch_size).observations, config, rng)
+        policy.actor_target.load_state_dict(policy.actor.state_dict())
     for _ in range(config.critic_warmup_steps):
         critic_step(policy, buffer.sample(batch_size), config, rng)
 
@@ -91,9 +98,7 @@ def actor_step(
         ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled distance
         to the reference per number of the chunk.
     """
-    x, reference = policy.normalizer(observations), reference_chunk(observations)
-    draw = torch.rand((len(x), 1), generator=rng, device=x.device)
-    action = policy.actor(x, reference, keep=(draw >= config.reference_dropout).float())
+    x, reference, action = _act(policy, observations, config, rng)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
     values = policy.critic(x, action)
     q = values.mean(dim=1)
@@ -120,6 +125,37 @@ def actor_step(
         "actor_q": values.detach().mean().item(),
         "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
     }
+
+
+def clone_step(
+    policy: RLTokenPolicy, observations: dict[str, Tensor], config: TD3Config, rng: torch.Generator
+) -> float:
+    """Move the actor towards the reference alone: the actor's loss without Q.
+
+    Args:
+        policy: Networks and optimisers; only the actor changes, not its target.
+        observations: Observations of B transitions.
+        config: Its ``reference_dropout`` is used.
+        rng: Generator of the reference dropout.
+
+    Returns:
+        The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units.
+    """
+    _, reference, action = _act(policy, observations, config, rng)
+    loss = losses.reference_distance(action, reference, policy.chunk_scale).mean()
+    policy.actor_optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    policy.actor_optimizer.step()
+    return loss.item()
+
+
+def _act(
+    policy: RLTokenPolicy, observations: dict[str, Tensor], config: TD3Config, rng: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, the reference and the actor's chunk under reference dropout."""
+    x, reference = policy.normalizer(observations), reference_chunk(observations)
+    draw = torch.rand((len(x), 1), generator=rng, device=x.device)
+    return x, reference, policy.actor(x, reference, (draw >= config.reference_dropout).float())
 
 
 @torch.no_grad()

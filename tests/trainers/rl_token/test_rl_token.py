@@ -16,8 +16,9 @@ from vla_gym.rl_token import (
     load_rl_token,
     reconstruction_loss,
 )
+from vla_gym.rl_token.linear_path import rank_for
 from vla_gym_trainers.rl_token.reconstruction import format_reports, report
-from vla_gym_trainers.rl_token.train import RLTokenConfig, fit
+from vla_gym_trainers.rl_token.train import RLTokenConfig, collect, fit
 
 SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
 
@@ -95,8 +96,8 @@ def test_linear_path_starts_at_principal_components(count):
     hidden = 3.0 + synthetic_states(count)
     encoder.fit_scale(hidden)
     encoder.fit_linear_path(hidden)
+    components = encoder.linear(encoder.standardise(hidden)).detach()
     states = encoder.standardise(hidden).flatten(1)
-    components = encoder.linear(states).detach()
     torch.testing.assert_close(components.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
     # Three causes: three components; standard deviations go with the root of the singular values.
     singular = torch.linalg.svdvals(states - states.mean(0))
@@ -113,8 +114,85 @@ def test_linear_path_starts_at_principal_components(count):
         RLTokenEncoder(SMALL).fit_linear_path(hidden)
 
 
-def test_masked_tokens_do_not_matter_to_the_linear_path():
-    encoder = RLTokenEncoder(replace(SMALL, linear_path=True)).eval()
+def test_full_rank_first_stage_spans_what_one_stage_does():
+    hidden = 3.0 + synthetic_states(400) + 0.3 * torch.randn(400, 4, 12)
+    one, two = (RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=r)) for r in (0, 12))
+    for encoder in (one, two):
+        encoder.fit_scale(hidden)
+        encoder.fit_linear_path(hidden)
+    u = two.linear.project.weight
+    torch.testing.assert_close(u @ u.T, torch.eye(12), atol=1e-5, rtol=0)
+    # Principal components do not depend on a rotation of the inputs, but for their signs.
+    a, b = (encoder.linear(encoder.standardise(hidden)) for encoder in (one, two))
+    torch.testing.assert_close(a.abs(), b.abs(), atol=1e-3, rtol=0)
+
+
+def test_low_rank_path_keeps_the_states_that_are_of_low_rank():
+    """All four positions vary in the same three of 12 dimensions: rank 3 loses nothing."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(3, 12, generator=generator)
+    # The positions' means point elsewhere, and vary more; they tell nothing.
+    mean = 5.0 * torch.randn(4, 12, generator=generator)
+    hidden = mean + torch.randn(300, 4, 3, generator=generator) @ basis
+    for rank, lost in ((3, False), (2, True)):
+        encoder = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank))
+        encoder.fit_scale(hidden)
+        encoder.fit_linear_path(hidden)
+        states = encoder.standardise(hidden)
+        truth = (states - states.mean(0)).flatten(1)
+        components = encoder.linear(states).detach()
+        residual = truth - components @ torch.linalg.lstsq(components, truth).solution
+        share = float(residual.norm() / truth.norm())
+        assert share > 0.1 if lost else share < 1e-3
+
+
+def test_rank_of_the_linear_path(tmp_path):
+    assert rank_for(8, 192) == rank_for(16, 4096) == 0  # 65,536 numbers and fewer: one stage
+    assert rank_for(56, 4096) == 256 and rank_for(1000, 960) == 65 and rank_for(512, 130) == 128
+    assert rank_for(70_000, 4096) == 1
+    encoder = RLTokenEncoder(RLTokenModelConfig(4096, 56, linear_path=True))
+    sizes = {name: p.numel() for name, p in encoder.linear.named_parameters()}
+    assert sizes == {"weight": 56 * 256 * 256, "bias": 256, "project.weight": 256 * 4096}
+
+    small = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=3)).eval()
+    hidden = synthetic_states(20)
+    small.fit_linear_path(hidden)
+    small.save_pretrained(tmp_path)
+    again = RLTokenEncoder.from_pretrained(tmp_path).eval()
+    assert again.linear.project.weight.shape == (3, 12)
+    for p, saved in zip(small.linear.parameters(), again.linear.parameters(), strict=True):
+        assert saved.equal(p.half().float())
+    small.train()(hidden)[:, 0].sum().backward()
+    assert all(p.grad.abs().max() > 0 for p in small.linear.parameters())
+    for rank in (-1, 13):
+        with pytest.raises(ConfigError, match=f"linear_rank.*12.*{rank}"):
+            replace(SMALL, linear_rank=rank)
+    with pytest.raises(ConfigError, match="linear_rank"):
+        RLTokenConfig(linear_rank=-1).check()
+    with pytest.raises(ConfigError, match="hidden size 192"):
+        collect(RLTokenConfig(linear_rank=193))
+
+
+def test_pretraining_of_large_states_has_two_stages():
+    hidden = torch.randn(12, 20, 4096).half()  # 81,920 numbers an observation
+    config = RLTokenConfig(dim=8, width=16, layers=1, steps=1, batch_size=4)
+    encoder, _ = fit(hidden, config)
+    assert encoder.linear.project.weight.shape == (256, 4096)
+    assert encoder.encode(hidden[:2].float()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["mini", "mini-few"])
+def test_shipped_tokens_have_one_stage(name):
+    encoder = load_rl_token(name)
+    linear, states = encoder.linear, torch.randn(5, 8, 192)
+    assert linear.project is None
+    expected = torch.nn.functional.linear(states.flatten(1), linear.weight, linear.bias)
+    assert linear(states).equal(expected)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_masked_tokens_do_not_matter_to_the_linear_path(rank):
+    encoder = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank)).eval()
     torch.nn.init.normal_(encoder.linear.weight)
     hidden = synthetic_states(3)
     mask = torch.ones(3, 4, dtype=torch.bool)
