@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from on_policy_toys import collected, tiny_vla
+from safetensors.torch import load_file
 from test_on_policy_policy import keys_of, random_inputs
 from test_on_policy_train import run
-from safetensors.torch import load_file
 from torch.distributions import MultivariateNormal, Normal
 
 from vla_gym.errors import ConfigError
