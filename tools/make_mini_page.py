@@ -27,9 +27,9 @@ from vla_gym_trainers.evaluation.statistics import wilson_interval
 ROOT = Path(__file__).parent.parent
 COUNTS, PAGE = ROOT / "docs" / "mini.json", ROOT / "docs" / "mini.md"
 WEIGHTS = ROOT / "vla_gym" / "weights"
-CHECKPOINTS = ("mini", "mini-few")
+CHECKPOINTS = ("mini", "mini-few", "mini-flow")
 SUITES = ("spatial", "object", "goal")
-VARIANTS = ("l1", "token", "token T=1", "l1 held-out words")
+VARIANTS = ("flow", "l1", "token", "token T=1", "l1 held-out words")
 PACKS = ("libero", "lite")
 Row = dict[str, Any]
 

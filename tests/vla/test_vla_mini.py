@@ -9,6 +9,7 @@ from mini_vla import INSTRUCTIONS, random_inputs, small_config, write_demos
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.mini import MiniBackend, MiniVLA, load_model, to_pixel_values
 from vla_gym.vla.preprocess import area_downsample, proprio_features, stack_cameras
@@ -17,6 +18,7 @@ from vla_gym.vla.tokens import (
     build_vocabulary,
 )
 from vla_gym_trainers.cloning.data import load_demos, random_shift
+from vla_gym_trainers.cloning.step import flow_loss
 from vla_gym_trainers.cloning.train import MiniConfig, cloning_loss, train_mini
 
 
@@ -271,6 +273,20 @@ def test_cloning_learns_to_follow_the_instruction(tmp_path):
         assert (actions[..., 6] == gripper).all()
 
 
+def test_a_cloned_flow_follows_the_instruction(tmp_path):
+    write_demos(tmp_path)
+    config = run_config(tmp_path, steps=150, batch_size=8, learning_rate=1e-2, flow_layers=1)
+    result = train_mini(config)
+    assert result["val/flow"] < 0.3  # 1 + the actions' own square at the start
+    backend = MiniBackend.from_pretrained(tmp_path / "run" / "model")
+    assert backend.head == "flow"
+    images, _, proprio = random_inputs(16)
+    for instruction, x, gripper in zip(INSTRUCTIONS, (-0.8, 0.8), (1.0, -1.0), strict=True):
+        actions = backend.infer(images, [instruction] * 16, proprio).actions
+        assert (actions[..., 0] - x).abs().mean() < 0.3
+        assert (actions[..., 6] == gripper).float().mean() > 0.95
+
+
 def test_resumed_run_continues_where_it_stopped(tmp_path):
     write_demos(tmp_path)
     train_mini(run_config(tmp_path, steps=10))
@@ -284,20 +300,86 @@ def test_resumed_run_continues_where_it_stopped(tmp_path):
         train_mini(run_config(tmp_path, steps=20, resume=tmp_path / "run"))
 
 
+def tiny_flow():
+    torch.manual_seed(0)
+    return MiniBackend(MiniVLA(small_config(flow_layers=1)))
+
+
+def test_flow_loss_by_hand():
+    """A head that always says 0: the mean square of what it should have said."""
+    vla = tiny_flow()
+    torch.nn.init.zeros_(vla.model.flow_head.out.weight)
+    torch.nn.init.zeros_(vla.model.flow_head.out.bias)
+    vla.model.config.action_mean, vla.model.config.action_std = [0.5] * 7, [2.0] * 7
+    target = torch.full((3, 8, 7), 2.5)  # 1 when standardised
+    valid = torch.ones(3, 8, dtype=torch.bool)
+    valid[0, 4:] = False
+    hidden = torch.zeros(3, 8, 32)
+    loss = flow_loss(vla.model, hidden, target, valid, 5, np.random.default_rng(0))
+    noise = np.random.default_rng(0).standard_normal((15, 8, 7), np.float32)
+    error = np.square(1.0 - noise)[np.tile(valid.numpy(), (5, 1))]
+    assert float(loss) == pytest.approx(float(error.mean()), rel=1e-5)
+
+
+def test_the_flow_head_learns_what_it_is_shown():
+    """Two observations, an action each: the flow ends there from any noise."""
+    vla = tiny_flow()
+    head, hidden = vla.model.flow_head.requires_grad_(True), torch.randn(2, 8, 32)
+    target = torch.stack([torch.full((8, 7), 0.5), torch.full((8, 7), -0.5)])
+    valid, rng = torch.ones(2, 8, dtype=torch.bool), np.random.default_rng(0)
+    optimizer = torch.optim.Adam(head.parameters(), 3e-3)
+    for _ in range(300):
+        optimizer.zero_grad()
+        flow_loss(vla.model, hidden, target, valid, 16, rng).backward()
+        optimizer.step()
+
+    def velocity(x, time):
+        return hidden, head(hidden, x, x.new_full((2,), time))
+
+    with torch.no_grad():
+        for seed in range(3):
+            start = torch.randn(2, 8, 7, generator=torch.Generator().manual_seed(seed))
+            _, chunk = FlowOutput(velocity, start).integrate(10)
+            assert (chunk - target).abs().mean() < 0.1
+
+
+def test_flow_options_are_checked_and_change_what_they_say():
+    inputs = random_inputs(2)
+    model = tiny_flow().model
+    usual = MiniBackend(model)
+    assert usual.head == "flow" and usual.heads == ("flow", "l1", "token")
+    acted = usual.infer(*inputs).actions
+    assert torch.equal(MiniBackend(model, seed=0, num_steps=5).infer(*inputs).actions, acted)
+    for other in ({"seed": 1}, {"num_steps": 3}, {"head": "l1"}):
+        assert not torch.equal(MiniBackend(model, **other).infer(*inputs).actions, acted)
+    with pytest.raises(ConfigError, match="num_steps >= 1"):
+        MiniBackend(model, num_steps=0)
+    with pytest.raises(ConfigError, match="'flow' or 'l1' or 'token', got 'diffusion'"):
+        MiniBackend(model, head="diffusion")
+    plain = MiniBackend(MiniVLA(small_config()))
+    assert plain.head == "l1" and plain.heads == ("l1", "token")
+    with pytest.raises(ConfigError, match="no flow head"):
+        plain.flow_outputs(*inputs)
+
+
 def test_values_out_of_range_are_refused():
     with pytest.raises(ConfigError, match="steps must be at least 1"):
         MiniConfig(steps=0)
     with pytest.raises(ConfigError, match="ema"):
         MiniConfig(ema=1.0)
+    with pytest.raises(ConfigError, match="flow_loss_weight >= 0"):
+        MiniConfig(flow_loss_weight=-1.0)
+    with pytest.raises(ConfigError, match="flow_draws must be at least 1"):
+        MiniConfig(flow_draws=0)
 
 
-@pytest.mark.parametrize("name", ["mini", "mini-few"])
+@pytest.mark.parametrize("name", ["mini", "mini-few", "mini-flow"])
 def test_shipped_weights_are_small_and_know_the_words_of_all_thirty_tasks(name):
     from vla_gym.suites import suite_tasks
     from vla_gym.vla.paraphrases import paraphrases
 
-    for folder in (name, f"{name}-rl-token"):
-        size = sum(f.stat().st_size for f in (WEIGHTS_ROOT / folder).iterdir())
+    for folder in WEIGHTS_ROOT.glob(f"{name}*"):
+        size = sum(f.stat().st_size for f in folder.iterdir())
         assert size <= 10e6, folder
     vla = load(name)
     assert (vla.name, vla.horizon, vla.num_hidden_tokens, vla.image_size) == (name, 8, 8, 128)

@@ -47,9 +47,9 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
         from vla_gym.vla.files import resolve_weights
 
         return load_model(resolve_weights(config.init_from))
-    train = demos.proprio[demos.train]
-    # The floor keeps noise on nearly constant features from being blown up.
-    std = np.maximum(train.std(0), 0.02)
+    train, actions = demos.proprio[demos.train], demos.actions[demos.train]
+    # The floor keeps noise on nearly constant numbers from being blown up.
+    std, action_std = (np.maximum(values.std(0), 0.02) for values in (train, actions))
     # All suites' words: the checkpoint can then be trained on with more tasks.
     texts = [*demos.instructions, *(t.instruction for s in SUITES for t in suite_tasks(s))]
     texts += [other for text in texts for other in paraphrases(text)]
@@ -60,8 +60,8 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
             num_layers=config.num_layers,
             token_head_width=config.token_head_width,
             flow_layers=config.flow_layers,
-            action_mean=[round(float(x), 6) for x in demos.actions[demos.train].mean(0)],
-            action_std=[round(float(x), 6) for x in demos.actions[demos.train].std(0)],
+            action_mean=[round(float(x), 6) for x in actions.mean(0)],
+            action_std=[round(float(x), 6) for x in action_std],
             proprio_mean=[round(float(x), 6) for x in train.mean(0)],
             proprio_std=[round(float(x), 6) for x in std],
         )

@@ -25,8 +25,8 @@ class PolicyConfig(EnvSettings):
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
     directory of vla-gym-train, or a .zip of its td3."""
     vla: str | None = None
-    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder; default: mini, or
-    the one of the trained run."""
+    """The frozen VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder;
+    default: mini, or the one of the trained run."""
     rl_token: str | None = None
     """Of a trained policy: folder of its RL token's encoder, auto or mean; default: the run's."""
     device: str = "cpu"

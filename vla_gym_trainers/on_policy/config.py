@@ -117,7 +117,7 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
     task_ids: tuple[int, ...] | None = None
     """Tasks to train on; default: all of the suite."""
     vla: str = "mini"
-    """The VLA: mini, mini-few, <backend>:/path?option=value, or a folder."""
+    """The VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
     policy: Literal["tokens", "gaussian", "flow", "own", "rl-token"] = "tokens"
     """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
     actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or

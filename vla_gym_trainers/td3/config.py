@@ -139,7 +139,7 @@ class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
     task_ids: tuple[int, ...] = (9,)
     """Tasks to train on; one policy for all of them."""
     vla: str = "mini"
-    """The frozen VLA: mini, mini-few, <backend>:/path?option=value, or a folder."""
+    """The frozen VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
     rl_token: str = "auto"
     """Folder of the RL token's encoder (vla-gym-train rl-token); auto: the one that ships with the
     VLA, else as mean; mean: the mean of its hidden states."""
