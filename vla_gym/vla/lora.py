@@ -132,7 +132,8 @@ class LoraAdapters:
             trainable: False freezes them.
 
         Raises:
-            WeightsError: If a file is missing or damaged, or does not fit the network.
+            WeightsError: If a file is missing or damaged, was trained on another checkpoint, or
+                does not fit the network.
             ConfigError: As :meth:`add`.
         """
         import torch
@@ -146,11 +147,18 @@ class LoraAdapters:
                 raise WeightsError(f"No adapters in {folder}: expected {CONFIG_FILE}, {name}.")
         try:
             config = LoraConfig.from_pretrained(str(folder))
+            base = config.base_model_name_or_path
             config.base_model_name_or_path = None  # else peft looks it up on the hub
             config.inference_mode = False
             state = load_file(folder / WEIGHTS_FILE)
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise WeightsError(f"The adapters in {folder} are damaged: {error}") from error
+        if base not in (None, name := getattr(vla, "name", base)):
+            raise WeightsError(
+                f"The adapters in {folder} were trained on {base!r}, not on {name!r}, whose shapes "
+                f"may fit all the same: load {base!r}, or, if {name!r} is the same checkpoint in "
+                f"another folder, write its name into {CONFIG_FILE}."
+            )
         adapters = cls._inject(vla, _network(vla), config)
         mine = get_peft_model_state_dict(adapters._peft, save_embedding_layers=False)
         wanted = {k: v.shape for k, v in mine.items()}

@@ -124,6 +124,9 @@ def test_mistakes_are_named(vla, tmp_path):
     with pytest.raises(WeightsError, match="do not fit MiniVLA"):
         LoraAdapters.load(shallow, tmp_path)
     assert not any("lora_" in name for name, _ in shallow.model.named_parameters())
+    few = MiniBackend(copy.deepcopy(other.model), "mini-few")
+    with pytest.raises(WeightsError, match="trained on 'mini', not on 'mini-few'"):
+        LoraAdapters.load(few, tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(WeightsError, match="damaged"):
         LoraAdapters.load(copy.deepcopy(other), tmp_path)
