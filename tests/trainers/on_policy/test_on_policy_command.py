@@ -1,6 +1,7 @@
 """``vla-gym-train ppo | grpo``: options, presets, resuming; one small run on LIBERO."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from vla_gym_trainers.on_policy.train import OnPolicyRun
 from vla_gym_trainers.runs.result_card import write_json
 from vla_gym_trainers.runs.settings import load_preset
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 CARD = {"results": {"training": {"env_steps": 1234, "rollouts": 5, "minutes": 0.5}}}
 
 
@@ -50,10 +52,12 @@ def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
     assert "vla-gym-train ppo" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["grpo_goal", "ppo_goal", "ppo_phases", "ppo_rl_token"])
+@pytest.mark.parametrize("name", sorted(f.stem for f in CONFIGS.glob("*po_*.yaml")))
 def test_shipped_presets_fit(name):
     kind = GRPOConfig if name.startswith("grpo") else PPOConfig
     config = load_preset(kind, name)
+    if config.policy == "flow":
+        assert config.vla == "mini-flow"
     assert config.vla.startswith("mini") and config.num_envs % config.group_size == 0
 
 
