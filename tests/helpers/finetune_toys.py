@@ -37,10 +37,20 @@ SMALL: dict[str, Any] = {
 
 
 class SavableToy(ToyTokenEnv):
-    """Can be saved and brought back."""
+    """Can be saved and brought back, begins at an official state, and says so."""
 
     suite = "toy"
-    NAMES = ("x", "elapsed", "task", "episode", "_seed_value", "_next")
+    NAMES = ("x", "elapsed", "task", "episode", "_seed_value", "_next", "init_state_id")
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        self.init_state_id = int((options or {}).get("init_state_id", -1))
+        return super().reset(seed=seed, options=options)
+
+    def _info(self, success: bool, executed: int) -> dict[str, Any]:
+        return {**super()._info(success, executed), "init_state_id": self.init_state_id}
+
+    def render_facts(self) -> dict[str, Any]:
+        return {"gl_renderer": None, "visual_profile": None}
 
     def get_state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.NAMES}
@@ -76,6 +86,11 @@ def make_env(vla: Any, encoder: Any, num_envs: int = 2, **settings: Any) -> Froz
     )
     settings = {"keep_inputs": True, "chunk_len": CHUNK_LEN, **settings}
     return FrozenVLAObservation(envs, vla, encoder, **settings)
+
+
+def player_envs(num_envs: int) -> LiberoVectorEnv:
+    factory = SavableToy
+    return LiberoVectorEnv(num_envs, env_factory=factory, workers=0, autoreset_mode="DISABLED")
 
 
 def make_model(folder: Path, *, token: str = "decoder", env: Any = None, **changes: Any) -> TD3BC:

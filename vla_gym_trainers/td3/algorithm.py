@@ -225,7 +225,7 @@ class TD3BC(TD3):
                 metrics = self.fine_tuner.step(self.policy, self.replay_buffer, self._rng)
                 for name, value in metrics.items():
                     self.logger.record_mean(f"train/{name}", value)
-            if steps:
+            if steps and self._collector.obs is not None:
                 self.fine_tuner.refresh_observation(self._collector.obs)
         self.logger.record("train/vla_version", self.fine_tuner.version)
 

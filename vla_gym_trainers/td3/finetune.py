@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -94,7 +94,7 @@ class VLAFineTuner:
                 f"head {features.vla.head!r} of {features.vla.name!r}: load it with ?head=l1."
             )
         self.config, self.features, self.inputs = config, features, features.inputs
-        self._frozen: Any = features.vla
+        self._frozen = cast(TrainableActionVLA, features.vla)
         self._frozen_encoder = features.rl_token
         modules = {name for name, _ in self._frozen.model.named_modules()}
         untrained = tuple(name for name in NOT_REACHED if name in modules)
