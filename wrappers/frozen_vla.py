@@ -68,10 +68,10 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         return self._convert(obs, info), float(reward), terminated, truncated, info
 
     def _convert(self, obs: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
-        tokens, actions = self._features(
+        made = self._features(
             {view: obs[view][None] for view in self._features.views},
             [info["instruction"]],
             obs["proprio"][None],
         )
         kept = {key: obs[key] for key in self._features.kept}
-        return {"rl_token": tokens[0], "vla_action": actions[0], **kept}
+        return {**{key: rows[0] for key, rows in made.items()}, **kept}

@@ -57,6 +57,7 @@ class FrozenVLAObservation(
         rl_token: str | RLTokenEncoder | None = "auto",
         keep_images: bool = False,
         chunk_len: int | None = None,
+        keep_inputs: bool = False,
     ) -> None:
         """Wrap a vector of chunked LIBERO environments that observe both cameras.
 
@@ -68,6 +69,9 @@ class FrozenVLAObservation(
                 none does), a name or a directory, the encoder itself, or None for the mean.
             keep_images: Whether the camera images stay in the observation.
             chunk_len: Rows of ``vla_action``, if more than the environment executes a step.
+            keep_inputs: Whether the observation also holds what the VLA saw, so that it can be
+                shown it again: ``vla_input`` (L,) uint8, which ``features.inputs`` unpacks, and
+                ``vla_version`` (1,) float32, ``features.version`` at that moment.
 
         Raises:
             ConfigError: If the environment does not fit the VLA, or the encoder does not.
@@ -80,6 +84,7 @@ class FrozenVLAObservation(
             env.single_action_space,
             keep_images,
             chunk_len,
+            keep_inputs,
         )
         self.vla, self.rl_token = self._features.vla, self._features.rl_token
         self.single_observation_space = self._features.space
@@ -87,9 +92,15 @@ class FrozenVLAObservation(
         # Of every environment: its instruction, and what the VLA made of its last frame.
         self._instructions = np.full(env.num_envs, None, dtype=object)
         self._made = {
-            key: np.zeros((env.num_envs, *(self._features.space[key].shape or ())), np.float32)
-            for key in ("rl_token", "vla_action")
+            key: np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
+            for key, space in self._features.space.items()
+            if key not in self._features.kept
         }
+
+    @property
+    def features(self) -> VLAFeatures:
+        """What computes the observations; who trains the VLA puts the trained one there."""
+        return self._features
 
     @property
     def vla_seconds(self) -> float:
@@ -206,21 +217,21 @@ class FrozenVLAObservation(
                 "let the environment put its instruction into info."
             )
         if instructions:
-            tokens, actions = self._features(
+            made = self._features(
                 {view: _rows(obs, infos, view, fresh, finals) for view in self._features.views},
                 instructions,
                 _rows(obs, infos, "proprio", fresh, finals),
             )
-            self._made["rl_token"][env_ids[fresh]] = tokens[: len(fresh)]
-            self._made["vla_action"][env_ids[fresh]] = actions[: len(fresh)]
+            for key, mine in self._made.items():
+                mine[env_ids[fresh]] = made[key][: len(fresh)]
         kept = self._features.kept
         for row, i in enumerate(finals, start=len(fresh)):
             final = {key: np.copy(infos["final_obs"][i][key])[()] for key in kept}
             # Copies: a view would keep the whole batch alive.
-            final |= {"rl_token": tokens[row].copy(), "vla_action": actions[row].copy()}
+            final |= {key: rows[row].copy() for key, rows in made.items()}
             infos["final_obs"][i] = final
-        made = {key: rows[env_ids] for key, rows in self._made.items()}
-        return {**made, **{key: np.copy(obs[key]) for key in kept}}, infos
+        current = {key: rows[env_ids] for key, rows in self._made.items()}
+        return {**current, **{key: np.copy(obs[key]) for key in kept}}, infos
 
 
 def _rows(

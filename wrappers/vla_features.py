@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
+from vla_gym.wrappers.vla_inputs import VLAInputs
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -27,6 +28,9 @@ class VLAFeatures:
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
         kept: Keys of the observation that are passed on as they are.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
+        chunk_len: Rows C of the chunks.
+        inputs: Packs what the VLA sees; None if it is not kept.
+        version: Of the VLA and the encoder, for who trains them; 0 is what was loaded.
         seconds: Time spent in :meth:`__call__` so far.
     """
 
@@ -38,6 +42,7 @@ class VLAFeatures:
         action_space: gym.Space[Any],
         keep_images: bool = False,
         chunk_len: int | None = None,
+        keep_inputs: bool = False,
     ) -> None:
         """Load what is named and check that it fits the spaces of one environment.
 
@@ -49,6 +54,7 @@ class VLAFeatures:
             action_space: Of one environment, (C, action size).
             keep_images: Whether the views stay in the observation.
             chunk_len: Rows of ``vla_action``, if more than an action has; at most the horizon.
+            keep_inputs: Whether ``vla_input`` and ``vla_version`` are observed as well.
 
         Raises:
             ConfigError: If the spaces or the encoder do not fit the VLA.
@@ -59,7 +65,8 @@ class VLAFeatures:
         self.vla = load(vla) if isinstance(vla, str) else vla
         self.views: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
         self.rl_token = choose_rl_token(rl_token, self.vla)
-        self.seconds = 0.0
+        self.seconds, self.version = 0.0, 0
+        self.inputs: VLAInputs | None = None
         self._check_fit(observation_space, action_space)
         assert isinstance(observation_space, spaces.Dict) and action_space.shape is not None
         self.chunk_len = action_space.shape[0] if chunk_len is None else chunk_len
@@ -79,6 +86,11 @@ class VLAFeatures:
                 **{key: observation_space[key] for key in self.kept},
             }
         )
+        if keep_inputs:
+            shapes = {view: observation_space[view].shape or () for view in self.views}
+            self.inputs = VLAInputs(self.vla, shapes)
+            self.space["vla_input"] = spaces.Box(0, 255, (self.inputs.size,), np.uint8)
+            self.space["vla_version"] = spaces.Box(0.0, np.inf, (1,), np.float32)
 
     def _check_fit(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         vla, shape = self.vla, action_space.shape
@@ -113,7 +125,7 @@ class VLAFeatures:
 
     def __call__(
         self, views: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> dict[str, np.ndarray]:
         """Run one batched forward pass.
 
         Args:
@@ -122,12 +134,17 @@ class VLAFeatures:
             proprio: (B, 8) float32.
 
         Returns:
-            RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.
+            ``rl_token`` (B, D) float32 and ``vla_action`` (B, C, 7) float32 in [-1, 1]; if inputs
+            are kept, ``vla_input`` (B, L) uint8 and ``vla_version`` (B, 1) float32. New arrays.
         """
         began = time.perf_counter()
-        seen = look(self.vla, self.rl_token, self.chunk_len, views, instructions, proprio)
+        token, chunk = look(self.vla, self.rl_token, self.chunk_len, views, instructions, proprio)
         self.seconds += time.perf_counter() - began
-        return seen
+        made = {"rl_token": token, "vla_action": chunk}
+        if self.inputs is not None:
+            made["vla_input"] = self.inputs.pack(views, instructions)
+            made["vla_version"] = np.full((len(token), 1), self.version, np.float32)
+        return made
 
 
 def look(
@@ -138,7 +155,7 @@ def look(
     instructions: list[str],
     proprio: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run one batched forward pass; arguments and results as in :meth:`VLAFeatures.__call__`.
+    """Run one batched forward pass; arguments as in :meth:`VLAFeatures.__call__`.
 
     Args:
         vla: The model.
@@ -147,6 +164,9 @@ def look(
         views: As there.
         instructions: As there.
         proprio: As there.
+
+    Returns:
+        RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.
     """
     output = vla.infer(dict(views), instructions, proprio)
     if rl_token is None:

@@ -133,6 +133,7 @@ def make_libero_vla_vec(
     stride: int | None = None,
     device: str = "cpu",
     keep_images: bool = False,
+    keep_inputs: bool = False,
     **kwargs: Any,
 ) -> VectorFrozenVLAObservation:
     """Build many LIBERO environments that share one frozen VLA, which stays in this process.
@@ -147,6 +148,7 @@ def make_libero_vla_vec(
             chunk keeps its length, so that it can be executed in pieces.
         device: Torch device of the VLA and of the RL token where they are given by name.
         keep_images: Whether the camera images stay in the observation.
+        keep_inputs: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
         **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
             ``autoreset_mode``, ... and the arguments of :class:`vla_gym.envs.libero.LiberoEnv`.
 
@@ -171,7 +173,7 @@ def make_libero_vla_vec(
     kwargs.setdefault("copy", False)
     envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
-        return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len)
+        return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
     except BaseException:
         envs.close()
         raise

@@ -10,6 +10,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from safetensors import safe_open
+
 from vla_gym.errors import RLTokenWarning
 from vla_gym.rl_token.losses import explained_variance, reconstruction_loss
 from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
@@ -23,6 +25,7 @@ __all__ = [
     "explained_variance",
     "choose_rl_token",
     "load_rl_token",
+    "stored_decoder",
     "reconstruction_loss",
 ]
 
@@ -72,6 +75,21 @@ def choose_rl_token(
             )
             return None
     return load_rl_token(rl_token, device)
+
+
+def stored_decoder(encoder: RLTokenEncoder) -> RLTokenDecoder | None:
+    """Return the decoder in the folder that an encoder was loaded from; None if there is none.
+
+    Raises:
+        WeightsError: If there is one that cannot be read.
+    """
+    file = None if encoder.source is None else encoder.source / "model.safetensors"
+    if file is None or not file.is_file():
+        return None
+    with safe_open(file, "pt") as stored:
+        if not any(name.startswith(RLTokenDecoder.prefix) for name in stored.keys()):  # noqa: SIM118
+            return None
+    return RLTokenDecoder.from_pretrained(file.parent).eval().requires_grad_(False)
 
 
 @cache

@@ -71,6 +71,8 @@ class _RLTokenPart(nn.Module):
     """Encoder or decoder; one checkpoint holds both."""
 
     prefix: ClassVar[str]
+    #: Folder that it was loaded from.
+    source: Path | None = None
 
     def __init__(self, config: RLTokenModelConfig) -> None:
         super().__init__()
@@ -101,6 +103,7 @@ class _RLTokenPart(nn.Module):
             raise WeightsError(f"Cannot load the {cls.prefix[:-1]} of {folder}: {error}") from error
         if not all(torch.isfinite(value).all() for value in state.values()):
             raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")
+        part.source = folder
         return part
 
 
@@ -218,12 +221,15 @@ class RLTokenEncoder(_RLTokenPart):
         """Encode without gradients; see :meth:`forward`."""
         return self(hidden, mask)
 
-    def save_pretrained(self, folder: str | Path, decoder: RLTokenDecoder | None = None) -> None:
-        """Write config.json, model.safetensors (float16) and SHA256SUMS.
+    def save_pretrained(
+        self, folder: str | Path, decoder: RLTokenDecoder | None = None, half: bool = True
+    ) -> None:
+        """Write config.json, model.safetensors and SHA256SUMS.
 
         Args:
             folder: Created if missing.
             decoder: Also saved if given; acting needs only the encoder.
+            half: In float16; else in float32.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,7 +238,7 @@ class RLTokenEncoder(_RLTokenPart):
             tensors |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
         config = {"model_type": "vla_gym_rl_token", **asdict(self.config)}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        write_weights(folder, tensors)
+        write_weights(folder, tensors, half=half)
 
 
 class RLTokenDecoder(_RLTokenPart):

@@ -43,14 +43,27 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
 
 
 def write_weights(
-    folder: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: dict[str, str] | None = None,
+    half: bool = True,
 ) -> None:
-    """Write model.safetensors in float16, and SHA256SUMS over it and the folder's config.json."""
+    """Write model.safetensors, and SHA256SUMS over it and the folder's config.json.
+
+    Args:
+        folder: With config.json.
+        tensors: Of the network.
+        metadata: Of the file.
+        half: In float16; else as they are.
+    """
     from safetensors.torch import save_file
 
     file = folder / "model.safetensors"
-    half = {name: value.half().contiguous().cpu() for name, value in tensors.items()}
-    save_file(half, file, metadata)
+    written = {
+        name: (value.half() if half else value).contiguous().cpu()
+        for name, value in tensors.items()
+    }
+    save_file(written, file, metadata)
     file.chmod(0o644)  # written as 0600, unfit for package data
     names = ("config.json", file.name)
     lines = [f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in names]

@@ -43,7 +43,11 @@ class RunPlayer:
             **settings: Of environments that films are made in (assets, physics).
         """
         self.envs, self._settings = envs, settings
-        self._parts = vla, rl_token, chunk_len
+        self._parts = self._trained = vla, rl_token, chunk_len
+
+    def use(self, vla: FrozenVLA, rl_token: RLTokenEncoder | None) -> None:
+        """Play policies, from now on, on what these make of the frames; the VLA itself stays."""
+        self._trained = vla, rl_token, self._parts[2]
 
     def policy(self, model: Any, name: str = "policy") -> ActorPolicy:
         """Return a policy that can play here.
@@ -52,7 +56,8 @@ class RunPlayer:
             model: Has SB3's ``predict``; None for the VLA itself.
             name: What tables and captions call it.
         """
-        return ActorPolicy(model, *self._parts, name=name)
+        parts = self._parts if model is None else self._trained
+        return ActorPolicy(model, *parts, name=name)
 
     def play(self, model: Any, starts: Sequence[Start]) -> list[Episode]:
         """Return the episodes of a policy, None for the VLA itself, in the order of the starts."""

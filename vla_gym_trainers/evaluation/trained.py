@@ -127,7 +127,13 @@ def load_trained(
 
     model = load_policy(path)
     of_run = trained_on(path)
-    given, vla, rl_token = vla is not None, vla or of_run[0], rl_token or of_run[1]
+    given, vla = vla is not None, vla or of_run[0]
+    folder = path if path.is_dir() else path.parent
+    if _settings(path).get("vla_update_freq"):  # the run has trained its VLA and encoder as well
+        vla = trained_vla(folder, vla) or vla
+        own = folder / "rl_token"
+        rl_token = rl_token or (str(own) if own.is_dir() else None)
+    rl_token = rl_token or of_run[1]
     # What a run's configuration names is a checkpoint, never a class to import.
     loaded = load(vla, device=device, allow_class=given)
     encoder = choose_rl_token(rl_token, loaded, device)
@@ -171,22 +177,26 @@ def trained_on(path: Path) -> tuple[str, str, str]:
     Raises:
         ConfigError: If there is a configuration that cannot be read.
     """
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    if not config.is_file():
-        return "mini", "auto", "tokens"
-    try:
-        settings = dict(json.loads(config.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{config} is damaged ({error}): restore it, for it says what {path} was trained on."
-        ) from error
+    settings = _settings(path)
     usual = {"vla": "mini", "rl_token": "auto", "policy": "tokens"}
     vla, rl_token, kind = (str(settings.get(name, value)) for name, value in usual.items())
     return vla, rl_token, kind
 
 
+def _settings(path: Path) -> dict[str, Any]:
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    if not config.is_file():
+        return {}
+    try:
+        return dict(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{config} is damaged ({error}): restore it, for it says what {path} was trained on."
+        ) from error
+
+
 def trained_vla(run_dir: Path, vla: str) -> str | None:
-    """Return what :func:`vla_gym.vla.load` takes for the VLA that a run of PPO or GRPO has trained.
+    """Return what :func:`vla_gym.vla.load` takes for the VLA that a run has trained.
 
     A plain checkpoint if the run has one, else the VLA with the run's adapters; None if it has
     neither, its path cannot stand in a specification, or the run began with other adapters, which

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,11 @@ from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
-from vla_gym_trainers.on_policy.student import checkpoint_layers, trainable_copy
+from vla_gym_trainers.on_policy.student import (
+    checkpoint_layers,
+    save_student,
+    trainable_copy,
+)
 from vla_gym_trainers.on_policy.vla_policy import (
     FlowPolicy,
     GaussianPolicy,
@@ -59,42 +61,12 @@ class Networks:
         return MixedActor(policy, self.teacher, phase.epsilon, noise=config.teacher_noise)
 
     def save(self, folder: Path) -> None:
-        """Write the student, as ``vla-gym eval --policy`` takes it.
-
-        Of a VLA: ``adapters/`` if there are any, and a plain checkpoint in ``vla/``.
-
-        ``vla/`` has the adapters merged into it and loads as any VLA; backends whose network has
-        no ``save_pretrained`` go without.
-        """
+        """Write the student, as ``vla-gym eval --policy`` takes it; a VLA by ``save_student``."""
         if isinstance(self.policy, RLTokenPPOPolicy):
             self.policy.save(folder)
             return
         assert isinstance(self.policy, VLAPolicy)
-        if self.adapters is not None:
-            self.adapters.save(folder / "adapters")
-        model: Any = self.policy.vla.model
-        adapters = self.adapters
-        if not hasattr(model, "save_pretrained"):
-            return
-        if adapters is not None:
-            # One copy, so that the copied adapters are those of the copied network.
-            model, adapters = copy.deepcopy((model, adapters))
-            adapters.merge()
-        with _no_progress_bar():
-            model.save_pretrained(folder / "vla")
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    from transformers.utils import logging as hf_logging
-
-    enabled = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            hf_logging.enable_progress_bar()
+        save_student(self.policy.vla, self.adapters, folder)
 
 
 def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:

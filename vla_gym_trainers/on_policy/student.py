@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,30 @@ from torch.utils.checkpoint import checkpoint
 from vla_gym.errors import ConfigError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym_trainers.on_policy.config import Trainable
+
+
+def check_trainable(vla: Any, protocol: type[Any], by: str) -> None:
+    """Check that a backend offers what a way of training needs.
+
+    Args:
+        vla: The backend.
+        protocol: One of :mod:`vla_gym.vla.base`.
+        by: The way, for the message.
+
+    Raises:
+        ConfigError: If it lacks a part of the protocol.
+    """
+    if isinstance(vla, protocol):
+        return
+    named = set(dir(protocol)).union(
+        *(vars(base).get("__annotations__", ()) for base in protocol.__mro__)
+    )
+    lacking = sorted(name for name in named - set(dir(vla)) if not name.startswith("_"))
+    raise ConfigError(
+        f"The VLA {getattr(vla, 'name', vla)!r} cannot be trained {by}: its backend lacks "
+        f"{', '.join(lacking) or 'parts'} of vla_gym.vla.base.{protocol.__name__}; see "
+        "docs/vla.md for the policies that each backend can be trained as."
+    )
 
 
 def trainable_copy(
@@ -67,6 +94,38 @@ def trainable_copy(
         if id(p) not in {id(t) for t in tensors}:
             p.requires_grad_(True)
     return student, None
+
+
+def save_student(vla: Any, adapters: LoraAdapters | None, folder: Path) -> None:
+    """Write a trained copy: ``adapters/`` if there are any, and a plain checkpoint in ``vla/``.
+
+    ``vla/`` has the adapters merged into it and loads as any VLA; backends whose network has no
+    ``save_pretrained`` go without.
+    """
+    if adapters is not None:
+        adapters.save(folder / "adapters")
+    model: Any = vla.model
+    if not hasattr(model, "save_pretrained"):
+        return
+    if adapters is not None:
+        # One copy, so that the copied adapters are those of the copied network.
+        model, adapters = copy.deepcopy((model, adapters))
+        adapters.merge()
+    with _no_progress_bar():
+        model.save_pretrained(folder / "vla")
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging as hf_logging
+
+    enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            hf_logging.enable_progress_bar()
 
 
 def renew(module: nn.Module) -> None:

@@ -30,6 +30,7 @@ from vla_gym_trainers.on_policy.distributions import GaussianChunk, TokenDistrib
 from vla_gym_trainers.on_policy.flow_chain import FlowChain
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.rollout import ArraySpec
+from vla_gym_trainers.on_policy.student import check_trainable
 
 Distributed = tuple[Distribution, Tensor | None]
 
@@ -57,17 +58,7 @@ class VLAPolicy(Policy):
         Raises:
             ConfigError: If the VLA does not have what it takes.
         """
-        if not isinstance(vla, self.protocol):
-            named = set(dir(self.protocol)).union(
-                *(vars(base).get("__annotations__", ()) for base in self.protocol.__mro__)
-            )
-            lacking = sorted(name for name in named - set(dir(vla)) if not name.startswith("_"))
-            lacks = ", ".join(lacking)
-            raise ConfigError(
-                f"The VLA {getattr(vla, 'name', vla)!r} cannot be trained {self.by}: its backend "
-                f"lacks {lacks or 'parts'} of vla_gym.vla.base.{self.protocol.__name__}; see "
-                "docs/vla.md for the policies that each backend can be trained as."
-            )
+        check_trainable(vla, self.protocol, self.by)
         self.vla, self.value_head = vla, value_head
         self.stored_size = int(getattr(vla, "input_size", vla.image_size))
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))

@@ -31,6 +31,8 @@ class RunDir:
         best.*            the policy with the best closed-loop evaluation, if there was any
         last.*            the policy at the end
         policy.zip        the one to use: best.zip if there is one, else last.zip
+        vla/, adapters/   the VLA that policy.zip was trained with, and rl_token/ its encoder,
+                          where td3 trained them too (best_vla.pt: those of best.zip)
         videos/           films, if asked for
         card.json         the result card
 
@@ -48,6 +50,7 @@ class RunDir:
         self.checkpoint_dir = path / "checkpoints"
         self.best = path / "best.zip"
         self.last = path / "last.zip"
+        self.best_vla = path / "best_vla.pt"
         self.policy = path / "policy.zip"
         self.videos = path / "videos"
         self.card = path / "card.json"

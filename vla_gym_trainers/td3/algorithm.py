@@ -30,6 +30,7 @@ from vla_gym_trainers.td3.acting import (
 )
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
+from vla_gym_trainers.td3.finetune import VLAFineTuner
 from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.stopwatch import Stopwatch
@@ -50,8 +51,11 @@ class TD3BC(TD3):
     See :func:`vla_gym_trainers.td3.losses.td3_target` for the targets. ``ahead`` says how many
     blocks collecting may be ahead of learning, see :class:`Pipeline`; ``utd_ratio`` always holds.
 
+    With ``vla_update_freq`` the VLA is trained too, see :mod:`vla_gym_trainers.td3.finetune`.
+
     Attributes:
         config: The numbers.
+        fine_tuner: Trains the VLA; None while it stays frozen, and without environments.
         guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see ``runs.guard``.
         max_staleness: Most updates so far that the actor of a block was behind the learner.
     """
@@ -88,7 +92,8 @@ class TD3BC(TD3):
         self.config = config = config or TD3Config()
         self.rollout_device = rollout_device
         self.guarded_tasks: tuple[int, ...] = ()
-        self.update_debt, self.max_staleness = 0.0, 0
+        self.update_debt, self.vla_debt, self.max_staleness = 0.0, 0, 0
+        self.fine_tuner: VLAFineTuner | None = None
         self.pipeline: Blocks | None = None
         #: What the pipeline had collected when ``learn`` ended; it is handed out first by the next.
         self.pipeline_state: dict[str, Any] | None = None
@@ -132,6 +137,9 @@ class TD3BC(TD3):
             sizes = (config.noise_white, config.noise_chunk, config.scale_of(action_size))
             self.exploration = ChunkNoise(chunk_len, *sizes, self.seed, config.noise_correlation)
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
+        self.fine_tuner = None
+        if config.vla_update_freq and self.env is not None:
+            self.fine_tuner = VLAFineTuner(getattr(self.env, "vector_env", self.env), config)
 
     def learn(
         self,
@@ -165,6 +173,7 @@ class TD3BC(TD3):
                 callback.on_rollout_end()
                 if self.num_timesteps > self.config.learning_starts:
                     self.train(block, self.config.batch_size)
+                    self._train_vla(block)
                 pipeline.publish()
         callback.on_training_end()
         return self
@@ -189,7 +198,11 @@ class TD3BC(TD3):
                 self._critics_are_warm = True
             for _ in range(steps):
                 self._n_updates += 1
-                batch = self.replay_buffer.sample(batch_size)
+                index = self.replay_buffer.draw(batch_size)
+                if self.fine_tuner is not None:
+                    stale = self.fine_tuner.refresh(self.replay_buffer, index)
+                    metrics["vla_stale"].append(stale / (2 * len(index)))
+                batch = self.replay_buffer.rows(index)
                 values = critic_step(self.policy, batch, self.config, self._rng)
                 if self._n_updates % self.config.policy_delay == 0:
                     values |= actor_step(self.policy, batch.observations, self.config, self._rng)
@@ -200,6 +213,21 @@ class TD3BC(TD3):
         if metrics:
             self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
             self.logger.record("train/replay_size", self.replay_buffer.size())
+
+    def _train_vla(self, chunks: int) -> None:
+        """Do the VLA's gradient steps that are due after so many more chunks."""
+        if self.fine_tuner is None:
+            return
+        self.vla_debt += chunks
+        steps, self.vla_debt = divmod(self.vla_debt, self.config.vla_update_freq)
+        with self.clock("learn"):
+            for _ in range(steps):
+                metrics = self.fine_tuner.step(self.policy, self.replay_buffer, self._rng)
+                for name, value in metrics.items():
+                    self.logger.record_mean(f"train/{name}", value)
+            if steps and self._collector.obs is not None:
+                self.fine_tuner.refresh_observation(self._collector.obs)
+        self.logger.record("train/vla_version", self.fine_tuner.version)
 
     @contextmanager
     def _collecting(self, num_blocks: int) -> Iterator[Blocks]:
@@ -293,7 +321,7 @@ class TD3BC(TD3):
         super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = "_rng acting clock _vla_seconds _collector pipeline pipeline_state"
+        own = "_rng acting clock _vla_seconds _collector pipeline pipeline_state fine_tuner"
         return [*super()._excluded_save_params(), *own.split()]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

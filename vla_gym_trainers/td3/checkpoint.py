@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from vla_gym.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
     from vla_gym_trainers.td3.algorithm import TD3BC
+    from vla_gym_trainers.td3.finetune import VLAFineTuner
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 5
+FORMAT = 6
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:
@@ -24,7 +27,7 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
 
     ``model.zip`` is SB3's (networks, targets, optimisers, generators, counters), ``replay.pkl``
     the replay with its generator and the episodes that are running, ``loop.pkl`` the environments'
-    states and what the run itself keeps.
+    states and what the run itself keeps, ``vla.pt`` what is trained of the VLA, if anything is.
 
     Args:
         folder: Where; see ``RunDir.new_checkpoint``.
@@ -43,6 +46,9 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
     model.save(folder / "model.zip")
     with open(folder / "replay.pkl", "wb") as file:
         pickle.dump(model.replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
+    if model.fine_tuner is not None:
+        with open(folder / "vla.pt", "wb") as file:
+            torch.save(model.fine_tuner.state_dict(), file)
     loop = {
         "format": FORMAT,
         "env": env.get_state(),
@@ -97,6 +103,8 @@ def load_checkpoint(
         )
         with open(folder / "replay.pkl", "rb") as file:
             model.replay_buffer = pickle.load(file)
+        if model.fine_tuner is not None:
+            load_vla(folder / "vla.pt", model.fine_tuner)
     except (OSError, EOFError, pickle.UnpicklingError, KeyError) as error:
         raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
     model.buffer_size = model.replay_buffer.buffer_size
@@ -109,3 +117,17 @@ def load_checkpoint(
     # observation is the one that the run would have acted on.
     model._last_obs = last_obs
     return model, loop["run"]
+
+
+def load_vla(path: Path, fine_tuner: VLAFineTuner) -> None:
+    """Bring a trained VLA to where it was saved.
+
+    Raises:
+        WeightsError: If the file is missing or damaged.
+        ConfigError: If it is of another VLA or of other adapters.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, ValueError, KeyError, RuntimeError, pickle.PickleError) as error:
+        raise WeightsError(f"{path} is no whole file of a trained VLA: {error}") from error
+    fine_tuner.load_state_dict(state)

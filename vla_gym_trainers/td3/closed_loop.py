@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import mean_success, success_by_task
@@ -58,6 +60,7 @@ class BestModel:
         self.next_at = self.next_at or self.every
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pending: Future[dict[str, float]] | None = None
+        self._vla: dict[str, Any] | None = None  # what is trained of the VLA, if anything is
 
     def close(self) -> None:
         """Wait for the evaluation under way and end the thread."""
@@ -78,6 +81,11 @@ class BestModel:
         model.save(snapshot)
         policy = copy.deepcopy(model.policy)
         arguments = (policy, snapshot.getvalue(), num_chunks)
+        tuner = model.fine_tuner
+        # Only without a thread: a VLA that is trained collects and learns by turns (ahead 0).
+        self._vla = None if tuner is None else tuner.state_dict()
+        if tuner is not None:
+            self.player.use(tuner.vla, tuner.encoder)
         if self.background:
             self._pending = self._executor.submit(self._evaluate, *arguments)
         else:
@@ -107,6 +115,9 @@ class BestModel:
         self.history.append((num_chunks, score, by_task))
         if self.best is None or score > self.best:
             self.best = score
+            if self._vla is not None:
+                with replacing(self.run.best_vla) as file:
+                    torch.save(self._vla, file)
             with replacing(self.run.best) as file:
                 file.write(model)
         metrics = {

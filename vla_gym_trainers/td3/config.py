@@ -12,10 +12,42 @@ from vla_gym.suites.libero.spec import ACTION
 from vla_gym_trainers.runs.settings import CheckpointSettings
 
 Actor = Literal["residual", "plain"]
+VLATrainable = Literal["lora", "full"]
 
 
 @dataclass
-class TD3Config:
+class FineTuneConfig:
+    """How the VLA and the RL token's encoder are trained beside actor and critics."""
+
+    vla_update_freq: int = 0
+    """Chunks, over all environments, between two gradient steps of VLA, encoder and actor together;
+    0: the VLA stays frozen. Needs ahead 0."""
+    vla_trainable: VLATrainable = "lora"
+    """What of the VLA is trained: lora (adapters) or full."""
+    vla_learning_rate: float = 1e-5
+    """Adam's step size of the VLA."""
+    encoder_learning_rate: float = 1e-5
+    """Adam's step size of the RL token's encoder."""
+    vla_batch_size: int = 64
+    """Transitions per gradient step of the VLA."""
+    vla_micro_batch_size: int = 16
+    """Transitions that the VLA computes at once; the step is the same up to rounding."""
+    anchor_weight: float = 1.0
+    """Weight of the error with which the frozen decoder rebuilds the frozen VLA's hidden states
+    from the trained token."""
+    max_token_staleness: int = 0
+    """Stored tokens and chunks of the VLA that are older than so many of its gradient steps are
+    computed anew when they are drawn."""
+    lora_r: int = 16
+    """Rank of the adapters."""
+    lora_alpha: float = 16.0
+    """Scale of the adapters, divided by the rank."""
+    gradient_checkpointing: bool = False
+    """Compute the VLA's layers again in the backward pass: less memory, more time."""
+
+
+@dataclass
+class TD3Config(FineTuneConfig):
     """Numbers of the algorithm; one timestep is one chunk."""
 
     learning_rate: float = 3e-4
@@ -92,9 +124,17 @@ class TD3Config:
     def __post_init__(self) -> None:
         if self.actor not in get_args(Actor):
             raise ConfigError(f"actor must be one of {get_args(Actor)}, got {self.actor!r}.")
+        if self.vla_trainable not in get_args(VLATrainable):
+            raise ConfigError(
+                f"vla_trainable must be one of {get_args(VLATrainable)}, got "
+                f"{self.vla_trainable!r}."
+            )
         infinity = float("inf")
         for names, low, high in (
-            ("batch_size buffer_size train_freq policy_delay groups", 1, infinity),
+            ("batch_size buffer_size train_freq policy_delay groups lora_r", 1, infinity),
+            ("vla_batch_size vla_micro_batch_size", 1, infinity),
+            ("vla_update_freq max_token_staleness", 0, infinity),
+            ("vla_learning_rate encoder_learning_rate anchor_weight lora_alpha", 0.0, infinity),
             ("learning_starts critic_warmup_steps ahead residual_basis", 0, infinity),
             ("utd_ratio bc_weight pessimism noise_white noise_chunk", 0.0, infinity),
             ("gamma mc_weight reference_dropout noise_correlation", 0.0, 1.0),
@@ -105,6 +145,11 @@ class TD3Config:
                     raise ConfigError(
                         f"{name} must be in [{low}, {high}], got {getattr(self, name)}."
                     )
+        if self.vla_update_freq and self.ahead:
+            raise ConfigError(
+                f"vla_update_freq {self.vla_update_freq} needs ahead 0, got {self.ahead}: the VLA "
+                "that collects is the one that is trained, so the two take turns."
+            )
 
     def scale_of(self, action_size: int) -> tuple[float, ...]:
         """Return the natural size of each number of an action.
@@ -193,6 +238,11 @@ class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")
+        if self.vla_update_freq and self.guard_layouts:
+            raise ConfigError(
+                "guard_layouts hands tasks back to the frozen VLA, which a run with "
+                "vla_update_freq does not play any more: leave one of the two out."
+            )
         if self.learning_starts >= self.total_timesteps:
             raise ConfigError(
                 f"total_timesteps ({self.total_timesteps}) must exceed learning_starts "

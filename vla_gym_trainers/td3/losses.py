@@ -143,6 +143,26 @@ def pessimistic_value(q: Tensor, q_reference: Tensor, pessimism: float) -> Tenso
     return q.mean(dim=1) - pessimism * (spread + 1e-10).sqrt()  # finite gradient at a = a~
 
 
+def q_divisor(q: Tensor, min_q_scale: float = 0.02, groups: Tensor | None = None) -> Tensor:
+    """Return what each row's value is divided by, ``max(mean_b |Q_b|, q_min)``.
+
+    Args:
+        q: (B,) critic values; no gradient flows through the divisor.
+        min_q_scale: Floor ``q_min``.
+        groups: (B,) int64 task of each row, over whose rows alone the mean is; None: one task.
+
+    Returns:
+        (B,) positive numbers.
+    """
+    sizes = q.detach().abs()
+    if groups is None:
+        means = sizes.mean().expand(len(sizes))
+    else:
+        _, row, counts = torch.unique(groups, return_inverse=True, return_counts=True)
+        means = (torch.zeros(len(counts), device=q.device).index_add(0, row, sizes) / counts)[row]
+    return means.clamp(min=min_q_scale)
+
+
 def actor_loss(
     q: Tensor,
     actions: Tensor,
@@ -151,6 +171,7 @@ def actor_loss(
     bc_weight: float,
     min_q_scale: float = 0.02,
     groups: Tensor | None = None,
+    divisor: Tensor | None = None,
 ) -> ActorLoss:
     """Return the actor's loss: climb Q, stay near the reference.
 
@@ -169,16 +190,14 @@ def actor_loss(
         bc_weight: ``beta`` >= 0.
         min_q_scale: Floor ``q_min`` of the divisor.
         groups: (B,) int64 task of each row; None: one task.
+        divisor: (B,) of the rows if they are a part of a batch, as :func:`q_divisor` gives it for
+            the whole; None: that of these rows.
 
     Returns:
         The loss and its parts.
     """
-    sizes = q.detach().abs()
-    if groups is None:
-        q_scale = sizes.mean()
-    else:
-        _, row, counts = torch.unique(groups, return_inverse=True, return_counts=True)
-        q_scale = (torch.zeros(len(counts), device=q.device).index_add(0, row, sizes) / counts)[row]
-    q_term = -(q / q_scale.clamp(min=min_q_scale)).mean()
+    if divisor is None:
+        divisor = q_divisor(q, min_q_scale, groups)
+    q_term = -(q / divisor).mean()
     bc_term = reference_distance(actions, reference, scale).mean()
     return ActorLoss(q_term + bc_weight * bc_term, q_term.detach(), bc_term.detach())

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.td3.ring import ChunkReplaySamples, Ring, TaskIndex
+from vla_gym_trainers.td3.row_store import RowStore
 from vla_gym_trainers.td3.windows import Pieces
 
 #: Numbers of a transition; the return is the last column, as it may be unknown.
@@ -41,11 +42,15 @@ class ChunkReplayBuffer(ReplayBuffer):
     however many there are of each. Pickling keeps the filled rows only; a buffer that comes back
     goes on as the original would, its sampling included.
 
+    Where observations hold ``vla_input``, what the VLA saw, it is kept apart, each once, and the
+    key's column has its number there; :meth:`vla_inputs` returns it.
+
     Attributes:
         observations: Key -> (buffer_size, ...) view.
         next_observations: The same.
         actions: (buffer_size, C * 7) view.
         num_dropped: Transitions that were not stored.
+        inputs: What the VLA saw; empty unless it is observed.
     """
 
     observations: dict[str, np.ndarray]  # type: ignore[assignment]
@@ -101,6 +106,9 @@ class ChunkReplayBuffer(ReplayBuffer):
             for prefix in ("obs", "next")
             for key, shape in self.obs_shape.items()
         }
+        self._inputs = [name for name in shapes if name.endswith("/vla_input")]
+        shapes |= dict.fromkeys(self._inputs, ())
+        self.inputs = RowStore()
         shapes |= {"actions": (self.action_dim,), **{name: () for name in _SCALARS}}
         self._ring, self._tasks = Ring(self.buffer_size, shapes), TaskIndex()
         self.num_dropped = 0
@@ -167,7 +175,8 @@ class ChunkReplayBuffer(ReplayBuffer):
         rows = self._pack(obs, next_obs, action, reward, terminated, discounts)
         kept = np.isfinite(rows[:, :-1]).all(axis=1) & ~restarted
         number = self.num_added
-        self._ring.push(rows[kept])
+        self._push(rows[kept])
+        self._release(rows[~kept])
         self.num_dropped += int((~kept).sum())
         for env, episode in enumerate(self._episodes):
             if kept[env]:
@@ -190,8 +199,19 @@ class ChunkReplayBuffer(ReplayBuffer):
         count = np.size(reward)
         columns = {f"obs/{key}": obs[key] for key in self.obs_shape}
         columns |= {f"next/{key}": next_obs[key] for key in self.obs_shape}
+        for name in self._inputs:
+            columns[name] = self.inputs.add(np.reshape(columns[name], (count, -1)))
         columns |= {"actions": action, "rewards": reward, "dones": done, "discounts": discount}
         return self._ring.pack({**columns, "mc_returns": np.full(count, np.nan)}, count)
+
+    def _push(self, rows: np.ndarray) -> None:
+        self._release(self._ring.overwritten(len(rows)))
+        self._ring.push(rows)
+
+    def _release(self, rows: np.ndarray) -> None:
+        """Let go what the VLA saw, of rows that are not stored any more."""
+        for name in self._inputs:
+            self.inputs.release(self._ring.column(rows, name).astype(np.int64))
 
     def _finish_episode(self, episode: list[int]) -> None:
         """Write the Monte-Carlo returns of an episode that has just ended, and forget it."""
@@ -222,7 +242,7 @@ class ChunkReplayBuffer(ReplayBuffer):
             chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
             for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
                 self._begun[env].append((self.num_added, window.start))
-                self._ring.push(self._pack(*window[1:]))
+                self._push(self._pack(*window[1:]))
             if done:
                 returns, oldest = running.returns(), self.num_added - self.buffer_size
                 for number, start in self._begun[env]:
@@ -241,11 +261,23 @@ class ChunkReplayBuffer(ReplayBuffer):
         """
         if env is not None:
             raise ConfigError("Do not wrap the env in VecNormalize: the policy normalises itself.")
+        return self.rows(self.draw(batch_size))
+
+    def draw(self, batch_size: int) -> np.ndarray:
+        """Return ``batch_size`` slots drawn with replacement, for :meth:`rows`.
+
+        Raises:
+            ConfigError: If the buffer is empty.
+        """
         if self.size() == 0:
             raise ConfigError("The replay buffer is empty: collect transitions before sampling.")
         if self.balanced and len(self._tasks.slots(self._ring)) > 1:
-            return self.rows(self._tasks.sample(self._ring, batch_size, self.rng))
-        return self.rows(self.rng.integers(self.size(), size=batch_size))
+            return self._tasks.sample(self._ring, batch_size, self.rng)
+        return self.rng.integers(self.size(), size=batch_size)
+
+    def vla_inputs(self, index: np.ndarray, prefix: str = "obs") -> np.ndarray:
+        """Return what the VLA saw, (B, L) uint8, in slots (B,), before or (``"next"``) after."""
+        return self.inputs[self._ring.views[f"{prefix}/vla_input"][index].astype(np.int64)]
 
     def rows(self, index: np.ndarray) -> ChunkReplaySamples:
         """Return the transitions in the given slots.

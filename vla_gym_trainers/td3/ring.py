@@ -71,6 +71,15 @@ class Ring:
         self._matrix[slots] = rows
         self.num_added += len(rows)
 
+    def overwritten(self, count: int) -> np.ndarray:
+        """Return the rows (m, width), m <= count, in whose place the next ``count`` will be put."""
+        first = max(self.num_added, self.capacity)
+        return self._matrix[np.arange(first, self.num_added + count) % self.capacity]
+
+    def column(self, rows: np.ndarray, name: str) -> np.ndarray:
+        """Return the numbers of one column in packed rows (n, width), flat."""
+        return rows[:, self._places[name]].reshape(-1)
+
     def gather(self, slots: np.ndarray, device: torch.device) -> dict[str, Tensor]:
         """Return the rows in (B,) slots by column, (B, *shape); a number gives (B, 1)."""
         # Torch's gather: NumPy's maps fresh memory for each large result, which costs more than

@@ -27,7 +27,7 @@ from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.runs.settings import EVAL_SEED, load_run_settings
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
-from vla_gym_trainers.td3.checkpoint import load_checkpoint
+from vla_gym_trainers.td3.checkpoint import load_checkpoint, load_vla
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
@@ -152,8 +152,15 @@ def conclude(
     """
     results: dict[str, Any] = {"training": training}
     files = run.dir
-    _save(model, files.last)
-    final = load_policy(files.best) if files.best.is_file() else model
+    has_best, tuner = files.best.is_file(), model.fine_tuner
+    if tuner is None:
+        _save(model, files.last)
+    final = load_policy(files.best) if has_best else model
+    if tuner is not None:
+        if has_best:
+            load_vla(files.best_vla, tuner)
+        tuner.save(files.path)
+        player.use(tuner.vla, tuner.encoder)
     if config.guard_layouts:
         starts = _sampled_starts(config, config.guard_layouts, GUARD_SEED)
         results["guard"] = guard_policy(final, player, starts).report()
@@ -209,6 +216,8 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
     }
     if config.stride:
         settings["stride"] = config.stride
+    if config.vla_update_freq:
+        settings["keep_inputs"] = True
     return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)
 
 
@@ -256,5 +265,7 @@ def film(config: TD3RunConfig, run: RunDir, policy: TD3BC, player: RunPlayer) ->
 
 def film_training(player: RunPlayer, starts: Sequence[Start], model: TD3BC, path: Path) -> None:
     """Film the policy, greedy, as it is now, on sampled layouts."""
+    if (tuner := model.fine_tuner) is not None:
+        player.use(tuner.vla, tuner.encoder)
     # A copy: playing switches a policy out of its training mode.
     player.film(copy.deepcopy(model.policy), starts, path, "TD3+BC")

@@ -98,22 +98,11 @@ def actor_step(
         ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled distance
         to the reference per number of the chunk.
     """
-    x, reference, action = _act(policy, observations, config, rng)
+    x, reference, action = act(policy, observations, config, rng)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
-    values = policy.critic(x, action)
-    q = values.mean(dim=1)
-    if config.pessimism > 0:
-        with torch.no_grad():
-            at_reference = policy.critic(x, reference)
-        q = losses.pessimistic_value(values, at_reference, config.pessimism)
-    tasks = observations.get("task_id")
+    q, values = actor_values(policy, x, action, reference, config)
     loss = losses.actor_loss(
-        q,
-        action,
-        reference,
-        policy.chunk_scale,
-        config.bc_weight,
-        groups=None if tasks is None else tasks.reshape(-1),
+        q, action, reference, policy.chunk_scale, config.bc_weight, groups=tasks_of(observations)
     )
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.loss.backward()
@@ -141,7 +130,7 @@ def clone_step(
     Returns:
         The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units.
     """
-    _, reference, action = _act(policy, observations, config, rng)
+    _, reference, action = act(policy, observations, config, rng)
     loss = losses.reference_distance(action, reference, policy.chunk_scale).mean()
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -149,13 +138,36 @@ def clone_step(
     return loss.item()
 
 
-def _act(
+def act(
     policy: RLTokenPolicy, observations: dict[str, Tensor], config: TD3Config, rng: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, the reference and the actor's chunk under reference dropout."""
     x, reference = policy.normalizer(observations), reference_chunk(observations)
-    draw = torch.rand((len(x), 1), generator=rng, device=x.device)
-    return x, reference, policy.actor(x, reference, (draw >= config.reference_dropout).float())
+    return x, reference, policy.actor(x, reference, kept_references(len(x), config, rng))
+
+
+def kept_references(count: int, config: TD3Config, rng: torch.Generator) -> Tensor:
+    """Draw where the actor's network sees the reference: (count, 1), 0.0 or 1.0."""
+    draw = torch.rand((count, 1), generator=rng, device=rng.device)
+    return (draw >= config.reference_dropout).float()
+
+
+def tasks_of(observations: dict[str, Tensor]) -> Tensor | None:
+    """Return the task of each observation, (B,) int64; None if it is not observed."""
+    tasks = observations.get("task_id")
+    return None if tasks is None else tasks.reshape(-1)
+
+
+def actor_values(
+    policy: RLTokenPolicy, x: Tensor, action: Tensor, reference: Tensor, config: TD3Config
+) -> tuple[Tensor, Tensor]:
+    """Return what the actor climbs, (B,), and the critics' values of its chunks, (B, n)."""
+    values = policy.critic(x, action)
+    if not config.pessimism:
+        return values.mean(dim=1), values
+    with torch.no_grad():
+        at_reference = policy.critic(x, reference)
+    return losses.pessimistic_value(values, at_reference, config.pessimism), values
 
 
 @torch.no_grad()

@@ -1,0 +1,296 @@
+"""The VLA trained through the RL token: what moves, what is stale, what is kept and refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from finetune_toys import (
+    CHUNK_LEN,
+    SMALL,
+    know_toy_tasks,
+    make_env,
+    make_model,
+    player_envs,
+    save_token,
+)
+from on_policy_toys import tiny_vla
+from toy_token_env import TEXTS
+
+import vla_gym_trainers.td3.train as train_td3_module
+from vla_gym.errors import ConfigError
+from vla_gym.rl_token import load_rl_token
+from vla_gym.vla import load
+from vla_gym.wrappers.vla_features import look
+from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.evaluation.run_player import RunPlayer
+from vla_gym_trainers.evaluation.trained import ActorPolicy, load_trained
+from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
+from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
+from vla_gym_trainers.td3.finetune import VLAFineTuner
+from vla_gym_trainers.td3.row_store import RowStore
+from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
+
+
+def learned(folder: Path, chunks: int = 24, **settings: Any) -> tuple[TD3BC, VLAFineTuner]:
+    model = make_model(folder, **settings).learn(chunks)
+    assert model.fine_tuner is not None
+    return model, model.fine_tuner
+
+
+def tensors(module: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def changed(module: Any, before: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, value in module.state_dict().items() if not value.equal(before[name])}
+
+
+@pytest.mark.parametrize("what", ["lora", "full"])
+@pytest.mark.parametrize("anchor", [0.0, 1.0])
+def test_gradients_reach_exactly_what_is_trained(tmp_path: Path, what: Any, anchor: float) -> None:
+    settings = {"vla_trainable": what, "anchor_weight": anchor, "vla_update_freq": 10**6}
+    model, tuner = learned(tmp_path, **settings)
+    policy = model.policy
+    # The untrained actor's last layer is 0: nothing that it looks at would have a gradient.
+    torch.nn.init.normal_(policy.actor.head.weight, std=0.5)
+    kept = [policy.critic, policy.critic_target, policy.normalizer]
+    kept += [tuner._frozen.model, tuner._frozen_encoder, tuner._decoder]
+    assert all(module is not None for module in kept)
+    before, vla = [tensors(module) for module in kept], tensors(tuner.vla.model)
+    encoder, actor = tensors(tuner.encoder), tensors(policy.actor)
+    policy.critic_optimizer.zero_grad()
+    for _ in range(3):
+        metrics = tuner.step(policy, model.replay_buffer, model._rng)
+        assert np.isfinite(list(metrics.values())).all()
+    for module, state in zip(kept, before, strict=True):
+        assert not changed(module, state)
+    assert all(p.grad is None for p in policy.critic.parameters())
+    wanted = {name for name in vla if ("lora_" in name) == (what == "lora")}
+    wanted = {name for name in wanted if "token_head" not in name}
+    assert wanted and changed(tuner.vla.model, vla) == wanted
+    names = {name for name, _ in tuner.encoder.named_parameters()}  # not the statistics
+    assert changed(tuner.encoder, encoder) == names
+    assert changed(policy.actor, actor) == {name for name, _ in policy.actor.named_parameters()}
+
+
+def test_critics_see_the_state_without_gradient(tmp_path: Path) -> None:
+    """A plain actor that ignores its input leaves the VLA no way to the loss but x."""
+    changes = {"anchor_weight": 0.0, "actor": "plain", "vla_update_freq": 10**6}
+    model, tuner = learned(tmp_path, **changes)
+    torch.nn.init.zeros_(model.policy.actor.head.weight)
+    metrics = tuner.step(model.policy, model.replay_buffer, model._rng)
+    assert metrics["vla_grad_norm"] == 0.0
+
+
+@pytest.mark.parametrize("token", ["encoder", "mean"])
+def test_without_a_decoder_the_token_itself_is_the_anchor(tmp_path: Path, token: str) -> None:
+    model, tuner = learned(tmp_path, token=token, vla_update_freq=10**6)
+    first = tuner.step(model.policy, model.replay_buffer, model._rng)
+    later = tuner.step(model.policy, model.replay_buffer, model._rng)
+    assert first["vla_anchor"] == pytest.approx(0.0, abs=1e-9) and later["vla_anchor"] > 1e-9
+
+
+def test_micro_batches_and_checkpointing_change_nothing_but_rounding(tmp_path: Path) -> None:
+    found = []
+    for micro, checkpointing in ((8, False), (3, False), (8, True)):
+        changes = {"vla_micro_batch_size": micro, "gradient_checkpointing": checkpointing}
+        model, tuner = learned(tmp_path, vla_update_freq=10**6, **changes)
+        torch.manual_seed(0)
+        torch.nn.init.normal_(model.policy.actor.head.weight, std=0.5)
+        found.append(tuner.step(model.policy, model.replay_buffer, model._rng))
+    names = ("vla_loss", "vla_grad_norm", "vla_anchor", "vla_reference_rms")
+    first, *others = ([one[name] for name in names] for one in found)
+    assert all(first == pytest.approx(other, rel=1e-4) for other in others)
+
+
+@pytest.mark.parametrize("stride", [CHUNK_LEN, 2])
+def test_stale_rows_are_shown_to_the_trained_vla_again(tmp_path: Path, stride: int) -> None:
+    env = make_env(tiny_vla(), save_token(tmp_path), stride=stride)
+    model, tuner = learned(tmp_path, chunks=48, env=env)
+    buffer, version = model.replay_buffer, tuner.version
+    assert version == 4  # chunks 24, 32, 40, 48, after 16 of warm-up
+    every = np.arange(buffer.size())
+    ages = version - buffer.observations["vla_version"][every, 0]
+    assert ages.max() > 0 and ages.min() >= 0
+    stale = ages + (version - buffer.next_observations["vla_version"][every, 0])
+    assert tuner.refresh(buffer, every) == sum(
+        int((version > rows).sum())
+        for rows in (ages * 0 + version - ages, stale * 0 + version - (stale - ages))
+    )
+    for prefix, rows in (("obs", buffer.observations), ("next", buffer.next_observations)):
+        views, texts = tuner.inputs.unpack(buffer.vla_inputs(every, prefix))
+        # What is stored is what the toy shows: its position as brightness, its task's text.
+        level = np.clip(128 + 100 * rows["proprio"][every, 0], 0, 255).astype(np.uint8)
+        for frames in views.values():
+            np.testing.assert_array_equal(
+                frames, np.broadcast_to(level.reshape(-1, 1, 1, 1), frames.shape)
+            )
+        assert texts == [TEXTS[int(task)] for task in rows["task_id"][every].reshape(-1)]
+        direct = look(tuner.vla, tuner.encoder, CHUNK_LEN, views, texts, rows["proprio"][every])
+        for key, values in zip(("rl_token", "vla_action"), direct, strict=True):
+            np.testing.assert_allclose(rows[key][every], values, atol=2e-5)
+        assert (rows["vla_version"][every] == version).all()
+    assert tuner.refresh(buffer, every) == 0
+    # Acting goes on with what the newest VLA makes of the frames.
+    assert (model._last_obs["vla_version"] == version).all()
+    frozen = look(
+        tuner._frozen, tuner._frozen_encoder, CHUNK_LEN, views, texts, rows["proprio"][every]
+    )
+    assert np.abs(frozen[0] - direct[0]).max() > 1e-3
+
+
+def test_rows_may_be_stale_by_so_many_versions(tmp_path: Path) -> None:
+    model, tuner = learned(tmp_path, chunks=40, max_token_staleness=2)
+    tuner._set_version(10)
+    rows = model.replay_buffer.observations
+    rows["vla_version"][:3, 0] = 7, 8, 9
+    model.replay_buffer.next_observations["vla_version"][:3] = 10
+    assert tuner.refresh(model.replay_buffer, np.array([0, 1, 2, 2, 0])) == 1
+    assert rows["vla_version"][:3, 0].tolist() == [10, 8, 9]
+
+
+def test_what_the_vla_saw_is_kept_once_and_let_go(tmp_path: Path) -> None:
+    model, _ = learned(tmp_path, chunks=120)
+    buffer = model.replay_buffer
+    assert buffer.size() == 60 < buffer.num_added
+    every = np.arange(60)
+    seen = np.concatenate([buffer.vla_inputs(every, prefix) for prefix in ("obs", "next")])
+    assert len(buffer.inputs) == len(np.unique(seen, axis=0)) < 120
+
+
+def test_a_store_of_rows() -> None:
+    store, rows = RowStore(), np.arange(12, dtype=np.uint8).reshape(3, 4)
+    ids = store.add(rows[[0, 1, 0]])
+    assert ids.tolist() == [0, 1, 0] and len(store) == 2
+    store.release(ids[:2])
+    assert len(store) == 1 and store[ids[2:]].tolist() == rows[:1].tolist()
+    assert store.add(rows[2:]).tolist() == [1]
+    np.testing.assert_array_equal(store[np.array([1, 0])], rows[[2, 0]])
+
+
+def assert_same(mine: Any, its: Any) -> None:
+    for a, b in zip(
+        torch.utils._pytree.tree_leaves(mine), torch.utils._pytree.tree_leaves(its), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("what", ["lora", "full"])
+def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: Any, what: Any) -> None:
+    know_toy_tasks(monkeypatch)
+    model, tuner = learned(tmp_path, chunks=40, vla_trainable=what)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    save_checkpoint(checkpoint, model, {})
+    torch.manual_seed(77)
+    env = sb3_vec_env(make_env(tiny_vla(), save_token(tmp_path)))
+    other, _ = load_checkpoint(checkpoint, env, TD3BC)
+    assert other.fine_tuner is not None and other.fine_tuner.version == tuner.version == 3
+    for one in (model, other):
+        one.learn(40, reset_num_timesteps=False)
+    assert other.fine_tuner.version == tuner.version == 8
+    assert_same(tuner.state_dict(), other.fine_tuner.state_dict())
+    assert_same(model.policy.state_dict(), other.policy.state_dict())
+    every = np.arange(60)
+    assert_same(list(model.replay_buffer.rows(every)), list(other.replay_buffer.rows(every)))
+    assert_same(model.replay_buffer.vla_inputs(every), other.replay_buffer.vla_inputs(every))
+    tuner.load_state_dict(other.fine_tuner.state_dict())
+    with pytest.raises(ConfigError, match="do not fit"):
+        tuner.load_state_dict({**tuner.state_dict(), "vla": {}})
+
+
+@pytest.mark.parametrize(("what", "eval_every"), [("full", 24), ("lora", 0)])
+def test_a_run_and_its_saved_policy(
+    tmp_path: Path, monkeypatch: Any, what: Any, eval_every: int
+) -> None:
+    """From the command's settings to a policy that loads and plays as the one in memory."""
+    save_token(tmp_path / "token")
+    tiny_vla().model.save_pretrained(tmp_path / "tiny")
+    models: list[TD3BC] = []
+    build = train_td3_module.build_model
+
+    def parts(config: TD3RunConfig) -> tuple[Any, Any]:
+        return load(config.vla), load_rl_token(config.rl_token)
+
+    def build_model(config: TD3RunConfig, env: Any) -> TD3BC:
+        models.append(build(config, env))
+        return models[-1]
+
+    def make_player(config: TD3RunConfig) -> RunPlayer:
+        return RunPlayer(player_envs(2), CHUNK_LEN, *parts(config))
+
+    monkeypatch.setattr(train_td3_module, "build_model", build_model)
+    monkeypatch.setattr(train_td3_module, "make_vec", lambda c: sb3_vec_env(make_env(*parts(c))))
+    monkeypatch.setattr(train_td3_module, "make_player", make_player)
+    config = TD3RunConfig(
+        run_dir=tmp_path / "run",
+        vla=str(tmp_path / "tiny"),
+        rl_token=str(tmp_path / "token"),
+        task_ids=(0, 1),
+        num_envs=2,
+        total_timesteps=64,
+        vla_trainable=what,
+        eval_every=eval_every,
+        eval_layouts=2,
+        eval_states=2,
+        action_scale=(1.0,) * 7,
+        progress=False,
+        **SMALL,
+    )
+    card = train_td3(config).card
+    assert len(card["results"]["evaluation"]["policy"]["episodes"]) == 4
+    tuner = models[0].fine_tuner
+    assert tuner is not None and tuner.version > 0
+    folder = tmp_path / "run"
+    assert (folder / "adapters").is_dir() is (what == "lora")
+    assert (folder / "best_vla.pt").is_file() is bool(eval_every)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("train/vla_anchor" in row for row in rows)
+    policy = load_trained(folder)
+    assert policy.identity["vla"]["name"] == "vla"
+    env = player_envs(4)
+    obs, infos = env.reset(seed=11)
+    told = [{"instruction": text} for text in infos["instruction"]]
+    final = load_trained(folder / "policy.zip")._model
+    mine = ActorPolicy(final, tuner.vla, tuner.encoder, CHUNK_LEN).act(obs, told)
+    np.testing.assert_allclose(policy.act(obs, told), mine, atol=1e-5, rtol=0)
+    assert_same(policy._encoder.state_dict(), tuner.encoder.state_dict())
+    if what == "full":  # adapters are merged when they are saved
+        assert_same(policy.vla.model.state_dict(), tuner.vla.model.state_dict())
+    frozen = ActorPolicy(final, *parts(config), CHUNK_LEN).act(obs, told)
+    assert np.abs(frozen - mine).max() > 1e-4
+    env.close()
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
+    encoder = save_token(tmp_path)
+    with pytest.raises(ConfigError, match="vla_update_freq must be in"):
+        TD3Config(vla_update_freq=-1)
+    with pytest.raises(ConfigError, match="needs ahead 0, got 1"):
+        TD3Config(vla_update_freq=8)
+    with pytest.raises(ConfigError, match="vla_trainable must be one of"):
+        TD3Config(vla_trainable="heads")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="guard_layouts"):
+        TD3RunConfig(vla_update_freq=8, ahead=0, guard_layouts=5)
+    with pytest.raises(ConfigError, match="keep_inputs=True"):
+        make_model(tmp_path, env=make_env(tiny_vla(), encoder, keep_inputs=False))
+    vla = copy.copy(tiny_vla())
+    vla.head = "token"
+    with pytest.raises(ConfigError, match="l1 head"):
+        make_model(tmp_path, env=make_env(vla, encoder))
+
+    class FrozenOnly:
+        """Plays, and has no gradients."""
+
+        def __init__(self) -> None:
+            names = "name horizon num_hidden_tokens hidden_size image_size head infer".split()
+            vars(self).update({name: getattr(tiny_vla(), name) for name in names})
+
+    with pytest.raises(ConfigError, match="cannot be trained through the RL token.*action_outputs"):
+        make_model(tmp_path, env=make_env(FrozenOnly(), encoder))
