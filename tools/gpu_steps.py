@@ -106,7 +106,7 @@ def forward(on: Device, step: str) -> Iterator[Row]:
         {"compile": True, "compile_mode": COMPILE_MODES[step]} if step in COMPILE_MODES else {}
     )
     vla = on.policy(**options)
-    parts = (vla.model, vla.action_head, vla.proprio_projector)
+    parts = (vla.model, vla.proprio_projector)  # the action head is in the model
     weights = sum(p.nbytes for part in parts for p in part.parameters())
     config = VLABenchConfig("openvla-oft", on.device, repeats=2 if on.tiny else 10)
     see = vla.pixels

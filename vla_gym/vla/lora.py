@@ -153,15 +153,24 @@ class LoraAdapters:
             state = load_file(folder / WEIGHTS_FILE)
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise WeightsError(f"The adapters in {folder} are damaged: {error}") from error
-        if base not in (None, name := getattr(vla, "name", base)):
+        mine: Any = getattr(vla, "name", None)
+        # Only the last part of a path or of a hub's name counts; a snapshot's folder is a hash.
+        known = None not in (base, mine) and not re.fullmatch("[0-9a-f]{40}", mine)
+        if known and Path(str(base)).name != mine:
             raise WeightsError(
-                f"The adapters in {folder} were trained on {base!r}, not on {name!r}, whose shapes "
-                f"may fit all the same: load {base!r}, or, if {name!r} is the same checkpoint in "
+                f"The adapters in {folder} were trained on {base!r}, not on {mine!r}, whose shapes "
+                f"may fit all the same: load {base!r}, or, if {mine!r} is the same checkpoint in "
                 f"another folder, write its name into {CONFIG_FILE}."
             )
-        adapters = cls._inject(vla, _network(vla), config)
-        mine = get_peft_model_state_dict(adapters._peft, save_embedding_layers=False)
-        wanted = {k: v.shape for k, v in mine.items()}
+        model = _network(vla)
+        if hasattr(model, "action_head") and not any(".action_head." in key for key in state):
+            # From when the head was no part of OpenVLA-OFT's network: they leave it alone.
+            excluded = config.exclude_modules or []
+            patterns = [excluded] if isinstance(excluded, str) else list(map(re.escape, excluded))
+            config.exclude_modules = "|".join([*patterns, _inside("action_head").pattern])
+        adapters = cls._inject(vla, model, config)
+        own = get_peft_model_state_dict(adapters._peft, save_embedding_layers=False)
+        wanted = {k: v.shape for k, v in own.items()}
         found = {k: v.shape for k, v in state.items()}
         if wrong := sorted(
             k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k)
@@ -174,7 +183,7 @@ class LoraAdapters:
         # Not by peft's setter: it renames keys by transformers' rules for old checkpoints, which
         # hit pi0's projections, and says nothing about keys that then fit nowhere.
         with torch.no_grad():
-            for key, tensor in mine.items():
+            for key, tensor in own.items():
                 tensor.copy_(state[key])
         if not trainable:
             adapters.model.requires_grad_(False)

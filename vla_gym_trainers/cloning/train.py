@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vla_gym.assets import resolve_asset_pack
+from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import SUITES, suite_tasks
@@ -46,7 +47,13 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
     if config.init_from is not None:
         from vla_gym.vla.files import resolve_weights
 
-        return load_model(resolve_weights(config.init_from))
+        model = load_model(resolve_weights(config.init_from))
+        if config.flow_layers not in (0, model.config.flow_layers):
+            raise ConfigError(
+                f"{config.init_from} has a flow head of {model.config.flow_layers} blocks, not of "
+                f"flow_layers={config.flow_layers}: leave one of the two out."
+            )
+        return model
     train, actions = demos.proprio[demos.train], demos.actions[demos.train]
     # The floor keeps noise on nearly constant numbers from being blown up.
     std, action_std = (np.maximum(values.std(0), 0.02) for values in (train, actions))

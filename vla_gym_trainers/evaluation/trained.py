@@ -207,7 +207,10 @@ def trained_vla(run_dir: Path, vla: str) -> str | None:
         vla: The VLA that the run began with.
     """
     if (run_dir / "vla").is_dir():
-        return str(run_dir / "vla")
+        spec = str(run_dir / "vla")
+        for name, value in split_options(vla)[1].items():
+            spec = spec if name == "adapters" else with_option(spec, name, value)
+        return spec
     folder = run_dir / "adapters"
     has_adapters = "adapters" in split_options(vla)[1]
     if not folder.is_dir() or has_adapters or set(str(folder)) & set("?&"):

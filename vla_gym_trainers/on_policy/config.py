@@ -112,6 +112,9 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
         "eval_states",
     )
 
+    #: Settings that are gone, at the value at which a run may go on without them.
+    retired: ClassVar[dict[str, object]] = {"hybrid": False}
+
     suite: str = "goal"
     """Suite name."""
     task_ids: tuple[int, ...] | None = None
@@ -236,7 +239,7 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
             raise ConfigError(f"clip_low must be below 1, got {self.clip_low}.")
         if self.skip_factor is not None and self.skip_factor <= 1.0:
             raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
-        if self.min_sigma > self.sigma:
+        if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
             raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
         has_teacher = self.warmup_steps + self.transition_steps > 0
         if self.policy != "tokens" and has_teacher:
@@ -246,11 +249,26 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
             )
         if not 0.0 <= self.noise_correlation < 1.0:
             raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
+        if self.policy != "tokens" and self.fresh_heads:
+            raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
+        if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
+            raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
+        if self.policy == "flow" and self.entropy_coef:
+            raise ConfigError("A flow's entropy is a constant: leave entropy_coef out.")
+
+    def trained_heads(self) -> tuple[str, ...]:
+        """Return the modules that trainable=heads trains; see ``heads``."""
         reached = _REACHED.get(self.policy)
-        if self.heads is None:
-            self.heads = (reached,) if reached else ()
-        if self.lora_exclude is None:
-            self.lora_exclude = tuple(head for head in _HEADS if reached and head != reached)
+        if self.heads is not None:
+            return self.heads
+        return () if reached is None else (reached,)
+
+    def heads_without_adapters(self) -> tuple[str, ...]:
+        """Return the modules without adapters; see ``lora_exclude``."""
+        if self.lora_exclude is not None:
+            return self.lora_exclude
+        reached = _REACHED.get(self.policy)
+        return tuple(head for head in _HEADS if reached and head != reached)
 
     def tasks(self) -> tuple[int, ...]:
         """Return the tasks that are trained on."""

@@ -54,7 +54,7 @@ class ProcessGroup:
         )
         dist.all_reduce(flat)
         for p, part in zip(moved, flat.split([p.numel() for p in moved]), strict=True):
-            p.grad = part.view_as(p)
+            p.grad = part.view_as(p).to(p.dtype)
 
     def broadcast(self, parameters: Sequence[Tensor]) -> None:
         """Give all processes the values of process 0."""

@@ -71,6 +71,11 @@ class Learner:
         own = [p for name, p in named.items() if not name.startswith("value_head.")]
         if not own:
             raise ConfigError("Nothing of the policy is trained: see trainable_copy().")
+        if any(p.dtype != torch.float32 for p in own):
+            raise ConfigError(
+                "Adam's steps would be rounded away in what is trained here in 16 bits: load the "
+                "VLA with dtype=float32, or train adapters alone, which are float32."
+            )
         self.policy, self.config, self.reference = policy, config, reference
         self.group = group or ProcessGroup()
         self.parameters = list(named.values())
@@ -118,31 +123,18 @@ class Learner:
         batch = gather(self.policy, rollout, advantages, keep, returns, phase, held=held)
         if self.reference is not None and held:
             batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)
-        totals, numbers = dict.fromkeys(SUMS, 0.0), dict.fromkeys(LOSSES, 0.0)
-        norms: list[float] = []
-        stopped, skipped, updates = False, self.skipped, self.updates
-        lost = self.out_of_memory
-        self.policy.set_dropout(True)
-        for _ in range(phase.epochs or config.epochs):
-            minibatches = phase.num_minibatches or config.num_minibatches
-            for part in split(len(batch), minibatches, self.group, self._rng):
-                chunks = batch[torch.from_numpy(part)]
-                found = self._try_gradient(rollout, chunks, phase)
-                if found is None or not any(found[1].values()):
-                    continue
-                sums, counts = found
-                for key, value in sums.items():
-                    totals[key] += value * counts.get(key, 1.0)
-                for key, count in counts.items():
-                    numbers[key] += count
-                kl = sums["kl"] / max(counts["policy_loss"], 1.0)
-                if config.target_kl is not None and kl > 1.5 * config.target_kl:
-                    stopped = True
-                    break
-                norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
-            if stopped:
-                break
-        self.policy.set_dropout(False)
+        skipped, updates, lost = self.skipped, self.updates, self.out_of_memory
+        if self.policy.set_dropout(True):  # by a seed of its own, so that a resumed run repeats
+            torch.manual_seed(int(self._rng.integers(2**63)))
+        try:
+            totals, numbers, norms, stopped = self._passes(rollout, batch, phase)
+        finally:
+            self.policy.set_dropout(False)
+        if self.out_of_memory > lost and not any(numbers.values()):
+            raise ConfigError(
+                "Every gradient step of an update ran out of memory: take a smaller "
+                "micro_batch_size, or gradient_checkpointing."
+            )
         metrics = means(totals, numbers) | {
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
             "train/updates": float(self.updates - updates),
@@ -165,15 +157,40 @@ class Learner:
             )
         return metrics
 
+    def _passes(
+        self, rollout: Rollout, batch: TensorDict, phase: Phase
+    ) -> tuple[dict[str, float], dict[str, float], list[float], bool]:
+        """Take the steps of an update; return sums, counts, norms, and whether the KL ended it."""
+        config, norms = self.config, list[float]()
+        totals, numbers = dict.fromkeys(SUMS, 0.0), dict.fromkeys(LOSSES, 0.0)
+        for _ in range(phase.epochs or config.epochs):
+            minibatches = phase.num_minibatches or config.num_minibatches
+            for part in split(len(batch), minibatches, self.group, self._rng):
+                found = self._try_gradient(rollout, batch[torch.from_numpy(part)], phase)
+                if found is None or not any(found[1].values()):
+                    continue
+                sums, counts = found
+                for key, value in sums.items():
+                    totals[key] += value * counts.get(key, 1.0)
+                for key, count in counts.items():
+                    numbers[key] += count
+                kl = sums["kl"] / max(counts["policy_loss"], 1.0)
+                if config.target_kl is not None and kl > 1.5 * config.target_kl:
+                    return totals, numbers, norms, True
+                norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
+        return totals, numbers, norms, False
+
     def _try_gradient(
         self, rollout: Rollout, chunks: TensorDict, phase: Phase
     ) -> tuple[dict[str, float], dict[str, float]] | None:
         """Call :meth:`gradient`; None, in all processes, if one of them runs out of memory."""
         counts = self._counts(chunks, phase)
+        sums, failed = dict.fromkeys(SUMS, 0.0), 0.0
         try:
-            sums, failed = self._accumulate(rollout, chunks, phase, counts), 0.0
+            sums = self._accumulate(rollout, chunks, phase, counts)
         except torch.OutOfMemoryError:
-            sums, failed = {}, 1.0
+            failed = 1.0
+        if failed:  # here, where the error no longer holds what did not fit
             self.optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
         if float(self.group.sum([failed])) > 0.0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_suite, get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
+from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
+from vla_gym.vla.mini import MiniBackend
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
@@ -89,8 +92,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         teacher = vla_chunks
     else:
         policy, adapters = _vla_policy(config, vla)
-        # With fresh adapters the student is the frozen VLA, whose weights its copy shares.
-        teacher = policy.copy().act
+        teacher = _kind(config, vla, None).act
         if config.policy == "tokens":
             teacher = VLATeacher(vla, config.teacher_head)
     reference = policy.copy() if config.kl_coef > 0.0 else None
@@ -99,7 +101,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
 
 def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapters | None]:
     modules = {name for name, _ in vla.model.named_modules()}
-    exclude = tuple(name for name in config.lora_exclude or () if name in modules)
+    exclude = tuple(name for name in config.heads_without_adapters() if name in modules)
     lora = LoraSettings(
         r=config.lora_r,
         alpha=config.lora_alpha,
@@ -108,11 +110,17 @@ def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapte
         exclude=exclude,
         train_whole=config.lora_train_whole,
     )
+    if config.trainable != "lora" and type(vla) is not MiniBackend:
+        raise ConfigError(
+            f"Of {vla.name!r} only adapters can be kept: take trainable=lora, and lora_train_whole "
+            "for modules that are trained whole."
+        )
+    heads = config.trained_heads() if config.trainable == "heads" or config.fresh_heads else ()
     student, adapters = trainable_copy(
         vla,
         config.trainable,
         lora=lora,
-        heads=config.heads or () if config.trainable == "heads" or config.fresh_heads else (),
+        heads=heads,
         fresh_heads=config.fresh_heads,
     )
     if config.gradient_checkpointing:
@@ -125,9 +133,12 @@ def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapte
 
 def _kind(config: OnPolicyConfig, student: Any, head: ValueHead | None) -> VLAPolicy:
     if config.policy == "gaussian":
+        scales: Sequence[float] = (1.0,) * getattr(student, "action_size", ACTION_SIZE)
+        if isinstance(student, MiniBackend):  # others' units are normalised already
+            scales = get_suite(config.suite).action.scales
         return GaussianPolicy(
             student,
-            sigmas=[config.sigma * scale for scale in get_suite(config.suite).action.scales],
+            sigmas=[config.sigma * scale for scale in scales],
             min_sigma=config.min_sigma / config.sigma,
             learn_sigma=config.learn_sigma,
             correlation=config.noise_correlation,

@@ -182,12 +182,15 @@ class Policy(ABC):
     def begin(self, rollout: Rollout, group: ProcessGroup) -> None:  # noqa: B027
         """Look at the first rollout of a run, before anything is learnt from it."""
 
-    def set_dropout(self, active: bool) -> None:
-        """Switch the dropout of the networks, which is off but for learning."""
+    def set_dropout(self, active: bool) -> bool:
+        """Switch the adapters' dropout, off but for learning; tell whether there is any."""
+        found = False
         for network in self.networks().values():
-            for module in network.modules():
-                if isinstance(module, nn.Dropout) and module.p > 0.0:
+            for name, module in network.named_modules():
+                if "lora_dropout." in name and isinstance(module, nn.Dropout) and module.p > 0.0:
                     module.train(active)
+                    found = True
+        return found
 
     def bound(self) -> None:  # noqa: B027
         """Bring parameters back into their range after a step of the optimiser."""

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
+from vla_gym.vla.mini import MiniBackend
 from vla_gym_trainers.on_policy.config import Trainable
 
 
@@ -99,13 +100,13 @@ def trainable_copy(
 def save_student(vla: Any, adapters: LoraAdapters | None, folder: Path) -> None:
     """Write a trained copy: ``adapters/`` if there are any, and a plain checkpoint in ``vla/``.
 
-    ``vla/`` has the adapters merged into it and loads as any VLA; backends whose network has no
-    ``save_pretrained`` go without.
+    ``vla/`` has the adapters merged into it and loads as any VLA. The embedded VLA alone has one:
+    of others, and of classes derived from it, the adapters say all.
     """
     if adapters is not None:
         adapters.save(folder / "adapters")
     model: Any = vla.model
-    if not hasattr(model, "save_pretrained"):
+    if type(vla) is not MiniBackend:
         return
     if adapters is not None:
         # One copy, so that the copied adapters are those of the copied network.
@@ -145,18 +146,22 @@ def renew(module: nn.Module) -> None:
 def checkpoint_layers(vla: Any) -> None:
     """Let a network compute the layers of its stacks again in the backward pass.
 
-    A stack is an ``nn.ModuleList`` of two or more modules of one class. The memory of a stack's
-    activations falls to that of its inputs, for about a third more time.
+    A stack is an ``nn.ModuleList`` of two or more modules of one class without a stack inside. The
+    memory of a stack's activations falls to that of its inputs, for about a third more time. Of
+    flow backends, whose layers keep keys, whole denoising steps are computed again instead.
 
     Raises:
         ConfigError: If the network has no such stack.
     """
     stacks = [m for m in vla.model.modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
-    layers = [x for stack in stacks if len({type(x) for x in stack}) == 1 for x in stack]
+    alike = [stack for stack in stacks if len({type(x) for x in stack}) == 1]
+    inner = set(map(id, stacks))
+    layers = [x for s in alike for x in s if not any(id(m) in inner for m in x.modules())]
     if not layers:
         raise ConfigError(
             f"{type(vla.model).__name__} has no stack of layers: leave out gradient_checkpointing."
         )
+    vla.model.checkpointed = True
     layer: Any
     for layer in layers:
         # Not a closure: a copy of the network must compute with the copied layer.

@@ -211,7 +211,9 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
         values = json.loads(path.read_text(encoding="utf-8")) | {"run_dir": str(path.parent)}
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} is no run's configuration: {error}") from error
-    return _make(kind, values, origin)
+    retired = getattr(kind, "retired", {})
+    kept = {key: x for key, x in values.items() if key not in retired or x != retired[key]}
+    return _make(kind, kept, origin)
 
 
 def _make(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:

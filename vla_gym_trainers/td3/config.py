@@ -129,6 +129,11 @@ class TD3Config(FineTuneConfig):
                 f"vla_trainable must be one of {get_args(VLATrainable)}, got "
                 f"{self.vla_trainable!r}."
             )
+        if self.actor == "plain" and self.critic_warmup_steps == 0:
+            raise ConfigError(
+                "A plain actor is cloned to the VLA for critic_warmup_steps: give some, or take "
+                "the residual one, which begins there."
+            )
         infinity = float("inf")
         for names, low, high in (
             ("batch_size buffer_size train_freq policy_delay groups lora_r", 1, infinity),

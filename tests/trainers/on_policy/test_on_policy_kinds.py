@@ -5,6 +5,7 @@ Known answers: torch.distributions, numerical integration, a flow whose marginal
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -332,6 +333,7 @@ def test_an_update_without_memory_is_skipped_and_counted(monkeypatch):
     valid = rollout.data["valid"]
     targets = torch.ones(rollout.data.shape), valid, torch.ones(rollout.data.shape)
     learner = Learner(policy, PPOConfig(num_minibatches=2))
+    original = policy.distribution
     calls, distribution = [], policy.distribution
 
     def short(*inputs):
@@ -344,6 +346,14 @@ def test_an_update_without_memory_is_skipped_and_counted(monkeypatch):
     metrics = learner.update(rollout, *targets)
     assert metrics["train/out_of_memory"] == 1 and metrics["train/updates"] == 1
     assert learner.out_of_memory == 1
+
+    def never(*inputs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(policy, "distribution", never)
+    with pytest.raises(ConfigError, match="smaller micro_batch_size"):
+        learner.update(rollout, *targets)
+    monkeypatch.setattr(policy, "distribution", original)
 
 
 def test_mistakes_are_named():
@@ -370,7 +380,11 @@ def test_mistakes_are_named():
 def test_networks_of_a_configuration(kind):
     config = PPOConfig(policy=kind, trainable="heads", noise_correlation=0.9, sigma=0.1)
     parts = make_networks(config, tiny_vla(flow_layers=1))
-    assert config.heads == (HEADS[kind],)
+    assert config.trained_heads() == (HEADS[kind],)
+    # A preset is made before the command line says which policy.
+    other = {"gaussian": "flow", "flow": "gaussian"}[kind]
+    assert replace(config, policy=other).trained_heads() == (HEADS[other],)
+    assert HEADS[kind] not in config.heads_without_adapters()
     assert "parameters are trained" in describe(parts.policy)
     if kind == "gaussian":
         expected = [0.1] * 3 + [0.03] * 3 + [0.1]

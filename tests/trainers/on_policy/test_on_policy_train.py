@@ -97,7 +97,7 @@ def test_a_run_leaves_what_is_needed(tmp_path):
     assert all(row["rollout/staleness"] == 0 for row in learning)
     assert list((folder / "tensorboard").iterdir()) and (folder / "adapters").is_dir()
     saved = read_settings(folder / "config.json", GRPOConfig)
-    assert saved.total_steps == 150 and saved.heads == ("token_head",)
+    assert saved.total_steps == 150 and saved.trained_heads() == ("token_head",)
     # What is to be used is the best one, with its adapters merged.
     parts = make_networks(saved, vla)
     parts.policy.load_state_dict(load_file(folder / "best.safetensors"))
@@ -339,8 +339,12 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {**RL_TOKEN, "warmup_steps": 5}, "begins at the VLA"),
         (PPOConfig, {"policy": "diffusion"}, "'tokens' or 'gaussian' or 'flow' or 'own'"),
         (PPOConfig, {"policy": "gaussian", "warmup_steps": 5}, "begins at the VLA"),
+        (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
+        (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),
+        (PPOConfig, {"noise_correlation": 0.5}, "tokens has no noise_correlation"),
         (PPOConfig, {"policy": "gaussian", "sigma": float("nan")}, "sigma must be positive"),
         (PPOConfig, {"policy": "flow", "stochastic_steps": 0}, "stochastic_steps"),
+        (PPOConfig, {**RL_TOKEN, "min_sigma": 0.5}, "min_sigma"),
         (PPOConfig, {"ratio_level": "episode"}, "ratio_level 'factor' or 'chunk'"),
         (GRPOConfig, {"aggregation": "sequences"}, "'tokens' or 'episodes'"),
         *(
@@ -357,7 +361,6 @@ RL_TOKEN = {"policy": "rl-token"}
                 "advantage_clamp": 0.0,
                 "flow_noise": 0.0,
                 "log_ratio_clamp": -1.0,
-                "min_sigma": 0.5,
                 "noise_correlation": 1.0,
                 "skip_factor": 1.0,
                 "target_kl": 0.0,

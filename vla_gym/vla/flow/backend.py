@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FlowOutput, FrozenVLA, VLAOutput
@@ -241,6 +243,9 @@ class FlowBackend(FrozenVLA, ABC):
             token_mask.to(device),
             state,
         )
+        if getattr(self.model, "checkpointed", False) and torch.is_grad_enabled():
+            # It leaves the keys that it adds to as they were: a second pass sees the same.
+            velocity = partial(checkpoint, velocity, use_reentrant=False)
         return FlowOutput(velocity, noise.to(device=device, dtype=torch.float32))
 
     def flow_to_env(self, chunk: torch.Tensor) -> torch.Tensor:
