@@ -88,6 +88,29 @@ def test_critics_see_the_state_without_gradient(tmp_path: Path) -> None:
     assert metrics["vla_grad_norm"] == 0.0
 
 
+class Rightward(torch.nn.Module):
+    """Critics that value moving to the right: the mean of the first number of all actions."""
+
+    def forward(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return action.reshape(len(x), CHUNK_LEN, -1)[:, :, :1].mean(dim=1)
+
+
+@pytest.mark.parametrize("what", ["lora", "full"])
+def test_the_vla_follows_the_critics_and_beta_holds_it(tmp_path: Path, what: Any) -> None:
+    moved = []
+    for bc_weight in (0.0, 1.0):
+        changes = {"bc_weight": bc_weight, "residual_scale": 0.0, "vla_trainable": what}
+        model, tuner = learned(tmp_path, **changes, anchor_weight=0.0, vla_update_freq=10**6)
+        model.policy.critic = Rightward()
+        buffer, every = model.replay_buffer, np.arange(model.replay_buffer.size())
+        before = buffer.observations["vla_action"][every, :, 0].copy()
+        for _ in range(15):
+            tuner.step(model.policy, buffer, model._rng)
+        tuner.refresh(buffer, every)
+        moved.append((buffer.observations["vla_action"][every, :, 0] - before).mean())
+    assert moved[0] > 0.1 and moved[0] > 2 * abs(moved[1])
+
+
 @pytest.mark.parametrize("token", ["encoder", "mean"])
 def test_without_a_decoder_the_token_itself_is_the_anchor(tmp_path: Path, token: str) -> None:
     model, tuner = learned(tmp_path, token=token, vla_update_freq=10**6)
