@@ -77,10 +77,10 @@ def save_token(folder: Path, decoder: bool = True) -> RLTokenEncoder:
 
 
 def make_env(vla: Any, encoder: Any, num_envs: int = 2, **settings: Any) -> FrozenVLAObservation:
-    chunk_len = settings.pop("stride", CHUNK_LEN)
+    chunk_len, size = settings.pop("stride", CHUNK_LEN), settings.pop("size", 64)
     envs = LiberoVectorEnv(
         num_envs,
-        env_factory=lambda index: SavableToy(index, chunk_len=chunk_len),
+        env_factory=lambda index: SavableToy(index, chunk_len=chunk_len, size=size),
         workers=0,
         autoreset_mode="SAME_STEP",
     )

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy
     from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
-#: Heads of the package's backends that the loss does not reach: nothing of them is trained.
-NOT_REACHED = ("token_head", "flow_head")
+#: Heads of the package's backends that the loss does not reach: no adapters for them.
+NOT_REACHED = ("token_head", "flow_head", "lm_head")
 MAX_GRAD_NORM = 1.0
 
 
@@ -91,21 +91,20 @@ class VLAFineTuner:
         if features.vla.head != "l1":
             raise ConfigError(
                 "Expected a VLA that acts with its l1 head, through which it is trained, got "
-                f"head {features.vla.head!r} of {features.vla.name!r}: load it with ?head=l1."
+                f"head {features.vla.head!r} of {features.vla.name!r}, which has the heads "
+                f"{', '.join(features.vla.heads)}: load it with ?head=l1, or take another VLA."
             )
         self.config, self.features, self.inputs = config, features, features.inputs
         self._frozen = cast(TrainableActionVLA, features.vla)
         self._frozen_encoder = features.rl_token
-        modules = {name for name, _ in self._frozen.model.named_modules()}
-        untrained = tuple(name for name in NOT_REACHED if name in modules)
+        found = {name.rpartition(".")[2] for name, _ in self._frozen.model.named_modules()}
+        untrained = tuple(name for name in NOT_REACHED if name in found)
         self.vla, self.adapters = trainable_copy(
             self._frozen,
             config.vla_trainable,
             lora=LoraSettings(config.lora_r, config.lora_alpha, exclude=untrained),
             heads=(),
         )
-        for name in untrained:
-            self.vla.model.get_submodule(name).requires_grad_(False)
         if config.gradient_checkpointing:
             checkpoint_layers(self.vla)
         self.encoder = copy.deepcopy(self._frozen_encoder)

@@ -20,6 +20,7 @@ from finetune_toys import (
     save_token,
 )
 from on_policy_toys import tiny_vla
+from openvla_checkpoints import make_checkpoint
 from toy_token_env import TEXTS
 
 import vla_gym_trainers.td3.train as train_td3_module
@@ -77,6 +78,20 @@ def test_gradients_reach_exactly_what_is_trained(tmp_path: Path, what: Any, anch
     names = {name for name, _ in tuner.encoder.named_parameters()}  # not the statistics
     assert changed(tuner.encoder, encoder) == names
     assert changed(policy.actor, actor) == {name for name, _ in policy.actor.named_parameters()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_all_adapters_of_an_openvla_oft_are_reached(tmp_path: Path, checkpointing: bool) -> None:
+    vla = load(f"openvla-oft:{make_checkpoint(tmp_path / 'oft')}")
+    env = make_env(vla, None, size=vla.image_size)
+    changes = {"gradient_checkpointing": checkpointing, "vla_update_freq": 10**6}
+    model, tuner = learned(tmp_path, env=env, **changes)
+    torch.nn.init.normal_(model.policy.actor.head.weight, std=0.5)
+    before = tensors(tuner.vla.model)
+    for _ in range(2):
+        assert tuner.step(model.policy, model.replay_buffer, model._rng)["vla_grad_norm"] > 0.0
+    adapters = {name for name in before if "lora_" in name}
+    assert len(adapters) > 20 and changed(tuner.vla.model, before) == adapters
 
 
 def test_critics_see_the_state_without_gradient(tmp_path: Path) -> None:
