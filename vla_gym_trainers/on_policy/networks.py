@@ -110,7 +110,7 @@ def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapte
         exclude=exclude,
         train_whole=config.lora_train_whole,
     )
-    if config.trainable != "lora" and type(vla) is not MiniBackend:
+    if config.trainable != "lora" and not isinstance(vla, MiniBackend):
         raise ConfigError(
             f"Of {vla.name!r} only adapters can be kept: take trainable=lora, and lora_train_whole "
             "for modules that are trained whole."

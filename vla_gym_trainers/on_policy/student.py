@@ -101,12 +101,12 @@ def save_student(vla: Any, adapters: LoraAdapters | None, folder: Path) -> None:
     """Write a trained copy: ``adapters/`` if there are any, and a plain checkpoint in ``vla/``.
 
     ``vla/`` has the adapters merged into it and loads as any VLA. The embedded VLA alone has one:
-    of others, and of classes derived from it, the adapters say all.
+    of others, and of adapters in classes derived from it, the adapters say all.
     """
     if adapters is not None:
         adapters.save(folder / "adapters")
     model: Any = vla.model
-    if type(vla) is not MiniBackend:
+    if not isinstance(vla, MiniBackend) or (type(vla) is not MiniBackend and adapters is not None):
         return
     if adapters is not None:
         # One copy, so that the copied adapters are those of the copied network.

@@ -415,7 +415,8 @@ def test_each_kind_learns_to_go_where_it_is_told(kind, tmp_path):
     )
     rates = [rate for _, rate in result.card["results"]["training"]["success"]]
     assert sum(rates[:2]) / 2 < 0.6 and sum(rates[-3:]) / 3 > 0.85
-    assert (tmp_path / "run" / "vla" / "config.json").is_file()
+    assert (tmp_path / "run" / "adapters").is_dir()
+    assert (tmp_path / "run" / "vla").is_dir() == (kind != "own")  # which is another class
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "flow"])
