@@ -26,25 +26,26 @@ OUT = Path(__file__).resolve().parents[1] / "vla_gym" / "assets" / "libero_manif
 
 
 def named_files(root: Path, suites: Iterable[str]) -> set[Path]:
-    """Return the real paths of all files below ``root`` that the suites' scenes ask for."""
+    """Return the real paths of the files below ``root`` that the suites' scenes ask for.
+
+    LIBERO must have been prepared for ``root``.
+    """
     opened: set[str] = set()
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str):
             opened.add(arguments[0])
 
-    with tempfile.TemporaryDirectory() as folder:
-        upstream_env.prepare(root, Path(folder))
-        sys.addaudithook(watch)
-        scenes = {}
-        for suite in suites:
-            for task in suite_tasks(suite):
-                scenes.setdefault(task.scene_name, task)
-        for count, task in enumerate(scenes.values(), 1):
-            sys.stderr.write(f"{count}/{len(scenes)} {task.key} {task.name}\n")
-            model = ET.fromstring(upstream_env.make_env(task.bddl_file).env.model.get_xml())
-            opened.update(node.get("file", "") for node in model.iter())
-        real = {Path(os.path.realpath(path)) for path in opened if path}
+    sys.addaudithook(watch)
+    scenes = {}
+    for suite in suites:
+        for task in suite_tasks(suite):
+            scenes.setdefault(task.scene_name, task)
+    for count, task in enumerate(scenes.values(), 1):
+        sys.stderr.write(f"{count}/{len(scenes)} {task.key} {task.name}\n")
+        model = ET.fromstring(upstream_env.make_env(task.bddl_file).env.model.get_xml())
+        opened.update(node.get("file", "") for node in model.iter())
+    real = {Path(os.path.realpath(path)) for path in opened if path}
     return {path for path in real if not path.is_dir() and path.is_relative_to(root)}
 
 
@@ -63,14 +64,20 @@ def main() -> None:
     """Write the manifest."""
     root = Path(os.path.realpath(sys.argv[1]))
     out = Path(sys.argv[2]) if len(sys.argv) > 2 else OUT
-    own = named_files(root, SUITES)
+    # One folder for both: LIBERO's classes keep the paths of the first.
+    with tempfile.TemporaryDirectory() as folder:
+        upstream_env.prepare(root, Path(folder))
+        own = named_files(root, SUITES)
+        variants = named_files(root, VARIANTS) - own
     files = listed(root, own)
     optional = {path.relative_to(root).as_posix() for path in own if not path.exists()}
+    # What an older copy of the assets lacked stays optional: folders of one are played too.
+    optional |= set(json.loads(OUT.read_text(encoding="utf-8"))["optional"])
     optional |= {f"textures/{name}" for name in upstream_env._STAND_INS.values()}
     manifest = {
-        "files": files,
-        "optional": sorted(optional - set(files)),
-        "variants": listed(root, named_files(root, VARIANTS) - own),
+        "files": {name: digest for name, digest in files.items() if name not in optional},
+        "optional": sorted(optional),
+        "variants": listed(root, variants),
     }
     out.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     sys.stderr.write(f"{out}: {len(files)} files and {len(optional)} optional ones\n")
