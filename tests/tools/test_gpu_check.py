@@ -15,7 +15,7 @@ TOOL = Path(__file__).parents[2] / "tools" / "gpu_check.py"
 #: Rows and what must be a positive number in each; forward's first row is the device's peaks.
 WANTED = {
     "forward-eager": (3, ("ms", "network_ms", "chunks_per_s", "tflop", "bound_ms", "of_bound")),
-    "grpo": (2, ("act_s", "update_s", "chunks_per_s", "grad_norm", "trained")),
+    "grpo": (4, ("act_s", "update_s", "chunks_per_s", "grad_norm", "trained")),
     "td3": (1, ("features_ms", "update_s", "gradient_steps")),
 }
 

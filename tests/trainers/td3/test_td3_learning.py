@@ -132,10 +132,10 @@ def test_errors_of_learning_surface() -> None:
     model = make(ahead=1)
     model.learn(61)
 
-    def broken(batch_size: int, env: Any = None) -> Any:
+    def broken(batch_size: int) -> Any:
         raise RuntimeError(f"learner failed on a batch of {batch_size}")
 
-    model.replay_buffer.sample = broken  # type: ignore[method-assign]
+    model.replay_buffer.draw = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="learner failed"):
         model.learn(32, reset_num_timesteps=False)
 

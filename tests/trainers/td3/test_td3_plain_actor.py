@@ -68,7 +68,7 @@ def reference_rms(model: TD3BC) -> tuple[float, float]:
 
 
 def test_cloning_brings_the_actor_to_the_reference() -> None:
-    before, after = (make(utd_ratio=0.0, critic_warmup_steps=steps) for steps in (0, 600))
+    before, after = (make(utd_ratio=0.0, critic_warmup_steps=steps) for steps in (1, 600))
     for model in (before, after):
         model.learn(72)
     assert after._critics_are_warm
