@@ -105,6 +105,12 @@ class VLAFineTuner:
             lora=LoraSettings(config.lora_r, config.lora_alpha, exclude=untrained),
             heads=(),
         )
+        if any(p.dtype != torch.float32 for p in self._vla_parameters().values()):
+            raise ConfigError(
+                "Adam's small steps would be rounded away in a VLA that is trained in 16 bits: "
+                "load it with dtype=float32, or take vla_trainable=lora, whose adapters are "
+                "float32."
+            )
         if config.gradient_checkpointing:
             checkpoint_layers(self.vla)
         self.encoder = copy.deepcopy(self._frozen_encoder)

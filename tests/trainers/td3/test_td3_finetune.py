@@ -322,6 +322,10 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     vla.head = "token"
     with pytest.raises(ConfigError, match="l1 head"):
         make_model(tmp_path, env=make_env(vla, encoder))
+    half = copy.deepcopy(tiny_vla())
+    half.model.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match="in 16 bits"):
+        make_model(tmp_path, env=make_env(half, encoder), vla_trainable="full")
 
     class FrozenOnly:
         """Plays, and has no gradients."""
