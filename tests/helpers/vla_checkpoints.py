@@ -9,6 +9,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDERS = {
     "smolvla": ("smolvla", GOLDEN / "smolvla"),
     "pi0": ("pi0", GOLDEN / "pi0"),
+    "pi05": ("pi05", GOLDEN / "pi05"),
     "qwen25": ("qwen-oft", GOLDEN / "qwenoft" / "qwen25"),
     "qwen3": ("qwen-oft", GOLDEN / "qwenoft" / "qwen3"),
 }

@@ -16,6 +16,7 @@ from vla_gym.vla.checkpoint_files import Checkpoint, weight_files
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.registry import backend_class
 from vla_gym_trainers.on_policy.policy import ValueHead
+from vla_gym_trainers.on_policy.student import checkpoint_layers
 from vla_gym_trainers.on_policy.vla_policy import FlowPolicy, GaussianPolicy, TokenPolicy
 
 
@@ -69,7 +70,7 @@ def test_wrong_observations_are_refused(make, name):
     ]
     if name != "openvla":  # which sees one camera
         cases += [(images | {"wrist": two["wrist"]}, texts, proprio, "as many images")]
-    if name in ("smolvla", "pi0", "openvla-oft"):  # the others read none
+    if name in ("smolvla", "pi0", "pi05", "openvla-oft"):  # the others read none
         cases += [(images, texts, proprio[:, :7], r"got \(3, 7\)")]
     for *inputs, words in cases:
         with pytest.raises(ConfigError, match=words):
@@ -80,10 +81,11 @@ def test_wrong_observations_are_refused(make, name):
 KEYS = {
     "smolvla": ("state_proj.bias", "surplus.weight", "action_out_proj.bias"),
     "pi0": ("state_proj.bias", "surplus.weight", "action_out_proj.bias"),
+    "pi05": ("time_mlp_in.bias", "surplus.weight", "action_out_proj.bias"),
     "qwen3": ("fc2.bias", "fc9.bias", "visual.merger.linear_fc1.bias"),
     "openvla-oft": ("projector.fc2.bias", "projector.fc4.bias", "projector.fc3.bias"),
 }
-PREFIXES = {"smolvla": "model.", "pi0": "model.", "qwen3": "action_model.model."}
+PREFIXES = {"qwen3": "action_model.model."} | dict.fromkeys(("smolvla", "pi0", "pi05"), "model.")
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -110,6 +112,7 @@ def test_keys_that_do_not_fit_are_listed(make, name, checkpoints, tmp_path):
 FLOAT32 = {
     "smolvla": ("state_proj", "action_"),
     "pi0": ("embed_action_time", "action_out_proj"),
+    "pi05": ("embed_action_time", "action_out_proj"),
     "qwen25": ("action_model",),
     "openvla-oft": (),
 }
@@ -132,6 +135,7 @@ def test_bfloat16_stays_close(make, name):
 LORA = {
     "smolvla": ((), ""),
     "pi0": ((), ""),
+    "pi05": ((), ""),
     "qwen25": (("visual", "action_model"), "vlm.language_model.layers"),
     "qwen3": (("visual", "action_model"), "vlm.language_model.layers"),
     "openvla-oft": (("vision_backbone", "projector", "action_head"), "language_model"),
@@ -186,6 +190,7 @@ def test_lora_adapts_saves_loads_and_merges(make, name, tmp_path):
 KINDS = {
     "smolvla": (FlowPolicy, {}),
     "pi0": (FlowPolicy, {"stochastic_steps": 2}),
+    "pi05": (FlowPolicy, {"stochastic_steps": 2}),
     "qwen25": (GaussianPolicy, {"sigmas": (0.1,) * 7}),
     "qwen3": (GaussianPolicy, {"sigmas": (0.1,) * 7}),
     "openvla-oft": (GaussianPolicy, {"sigmas": (0.1,) * 7, "correlation": 0.5}),
@@ -215,6 +220,21 @@ def test_is_trained_by_its_own_kind_of_policy(make, name):
     assert len(reached) > 20
 
 
+@pytest.mark.parametrize("name", ["smolvla", "pi0", "pi05"])
+def test_denoising_steps_that_are_computed_again_give_the_same_gradients(make, name):
+    found = []
+    for again in (False, True):
+        vla = make(name)
+        vla.model.requires_grad_(True)
+        if again:
+            checkpoint_layers(vla)
+        loss(vla, name, observe(vla)).backward()
+        found.append([p.grad for p in vla.model.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) > 20
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_head_that_is_not_there_cannot_be_trained(make):
     for name, wrong in (("smolvla", GaussianPolicy), ("qwen3", FlowPolicy), ("pi0", TokenPolicy)):
         with pytest.raises(ConfigError, match="cannot be trained .* docs/vla.md"):
@@ -222,7 +242,8 @@ def test_a_head_that_is_not_there_cannot_be_trained(make):
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk_len"), [("smolvla", None), ("pi0", 3), ("qwen3", None), ("openvla-oft", None)]
+    ("name", "chunk_len"),
+    [("smolvla", None), ("pi0", 3), ("pi05", 3), ("qwen3", None), ("openvla-oft", None)],
 )
 def test_in_the_environment(make, name, chunk_len):
     """Two environments, the tiny policy and an RL-token encoder of its sizes."""

@@ -44,11 +44,12 @@ BACKENDS = {
     "qwen-oft": "vla_gym.vla.qwen.backend:QwenOFTBackend",
     "smolvla": "vla_gym.vla.flow.smolvla:SmolVLABackend",
     "pi0": "vla_gym.vla.flow.pi0:Pi0Backend",
+    "pi05": "vla_gym.vla.flow.pi05:Pi05Backend",
 }
 ENTRY_POINTS = "vla_gym.vla"
 
 # "model_type" of config.json (lerobot's files call it "type") -> backend.
-_MODEL_TYPES = {"vla_gym_mini": "mini", "smolvla": "smolvla", "pi0": "pi0"}
+_MODEL_TYPES = {"vla_gym_mini": "mini", "smolvla": "smolvla", "pi0": "pi0", "pi05": "pi05"}
 
 
 class Spec(NamedTuple):

@@ -1,1 +1,1 @@
-"""Flow-matching policies as lerobot saves them: SmolVLA and pi0."""
+"""Flow-matching policies as lerobot saves them: SmolVLA, pi0 and pi0.5."""

@@ -1,4 +1,4 @@
-"""What SmolVLA and pi0 share: preparation of a batch, noise, and actions in the env's units.
+"""What SmolVLA, pi0 and pi0.5 share: preparation of a batch, noise, and actions in the env's units.
 
 A flow-matching policy turns noise into a chunk of actions in a few denoising steps. Its hidden
 states are the input of ``action_out_proj`` at the last step, where the actions are almost clean
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ Velocity = Callable[[torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 
 
 class FlowBackend(FrozenVLA, ABC):
-    """:class:`~vla_gym.vla.base.FrozenVLA` over a flow-matching network; base of two backends.
+    """:class:`~vla_gym.vla.base.FrozenVLA` over a flow-matching network; base of three backends.
 
     Attributes:
         model: The network, frozen.
@@ -47,6 +47,8 @@ class FlowBackend(FrozenVLA, ABC):
 
     heads = ("flow",)
     head = "flow"
+    #: Of the backend's own.
+    Options: ClassVar[type[FlowOptions]] = FlowOptions
     pixel_size: tuple[int, int]
     #: Whether images that are not square are centred.
     centred_padding: bool
@@ -54,6 +56,8 @@ class FlowBackend(FrozenVLA, ABC):
     policy_type: str
     #: Name of the number of denoising steps in config.json.
     steps_key: str
+    #: Longest prompt in tokens, where config.json has none.
+    max_prompt = 48
     #: Name on the hub of the VLM, where the checkpoint names none.
     default_backbone: str | None = None
     #: Files that are needed of the VLM.
@@ -86,7 +90,7 @@ class FlowBackend(FrozenVLA, ABC):
         self.horizon = self.num_hidden_tokens = int(config.get("chunk_size", 50))
         self.image_size = options.image_size or files.image_size
         self.num_steps = options.num_steps or int(config.get(self.steps_key, 10))
-        self._max_prompt = int(config.get("tokenizer_max_length", 48))
+        self._max_prompt = int(config.get("tokenizer_max_length", self.max_prompt))
         self._state_dim = int(config.get("max_state_dim", 32))
         self.noise_shape = (self.horizon, int(config.get("max_action_dim", 32)))
         self._fixed_noise = self._draw(options.seed)
@@ -111,14 +115,14 @@ class FlowBackend(FrozenVLA, ABC):
                 projections of state, actions and time are float32 always.
             compile: Whether to compile the network; prompts are then padded to the longest that
                 the checkpoint allows, so that it is compiled once for each batch size.
-            **options: See :class:`FlowOptions`.
+            **options: See the backend's ``Options``.
 
         Raises:
             ConfigError: If an option is unknown or out of range, or ``vlm`` lacks a file.
             WeightsError: If a file is missing or corrupt, or does not fit.
             NotEnoughMemoryError: If the weights do not fit into the device.
         """
-        chosen = make_options(FlowOptions, options)
+        chosen = make_options(cls.Options, options)
         files = LeRobotPolicyFiles(Path(folder), cls.policy_type)
         folders = [files.folder / "vlm"]
         if "config.json" not in cls.backbone_files:  # the one in the checkpoint is the policy's
@@ -235,7 +239,7 @@ class FlowBackend(FrozenVLA, ABC):
         device = self.device
         state = self.files.state.normalize(torch.from_numpy(proprio).to(device))
         state = F.pad(state, (0, self._state_dim - PROPRIO_SIZE))
-        tokens, token_mask = self.tokenize(instructions)
+        tokens, token_mask = self.tokenize(self.prompts(instructions, proprio))
         velocity = self.flow(
             self.to_pixels(stacked),
             torch.ones(stacked.shape[:2], dtype=torch.bool, device=device),
@@ -254,9 +258,12 @@ class FlowBackend(FrozenVLA, ABC):
         # Robosuite's controller clips as well: nothing is lost.
         return actions.clamp(-1.0, 1.0)
 
-    def tokenize(self, instructions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    def prompts(self, instructions: list[str], proprio: np.ndarray) -> list[str]:  # noqa: ARG002
+        """Return what the VLM reads: B texts; ``proprio`` is (B, 8) float32 as it came."""
+        return [text if text.endswith("\n") else f"{text}\n" for text in instructions]
+
+    def tokenize(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids (B, T) int64 and mask (B, T) bool of the prompts, padded on the right."""
-        prompts = [text if text.endswith("\n") else f"{text}\n" for text in instructions]
         encoded = self.tokenizer(
             prompts,
             max_length=self._max_prompt,

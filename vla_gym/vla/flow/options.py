@@ -1,4 +1,4 @@
-"""Options of a flow-matching policy."""
+"""Options of flow-matching policies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_gym.errors import ConfigError
+from vla_gym.vla.base import PROPRIO_SIZE
 
 NOISES = ("fixed", "zeros", "observation")
+STATES_IN_PROMPT = (PROPRIO_SIZE, 32, 0)
 
 
 @dataclass(frozen=True)
 class FlowOptions:
-    """Options of both backends.
+    """Options of all three backends.
 
     Attributes:
         vlm: Folder with tokenizer and, for SmolVLA, config.json of the VLM that the policy was
@@ -42,3 +44,25 @@ class FlowOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Expected {name} >= 1, got {value}.")
+
+
+@dataclass(frozen=True)
+class Pi05Options(FlowOptions):
+    """Options of pi0.5.
+
+    Attributes:
+        state_in_prompt: How many numbers of the state the prompt tells: LIBERO's 8; 32 for a policy
+            that was trained with lerobot before 0.5, which padded them; 0 for one that was trained
+            with openpi's ``discrete_state_input=False``, as its own LIBERO policy. No file of a
+            checkpoint tells which.
+    """
+
+    state_in_prompt: int = PROPRIO_SIZE
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if a value is out of range."""
+        super().__post_init__()
+        if self.state_in_prompt not in STATES_IN_PROMPT:
+            raise ConfigError(
+                f"Expected state_in_prompt in {STATES_IN_PROMPT}, got {self.state_in_prompt!r}."
+            )

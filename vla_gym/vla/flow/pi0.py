@@ -55,6 +55,8 @@ _RENAMED: tuple[tuple[str, str | None], ...] = (
     ("action_in_proj.", "embed_action_time.action_in_proj."),
     ("action_time_mlp_in.", "embed_action_time.action_time_mlp_in."),
     ("action_time_mlp_out.", "embed_action_time.action_time_mlp_out."),
+    ("time_mlp_in.", "embed_action_time.time_mlp_in."),  # pi0.5's
+    ("time_mlp_out.", "embed_action_time.time_mlp_out."),
     ("action_out_proj.", "action_out_proj."),
 )
 
@@ -68,14 +70,14 @@ class Pi0Backend(FlowBackend):
     default_backbone = "google/paligemma-3b-pt-224"
     backbone_files = ("tokenizer.json",)
     float32_parts = ("embed_action_time", "action_out_proj")
-    model: Any  # PI0ForConditionalGeneration, whose annotations are narrower than what it takes
+    #: Class of the network, made from what :func:`make_config` returns.
+    network: type[PI0ForConditionalGeneration] = PI0ForConditionalGeneration
+    model: Any  # of that class, whose annotations are narrower than what it takes
 
     def set_up(self, compile: bool) -> None:
         """See :meth:`FlowBackend.set_up`."""
-        model, config = self.model, self.model.config
-        side = config.vlm_config.vision_config.image_size
-        self.hidden_size, self.pixel_size = config.dit_config.hidden_size, (side, side)
-        self._image_tokens = (side // config.vlm_config.vision_config.patch_size) ** 2
+        self._read_sizes()
+        model = self.model
         # Noise and velocities add up in float32, whatever the layers between run in.
         backbone = model.model.dit.norm.weight.dtype
         model.embed_action_time.register_forward_hook(partial(_cast_output, dtype=backbone))
@@ -84,16 +86,23 @@ class Pi0Backend(FlowBackend):
             model.model.vlm.vision_tower.compile(dynamic=False)
             model.model.dit.compile(dynamic=False)
 
-    @staticmethod
+    def _read_sizes(self) -> None:
+        config = self.model.config
+        side = config.vlm_config.vision_config.image_size
+        self.hidden_size, self.pixel_size = config.dit_config.hidden_size, (side, side)
+        self._image_tokens = (side // config.vlm_config.vision_config.patch_size) ** 2
+
+    @classmethod
     def make_network(
+        cls,
         files: LeRobotPolicyFiles,
-        backbone: Path,  # noqa: ARG004
+        backbone: Path,  # noqa: ARG003
         checkpoint: Checkpoint,
         device: str,
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
         with torch.device("meta"):
-            model: Any = PI0ForConditionalGeneration(make_config(files))
+            model: Any = cls.network(make_config(files))
         # The expert reads no words; its table would be a tenth of all parameters.
         model.model.dit.embed_tokens = None
         for module in model.modules():
@@ -117,24 +126,8 @@ class Pi0Backend(FlowBackend):
 
         As ``sample_actions`` of transformers, whose loop has no gradients.
         """
-        model, count = self.model, self._image_tokens
-        placeholders = tokens.new_full(
-            (len(tokens), count * image_mask.shape[1]), model.config.vlm_config.image_token_id
-        )
-        mask = torch.cat([image_mask.repeat_interleave(count, dim=1), token_mask], dim=1).long()
-        embedded = model.model.embed_prefix(
-            torch.cat([placeholders, tokens], dim=1),
-            pixels.to(model.model.dit.norm.weight.dtype),
-            # All cameras have placeholders here; the attention mask hides those not there.
-            torch.ones_like(image_mask),
-        )
-        cache = model.model.vlm(
-            inputs_embeds=embedded,
-            attention_mask=mask,
-            position_ids=mask.cumsum(-1) - 1,
-            token_type_ids=torch.zeros_like(embedded[..., 0]),
-            use_cache=True,
-        ).cache
+        model = self.model
+        cache, mask = self._prefill(pixels, image_mask, tokens, token_mask)
         length = cache.get_seq_length()
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,6 +143,34 @@ class Pi0Backend(FlowBackend):
             return hidden, -model.action_out_proj(hidden)
 
         return velocity
+
+    def _prefill(
+        self,
+        pixels: torch.Tensor,
+        image_mask: torch.Tensor,
+        tokens: torch.Tensor,
+        token_mask: torch.Tensor,
+    ) -> tuple[Any, torch.Tensor]:
+        """Return PaliGemma's keys and values of images and prompt, and their mask (B, P) int64."""
+        model, count = self.model, self._image_tokens
+        placeholders = tokens.new_full(
+            (len(tokens), count * image_mask.shape[1]), model.config.vlm_config.image_token_id
+        )
+        mask = torch.cat([image_mask.repeat_interleave(count, dim=1), token_mask], dim=1).long()
+        embedded = model.model.embed_prefix(
+            torch.cat([placeholders, tokens], dim=1),
+            pixels.to(model.model.vlm.language_model.norm.weight.dtype),
+            # All cameras have placeholders here; the attention mask hides those not there.
+            torch.ones_like(image_mask),
+        )
+        cache = model.model.vlm(
+            inputs_embeds=embedded,
+            attention_mask=mask,
+            position_ids=mask.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(embedded[..., 0]),
+            use_cache=True,
+        ).cache
+        return cache, mask
 
 
 def make_config(files: LeRobotPolicyFiles) -> PI0Config:

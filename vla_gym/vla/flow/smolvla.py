@@ -13,8 +13,9 @@ from vla_gym.errors import WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowBackend, Velocity
+from vla_gym.vla.flow.expert import time_embedding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes, time_embedding
+from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes
 
 # Values of config.json that the network has no code for; all published LIBERO policies have them.
 _EXPECTED = {"attention_mode": "cross_attn", "add_image_special_tokens": False}

@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaModel, SmolVLMModel
 
-#: Base of the rotary embedding; the VLM's own ``rope_theta`` (100000) is not used.
-ROPE_BASE = 10_000.0
+from vla_gym.vla.flow.expert import apply_rope, masked_attention
 
 
 @dataclass(frozen=True)
@@ -68,28 +67,6 @@ class Prefix(NamedTuple):
     values: list[torch.Tensor]
     mask: torch.Tensor
     positions: torch.Tensor
-
-
-def apply_rope(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotate (B, heads, N, head_dim) by positions (B, N), in float32."""
-    half = x.shape[-1] // 2
-    exponents = torch.arange(half, dtype=torch.float32, device=x.device) * (2.0 / x.shape[-1])
-    angles = positions[:, None, :, None].float() / ROPE_BASE**exponents
-    sin, cos = angles.sin(), angles.cos()
-    first, second = x.float().split(half, dim=-1)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return rotated.to(x.dtype)
-
-
-def time_embedding(
-    time: float, size: int, min_period: float, max_period: float, device: torch.device
-) -> torch.Tensor:
-    """Return sines and cosines (size,) float32 of a time in [0, 1], computed in float64."""
-    fraction = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64)
-    period = min_period * (max_period / min_period) ** fraction
-    # Rounded to float32 first, as the time reaches the network in training.
-    angle = torch.tensor(time, dtype=torch.float32).double() * (2.0 * math.pi / period)
-    return torch.cat([angle.sin(), angle.cos()]).float().to(device)
 
 
 def _expert_config(text: Any, sizes: SmolVLASizes, num_layers: int) -> Any:
@@ -216,7 +193,7 @@ class SmolVLANetwork(nn.Module):
             keys.append(expert_k)
             values.append(expert_v)
             if q is not None:  # after the last layer only its keys and values are needed
-                x = self._finish(layer, x, _attention(apply_rope(q, positions), k, v, attend))
+                x = self._finish(layer, x, masked_attention(apply_rope(q, positions), k, v, attend))
         steps = torch.arange(self.sizes.chunk_size, device=mask.device)
         return Prefix(keys, values, mask[:, None, None, :], ends[:, -1:] + steps)
 
@@ -228,7 +205,7 @@ class SmolVLANetwork(nn.Module):
         Args:
             prefix: From :meth:`prefill`.
             noisy: (B, C, max_action_dim) float32.
-            time: (H,) float32: :func:`time_embedding` of the step.
+            time: (H,) float32: :func:`~vla_gym.vla.flow.expert.time_embedding` of the step.
         """
         actions = self.action_in_proj(noisy.to(self.action_in_proj.weight.dtype))
         x = torch.cat([actions, time.to(actions.dtype).expand_as(actions)], dim=-1)
@@ -246,10 +223,10 @@ class SmolVLANetwork(nn.Module):
                 q, own_k, own_v = self._project(layer, h)
                 k = torch.cat([k, apply_rope(own_k, prefix.positions)], dim=2)
                 v = torch.cat([v, own_v], dim=2)
-                attended = _attention(apply_rope(q, prefix.positions), k, v, own)
+                attended = masked_attention(apply_rope(q, prefix.positions), k, v, own)
             else:
                 q = self._heads(layer.self_attn.q_proj(h))
-                attended = _attention(apply_rope(q, restarted), k, v, cross)
+                attended = masked_attention(apply_rope(q, restarted), k, v, cross)
             x = self._finish(layer, x, attended)
         hidden = self.expert.norm(x).float()
         return hidden, self.action_out_proj(hidden.to(self.action_out_proj.weight.dtype)).float()
@@ -280,11 +257,3 @@ class SmolVLANetwork(nn.Module):
     def _finish(layer: Any, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = x + layer.self_attn.o_proj(attended)
         return x + layer.mlp(layer.post_attention_layernorm(x))
-
-
-def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Return (B, N, heads * head_dim) of grouped-query attention under a bool mask."""
-    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    return attended.transpose(1, 2).flatten(2)
