@@ -12,11 +12,14 @@ from gymnasium.vector.utils import batch_space
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper
+from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vla_features import VLAFeatures
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
+
+__all__ = ["FrozenVLAObservation", "History"]
 
 
 class FrozenVLAObservation(VectorObservationWrapper):
