@@ -26,7 +26,8 @@ class VLAFeatures:
         vla: The model.
         views: Cameras that it sees.
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
-        kept: Keys of the observation that are passed on as they are.
+        kept: Keys of the observation that are passed on as they are: all but the cameras' images,
+            with ``keep_images`` those of the views too.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
         chunk_len: Rows C of the chunks.
         inputs: Packs what the VLA sees; None if it is not kept.
@@ -75,17 +76,16 @@ class VLAFeatures:
                 f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
                 f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
             )
-        self.kept = ("proprio", "task_id", *(self.views if keep_images else ()))
         dim = self.vla.hidden_size if self.rl_token is None else self.rl_token.dim
-        self.space = spaces.Dict(
-            {
-                "rl_token": spaces.Box(-np.inf, np.inf, (dim,), np.float32),
-                "vla_action": spaces.Box(
-                    -1.0, 1.0, (self.chunk_len, *action_space.shape[1:]), np.float32
-                ),
-                **{key: observation_space[key] for key in self.kept},
-            }
-        )
+        made = {
+            "rl_token": spaces.Box(-np.inf, np.inf, (dim,), np.float32),
+            "vla_action": spaces.Box(
+                -1.0, 1.0, (self.chunk_len, *action_space.shape[1:]), np.float32
+            ),
+        }
+        images = {*CAMERAS, *self.views} - set(self.views if keep_images else ())
+        self.kept = tuple(key for key in observation_space if key not in images | made.keys())
+        self.space = spaces.Dict({**made, **{key: observation_space[key] for key in self.kept}})
         if keep_inputs:
             shapes = {view: observation_space[view].shape or () for view in self.views}
             self.inputs = VLAInputs(self.vla, shapes)
