@@ -76,16 +76,19 @@ class VLAFeatures:
                 f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
                 f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
             )
+        left_out = {*CAMERAS, *self.views, "rl_token", "vla_action"}
+        left_out -= set(self.views if keep_images else ())
+        self.kept = tuple(key for key in observation_space if key not in left_out)
         dim = self.vla.hidden_size if self.rl_token is None else self.rl_token.dim
-        made = {
-            "rl_token": spaces.Box(-np.inf, np.inf, (dim,), np.float32),
-            "vla_action": spaces.Box(
-                -1.0, 1.0, (self.chunk_len, *action_space.shape[1:]), np.float32
-            ),
-        }
-        images = {*CAMERAS, *self.views} - set(self.views if keep_images else ())
-        self.kept = tuple(key for key in observation_space if key not in images | made.keys())
-        self.space = spaces.Dict({**made, **{key: observation_space[key] for key in self.kept}})
+        self.space = spaces.Dict(
+            {
+                "rl_token": spaces.Box(-np.inf, np.inf, (dim,), np.float32),
+                "vla_action": spaces.Box(
+                    -1.0, 1.0, (self.chunk_len, *action_space.shape[1:]), np.float32
+                ),
+                **{key: observation_space[key] for key in self.kept},
+            }
+        )
         if keep_inputs:
             shapes = {view: observation_space[view].shape or () for view in self.views}
             self.inputs = VLAInputs(self.vla, shapes)
