@@ -391,6 +391,7 @@ def test_gymnasiums_own_vector(mode):
 LIBERO: dict[str, Any] = {"chunk_len": 4, "image_size": 32, "max_control_steps": 10}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_libero_passes_the_checker():
     env = History(LiberoEnv("goal", task_ids=8, **LIBERO), 2, frames=["wrist", "agentview"])
     check_env(env, skip_render_check=True)
