@@ -2,5 +2,6 @@
 
 from vla_gym.wrappers.action_chunk import ActionChunk
 from vla_gym.wrappers.frozen_vla import FrozenVLAObservation
+from vla_gym.wrappers.history import History
 
-__all__ = ["ActionChunk", "FrozenVLAObservation"]
+__all__ = ["ActionChunk", "FrozenVLAObservation", "History"]

@@ -21,7 +21,8 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         ``rl_token``: (D,) float32, the RL token (arXiv 2604.23073): the VLA's last hidden states
         compressed by a pretrained encoder;
         ``vla_action``: (C, 7) float32 in [-1, 1], the chunk that the VLA itself would execute;
-        ``proprio``: (8,) float32 and ``task_id``, as in ``Libero-*``;
+        ``proprio``: (8,) float32, ``task_id`` and whatever else the environment observes (such as
+        the histories of :class:`vla_gym.wrappers.History`), as they are;
         with ``keep_images``, ``agentview`` and ``wrist`` too.
 
     Playing ``vla_action`` back as the action is the VLA's own policy, through exactly the path

@@ -1,4 +1,4 @@
-"""FrozenVLAObservation for many environments at once: one batched forward pass a step."""
+"""Wrappers of many environments at once; FrozenVLAObservation: one batched forward pass a step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
+from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper
+from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vla_features import VLAFeatures
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
 
-_Obs = dict[str, Any]
-_Step = tuple[_Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+__all__ = ["FrozenVLAObservation", "History"]
 
 
-class FrozenVLAObservation(
-    gym.vector.VectorWrapper[_Obs, np.ndarray, _Obs, np.ndarray, np.ndarray]
-):
+class FrozenVLAObservation(VectorObservationWrapper):
     """Replace the camera images of N environments by what a frozen VLA makes of them.
 
     The observation of one environment is that of :class:`vla_gym.wrappers.FrozenVLAObservation`;
@@ -52,7 +51,7 @@ class FrozenVLAObservation(
 
     def __init__(
         self,
-        env: gym.vector.VectorEnv[_Obs, np.ndarray, np.ndarray],
+        env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray],
         vla: str | FrozenVLA = "mini",
         rl_token: str | RLTokenEncoder | None = "auto",
         keep_images: bool = False,
@@ -107,63 +106,7 @@ class FrozenVLAObservation(
         """Seconds that the VLA and the RL-token encoder have taken so far."""
         return self._features.seconds
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "env":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.env, name)
-
-    def reset(
-        self,
-        *,
-        seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[_Obs, dict[str, Any]]:
-        """Reset all environments, or those of ``options["reset_mask"]``.
-
-        Rows of the others hold what the VLA made of their last frame.
-        """
-        mask = None if options is None else options.get("reset_mask")
-        # A copy: Gymnasium's own vector environments take the mask out of the caller's dict.
-        options = None if options is None else dict(options)
-        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        every = np.arange(self.num_envs)
-        return self._convert(obs, infos, every, every if mask is None else np.flatnonzero(mask))
-
-    def step(self, actions: np.ndarray) -> _Step:
-        """Step all environments and let the VLA look at their last frames."""
-        return self._convert_step(self.env.step(actions))
-
-    def step_wait(self, timeout: float | None = None) -> _Step:
-        """Wait for what ``step_async`` began, and convert it.
-
-        Args:
-            timeout: In seconds; see the wrapped environment.
-        """
-        env: Any = self.env
-        return self._convert_step(env.step_wait(timeout=timeout))
-
-    def recv(
-        self,
-        min_envs: int | None = None,
-        timeout: float | None = None,
-        *,
-        env_ids: Sequence[int] | np.ndarray | None = None,
-    ) -> _Step:
-        """Wait for environments that ``send`` or ``reset_send`` began, and convert their rows.
-
-        Args:
-            min_envs: How many to wait for; see the wrapped environment.
-            timeout: In seconds.
-            env_ids: Wait for these; see the wrapped environment.
-
-        Returns:
-            What ``step`` returns, with one row for each finished environment, sorted by
-            ``infos["env_id"]``. The VLA sees these rows alone.
-        """
-        env: Any = self.env
-        return self._convert_step(env.recv(min_envs=min_envs, timeout=timeout, env_ids=env_ids))
-
-    def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> _Obs:
+    def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
         """Bring environments to states that ``get_state`` returned.
 
         Returns:
@@ -179,15 +122,20 @@ class FrozenVLAObservation(
             self._instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction
         return self._convert(obs, {}, every, fresh)[0]
 
-    def _convert_step(self, result: _Step) -> _Step:
+    def _convert_reset(
+        self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray
+    ) -> tuple[Obs, dict[str, Any]]:
+        return self._convert(obs, infos, np.arange(self.num_envs), env_ids)
+
+    def _convert_step(self, result: Step) -> Step:
         obs, rewards, terminations, truncations, infos = result
-        env_ids = np.asarray(infos.get("env_id", np.arange(self.num_envs)))
+        env_ids = self._env_ids(infos)
         obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)))
         return obs, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _convert(
-        self, obs: _Obs, infos: dict[str, Any], env_ids: np.ndarray, fresh: np.ndarray
-    ) -> tuple[_Obs, dict[str, Any]]:
+        self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray, fresh: np.ndarray
+    ) -> tuple[Obs, dict[str, Any]]:
         """Convert observations and final observations with one forward pass.
 
         Args:
@@ -235,7 +183,7 @@ class FrozenVLAObservation(
 
 
 def _rows(
-    obs: _Obs, infos: dict[str, Any], key: str, fresh: np.ndarray, finals: np.ndarray
+    obs: Obs, infos: dict[str, Any], key: str, fresh: np.ndarray, finals: np.ndarray
 ) -> np.ndarray:
     """Return the fresh rows of an observation, followed by the final ones."""
     rows = obs[key] if len(fresh) == len(obs[key]) else obs[key][fresh]

@@ -26,7 +26,8 @@ class VLAFeatures:
         vla: The model.
         views: Cameras that it sees.
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
-        kept: Keys of the observation that are passed on as they are.
+        kept: Keys of the observation that are passed on as they are: all but the cameras' images,
+            with ``keep_images`` those of the views too.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
         chunk_len: Rows C of the chunks.
         inputs: Packs what the VLA sees; None if it is not kept.
@@ -75,7 +76,9 @@ class VLAFeatures:
                 f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
                 f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
             )
-        self.kept = ("proprio", "task_id", *(self.views if keep_images else ()))
+        left_out = {*CAMERAS, *self.views, "rl_token", "vla_action"}
+        left_out -= set(self.views if keep_images else ())
+        self.kept = tuple(key for key in observation_space if key not in left_out)
         dim = self.vla.hidden_size if self.rl_token is None else self.rl_token.dim
         self.space = spaces.Dict(
             {

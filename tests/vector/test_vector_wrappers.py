@@ -12,14 +12,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, QuietEnv, StagedEnv
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import VLAOutput
-from vla_gym.wrappers import FrozenVLAObservation
+from vla_gym.wrappers import FrozenVLAObservation, History
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
+from vla_gym.wrappers.vector import History as VectorHistory
 
 NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.NEXT_STEP,
@@ -154,6 +156,52 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers)
         ended += result[2] | result[3]
     assert ended.min() >= 3
     envs.close()
+
+
+class Notes(gym.Wrapper):
+    """Adds a number of its own to the observation."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        memory = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = spaces.Dict({**env.observation_space.spaces, "memory": memory})
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return obs | {"memory": np.zeros(2, np.float32)}, info
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return obs | {"memory": np.full(2, obs["proprio"][0], np.float32)}, *rest
+
+
+@pytest.mark.parametrize("keep_images", [False, True])
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_passes_on_what_it_does_not_know(mode, keep_images):
+    """The histories below it, and any other key; final observations included."""
+
+    def remembering() -> gym.Env:
+        return Notes(History(StagedEnv(), 2))
+
+    envs = make_vector(mode, keep_images=keep_images, env=remembering)
+    singles = [
+        lambda: FrozenVLAObservation(remembering(), RowVLA(), None, keep_images=keep_images)
+    ] * 3
+    expected = SyncVectorEnv(singles, autoreset_mode=mode)
+    images = {"agentview", "wrist"} if keep_images else set()
+    kept = {"proprio", "task_id", "memory", "wrist_history", "action_history", "history_mask"}
+    assert set(envs.single_observation_space) == {"rl_token", "vla_action"} | kept | images
+    assert envs.single_observation_space == expected.single_observation_space
+    assert_equal_trees(envs.reset(seed=5), expected.reset(seed=5))
+    ended, real = np.zeros(3, int), 0
+    for _ in range(12):
+        actions = envs.action_space.sample()
+        result = envs.step(actions)
+        envs.env.scramble()
+        assert_equal_trees(result, expected.step(actions))
+        ended += result[2] | result[3]
+        real = max(real, result[0]["history_mask"].sum())
+    assert ended.min() >= 2 and real > 2
 
 
 def test_one_forward_a_step_with_the_final_observations_in_it():
@@ -412,6 +460,25 @@ def test_states_are_converted_with_the_instruction_of_their_task():
     assert envs.vla.batches == [2, 1]
     assert only_first in envs.observation_space
     assert (before["rl_token"][0] != before["rl_token"][1]).any()
+    envs.close()
+
+
+def test_states_with_a_history_below():
+    """The wrappers in layers: states are those of the layer below, and of its history."""
+    envs: Any = VectorFrozenVLAObservation(
+        VectorHistory(LiberoVectorEnv(2, "goal", workers=1, copy=False, **LIBERO), 2),
+        RowVLA(),
+        rl_token=None,
+    )
+    envs.reset(seed=0)
+    obs, *_ = envs.step(envs.action_space.sample())
+    states = envs.get_state()
+    then, *_ = envs.step(actions := envs.action_space.sample())
+    swapped = envs.set_state(states[::-1])
+    assert_equal_trees(swapped, {key: value[::-1] for key, value in obs.items()})
+    again, *_ = envs.step(actions[::-1])
+    assert_equal_trees(again, {key: value[::-1] for key, value in then.items()})
+    assert again["history_mask"].all() and again in envs.observation_space
     envs.close()
 
 

@@ -1,0 +1,203 @@
+"""The last frames and actions of some environments: shared by both History wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from vla_gym.envs.checks import as_integer
+from vla_gym.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryState:
+    """A saved environment with the history of its running episode; picklable.
+
+    Attributes:
+        env: State of the wrapped environment.
+        steps: Steps of the episode so far.
+        frames: By camera (K, H, W, 3) uint8: the last frames before the current one, the oldest
+            first; K = min(steps, length * stride).
+        actions: (K, *action shape) float32, the action that followed each of them.
+        ended: Whether the next step of a vector environment resets it (NEXT_STEP).
+    """
+
+    env: Any
+    steps: int
+    frames: Mapping[str, np.ndarray]
+    actions: np.ndarray
+    ended: bool = False
+
+
+class HistoryBuffer:
+    """One ring of frames and actions for each of N environments.
+
+    A step is :meth:`act`, then :meth:`see`; an episode begins with :meth:`begin`, then
+    :meth:`see`. A frame is copied once, to where it stays until it is too old.
+
+    Attributes:
+        cameras: Whose frames are kept.
+        space: Observation space of one environment, with the history in it.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        length: int,
+        stride: int,
+        frames: Sequence[str],
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+    ) -> None:
+        """Check the arguments, see ``History``, and make room.
+
+        Args:
+            num_envs: Number N of environments.
+            length: Entries T of a history.
+            stride: Steps between two of them.
+            frames: Cameras.
+            observation_space: Of one environment.
+            action_space: Of one environment.
+
+        Raises:
+            ConfigError: If an argument is out of range, or a space does not fit.
+        """
+        length, stride = as_integer(length, "length", 1), as_integer(stride, "stride", 1)
+        self.cameras = (frames,) if isinstance(frames, str) else tuple(frames)
+        found = _check_spaces(self.cameras, observation_space, action_space)
+        low, high = found.low, found.high
+        self._bounds, self._chunked = (low, high), len(found.shape) > 1
+        fields = dict(observation_space.items())  # type: ignore[attr-defined]
+        shapes = {camera: fields[camera].shape for camera in self.cameras}
+        for camera, shape in shapes.items():
+            fields[f"{camera}_history"] = spaces.Box(0, 255, (length, *shape), np.uint8)
+        fields["action_history"] = spaces.Box(
+            np.repeat(np.minimum(low, 0)[None], length, axis=0).astype(np.float32),
+            np.repeat(np.maximum(high, 0)[None], length, axis=0).astype(np.float32),
+            dtype=np.float32,
+        )
+        fields["history_mask"] = spaces.MultiBinary(length)
+        self.space = spaces.Dict(fields)
+        # How many steps ago each entry was. The ring holds all frames up to the oldest of them,
+        # and the current one: those between the entries are entries of later steps.
+        self._ages = stride * np.arange(length, 0, -1)
+        self._size = length * stride + 1
+        self._frames = {
+            camera: np.zeros((num_envs, self._size, *shape), np.uint8)
+            for camera, shape in shapes.items()
+        }
+        self._actions = np.zeros((num_envs, self._size, *found.shape), np.float32)
+        self._steps = np.zeros(num_envs, np.int64)
+
+    def begin(self, rows: np.ndarray) -> None:
+        """Forget what some environments did: their next frame is the first of an episode."""
+        self._steps[rows] = 0
+
+    def act(self, rows: np.ndarray, actions: np.ndarray, executed: np.ndarray | None) -> None:
+        """Note the actions that some environments took at their current frames.
+
+        Args:
+            rows: (n,) environments.
+            actions: (n, *action shape); clipped to the action space, as the simulator does.
+            executed: (n,) how many rows of each chunk were executed, the others become 0; None for
+                all. Of no meaning where an action is a single vector.
+        """
+        taken = np.clip(actions, *self._bounds).astype(np.float32)
+        if executed is not None and self._chunked:
+            taken[np.arange(taken.shape[1]) >= executed[:, None]] = 0.0
+        self._actions[rows, self._steps[rows] % self._size] = taken
+        self._steps[rows] += 1
+
+    def see(self, rows: np.ndarray, obs: Mapping[str, np.ndarray]) -> None:
+        """Copy the current frames of some environments.
+
+        Args:
+            rows: (n,) environments.
+            obs: With n rows in this order; a frame that was seen before may be seen again.
+        """
+        for camera, ring in self._frames.items():
+            ring[rows, self._steps[rows] % self._size] = obs[camera]
+
+    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the histories (n, T, ...) of some environments as new arrays."""
+        past = self._steps[rows, None] - self._ages
+        real = past >= 0
+        # Before an episode's first frame there is that frame, and no action.
+        where = rows[:, None], np.maximum(past, 0) % self._size
+        history = {f"{camera}_history": ring[where] for camera, ring in self._frames.items()}
+        actions = self._actions[where]
+        actions[~real] = 0.0
+        return history | {"action_history": actions, "history_mask": real.astype(np.int8)}
+
+    def save(self, row: int, env: Any, *, ended: bool = False) -> HistoryState:
+        """Return the history of one environment beside that environment's own state."""
+        steps = int(self._steps[row])
+        slots = self._slots(steps)
+        frames = {camera: ring[row, slots] for camera, ring in self._frames.items()}
+        return HistoryState(env, steps, frames, self._actions[row, slots], ended)
+
+    def check(self, state: Any) -> HistoryState:
+        """Return a state if this history can go on from it.
+
+        Raises:
+            ConfigError: If it is none of a wrapper with the same arguments.
+        """
+        if not isinstance(state, HistoryState):
+            raise ConfigError(
+                f"Expected a HistoryState of get_state(), got {type(state).__name__}: the state "
+                "must come from an environment that is wrapped in History at the same place."
+            )
+        count = len(self._slots(state.steps))
+        expected = {camera: (count, *ring.shape[2:]) for camera, ring in self._frames.items()}
+        got = {camera: frames.shape for camera, frames in state.frames.items()}
+        shape = (count, *self._actions.shape[2:])
+        if got != expected or state.actions.shape != shape:
+            raise ConfigError(
+                f"Expected a history of frames {expected} and actions {shape}, got {got} and "
+                f"{state.actions.shape}: both environments need the same History."
+            )
+        return state
+
+    def restore(self, row: int, state: HistoryState) -> None:
+        """Go on from a checked state; the current frame is seen next."""
+        slots = self._slots(state.steps)
+        for camera, ring in self._frames.items():
+            ring[row, slots] = state.frames[camera]
+        self._actions[row, slots] = state.actions
+        self._steps[row] = state.steps
+
+    def _slots(self, steps: int) -> np.ndarray:
+        """Return where the frames before the current one are, the oldest first."""
+        return np.arange(max(0, steps - self._size + 1), steps) % self._size
+
+
+def _check_spaces(
+    cameras: tuple[str, ...], observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> spaces.Box:
+    """Return the action space if a history can be kept in these spaces."""
+    if not isinstance(observation_space, spaces.Dict):
+        raise ConfigError(
+            f"History expects a Dict observation with cameras, got {observation_space}: wrap a "
+            "Libero-* environment."
+        )
+    if not isinstance(action_space, spaces.Box):
+        raise ConfigError(f"History expects a Box action space, got {action_space}.")
+    images = [
+        key
+        for key, space in observation_space.items()
+        if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    ]
+    for camera in cameras:
+        if camera not in images:
+            raise ConfigError(
+                f"frames must name cameras of the observation ({', '.join(images) or 'none'}), got "
+                f"{camera!r}: make the environment with that camera."
+            )
+    if {"action_history", "history_mask"} & observation_space.keys():
+        raise ConfigError("The observation has a history already: wrap in History once.")
+    return action_space
