@@ -8,7 +8,8 @@ from on_policy_toys import tiny_policy, toy_rollout
 
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
-from vla_gym_trainers.on_policy.learner import LOSSES, SUMS, Learner, means
+from vla_gym_trainers.on_policy.gradients import LOSSES, SUMS, means
+from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather
 from vla_gym_trainers.on_policy.phases import Phase
 
