@@ -82,7 +82,7 @@ def load_policy(path: Path) -> Any:
     Raises:
         WeightsError: If there is no such file or it cannot be read.
     """
-    from vla_gym_trainers.on_policy.rl_token_policy import WEIGHTS, RLTokenActor
+    from vla_gym_trainers.on_policy.rl_token_actor import WEIGHTS, RLTokenActor
 
     if (path / WEIGHTS).is_file():
         return RLTokenActor.load(path)
