@@ -21,11 +21,11 @@ _AT_LEAST_1 = (
     *("num_envs", "total_steps", "rollout_chunks", "group_size", "groups", "value_replay"),
     *("epochs", "num_minibatches", "micro_batch_size", "cloning_epochs", "cloning_minibatches"),
     *("eval_envs", "eval_layouts", "torch_threads", "learn_threads", "residual_basis"),
-    *("lora_r", "stochastic_steps"),
+    *("lora_r", "stochastic_steps", "bptt_length"),
 )
 _AT_LEAST_0 = (
     *("ahead", "eval_every", "eval_states", "value_epochs"),
-    *("warmup_steps", "transition_steps", "value_warmup_steps"),
+    *("warmup_steps", "transition_steps", "value_warmup_steps", "memory_size"),
 )
 #: Settings that are positive and finite, or None where None is allowed.
 _POSITIVE = (
@@ -173,6 +173,9 @@ class OnPolicyConfig(PolicySettings, EnvSettings, CheckpointSettings):
         if self.skip_factor is not None and self.skip_factor <= 1.0:
             raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
         self.check_policy()
+        self.check_memory(self.policy, self.micro_batch_size)
+        if self.episodes_per_env is None:
+            self.check_rows(self.rollout_chunks)
         if self.policy != "tokens" and self.warmup_steps + self.transition_steps > 0:
             raise ConfigError(
                 f"policy {self.policy} begins at the VLA: leave out warmup_steps and "

@@ -12,6 +12,7 @@ from vla_gym_trainers.on_policy.formulas import per_factor
 from vla_gym_trainers.on_policy.minibatches import micro_batches
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import Policy
+from vla_gym_trainers.on_policy.recurrence import starts, with_memory
 from vla_gym_trainers.on_policy.rollout import Rollout
 
 #: Losses; each is a sum divided by a count of its own over the minibatch of all processes.
@@ -47,8 +48,9 @@ def accumulate(
         What :data:`SUMS` names, of this process.
     """
     sums = dict.fromkeys(SUMS, 0.0)
+    start = starts(policy, rollout, recomputed=config.memory_start == "recomputed")
     for micro in micro_batches(chunks, config.micro_batch_size):
-        seen, value_input = policy.distribution(*rollout.inputs(micro))
+        seen, value_input = policy.distribution(*with_memory(policy, rollout, micro, start))
         small = micro.to(policy.device)
         mask, taught = small["mask"], small["teacher_sample"]
         clone = seen.log_prob(taught) if counts["cloning_loss"] > 0.0 else None

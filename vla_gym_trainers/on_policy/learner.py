@@ -16,7 +16,7 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.gradients import LOSSES, SUMS, accumulate, counts_of, means
-from vla_gym_trainers.on_policy.minibatches import gather, refer, split
+from vla_gym_trainers.on_policy.minibatches import gather, minibatches, refer
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
@@ -112,7 +112,17 @@ class Learner:
         held = config.kl_coef > 0.0
         if config.advantage_clamp is not None:
             advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
-        batch = gather(self.policy, rollout, advantages, keep, returns, phase, held=held)
+        length = config.bptt_length if config.sequential_training else 1
+        batch = gather(
+            self.policy,
+            rollout,
+            advantages,
+            keep,
+            returns,
+            phase,
+            held=held,
+            length=length if self.policy.memory_size else 1,
+        )
         if self.reference is not None and held:
             batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)
         skipped, updates, lost = self.skipped, self.updates, self.out_of_memory
@@ -156,9 +166,9 @@ class Learner:
         config, norms = self.config, list[float]()
         totals, numbers = dict.fromkeys(SUMS, 0.0), dict.fromkeys(LOSSES, 0.0)
         for _ in range(phase.epochs or config.epochs):
-            minibatches = phase.num_minibatches or config.num_minibatches
-            for part in split(len(batch), minibatches, self.group, self._rng):
-                found = self._try_gradient(rollout, batch[torch.from_numpy(part)], phase)
+            parts = phase.num_minibatches or config.num_minibatches
+            for chunks in minibatches(batch, parts, self.group, self._rng):
+                found = self._try_gradient(rollout, chunks, phase)
                 if found is None or not any(found[1].values()):
                     continue
                 sums, counts = found

@@ -74,7 +74,51 @@ class RLTokenSettings:
 
 
 @dataclass
-class PolicySettings(RLTokenSettings, VLASettings):
+class MemorySettings:
+    """Of policies with a recurrent memory, which are learnt from by sequences."""
+
+    memory_size: int = 0
+    """rl-token: numbers of a recurrent memory (a GRU) of the episode; 0: none."""
+    sequential_training: bool = True
+    """Learn from windows of successive chunks, through the memory of the chunks before in the
+    window; else from single chunks, each with the memory that it starts from."""
+    bptt_length: int = 8
+    """Chunks of a window: back-propagation through time is cut off before its first one."""
+    memory_start: Literal["stored", "recomputed"] = "stored"
+    """Memory that a window starts from: stored while playing, stale after the first gradient step;
+    or recomputed before each step, by the policy as it is, from the episode's first chunk on."""
+
+    def check_memory(self, policy: str, micro_batch_size: int) -> None:
+        """Check that the sizes fit the policy and each other.
+
+        Raises:
+            ConfigError: If they do not.
+        """
+        if not self.memory_size:
+            return
+        if policy != "rl-token":
+            raise ConfigError(f"policy {policy} has no memory: leave memory_size out.")
+        if self.sequential_training and micro_batch_size < self.bptt_length:
+            raise ConfigError(
+                f"micro_batch_size ({micro_batch_size}) must be at least bptt_length "
+                f"({self.bptt_length}): a window is in memory as a whole."
+            )
+
+    def check_rows(self, num_chunks: int) -> None:
+        """Check that a window fits into a row of a rollout.
+
+        Raises:
+            ConfigError: If it does not.
+        """
+        if self.memory_size and self.sequential_training and self.bptt_length > num_chunks:
+            raise ConfigError(
+                f"bptt_length must be at most {num_chunks}, the chunks of a row, got "
+                f"{self.bptt_length}."
+            )
+
+
+@dataclass
+class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
     """Who acts, with the settings of each kind of policy."""
 
     policy: Literal["tokens", "gaussian", "flow", "own", "rl-token"] = "tokens"

@@ -25,22 +25,26 @@ from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
+from vla_gym_trainers.on_policy.recurrence import recompute
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.rollout.memory import MEMORY
 
 
 class FeatureValue(nn.Module):
-    """Value of a state, read off its RL token and proprio by a normaliser and a value head."""
+    """Value of a state, read off its RL token, proprio and memory by a normaliser and a head."""
 
-    def __init__(self, normalizer: FeatureNormalizer) -> None:
+    def __init__(self, normalizer: FeatureNormalizer, memory_size: int = 0) -> None:
         super().__init__()
-        self.normalizer, self.head = normalizer, ValueHead(normalizer.state_dim)
+        self.normalizer = normalizer
+        self.head = ValueHead(normalizer.state_dim + memory_size)
 
     def forward(self, value_input: Tensor) -> Tensor:
-        """Map (B, D + P) to values (B,)."""
-        size = self.normalizer.token_dim
-        features = {"rl_token": value_input[:, :size], "proprio": value_input[:, size:]}
-        values: Tensor = self.head(self.normalizer(features))
+        """Map (B, D + P + S) to values (B,)."""
+        size, end = self.normalizer.token_dim, len(self.normalizer.mean)
+        features = {"rl_token": value_input[:, :size], "proprio": value_input[:, size:end]}
+        x = torch.cat([self.normalizer(features), value_input[:, end:]], dim=1)
+        values: Tensor = self.head(x)
         return values
 
 
@@ -67,7 +71,10 @@ class RLTokenPPOPolicy(Policy):
         self.vla, self.encoder, self.actor = vla, encoder, actor
         self.min_log_std = math.log(min_sigma)
         device = actor.log_std.device
-        self.value_head = FeatureValue(actor.normalizer).to(device) if with_values else None
+        self.memory_size = actor.memory_size
+        self.value_head = None
+        if with_values:
+            self.value_head = FeatureValue(actor.normalizer, self.memory_size).to(device)
         token_dim, proprio_dim = actor.sizes["token_dim"], actor.sizes["proprio_dim"]
         chunk_shape = actor.action_space.shape
         self.observation = {
@@ -76,9 +83,11 @@ class RLTokenPPOPolicy(Policy):
             "proprio": ((proprio_dim,), torch.float32),
             "task_id": ((), torch.int64),
         }
+        self.observation |= {name: (shape, torch.float32) for name, shape in actor.carried.items()}
         self.factors = (len(actor.actor.basis), chunk_shape[1])
         self.sample = self.factors, torch.float32
-        self.value_size, self.image_size = token_dim + proprio_dim, vla.image_size
+        self.value_size = token_dim + proprio_dim + self.memory_size
+        self.image_size = vla.image_size
 
     @classmethod
     def make(cls, config: OnPolicyConfig, vla: Any, chunk_len: int) -> RLTokenPPOPolicy:
@@ -101,6 +110,7 @@ class RLTokenPPOPolicy(Policy):
             config.sigma,
             proprio_dim=suite.proprio.size,
             action_scale=suite.action.scales,
+            memory_size=config.memory_size,
         ).to(config.device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
@@ -118,18 +128,29 @@ class RLTokenPPOPolicy(Policy):
             "task_id": np.array(observation["task_id"], np.int64),
         }
 
+    def _tensors(self, observation: Observation) -> dict[str, Tensor]:
+        names = ("rl_token", "proprio", "vla_action", *self.carried)
+        return {name: torch.as_tensor(observation[name]).to(self.device) for name in names}
+
+    def remember(self, observation: Observation) -> Tensor | None:
+        """Return the memory after observations."""
+        return self.actor.remember(self._tensors(observation)) if self.memory_size else None
+
     def distribution(
         self,
         observation: Observation,
         instructions: Sequence[str],  # noqa: ARG002
     ) -> tuple[GaussianChunk, Tensor | None]:
-        """Return the normal distribution of the correction."""
-        names = ("rl_token", "proprio", "vla_action")
-        tensors = {name: torch.as_tensor(observation[name]).to(self.device) for name in names}
+        """Return the normal distribution of the correction.
+
+        The value loss trains the memory as well, also while the value head learns alone else.
+        """
+        tensors = self._tensors(observation)
+        correction, memory = self.actor(tensors)
         value_input = None
         if self.value_head is not None:
-            value_input = torch.cat([tensors["rl_token"], tensors["proprio"]], dim=1)
-        return GaussianChunk(self.actor(tensors), self.actor.log_std), value_input
+            value_input = torch.cat([tensors["rl_token"], tensors["proprio"], memory], dim=1)
+        return GaussianChunk(correction, self.actor.log_std), value_input
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:
         """Return the corrected chunks."""
@@ -156,11 +177,16 @@ class RLTokenPPOPolicy(Policy):
         self.actor.log_std.clamp_(min=self.min_log_std)
 
     def begin(self, rollout: Rollout, group: ProcessGroup) -> None:
-        """Set the normaliser's statistics by the first rollout, those of process 0 in all."""
+        """Set the normaliser's statistics by the first rollout, those of process 0 in all.
+
+        What the rollout says was remembered is replaced by what would have been with them.
+        """
         valid, normalizer = rollout.data["valid"], self.actor.normalizer
         seen = (rollout.data[key][valid].to(self.device) for key in ("rl_token", "proprio"))
         normalizer.fit(*seen)
         group.broadcast(list(normalizer.buffers()))
+        if self.memory_size:
+            rollout.data[MEMORY].copy_(recompute(self, rollout))
 
     def save(self, folder: Path) -> None:
         """Write the actor, as ``vla-gym eval --policy`` takes it."""

@@ -64,7 +64,9 @@ def player() -> Iterator[RunPlayer]:
 class Corrects:
     """Knows what the reference's mistake is."""
 
-    def predict(self, observation: Any, *, deterministic: bool) -> tuple[np.ndarray, None]:
+    def predict(
+        self, observation: Any, state: None = None, *, deterministic: bool
+    ) -> tuple[np.ndarray, None]:
         assert deterministic
         action = observation["vla_action"].copy()
         action[..., :3] -= [0.3, -0.24, 0.18]

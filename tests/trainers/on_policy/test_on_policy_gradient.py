@@ -25,6 +25,7 @@ class KnownPolicy:
     """A policy and its distribution: new log-probabilities of what was played are -2 in both."""
 
     needs_values, device, value_head = True, torch.device("cpu"), None
+    memory_size = 0
 
     def __init__(self):
         self.played, self.taught = of_chunks(-2.0, -2.0), of_chunks(-1.0, -4.0)
