@@ -1,9 +1,9 @@
 """Contiguous windows of rollouts [rows, chunks, ...], none across an episode's end.
 
-Rows of two episodes (``|``: an end, ``x``: not valid) and their windows of at most 3 chunks::
+Rows of several episodes (``|``: an end, ``x``: not valid) and their windows of at most 3 chunks::
 
     row 0:  a b c d | e f            a b c   d - -   e f -
-    row 1:  g | h x i j              g - -   h - -   i j -
+    row 1:  g | h x i j | k          g - -   h - -   i j -   k - -
 
 What is read off a window, e.g. by a recurrent network, sees one episode from one of its chunks on.
 """

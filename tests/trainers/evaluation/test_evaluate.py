@@ -67,7 +67,7 @@ class Corrects:
     def predict(
         self, observation: Any, state: None = None, *, deterministic: bool
     ) -> tuple[np.ndarray, None]:
-        assert deterministic
+        assert deterministic and state is None
         action = observation["vla_action"].copy()
         action[..., :3] -= [0.3, -0.24, 0.18]
         return action, None
