@@ -163,7 +163,7 @@ class RolloutCollector:
         self._arrays["terminated"][where] = (over & ~truncated)[at]
         self._arrays["truncated"][where] = truncated[at]
         self._arrays["valid"][where] = True
-        self._memory.forget(ids[over | lost])
+        self._memory.forget(ids[over])  # also where a worker died
         self._count(ids, over)
         return goes_on
 

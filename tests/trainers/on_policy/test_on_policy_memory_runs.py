@@ -97,9 +97,9 @@ def test_grpo_learns_with_a_memory_too(tmp_path):
     ],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, changes):
-    # Rows of 7 chunks, episodes of 3: a rollout ends, and a checkpoint is due, within an episode.
+    # Rows of 7 chunks, episodes of 3, a checkpoint every 2 rollouts: within an episode.
     small = {"memory_size": 5, "bptt_length": 2, "num_envs": 4, "rollout_chunks": 7, "epochs": 2}
-    changes = {**small, "total_steps": 900, "checkpoint_every": 330, **changes}
+    changes = {**small, "total_steps": 900, "checkpoint_every": 200, **changes}
     changes["keep_checkpoints"] = 9
     run(tmp_path / "whole", **changes)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
