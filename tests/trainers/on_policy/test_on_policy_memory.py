@@ -145,7 +145,7 @@ def targets_of(rollout, seed=0):
 @pytest.mark.parametrize("memory_start", ["stored", "recomputed"])
 @pytest.mark.parametrize("sequential", [True, False])
 def test_the_first_ratios_are_one(memory_start, sequential):
-    """To float32: acting sees 4 rows at once and learning more, so matrix products round apart."""
+    """To float32: acting sees 4 rows at once and learning more, so products may round apart."""
     policy = recurrent()
     _, rollout = play(policy, times=2)
     assert rollout.data["memory"][:, 0].any()  # an episode of the rollout before goes on
