@@ -67,11 +67,14 @@ class ToyTokenEnv(gym.Env[dict[str, Any], np.ndarray]):
         self.x, self.elapsed = float(rng.uniform(-0.2, 0.2)), 0
         return self._observe(), self._info(False, 0)
 
-    def step(self, action):
+    def _die_if_due(self):
         if self.die_in is not None and self.episode == self.die_in[0] and self.elapsed:
             if not os.path.exists(self.die_in[1]):
                 open(self.die_in[1], "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(self, action):
+        self._die_if_due()
         executed, success = 0, False
         while executed < len(action) and self.elapsed < LIMIT and not success:
             self.x += 0.1 * float(action[executed, 0])

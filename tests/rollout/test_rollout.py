@@ -81,6 +81,7 @@ def infos(tasks: Sequence[int]) -> list[Info]:
             seed=0,
             instruction=get_task("goal", task).instruction,
             elapsed_steps=8 * row,
+            env_id=row,
         )
         for row, task in enumerate(tasks)
     ]

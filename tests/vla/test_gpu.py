@@ -10,15 +10,20 @@ import sys
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import tiny_policy, tiny_vla, toy_rollout
+from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_rollout
 from openvla_checkpoints import gap, make_checkpoint, observe
 from toy_env import ToyReach
+from toy_memory_env import ProprioVLA
 
 from vla_gym.vla import load
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
+from vla_gym_trainers.on_policy.networks import make_networks
+from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.td3.ring import ChunkReplaySamples
 from vla_gym_trainers.td3.updates import actor_step, critic_step
 
@@ -85,6 +90,31 @@ def test_an_on_policy_update_equals_the_cpu_s():
         # Adam makes a full step of a gradient that is rounding alone: few numbers may differ.
         assert gap(wanted, before[name]) > 0.0
         assert float((after[GPU][name] - wanted).abs().mean()) < 1e-4, name
+
+
+def test_a_recurrent_policy_plays_and_learns_as_on_the_cpu():
+    settings = {"policy": "rl-token", "rl_token": "mean", "memory_size": 6, "chunk_len": 2}
+    settings |= {"value_clip": None, "memory_start": "recomputed", "bptt_length": 4, "kl_coef": 0.1}
+    rollouts, metrics = {}, {}
+    for device in ("cpu", GPU):
+        config = PPOConfig(**settings, device=device)
+        parts = make_networks(config, ProprioVLA())
+        generator = torch.Generator().manual_seed(0)
+        for head in (parts.policy.actor.actor.head, parts.policy.value_head.head.fc2):
+            head.weight.data.copy_(torch.randn(head.weight.shape, generator=generator))
+        envs = toy_envs(chunk_len=2)
+        out = Rollout(parts.policy, 4, 16, None)
+        rollouts[device] = rollout = RolloutCollector(envs).collect(parts.policy, out, seed=3)
+        envs.close()
+        parts.policy.begin(rollout, ProcessGroup())
+        targets = torch.ones(rollout.data.shape), rollout.data["valid"], rollout.data["rewards"]
+        learner = Learner(parts.policy, config, reference=parts.reference)
+        metrics[device] = learner.update(rollout, *targets)
+    for name in ("memory", "log_probs", "next_values"):
+        wanted, found = (rollouts[device].data[name] for device in ("cpu", GPU))
+        torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+    for name, value in metrics["cpu"].items():
+        assert metrics[GPU][name] == pytest.approx(value, rel=1e-2, abs=1e-3), name
 
 
 def test_a_td3_update_equals_the_cpu_s():

@@ -166,6 +166,7 @@ def _info(start: Start, info: dict[str, Any]) -> Info:
         seed=start.seed,
         instruction=str(info.get("instruction", "")),
         elapsed_steps=int(info["elapsed_steps"]),
+        env_id=int(info["env_id"]),
     )
 
 

@@ -25,6 +25,7 @@ class Info(TypedDict):
     seed: int
     instruction: str
     elapsed_steps: int
+    env_id: int
 
 
 class Policy(Protocol):

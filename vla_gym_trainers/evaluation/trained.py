@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
+from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.spec_options import split_options, with_option
 from vla_gym.wrappers.vla_features import look
+from vla_gym_trainers.rollout.memory import EpisodeMemory
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla import FrozenVLA
 
+_NO_MEMORY = np.zeros((0, 0), np.float32)
+
 
 class ActorPolicy:
-    """A policy over the RL token on top of a frozen VLA, as TD3 trains it; deterministic."""
+    """A policy over the RL token on top of a frozen VLA, as TD3 and PPO train it; deterministic."""
 
     expert = False
 
@@ -52,12 +55,15 @@ class ActorPolicy:
         self.image_size = 1 if vla is None else vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
         self.identity: dict[str, Any] = {"kind": "trained"}
+        self._memory = EpisodeMemory(getattr(model, "carried", {}))
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the policy's chunks."""
-        return in_fixed_batches(self._forward, observations, infos, self._batch_size)
+        return self._memory.act(self._forward, observations, infos, self._batch_size)
 
-    def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+    def _forward(
+        self, observations: dict[str, np.ndarray], instruction: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         features = observations
         if self.vla is not None:
             images = {camera: observations[camera] for camera in self.cameras}
@@ -71,9 +77,11 @@ class ActorPolicy:
                 "task_id": observations["task_id"],
             }
         if self._model is None:
-            return np.asarray(features["vla_action"], np.float32)
-        action, _ = self._model.predict(features, deterministic=True)
-        return np.asarray(np.clip(action, -1.0, 1.0))
+            return np.asarray(features["vla_action"], np.float32), _NO_MEMORY
+        state = tuple(observations[name] for name in self._memory.shapes) or None
+        action, state = self._model.predict(features, state, deterministic=True)
+        chunks = np.asarray(np.clip(action, -1.0, 1.0))
+        return chunks, _NO_MEMORY if state is None else state[0]
 
 
 def load_policy(path: Path) -> Any:
@@ -82,7 +90,7 @@ def load_policy(path: Path) -> Any:
     Raises:
         WeightsError: If there is no such file or it cannot be read.
     """
-    from vla_gym_trainers.on_policy.rl_token_policy import WEIGHTS, RLTokenActor
+    from vla_gym_trainers.on_policy.rl_token_actor import WEIGHTS, RLTokenActor
 
     if (path / WEIGHTS).is_file():
         return RLTokenActor.load(path)

@@ -11,6 +11,7 @@ from vla_gym_trainers.on_policy.policy import Observation
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
 from vla_gym_trainers.rollout.collector import Collector
+from vla_gym_trainers.rollout.memory import EpisodeMemory
 from vla_gym_trainers.td3.stopwatch import Stopwatch
 
 
@@ -24,6 +25,10 @@ class RolloutCollector:
     A transition that died with its worker, or in which a number was not finite, is written as not
     valid. A row of a whole episode that was lost has no end then, and the next one is played as if
     nothing had happened.
+
+    The memory of a recurrent policy is carried from chunk to chunk, zeros where an episode begins,
+    also after a worker's death; a rollout holds what it was before each chunk. The value of an
+    observation that no further chunk begins at is read with the memory after the last one.
 
     Attributes:
         chunk_len: Control steps of a chunk.
@@ -53,6 +58,7 @@ class RolloutCollector:
         self._played, self._slot = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self._finite = np.ones(n, bool)  # whether all numbers of its last observation are
         self._seen: Observation = {}  # what is stored of it
+        self._memory = EpisodeMemory({})
         self._clock = Stopwatch()
 
     def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
@@ -76,6 +82,8 @@ class RolloutCollector:
             )
         out.clear()
         self._out, self._arrays, self._actor = out, out.arrays, actor
+        if self._memory.shapes != out.carried:
+            self._memory = EpisodeMemory(out.carried)
         with self._clock("rollout"):
             self._slot[:], self._played[:] = 0, 0
             if self._collector.obs is None or out.episodes is not None:
@@ -83,6 +91,7 @@ class RolloutCollector:
                 self._seeds = seed + out.first_env + np.arange(n)
                 obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
                 self._episode[:], self._chunk[:] = 0, 0
+                self._memory.forget(range(n))
                 self._see(np.arange(n), obs)
             self._collector.collect(self)
         out.seconds = self._clock.lap()
@@ -97,6 +106,7 @@ class RolloutCollector:
     def act(self, obs: Observation, ids: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Choose chunks and write what is known before they are executed."""
         rows, texts = {key: value[ids] for key, value in self._seen.items()}, self._texts(ids)
+        rows |= self._memory.rows(ids)
         keys = np.stack([self._seeds[ids], self._episode[ids], self._chunk[ids]], axis=1)
         with self._clock("forward"):
             act = self._actor.act(rows, texts, keys)
@@ -111,7 +121,10 @@ class RolloutCollector:
         values = act.values.cpu().numpy()
         self._arrays["next_values"][row[inner], slot[inner] - 1] = values[inner]
         actions = act.actions[:, : self.chunk_len].cpu().numpy().astype(np.float32)
-        return np.clip(actions, -1.0, 1.0)
+        actions = np.clip(actions, -1.0, 1.0)
+        if act.next_memory is not None:
+            self._memory.keep(ids, act.next_memory.cpu().numpy(), actions)
+        return actions
 
     def take(self, ids: np.ndarray, step: ChunkStep) -> np.ndarray:
         """Write what came of the chunks; return which environments have not filled their rows."""
@@ -136,6 +149,7 @@ class RolloutCollector:
                 texts = [infos[i]["instruction"] for i in ends]
                 last = {key: value[ends] for key, value in step.next_obs.items()}
                 rows, kept[ends] = self._observe(last, texts)
+                self._memory.cut(ids[ends], [infos[i]["executed_steps"] for i in ends])
                 self._bootstrap(ids[ends], rows, texts)
             cut = ids[kept & full & ~over]
             if len(cut):
@@ -149,6 +163,7 @@ class RolloutCollector:
         self._arrays["terminated"][where] = (over & ~truncated)[at]
         self._arrays["truncated"][where] = truncated[at]
         self._arrays["valid"][where] = True
+        self._memory.forget(ids[over])  # also where a worker died
         self._count(ids, over)
         return goes_on
 
@@ -189,7 +204,7 @@ class RolloutCollector:
     def _bootstrap(self, ids: np.ndarray, rows: Observation, texts: list[str]) -> None:
         """Value observations that no further chunk of the rollout begins at."""
         with self._clock("forward"):
-            values = self._actor.values(rows, texts)
+            values = self._actor.values(rows | self._memory.rows(ids), texts)
         self._arrays["next_values"][self._row_of(ids), self._slot[ids]] = values.cpu()
 
 

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
+from vla_gym_trainers.on_policy.policy_settings import PolicySettings
 from vla_gym_trainers.runs.settings import CheckpointSettings
 
-Trainable = Literal["lora", "heads", "full"]
 RatioLevel = Literal["factor", "chunk", "chunk-mean"]
 Aggregation = Literal["tokens", "episodes"]
 GroupBaseline = Literal["mean", "length"]
@@ -21,11 +21,11 @@ _AT_LEAST_1 = (
     *("num_envs", "total_steps", "rollout_chunks", "group_size", "groups", "value_replay"),
     *("epochs", "num_minibatches", "micro_batch_size", "cloning_epochs", "cloning_minibatches"),
     *("eval_envs", "eval_layouts", "torch_threads", "learn_threads", "residual_basis"),
-    *("lora_r", "stochastic_steps"),
+    *("lora_r", "stochastic_steps", "bptt_length"),
 )
 _AT_LEAST_0 = (
     *("ahead", "eval_every", "eval_states", "value_epochs"),
-    *("warmup_steps", "transition_steps", "value_warmup_steps"),
+    *("warmup_steps", "transition_steps", "value_warmup_steps", "memory_size"),
 )
 #: Settings that are positive and finite, or None where None is allowed.
 _POSITIVE = (
@@ -36,72 +36,9 @@ _POSITIVE = (
 #: Settings that are finite and not negative.
 _NOT_NEGATIVE = ("entropy_coef", "kl_coef", "teacher_noise", "value_coef", "value_learning_rate")
 
-#: Heads of the package's backends, and the one that a policy's loss reaches.
-_HEADS = ("action_head", "token_head", "flow_head")
-_REACHED = {"tokens": "token_head", "gaussian": "action_head", "flow": "flow_head"}
-
 
 @dataclass
-class VLASettings:
-    """Of the policies that are the VLA itself: all but ``rl-token``."""
-
-    trainable: Trainable = "lora"
-    """What of the VLA is trained: lora (adapters), heads (some modules alone), full."""
-    heads: tuple[str, ...] | None = None
-    """Modules that trainable=heads trains and that fresh_heads renews; default: the embedded VLA's
-    that the policy's loss reaches (token_head, action_head, flow_head)."""
-    fresh_heads: bool = False
-    """Give the heads new random weights first (to be cloned in the warm-up)."""
-    lora_r: int = 16
-    """Rank of the adapters."""
-    lora_alpha: float = 16.0
-    """Scale of the adapters, divided by the rank."""
-    lora_dropout: float = 0.0
-    """Dropout on the adapters' input while learning; the first ratios are then not exactly 1."""
-    lora_targets: tuple[str, ...] = ()
-    """Ends of the names of modules with adapters, such as q_proj v_proj; default: all linear."""
-    lora_exclude: tuple[str, ...] | None = None
-    """Modules without adapters; default: the heads that the policy's loss does not reach. Unknown
-    names are ignored."""
-    lora_train_whole: tuple[str, ...] = ()
-    """Modules that are trained whole beside the adapters."""
-    gradient_checkpointing: bool = False
-    """Compute layers again in the backward pass: less memory, about a third more time."""
-    temperature: float = 1.0
-    """tokens: of drawing, and of log-probabilities."""
-    learn_sigma: bool = True
-    """gaussian: whether the standard deviations are learned; sigma is where they begin."""
-    noise_correlation: float = 0.0
-    """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
-    trembles, 0.9 moves on in one direction."""
-    flow_noise: float = 0.5
-    """flow: level of the noise in the denoising steps."""
-    stochastic_steps: int | None = None
-    """flow: the first so many denoising steps have noise; default: all."""
-
-
-@dataclass
-class RLTokenSettings:
-    """Of ``policy="rl-token"``."""
-
-    rl_token: str = "auto"
-    """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
-    mean; mean: the mean of its hidden states."""
-    net_arch: tuple[int, ...] = (256, 256)
-    """rl-token: hidden widths of the network."""
-    residual_scale: float = 1.0
-    """rl-token: largest mean correction of the VLA's action, in units of the action scale."""
-    residual_basis: int = 2
-    """rl-token: correct with this many smooth functions of time per action dimension."""
-    sigma: float = 0.05
-    """rl-token, gaussian: standard deviation of the correction, or of an action, at the start (1 =
-    full translation; rotations have less)."""
-    min_sigma: float = 0.01
-    """rl-token, gaussian: smallest standard deviation; it is learned, per action dimension."""
-
-
-@dataclass
-class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettings):
+class OnPolicyConfig(PolicySettings, EnvSettings, CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
@@ -121,10 +58,6 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
     """Tasks to train on; default: all of the suite."""
     vla: str = "mini"
     """The VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
-    policy: Literal["tokens", "gaussian", "flow", "own", "rl-token"] = "tokens"
-    """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
-    actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or
-    rl-token, a small network on the VLA's RL token that corrects the frozen VLA's chunks."""
     device: str = "cpu"
     """Torch device of the VLA."""
     chunk_len: int | None = None
@@ -239,36 +172,17 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
             raise ConfigError(f"clip_low must be below 1, got {self.clip_low}.")
         if self.skip_factor is not None and self.skip_factor <= 1.0:
             raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
-        if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
-            raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
-        has_teacher = self.warmup_steps + self.transition_steps > 0
-        if self.policy != "tokens" and has_teacher:
+        self.check_policy()
+        self.check_memory(self.policy, self.micro_batch_size)
+        if self.episodes_per_env is None:
+            self.check_rows(self.rollout_chunks)
+        if self.policy != "tokens" and self.warmup_steps + self.transition_steps > 0:
             raise ConfigError(
                 f"policy {self.policy} begins at the VLA: leave out warmup_steps and "
                 "transition_steps."
             )
-        if not 0.0 <= self.noise_correlation < 1.0:
-            raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
-        if self.policy != "tokens" and self.fresh_heads:
-            raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
-        if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
-            raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
         if self.policy == "flow" and self.entropy_coef:
             raise ConfigError("A flow's entropy is a constant: leave entropy_coef out.")
-
-    def trained_heads(self) -> tuple[str, ...]:
-        """Return the modules that trainable=heads trains; see ``heads``."""
-        reached = _REACHED.get(self.policy)
-        if self.heads is not None:
-            return self.heads
-        return () if reached is None else (reached,)
-
-    def heads_without_adapters(self) -> tuple[str, ...]:
-        """Return the modules without adapters; see ``lora_exclude``."""
-        if self.lora_exclude is not None:
-            return self.lora_exclude
-        reached = _REACHED.get(self.policy)
-        return tuple(head for head in _HEADS if reached and head != reached)
 
     def tasks(self) -> tuple[int, ...]:
         """Return the tasks that are trained on."""

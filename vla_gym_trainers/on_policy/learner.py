@@ -13,11 +13,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy import formulas
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
-from vla_gym_trainers.on_policy.formulas import per_factor
-from vla_gym_trainers.on_policy.minibatches import gather, micro_batches, refer, split
+from vla_gym_trainers.on_policy.gradients import LOSSES, SUMS, accumulate, counts_of, means
+from vla_gym_trainers.on_policy.minibatches import gather, minibatches, refer
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
@@ -25,13 +24,6 @@ from vla_gym_trainers.on_policy.value_fit import Played, fit_values
 
 _NORM_HISTORY, _NORM_MINIMUM = 50, 5
 _RL = Phase()
-
-#: Losses; each is a sum divided by a count of its own over the minibatch of all processes.
-LOSSES = ("policy_loss", "entropy", "reference_kl", "value_loss", "cloning_loss")
-#: Sums over the ratios of the policy loss, and over the factors that are cloned.
-OF_RATIOS = {"clipped": "clip_fraction", "kl": "kl", "deviation": "ratio_deviation"}
-OF_CLONED = {"right": "cloning_accuracy"}
-SUMS = (*LOSSES, *OF_RATIOS, *OF_CLONED)
 
 
 class Learner:
@@ -120,7 +112,17 @@ class Learner:
         held = config.kl_coef > 0.0
         if config.advantage_clamp is not None:
             advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
-        batch = gather(self.policy, rollout, advantages, keep, returns, phase, held=held)
+        length = config.bptt_length if config.sequential_training else 1
+        batch = gather(
+            self.policy,
+            rollout,
+            advantages,
+            keep,
+            returns,
+            phase,
+            held=held,
+            length=length if self.policy.memory_size else 1,
+        )
         if self.reference is not None and held:
             batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)
         skipped, updates, lost = self.skipped, self.updates, self.out_of_memory
@@ -164,9 +166,9 @@ class Learner:
         config, norms = self.config, list[float]()
         totals, numbers = dict.fromkeys(SUMS, 0.0), dict.fromkeys(LOSSES, 0.0)
         for _ in range(phase.epochs or config.epochs):
-            minibatches = phase.num_minibatches or config.num_minibatches
-            for part in split(len(batch), minibatches, self.group, self._rng):
-                found = self._try_gradient(rollout, batch[torch.from_numpy(part)], phase)
+            parts = phase.num_minibatches or config.num_minibatches
+            for chunks in minibatches(batch, parts, self.group, self._rng):
+                found = self._try_gradient(rollout, chunks, phase)
                 if found is None or not any(found[1].values()):
                     continue
                 sums, counts = found
@@ -225,72 +227,14 @@ class Learner:
         total = self.group.sum([sums[key] for key in SUMS])
         return dict(zip(SUMS, total.tolist(), strict=True))
 
+    def _counts(self, chunks: TensorDict, phase: Phase) -> dict[str, float]:
+        return counts_of(chunks, phase, self.config.ratio_level, self.group)
+
     def _accumulate(
         self, rollout: Rollout, chunks: TensorDict, phase: Phase, counts: dict[str, float]
     ) -> dict[str, float]:
-        """Run this process's chunks backward; return what :data:`SUMS` names."""
-        config, policy = self.config, self.policy
         self.optimizer.zero_grad(set_to_none=True)
-        sums = dict.fromkeys(SUMS, 0.0)
-        for micro in micro_batches(chunks, config.micro_batch_size):
-            seen, value_input = policy.distribution(*rollout.inputs(micro))
-            small = micro.to(policy.device)
-            mask, taught = small["mask"], small["teacher_sample"]
-            clone = seen.log_prob(taught) if counts["cloning_loss"] > 0.0 else None
-            log_probs = seen.log_prob(small["sample"])
-            loss = log_probs.new_zeros(())
-            parts: dict[str, Tensor] = {}
-            if counts["entropy"] > 0.0:
-                rl = mask & per_factor(small["rl"], mask)
-                level, clamp = config.ratio_level, config.log_ratio_clamp
-                ratio = formulas.ratio_of(log_probs, small["log_probs"], rl, level, clamp)
-                surrogate = formulas.ppo_loss(
-                    *ratio,
-                    small["advantages"],
-                    counts["policy_loss"],
-                    config.clip_low,
-                    config.clip_high,
-                )
-                entropy = formulas.masked_mean(seen.entropy(), rl, counts["entropy"])
-                loss = loss + surrogate.loss - config.entropy_coef * entropy
-                parts = {"policy_loss": surrogate.loss, "entropy": entropy}
-                parts |= {key: getattr(surrogate, key) for key in OF_RATIOS}
-            if counts["reference_kl"] > 0.0:
-                held = mask & per_factor(small["held"], mask)
-                kl = formulas.reference_kl(
-                    log_probs, small["reference"], held, counts["reference_kl"]
-                )
-                loss, parts["reference_kl"] = loss + config.kl_coef * kl, kl
-            if counts["value_loss"] > 0.0:
-                assert isinstance(config, PPOConfig)
-                values, keep = policy.values_of(value_input, len(micro)), small["valued"]
-                value = formulas.value_loss(
-                    values[keep],
-                    small["values"][keep],
-                    small["returns"][keep],
-                    counts["value_loss"],
-                    config.value_clip,
-                )
-                loss, parts["value_loss"] = loss + config.value_coef * value, value
-            if clone is not None:
-                cloning = -formulas.masked_mean(clone, mask, counts["cloning_loss"])
-                loss, parts["cloning_loss"] = loss + phase.cloning * cloning, cloning
-                parts["right"] = ((seen.mode() == taught) & mask).sum()
-            if loss.requires_grad:
-                loss.backward()
-            for key, part in parts.items():
-                sums[key] += float(part.detach())
-        return sums
-
-    def _counts(self, chunks: TensorDict, phase: Phase) -> dict[str, float]:
-        """Return what each loss of a minibatch is divided by, over all processes."""
-        mask = chunks["mask"]
-        rl = mask & per_factor(chunks["rl"], mask)
-        ratios = rl if self.config.ratio_level == "factor" else rl.flatten(1).any(dim=1)
-        held = mask & per_factor(chunks["held"], mask)
-        counted = (ratios, rl, held, chunks["valued"], mask & (phase.cloning > 0.0))
-        total = self.group.sum([float(x.sum()) for x in counted])
-        return dict(zip(LOSSES, total.tolist(), strict=True))
+        return accumulate(self.policy, self.config, rollout, chunks, phase, counts)
 
     def _step(self, *, is_comparable: bool) -> float:
         """Clip and step, or skip the update because of its norm; return the norm.
@@ -341,12 +285,3 @@ class Learner:
         played = state["values"] if self.group.size == 1 else ()
         self.played.clear()
         self.played.extend((part["inputs"], part["returns"]) for part in played)
-
-
-def means(totals: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
-    """Return means over all ratios, factors or chunks of an update, of what took part."""
-    metrics = {f"train/{key}": totals[key] / n for key, n in counts.items() if n > 0.0}
-    for names, of in ((OF_RATIOS, "policy_loss"), (OF_CLONED, "cloning_loss")):
-        if counts[of] > 0.0:
-            metrics |= {f"train/{name}": totals[key] / counts[of] for key, name in names.items()}
-    return metrics

@@ -124,6 +124,7 @@ class Loop:
         config, chunks = self.config, self.config.rollout_chunks
         if config.episodes_per_env is not None:
             chunks = math.ceil(self._envs.max_control_steps / self.collector.chunk_len)
+        config.check_rows(chunks)
         return Rollout(
             self.policy,
             config.num_envs,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import Distribution
 from vla_gym_trainers.on_policy.rollout import ArraySpec, Rollout
+from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
 
 if TYPE_CHECKING:
     from vla_gym_trainers.on_policy.distributed import ProcessGroup
@@ -37,6 +38,7 @@ class Act(NamedTuple):
         value_input: (B, H) float32 that the values were read off; None without a value head.
         teacher_sample: (B, ...) of a teacher, or None.
         by_teacher: (B,) bool: these chunks are the teacher's; None if there is no teacher.
+        next_memory: (B, S) float32 after the observations; None without a memory.
     """
 
     sample: Tensor
@@ -46,6 +48,7 @@ class Act(NamedTuple):
     value_input: Tensor | None
     teacher_sample: Tensor | None = None
     by_teacher: Tensor | None = None
+    next_memory: Tensor | None = None
 
 
 class ValueHead(nn.Module):
@@ -69,6 +72,11 @@ class Policy(ABC):
 
     (With dropout the first probability ratio is not 1: :meth:`set_dropout`.)
 
+    With a recurrent memory an observation has two more arrays: ``memory`` (B, S), the state before
+    it, and ``previous_action`` (B, C, 7), the chunk that was executed before; both are zeros at an
+    episode's first chunk. Who plays adds them and carries the state on, see ``Act.next_memory``: so
+    a policy stays a function of its observation.
+
     Attributes:
         value_head: Maps ``value_input`` (B, H) to values (B,), or None.
         observation: What is stored of an observation, by name.
@@ -76,6 +84,7 @@ class Policy(ABC):
         factors: Shape of one row of log-probabilities.
         value_size: H.
         image_size: Of the frames that it observes, in pixels.
+        memory_size: S, size of the recurrent state; 0: no memory.
     """
 
     value_head: nn.Module | None
@@ -84,10 +93,14 @@ class Policy(ABC):
     factors: tuple[int, ...]
     value_size: int
     image_size: int
+    memory_size: int = 0
 
     @abstractmethod
     def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
-        """Return what is stored of the environments' observations, and what :meth:`act` takes."""
+        """Return what is stored of the environments' observations, and what :meth:`act` takes.
+
+        But for what is carried from chunk to chunk, which the environments do not know.
+        """
 
     @abstractmethod
     def distribution(
@@ -106,6 +119,16 @@ class Policy(ABC):
     @abstractmethod
     def networks(self) -> dict[str, nn.Module]:
         """Return the networks, by the prefix of their parameters' names."""
+
+    def remember(self, observation: Observation) -> Tensor | None:  # noqa: ARG002
+        """Return the memory (B, S) after observations, with gradients; None without a memory."""
+        return None
+
+    @property
+    def carried(self) -> dict[str, tuple[int, ...]]:
+        """Shapes, by name, of what is carried from chunk to chunk; empty without a memory."""
+        names = (MEMORY, PREVIOUS_ACTION) if self.memory_size else ()
+        return {name: self.observation[name][0] for name in names}
 
     @property
     def device(self) -> torch.device:
@@ -127,7 +150,7 @@ class Policy(ABC):
         """Choose chunks.
 
         Args:
-            observation: From :meth:`observe`.
+            observation: From :meth:`observe`, and what is carried.
             instructions: B texts.
             keys: (B, k) integers; row i's draw is a function of ``keys[i]``. None takes the most
                 likely samples.
@@ -140,6 +163,7 @@ class Policy(ABC):
             self.values_of(value_input, len(sample)),
             self.actions(sample, observation),
             value_input,
+            next_memory=self.remember(observation),
         )
 
     @torch.no_grad()

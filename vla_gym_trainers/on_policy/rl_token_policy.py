@@ -8,7 +8,6 @@ the VLA plus noise.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,143 +15,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vla_gym.errors import WeightsError
 from vla_gym.suites import get_suite
-from vla_gym.suites.libero.spec import ACTION, PROPRIO
 from vla_gym.wrappers.vla_features import look
-from vla_gym_trainers.networks import (
-    ChunkActor,
-    FeatureNormalizer,
-    reference_chunk,
-)
+from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
+from vla_gym_trainers.on_policy.recurrence import recompute
+from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.rollout import Rollout
-
-WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
-
-
-class RLTokenActor(nn.Module):
-    """Normaliser, actor and sigma: what is saved of a policy, and what plays greedily.
-
-    Attributes:
-        sizes: Arguments that make it.
-        action_space: Of what it plays.
-        observation_space: What it looks at.
-        guarded_tasks: None: it plays all tasks itself.
-        log_std: (N,) logarithm of sigma, per action dimension.
-    """
-
-    def __init__(
-        self,
-        token_dim: int,
-        chunk_len: int,
-        net_arch: Sequence[int] = (256, 256),
-        residual_scale: float = 1.0,
-        residual_basis: int = 2,
-        sigma: float = 0.05,
-        *,
-        proprio_dim: int = PROPRIO.size,
-        action_scale: Sequence[float] = ACTION.scales,
-    ) -> None:
-        """Begin at the VLA; see ``PPOConfig`` and, for ``action_scale``, ``ActionSpec.scale``."""
-        super().__init__()
-        self.sizes: dict[str, Any] = {
-            "token_dim": token_dim,
-            "chunk_len": chunk_len,
-            "net_arch": list(net_arch),
-            "residual_scale": residual_scale,
-            "residual_basis": residual_basis,
-            "proprio_dim": proprio_dim,
-            "action_scale": list(action_scale),
-        }
-        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, len(action_scale)), np.float32)
-        self.observation_space = spaces.Dict(
-            {
-                "rl_token": spaces.Box(-np.inf, np.inf, (token_dim,), np.float32),
-                "vla_action": self.action_space,
-                "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
-            }
-        )
-        self.guarded_tasks: tuple[int, ...] = ()
-        self.normalizer = FeatureNormalizer(token_dim, proprio_dim)
-        limit = residual_scale * torch.tensor(action_scale, dtype=torch.float32)
-        self.actor = ChunkActor(
-            self.normalizer.state_dim, chunk_len, net_arch, limit, residual_basis
-        )
-        self.log_std = nn.Parameter(torch.full((len(action_scale),), math.log(sigma)))
-
-    def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return the mean corrections (B, K, N) of features (``rl_token``, ...)."""
-        return self.actor.coefficients(self.normalizer(observation), reference_chunk(observation))
-
-    def chunk(self, correction: Tensor, reference: Tensor) -> Tensor:
-        """Return the chunks (B, C, N) that corrections (B, K, N) make of the VLA's, the same."""
-        return self.actor.chunk(correction, reference.flatten(1)).reshape(reference.shape)
-
-    @torch.no_grad()
-    def predict(
-        self,
-        observation: Mapping[str, np.ndarray],
-        state: None = None,  # noqa: ARG002
-        episode_start: None = None,  # noqa: ARG002
-        deterministic: bool = True,  # noqa: ARG002
-    ) -> tuple[np.ndarray, None]:
-        """Return the mean chunks (B, C, N) in [-1, 1], called as the policies of SB3 are.
-
-        Args:
-            observation: As ``LiberoVLA-*`` has it, one row (no leading dimension) or B.
-            state: Not used.
-            episode_start: Not used.
-            deterministic: Not used: it never draws.
-        """
-        names = ("rl_token", "proprio", "vla_action")
-        tensors = {name: torch.as_tensor(np.asarray(observation[name])) for name in names}
-        if single := tensors["proprio"].ndim == 1:
-            tensors = {name: tensor[None] for name, tensor in tensors.items()}
-        chunks = self.chunk(self(tensors), tensors["vla_action"]).numpy()
-        return (chunks[0] if single else chunks), None
-
-    def save(self, folder: Path) -> None:
-        """Write the weights, and the sizes that :meth:`load` makes it with."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / WEIGHTS)
-        (folder / SIZES).write_text(json.dumps(self.sizes) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path) -> RLTokenActor:
-        """Read what :meth:`save` wrote, on the CPU.
-
-        Raises:
-            WeightsError: If a file is missing or damaged.
-        """
-        try:
-            actor = cls(**json.loads((folder / SIZES).read_text(encoding="utf-8")))
-            actor.load_state_dict(load_file(folder / WEIGHTS))
-        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-            raise WeightsError(f"{folder} holds no whole RL-token actor: {error}") from error
-        return actor.eval()
+from vla_gym_trainers.rollout.memory import MEMORY
 
 
 class FeatureValue(nn.Module):
-    """Value of a state, read off its RL token and proprio by a normaliser and a value head."""
+    """Value of a state, read off its RL token, proprio and memory by a normaliser and a head."""
 
-    def __init__(self, normalizer: FeatureNormalizer) -> None:
+    def __init__(self, normalizer: FeatureNormalizer, memory_size: int = 0) -> None:
         super().__init__()
-        self.normalizer, self.head = normalizer, ValueHead(normalizer.state_dim)
+        self.normalizer = normalizer
+        self.head = ValueHead(normalizer.state_dim + memory_size)
 
     def forward(self, value_input: Tensor) -> Tensor:
-        """Map (B, D + P) to values (B,)."""
-        size = self.normalizer.token_dim
-        features = {"rl_token": value_input[:, :size], "proprio": value_input[:, size:]}
-        values: Tensor = self.head(self.normalizer(features))
+        """Map (B, D + P + S) to values (B,)."""
+        size, end = self.normalizer.token_dim, len(self.normalizer.mean)
+        features = {"rl_token": value_input[:, :size], "proprio": value_input[:, size:end]}
+        x = torch.cat([self.normalizer(features), value_input[:, end:]], dim=1)
+        values: Tensor = self.head(x)
         return values
 
 
@@ -179,7 +71,10 @@ class RLTokenPPOPolicy(Policy):
         self.vla, self.encoder, self.actor = vla, encoder, actor
         self.min_log_std = math.log(min_sigma)
         device = actor.log_std.device
-        self.value_head = FeatureValue(actor.normalizer).to(device) if with_values else None
+        self.memory_size = actor.memory_size
+        self.value_head = None
+        if with_values:
+            self.value_head = FeatureValue(actor.normalizer, self.memory_size).to(device)
         token_dim, proprio_dim = actor.sizes["token_dim"], actor.sizes["proprio_dim"]
         chunk_shape = actor.action_space.shape
         self.observation = {
@@ -188,9 +83,11 @@ class RLTokenPPOPolicy(Policy):
             "proprio": ((proprio_dim,), torch.float32),
             "task_id": ((), torch.int64),
         }
+        self.observation |= {name: (shape, torch.float32) for name, shape in actor.carried.items()}
         self.factors = (len(actor.actor.basis), chunk_shape[1])
         self.sample = self.factors, torch.float32
-        self.value_size, self.image_size = token_dim + proprio_dim, vla.image_size
+        self.value_size = token_dim + proprio_dim + self.memory_size
+        self.image_size = vla.image_size
 
     @classmethod
     def make(cls, config: OnPolicyConfig, vla: Any, chunk_len: int) -> RLTokenPPOPolicy:
@@ -213,6 +110,7 @@ class RLTokenPPOPolicy(Policy):
             config.sigma,
             proprio_dim=suite.proprio.size,
             action_scale=suite.action.scales,
+            memory_size=config.memory_size,
         ).to(config.device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
@@ -230,18 +128,29 @@ class RLTokenPPOPolicy(Policy):
             "task_id": np.array(observation["task_id"], np.int64),
         }
 
+    def _tensors(self, observation: Observation) -> dict[str, Tensor]:
+        names = ("rl_token", "proprio", "vla_action", *self.carried)
+        return {name: torch.as_tensor(observation[name]).to(self.device) for name in names}
+
+    def remember(self, observation: Observation) -> Tensor | None:
+        """Return the memory after observations."""
+        return self.actor.remember(self._tensors(observation)) if self.memory_size else None
+
     def distribution(
         self,
         observation: Observation,
         instructions: Sequence[str],  # noqa: ARG002
     ) -> tuple[GaussianChunk, Tensor | None]:
-        """Return the normal distribution of the correction."""
-        names = ("rl_token", "proprio", "vla_action")
-        tensors = {name: torch.as_tensor(observation[name]).to(self.device) for name in names}
+        """Return the normal distribution of the correction.
+
+        The value loss trains the memory as well, also while the value head learns alone else.
+        """
+        tensors = self._tensors(observation)
+        correction, memory = self.actor(tensors)
         value_input = None
         if self.value_head is not None:
-            value_input = torch.cat([tensors["rl_token"], tensors["proprio"]], dim=1)
-        return GaussianChunk(self.actor(tensors), self.actor.log_std), value_input
+            value_input = torch.cat([tensors["rl_token"], tensors["proprio"], memory], dim=1)
+        return GaussianChunk(correction, self.actor.log_std), value_input
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:
         """Return the corrected chunks."""
@@ -268,11 +177,16 @@ class RLTokenPPOPolicy(Policy):
         self.actor.log_std.clamp_(min=self.min_log_std)
 
     def begin(self, rollout: Rollout, group: ProcessGroup) -> None:
-        """Set the normaliser's statistics by the first rollout, those of process 0 in all."""
+        """Set the normaliser's statistics by the first rollout, those of process 0 in all.
+
+        What the rollout says was remembered is replaced by what would have been with them.
+        """
         valid, normalizer = rollout.data["valid"], self.actor.normalizer
         seen = (rollout.data[key][valid].to(self.device) for key in ("rl_token", "proprio"))
         normalizer.fit(*seen)
         group.broadcast(list(normalizer.buffers()))
+        if self.memory_size:
+            rollout.data[MEMORY].copy_(recompute(self, rollout))
 
     def save(self, folder: Path) -> None:
         """Write the actor, as ``vla-gym eval --policy`` takes it."""

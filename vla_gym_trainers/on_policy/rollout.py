@@ -35,8 +35,11 @@ class Rollout:
             after another.
         first_env: Number of environment 0 among those of all processes.
         observation: Names of what is stored of an observation.
+        carried: Shapes of what is carried from chunk to chunk, see ``Policy.carried``.
         data: [rows, chunks] TensorDict on the CPU:
-            what the policy stores of an observation, e.g. frames, ``proprio``, ``task_id``;
+            what the policy stores of an observation, e.g. frames, ``proprio``, ``task_id``, and of
+            one with a memory what is carried: ``memory``, the state before the chunk, and
+            ``previous_action``;
             ``sample``: what was played, ``log_probs``: of its factors by the policy that acted;
             ``teacher_sample``; ``by_teacher``: bool, the teacher's chunk was played;
             ``values``; ``value_input``: what the value head saw, if there is one;
@@ -78,6 +81,7 @@ class Rollout:
             raise ConfigError(f"Sizes of a rollout must be positive, got {sizes}.")
         self.num_envs, self.num_chunks, self.episodes = num_envs, num_chunks, episodes
         self.first_env, self.observation = first_env, tuple(policy.observation)
+        self.carried = policy.carried
         specs: dict[str, ArraySpec] = {name: ((), dtype) for name, dtype in _RESULTS.items()}
         specs |= {"sample": policy.sample, "teacher_sample": policy.sample}
         specs |= {"log_probs": (policy.factors, torch.float32), **policy.observation}

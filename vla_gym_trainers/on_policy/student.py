@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_gym.errors import ConfigError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.mini import MiniBackend
-from vla_gym_trainers.on_policy.config import Trainable
+from vla_gym_trainers.on_policy.policy_settings import Trainable
 
 
 def check_trainable(vla: Any, protocol: type[Any], by: str) -> None:

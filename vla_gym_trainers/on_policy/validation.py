@@ -10,11 +10,12 @@ import numpy as np
 
 from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
-from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
+from vla_gym.rollout.policies import Info, Observations
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import CAMERAS
 from vla_gym_trainers.on_policy.phases import Teacher
 from vla_gym_trainers.on_policy.policy import Observation, Policy
+from vla_gym_trainers.rollout.memory import EpisodeMemory
 
 #: Success by start.
 Outcomes = dict[Start, bool]
@@ -35,15 +36,23 @@ class GreedyPlayer:
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
         self.image_size, self.name = policy.image_size, "policy"
         self.identity: dict[str, Any] = {"kind": "student"}
+        self._memory = EpisodeMemory(policy.carried)
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the chunks."""
-        return in_fixed_batches(self._forward, observations, infos, BATCH_SIZE)
+        return self._memory.act(self._forward, observations, infos)
 
-    def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+    def _forward(
+        self, observations: dict[str, np.ndarray], instruction: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         texts = [instruction] * len(observations["proprio"])
-        chunks = self._choose(self._policy.observe(observations, texts), texts).actions
-        return np.clip(chunks[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
+        seen = self._policy.observe(observations, texts)
+        act = self._choose(seen | {name: observations[name] for name in self._memory.shapes}, texts)
+        chunks = np.clip(act.actions[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
+        memory = getattr(act, "next_memory", None)  # a teacher has none
+        if memory is None:
+            return chunks, np.zeros((len(chunks), self._policy.memory_size), np.float32)
+        return chunks, memory.cpu().numpy()
 
 
 @dataclass

@@ -64,8 +64,10 @@ def player() -> Iterator[RunPlayer]:
 class Corrects:
     """Knows what the reference's mistake is."""
 
-    def predict(self, observation: Any, *, deterministic: bool) -> tuple[np.ndarray, None]:
-        assert deterministic
+    def predict(
+        self, observation: Any, state: None = None, *, deterministic: bool
+    ) -> tuple[np.ndarray, None]:
+        assert deterministic and state is None
         action = observation["vla_action"].copy()
         action[..., :3] -= [0.3, -0.24, 0.18]
         return action, None

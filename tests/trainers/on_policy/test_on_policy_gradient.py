@@ -8,7 +8,8 @@ from on_policy_toys import tiny_policy, toy_rollout
 
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
-from vla_gym_trainers.on_policy.learner import LOSSES, SUMS, Learner, means
+from vla_gym_trainers.on_policy.gradients import LOSSES, SUMS, means
+from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather
 from vla_gym_trainers.on_policy.phases import Phase
 
@@ -24,6 +25,7 @@ class KnownPolicy:
     """A policy and its distribution: new log-probabilities of what was played are -2 in both."""
 
     needs_values, device, value_head = True, torch.device("cpu"), None
+    memory_size = 0
 
     def __init__(self):
         self.played, self.taught = of_chunks(-2.0, -2.0), of_chunks(-1.0, -4.0)

@@ -16,7 +16,7 @@ from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.rl_token_policy import RLTokenActor
+from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.rollout import Rollout
 
 SMALL = {

@@ -1,0 +1,234 @@
+"""Runs of recurrent policies: a task that needs a memory, resuming, playing, mistakes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_on_policy_memory import SIZE, recurrent
+from test_on_policy_rl_token import SMALL as RL_TOKEN
+from test_on_policy_train import SMALL, rows_of
+from toy_memory_env import ProprioVLA, memory_envs, memory_factories
+
+from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym.rollout import rollout
+from vla_gym.rollout.episodes import sampled_starts
+from vla_gym_trainers.evaluation.trained import ActorPolicy, load_policy
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
+from vla_gym_trainers.on_policy.train import train
+from vla_gym_trainers.on_policy.validation import GreedyPlayer
+
+LEARNING = {
+    **SMALL,
+    **RL_TOKEN,
+    "num_envs": 16,
+    "rollout_chunks": 24,
+    "chunk_len": 4,
+    "residual_basis": 1,
+    "sigma": 0.3,
+    "learning_rate": 5e-3,
+    "epochs": 6,
+    "num_minibatches": 4,
+}
+
+
+def run(folder, kind=PPOConfig, **changes):
+    settings = {**LEARNING, "run_dir": folder, **changes}
+    if kind is GRPOConfig:
+        del settings["value_clip"]
+    config = kind(**settings)
+    return train(config, vla=ProprioVLA(), envs=memory_factories(config))
+
+
+def success_of(result):
+    """Success of the first and of the last three rollouts, played with draws."""
+    rates = [rate for _, rate in result.card["results"]["training"]["success"]]
+    return rates[0], sum(rates[-3:]) / 3
+
+
+def played(player, num_envs=3, layouts=12, **kwargs):
+    """Chunks of each start's episode, and its success."""
+    chunks, act = {}, player.act
+
+    def spy(observations, infos):
+        chosen = act(observations, infos)
+        for info, chunk in zip(infos, chosen, strict=True):
+            chunks[info["task_id"], info["seed"], info["elapsed_steps"]] = chunk
+        return chosen
+
+    player.act = spy
+    starts = sampled_starts("goal", (0, 1), layouts, 7)
+    envs = memory_envs(num_envs, autoreset_mode="DISABLED", **kwargs)
+    try:
+        episodes = list(rollout(envs, player, starts))
+    finally:
+        envs.close()
+        player.act = act
+    return chunks, [episode.success for episode in sorted(episodes, key=lambda e: e.start)]
+
+
+def test_ppo_solves_with_a_memory_what_it_cannot_without(tmp_path):
+    start, end = success_of(run(tmp_path / "with", memory_size=16, total_steps=12_000))
+    assert start < 0.65 and end > 0.8
+    player = ActorPolicy(load_policy(tmp_path / "with"), ProprioVLA(), None, 4)
+    assert np.mean(played(player)[1]) > 0.95
+    _, end = success_of(run(tmp_path / "without", total_steps=6_000))
+    assert end < 0.65
+    player = ActorPolicy(load_policy(tmp_path / "without"), ProprioVLA(), None, 4)
+    assert np.mean(played(player)[1]) == 0.5
+
+
+def test_grpo_learns_with_a_memory_too(tmp_path):
+    settings = {"memory_size": 16, "bptt_length": 3, "episodes_per_env": 4, "group_size": 8}
+    settings |= {"num_envs": 32, "total_steps": 12_000}
+    start, end = success_of(run(tmp_path / "run", GRPOConfig, **settings))
+    assert start < 0.65 and end > 0.8
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory_start": "stored", "eval_every": 300},
+        {"memory_start": "recomputed", "value_epochs": 1, "kl_coef": 0.1},
+        {"sequential_training": False, "ahead": 1},
+    ],
+)
+def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, changes):
+    # Rows of 7 chunks, episodes of 3, a checkpoint every 2 rollouts: within an episode.
+    small = {"memory_size": 5, "bptt_length": 2, "num_envs": 4, "rollout_chunks": 7, "epochs": 2}
+    changes = {**small, "total_steps": 900, "checkpoint_every": 200, **changes}
+    changes["keep_checkpoints"] = 9
+    run(tmp_path / "whole", **changes)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("[0-9]*"))
+    assert len(checkpoints) >= 3
+    for later in checkpoints[1:]:
+        shutil.rmtree(later)
+    (tmp_path / "cut" / "last.safetensors").unlink()
+    run(tmp_path / "cut", auto_resume=True, **changes)
+    whole, cut = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "cut"))
+    assert "actor.gru.weight_hh" in whole and whole.keys() == cut.keys()
+    assert all(torch.equal(whole[k], cut[k]) for k in whole)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+
+
+@pytest.fixture
+def policy():
+    return recurrent(chunk_len=4)
+
+
+def saved(policy, folder):
+    policy.save(folder)
+    return load_policy(folder)
+
+
+def test_who_plays_carries_a_memory_for_each_episode(policy, tmp_path):
+    """Whatever the number of environments; as by hand, chunk by chunk."""
+    model = saved(policy, tmp_path)
+    chunks, _ = played(ActorPolicy(model, ProprioVLA(), None, 4), num_envs=1)
+    assert len(chunks) == 2 * 12 * 3
+    for player in (
+        ActorPolicy(model, ProprioVLA(), None, 4),
+        GreedyPlayer(policy.act, policy, 4),
+    ):
+        again, _ = played(player, num_envs=5)
+        assert again.keys() == chunks.keys()
+        assert all(np.array_equal(again[key], chunks[key]) for key in chunks)
+    for task, seed in {key[:2] for key in chunks}:
+        state = None
+        for step in (0, 4, 8):
+            proprio = np.zeros(8, np.float32)
+            proprio[0] = 0.0 if step else 1 - 2 * task
+            features = {"rl_token": proprio, "proprio": proprio, "vla_action": np.zeros((4, 7))}
+            chunk, state = model.predict(features, state)
+            np.testing.assert_allclose(chunk, chunks[task, seed, step], atol=1e-6)
+    by_step = [np.stack([v for k, v in chunks.items() if k[2] == step]) for step in (4, 8)]
+    assert np.abs(by_step[0] - by_step[1]).max() > 1e-3  # shown the same, remembered more
+
+
+def test_an_episode_that_is_played_again_remembers_nothing(policy, tmp_path):
+    expected, won = played(GreedyPlayer(policy.act, policy, 4), num_envs=2, layouts=2)
+    with pytest.warns(WorkerRestartWarning):
+        chunks, again = played(
+            GreedyPlayer(policy.act, policy, 4),
+            num_envs=2,
+            layouts=2,
+            workers=1,
+            die_in=(0, str(tmp_path / "died")),
+        )
+    assert (tmp_path / "died").exists() and again == won
+    assert all(np.array_equal(chunks[key], expected[key]) for key in expected)
+
+
+def test_a_teacher_plays_without_memory(policy):
+    from vla_gym_trainers.on_policy.rl_token_policy import vla_chunks
+
+    chunks, _ = played(GreedyPlayer(vla_chunks, policy, 4), layouts=2)
+    assert len(chunks) == 12 and not any(chunk.any() for chunk in chunks.values())
+
+
+def test_predict_takes_and_returns_a_state(policy, tmp_path):
+    model = saved(policy, tmp_path)
+    rng = np.random.default_rng(0)
+    features = {
+        "rl_token": rng.normal(size=(3, 8)).astype(np.float32),
+        "proprio": rng.normal(size=(3, 8)).astype(np.float32),
+        "vla_action": rng.uniform(-0.1, 0.1, (3, 4, 7)).astype(np.float32),
+    }
+    first, state = model.predict(features)
+    assert [part.shape for part in state] == [(3, SIZE), (3, 4, 7)]
+    assert np.array_equal(state[1], first)
+    second, _ = model.predict(features, state)
+    assert (np.abs(second - first).max(axis=(1, 2)) > 1e-4).all()
+    mixed, _ = model.predict(features, state, np.array([True, False, True]))
+    np.testing.assert_allclose(mixed, np.stack([first[0], second[1], first[2]]), atol=1e-6)
+    one = {key: value[1] for key, value in features.items()}
+    alone, after = model.predict(one, tuple(part[1:2] for part in state))
+    np.testing.assert_allclose(alone, second[1], atol=1e-6)
+    assert after[0].shape == (1, SIZE)
+    with pytest.raises(ConfigError, match=r"arrays \(3, 6\) and \(3, 4, 7\), got \(\(1, 6\)"):
+        model.predict(features, after)
+
+
+def test_actors_that_were_saved_without_a_memory_load(tmp_path):
+    plain = recurrent(chunk_len=4, memory_size=0)
+    assert plain.carried == {} and plain.remember({}) is None
+    plain.save(tmp_path)
+    sizes = json.loads((tmp_path / "rl_token_actor.json").read_text())
+    assert sizes.pop("memory_size") == 0
+    (tmp_path / "rl_token_actor.json").write_text(json.dumps(sizes))
+    model = load_policy(tmp_path)
+    assert isinstance(model, RLTokenActor) and model.carried == {}
+    features = {key: box.sample() for key, box in model.observation_space.items()}
+    assert model.predict(features, None)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"memory_size": -1}, "memory_size must be at least 0"),
+        ({"bptt_length": 0}, "bptt_length must be at least 1"),
+        ({"bptt_length": 25}, "bptt_length must be at most 24, the chunks of a row, got 25"),
+        ({"policy": "tokens"}, "policy tokens has no memory"),
+        ({"policy": "own"}, "policy own has no memory"),
+        ({"micro_batch_size": 7}, r"micro_batch_size \(7\) must be at least bptt_length \(8\)"),
+        ({"memory_start": "zeros"}, "'stored' or 'recomputed', got 'zeros'"),
+    ],
+)
+def test_settings_are_checked(wrong, words):
+    right = {**LEARNING, "memory_size": 4}
+    PPOConfig(**right)
+    with pytest.raises(ConfigError, match=words):
+        PPOConfig(**{**right, **wrong})
+
+
+def test_windows_longer_than_episodes_are_named_before_anything_is_played(tmp_path):
+    with pytest.raises(ConfigError, match="bptt_length must be at most 3.*got 8"):
+        run(tmp_path / "run", memory_size=4, episodes_per_env=2)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or not rows_of(tmp_path / "run")
+    # Without a memory, and with windows of one chunk, it does not matter.
+    PPOConfig(**{**LEARNING, "bptt_length": 99})
+    PPOConfig(**{**LEARNING, "memory_size": 4, "bptt_length": 99, "sequential_training": False})

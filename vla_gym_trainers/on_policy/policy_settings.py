@@ -1,0 +1,156 @@
+"""Settings of what acts and is trained by ``vla-gym-train ppo | grpo``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vla_gym.errors import ConfigError
+
+Trainable = Literal["lora", "heads", "full"]
+
+#: Heads of the package's backends, and the one that a policy's loss reaches.
+_HEADS = ("action_head", "token_head", "flow_head")
+_REACHED = {"tokens": "token_head", "gaussian": "action_head", "flow": "flow_head"}
+
+
+@dataclass
+class VLASettings:
+    """Of the policies that are the VLA itself: all but ``rl-token``."""
+
+    trainable: Trainable = "lora"
+    """What of the VLA is trained: lora (adapters), heads (some modules alone), full."""
+    heads: tuple[str, ...] | None = None
+    """Modules that trainable=heads trains and that fresh_heads renews; default: the embedded VLA's
+    that the policy's loss reaches (token_head, action_head, flow_head)."""
+    fresh_heads: bool = False
+    """Give the heads new random weights first (to be cloned in the warm-up)."""
+    lora_r: int = 16
+    """Rank of the adapters."""
+    lora_alpha: float = 16.0
+    """Scale of the adapters, divided by the rank."""
+    lora_dropout: float = 0.0
+    """Dropout on the adapters' input while learning; the first ratios are then not exactly 1."""
+    lora_targets: tuple[str, ...] = ()
+    """Ends of the names of modules with adapters, such as q_proj v_proj; default: all linear."""
+    lora_exclude: tuple[str, ...] | None = None
+    """Modules without adapters; default: the heads that the policy's loss does not reach. Unknown
+    names are ignored."""
+    lora_train_whole: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters."""
+    gradient_checkpointing: bool = False
+    """Compute layers again in the backward pass: less memory, about a third more time."""
+    temperature: float = 1.0
+    """tokens: of drawing, and of log-probabilities."""
+    learn_sigma: bool = True
+    """gaussian: whether the standard deviations are learned; sigma is where they begin."""
+    noise_correlation: float = 0.0
+    """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
+    trembles, 0.9 moves on in one direction."""
+    flow_noise: float = 0.5
+    """flow: level of the noise in the denoising steps."""
+    stochastic_steps: int | None = None
+    """flow: the first so many denoising steps have noise; default: all."""
+
+
+@dataclass
+class RLTokenSettings:
+    """Of ``policy="rl-token"``."""
+
+    rl_token: str = "auto"
+    """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
+    mean; mean: the mean of its hidden states."""
+    net_arch: tuple[int, ...] = (256, 256)
+    """rl-token: hidden widths of the network."""
+    residual_scale: float = 1.0
+    """rl-token: largest mean correction of the VLA's action, in units of the action scale."""
+    residual_basis: int = 2
+    """rl-token: correct with this many smooth functions of time per action dimension."""
+    sigma: float = 0.05
+    """rl-token, gaussian: standard deviation of the correction, or of an action, at the start (1 =
+    full translation; rotations have less)."""
+    min_sigma: float = 0.01
+    """rl-token, gaussian: smallest standard deviation; it is learned, per action dimension."""
+
+
+@dataclass
+class MemorySettings:
+    """Of policies with a recurrent memory, which are learnt from by sequences."""
+
+    memory_size: int = 0
+    """rl-token: numbers of a recurrent memory (a GRU) of the episode; 0: none."""
+    sequential_training: bool = True
+    """Learn from windows of successive chunks, through the memory of the chunks before in the
+    window; else from single chunks, each with the memory that it starts from."""
+    bptt_length: int = 8
+    """Chunks of a window: back-propagation through time is cut off before its first one."""
+    memory_start: Literal["stored", "recomputed"] = "stored"
+    """Memory that a window starts from: stored while playing, stale after the first gradient step;
+    or recomputed before each step, by the policy as it is, from the episode's first chunk on."""
+
+    def check_memory(self, policy: str, micro_batch_size: int) -> None:
+        """Check that the sizes fit the policy and each other.
+
+        Raises:
+            ConfigError: If they do not.
+        """
+        if not self.memory_size:
+            return
+        if policy != "rl-token":
+            raise ConfigError(f"policy {policy} has no memory: leave memory_size out.")
+        if self.sequential_training and micro_batch_size < self.bptt_length:
+            raise ConfigError(
+                f"micro_batch_size ({micro_batch_size}) must be at least bptt_length "
+                f"({self.bptt_length}): a window is in memory as a whole."
+            )
+
+    def check_rows(self, num_chunks: int) -> None:
+        """Check that a window fits into a row of a rollout.
+
+        Raises:
+            ConfigError: If it does not.
+        """
+        if self.memory_size and self.sequential_training and self.bptt_length > num_chunks:
+            raise ConfigError(
+                f"bptt_length must be at most {num_chunks}, the chunks of a row, got "
+                f"{self.bptt_length}."
+            )
+
+
+@dataclass
+class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
+    """Who acts, with the settings of each kind of policy."""
+
+    policy: Literal["tokens", "gaussian", "flow", "own", "rl-token"] = "tokens"
+    """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
+    actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or
+    rl-token, a small network on the VLA's RL token that corrects the frozen VLA's chunks."""
+
+    def check_policy(self) -> None:
+        """Check what one kind of policy asks for.
+
+        Raises:
+            ConfigError: If a value is out of range, or the policy has no such setting.
+        """
+        if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
+            raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
+        if not 0.0 <= self.noise_correlation < 1.0:
+            raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
+        if self.policy != "tokens" and self.fresh_heads:
+            raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
+        if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
+            raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
+
+    def trained_heads(self) -> tuple[str, ...]:
+        """Return the modules that trainable=heads trains; see ``heads``."""
+        reached = _REACHED.get(self.policy)
+        if self.heads is not None:
+            return self.heads
+        return () if reached is None else (reached,)
+
+    def heads_without_adapters(self) -> tuple[str, ...]:
+        """Return the modules without adapters; see ``lora_exclude``."""
+        if self.lora_exclude is not None:
+            return self.lora_exclude
+        reached = _REACHED.get(self.policy)
+        return tuple(head for head in _HEADS if reached and head != reached)

@@ -1,0 +1,81 @@
+"""The memory of a recurrent policy while it learns: gradients in windows, and where they start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from vla_gym_trainers.on_policy.policy import Observation, Policy
+from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.rollout.memory import MEMORY
+from vla_gym_trainers.rollout.sequences import Windows, runs, unroll, windows_of
+
+
+def with_memory(
+    policy: Policy, rollout: Rollout, chunks: TensorDict, start: Tensor | None
+) -> tuple[Observation, list[str]]:
+    """Return observations and instructions of chunks, with the memory before each of them.
+
+    Args:
+        policy: With or without a memory.
+        rollout: Holds the observations.
+        chunks: (n,) chunks of whole windows, as :func:`~.minibatches.gather` returns them.
+        start: [rows, chunks, S], see :func:`starts`; what is before the first chunk of a window
+            counts, without gradients.
+    """
+    observation, texts = rollout.inputs(chunks)
+    if start is not None:
+        first, lengths = runs(chunks["window"])
+        windows = Windows(chunks["row"][first], chunks["slot"][first], lengths)
+        memory: Any = _unrolled(policy, rollout, windows, start)
+        observation[MEMORY] = memory  # a tensor, for the gradients
+    return observation, texts
+
+
+def starts(policy: Policy, rollout: Rollout, *, recomputed: bool) -> Tensor | None:
+    """Return the memory [rows, chunks, S] that windows may start from; None without a memory.
+
+    Args:
+        policy: The policy that learns.
+        rollout: What was played.
+        recomputed: False takes what is stored: the memory of the policy that acted. From the first
+            gradient step on it is stale, for the policy would remember something else by now. True
+            runs the policy, as it is, from the first chunk of each episode.
+    """
+    if not policy.memory_size:
+        return None
+    return recompute(policy, rollout) if recomputed else rollout.data[MEMORY]
+
+
+@torch.no_grad()
+def recompute(policy: Policy, rollout: Rollout) -> Tensor:
+    """Return the memory [rows, chunks, S] before each chunk, had the policy acted as it is now.
+
+    An episode that began in an earlier rollout, or that goes on behind a chunk that is not valid,
+    starts there from what is stored, which is stale in any case. Where no chunk is valid, what is
+    stored stays.
+    """
+    data = rollout.data
+    ends = data["terminated"], data["truncated"]
+    episodes = windows_of(data["valid"], *ends, data.shape[1])
+    memory = data[MEMORY].clone()
+    memory[episodes.chunks()] = _unrolled(policy, rollout, episodes, memory).cpu()
+    return memory
+
+
+def _unrolled(policy: Policy, rollout: Rollout, windows: Windows, start: Tensor) -> Tensor:
+    """Return the memory (n, S) before each chunk of windows, in their order."""
+    names = [name for name in rollout.observation if name != MEMORY]
+    inputs = windows.take({name: rollout.data[name] for name in names})
+
+    def step(seen: dict[str, Any], memory: Any) -> Tensor:
+        after = policy.remember({**seen, MEMORY: memory})
+        assert after is not None
+        return after
+
+    first = start[windows.rows, windows.first].to(policy.device)
+    mask = windows.mask.to(policy.device)
+    return unroll(step, inputs, first)[mask]

@@ -1,0 +1,196 @@
+"""The network of PPO and GRPO on the RL token: what is saved, and what plays greedily."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.suites.libero.spec import ACTION, PROPRIO
+from vla_gym_trainers.networks import (
+    ChunkActor,
+    FeatureNormalizer,
+    reference_chunk,
+)
+from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
+
+WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
+
+
+#: What a policy with memory is given back: the memory (B, S) and its chunks (B, C, N).
+State = tuple[np.ndarray, np.ndarray]
+
+
+class RLTokenActor(nn.Module):
+    """Normaliser, actor and sigma: what is saved of a policy, and what plays greedily.
+
+    With a memory, ``h_t = GRU(h_{t-1}, [x_t, a_{t-1}])`` of the normalised features x and the chunk
+    a that was executed before, both h and a zeros at an episode's start; the actor sees x and h.
+
+    Attributes:
+        sizes: Arguments that make it.
+        action_space: Of what it plays.
+        observation_space: What it looks at.
+        guarded_tasks: None: it plays all tasks itself.
+        log_std: (N,) logarithm of sigma, per action dimension.
+        memory_size: S; 0: no memory.
+        gru: The memory's ``nn.GRUCell``, or None.
+    """
+
+    gru: nn.GRUCell | None
+
+    def __init__(
+        self,
+        token_dim: int,
+        chunk_len: int,
+        net_arch: Sequence[int] = (256, 256),
+        residual_scale: float = 1.0,
+        residual_basis: int = 2,
+        sigma: float = 0.05,
+        *,
+        proprio_dim: int = PROPRIO.size,
+        action_scale: Sequence[float] = ACTION.scales,
+        memory_size: int = 0,
+    ) -> None:
+        """Begin at the VLA; see ``PPOConfig`` and, for ``action_scale``, ``ActionSpec.scale``."""
+        super().__init__()
+        self.sizes: dict[str, Any] = {
+            "token_dim": token_dim,
+            "chunk_len": chunk_len,
+            "net_arch": list(net_arch),
+            "residual_scale": residual_scale,
+            "residual_basis": residual_basis,
+            "proprio_dim": proprio_dim,
+            "action_scale": list(action_scale),
+            "memory_size": memory_size,
+        }
+        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, len(action_scale)), np.float32)
+        self.observation_space = spaces.Dict(
+            {
+                "rl_token": spaces.Box(-np.inf, np.inf, (token_dim,), np.float32),
+                "vla_action": self.action_space,
+                "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
+            }
+        )
+        self.guarded_tasks: tuple[int, ...] = ()
+        self.normalizer = FeatureNormalizer(token_dim, proprio_dim)
+        limit = residual_scale * torch.tensor(action_scale, dtype=torch.float32)
+        state_dim = self.normalizer.state_dim
+        self.actor = ChunkActor(state_dim + memory_size, chunk_len, net_arch, limit, residual_basis)
+        self.log_std = nn.Parameter(torch.full((len(action_scale),), math.log(sigma)))
+        self.memory_size, self.gru = memory_size, None
+        if memory_size:
+            self.gru = nn.GRUCell(state_dim + chunk_len * len(action_scale), memory_size)
+
+    @property
+    def carried(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what is carried from chunk to chunk, as in a state; empty without a memory."""
+        if not self.memory_size:
+            return {}
+        shape: tuple[int, ...] = self.action_space.shape
+        return {MEMORY: (self.memory_size,), PREVIOUS_ACTION: shape}
+
+    def remember(self, observation: dict[str, Tensor]) -> Tensor:
+        """Return the memory (B, S) after features; arguments as :meth:`forward`."""
+        x = self.normalizer(observation)
+        if self.gru is None:
+            return x[:, :0]
+        seen = torch.cat([x, observation[PREVIOUS_ACTION].flatten(1)], dim=1)
+        memory: Tensor = self.gru(seen, observation[MEMORY])
+        return memory
+
+    def forward(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the mean corrections (B, K, N) and the memory (B, S) after the features.
+
+        Args:
+            observation: ``rl_token`` (B, D), ``proprio`` (B, P) and ``vla_action`` (B, C, N); with
+                a memory ``memory`` (B, S) and ``previous_action`` (B, C, N) as well.
+        """
+        memory = self.remember(observation)
+        x = torch.cat([self.normalizer(observation), memory], dim=1)
+        return self.actor.coefficients(x, reference_chunk(observation)), memory
+
+    def chunk(self, correction: Tensor, reference: Tensor) -> Tensor:
+        """Return the chunks (B, C, N) that corrections (B, K, N) make of the VLA's, the same."""
+        return self.actor.chunk(correction, reference.flatten(1)).reshape(reference.shape)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: Mapping[str, np.ndarray],
+        state: State | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = True,  # noqa: ARG002
+    ) -> tuple[np.ndarray, State | None]:
+        """Return the mean chunks (B, C, N) in [-1, 1], called as the policies of SB3 are.
+
+        Args:
+            observation: As ``LiberoVLA-*`` has it, one row (no leading dimension) or B.
+            state: With a memory, what the last call returned for the same B episodes (1 without a
+                leading dimension); None where all of them begin. Not used without.
+            episode_start: (B,) bool: rows whose state is of another episode and is left out.
+            deterministic: Not used: it never draws.
+
+        Returns:
+            The chunks, and with a memory the state of the next call, else None.
+
+        Raises:
+            ConfigError: If the state does not fit the observation.
+        """
+        names = ("rl_token", "proprio", "vla_action")
+        tensors = {name: torch.as_tensor(np.asarray(observation[name])) for name in names}
+        if single := tensors["proprio"].ndim == 1:
+            tensors = {name: tensor[None] for name, tensor in tensors.items()}
+        if self.memory_size:
+            tensors |= self._carried(state, episode_start, tensors["vla_action"].shape)
+        correction, memory = self(tensors)
+        chunks = self.chunk(correction, tensors["vla_action"]).numpy()
+        after = (memory.numpy(), chunks) if self.memory_size else None
+        return (chunks[0] if single else chunks), after
+
+    def _carried(
+        self, state: State | None, episode_start: np.ndarray | None, shape: torch.Size
+    ) -> dict[str, Tensor]:
+        """Return what is carried to observations with VLA chunks of this shape."""
+        shapes = (shape[0], self.memory_size), tuple(shape)
+        if state is None:
+            state = np.zeros(shapes[0], np.float32), np.zeros(shapes[1], np.float32)
+        if (found := tuple(np.shape(part) for part in state)) != shapes:
+            raise ConfigError(
+                f"Expected a state of arrays {shapes[0]} and {shapes[1]}, got {found}: give what "
+                "predict() returned for the same episodes, or None."
+            )
+        goes_on = np.ones(shape[0], bool) if episode_start is None else ~np.asarray(episode_start)
+        parts = (torch.as_tensor(np.array(part, np.float32)) for part in state)
+        kept = torch.as_tensor(goes_on)
+        memory, chunks = (torch.where(kept.view(-1, *[1] * (x.ndim - 1)), x, 0.0) for x in parts)
+        return {MEMORY: memory, PREVIOUS_ACTION: chunks}
+
+    def save(self, folder: Path) -> None:
+        """Write the weights, and the sizes that :meth:`load` makes it with."""
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / WEIGHTS)
+        (folder / SIZES).write_text(json.dumps(self.sizes) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> RLTokenActor:
+        """Read what :meth:`save` wrote, on the CPU.
+
+        Raises:
+            WeightsError: If a file is missing or damaged.
+        """
+        try:
+            actor = cls(**json.loads((folder / SIZES).read_text(encoding="utf-8")))
+            actor.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise WeightsError(f"{folder} holds no whole RL-token actor: {error}") from error
+        return actor.eval()
