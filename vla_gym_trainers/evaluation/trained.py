@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
+from vla_gym.rollout.policies import (
+    BATCH_SIZE,
+    Info,
+    Observations,
+    in_episodes,
+    in_fixed_batches,
+)
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.spec_options import split_options, with_option
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_features import look
 
 if TYPE_CHECKING:
@@ -23,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class ActorPolicy:
-    """A policy over the RL token on top of a frozen VLA, as TD3 trains it; deterministic."""
+    """A policy over the RL token on top of a frozen VLA, as TD3 trains it; deterministic.
+
+    The state of a stateful VLA is kept by environment: it plays in one rollout at a time.
+    """
 
     expert = False
 
@@ -48,6 +58,7 @@ class ActorPolicy:
             name: What tables call it.
         """
         self._model, self.vla, self._encoder = model, vla, rl_token
+        self._memory = None if vla is None else VLAMemory(vla)
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
@@ -57,13 +68,13 @@ class ActorPolicy:
         """Return the policy's chunks."""
         return in_fixed_batches(self._forward, observations, infos, self._batch_size)
 
-    def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+    def _forward(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
         features = observations
-        if self.vla is not None:
+        if self._memory is not None:
             images = {camera: observations[camera] for camera in self.cameras}
             proprio = observations["proprio"]
-            told = [instruction] * len(proprio)
-            token, chunk = look(self.vla, self._encoder, self.chunk_len, images, told, proprio)
+            vla, told = in_episodes(self._memory, infos), [info["instruction"] for info in infos]
+            token, chunk = look(vla, self._encoder, self.chunk_len, images, told, proprio)
             features = {
                 "rl_token": token,
                 "vla_action": chunk,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import Distribution
+from vla_gym.vla.base import Distribution, FrozenVLA
 from vla_gym_trainers.on_policy.rollout import ArraySpec, Rollout
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Policy(ABC):
     (With dropout the first probability ratio is not 1: :meth:`set_dropout`.)
 
     Attributes:
+        vla: The VLA that it looks through, or that it is.
         value_head: Maps ``value_input`` (B, H) to values (B,), or None.
         observation: What is stored of an observation, by name.
         sample: Of a sample.
@@ -78,6 +79,7 @@ class Policy(ABC):
         image_size: Of the frames that it observes, in pixels.
     """
 
+    vla: Any
     value_head: nn.Module | None
     observation: dict[str, ArraySpec]
     sample: ArraySpec
@@ -86,8 +88,20 @@ class Policy(ABC):
     image_size: int
 
     @abstractmethod
-    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
-        """Return what is stored of the environments' observations, and what :meth:`act` takes."""
+    def observe(
+        self,
+        observation: Mapping[str, np.ndarray],
+        texts: Sequence[str],
+        vla: FrozenVLA | None = None,
+    ) -> Observation:
+        """Return what is stored of the environments' observations, and what :meth:`act` takes.
+
+        Args:
+            observation: Of B environments.
+            texts: Their instructions.
+            vla: The policy's frozen VLA as ``VLAMemory.at`` returns it for these environments, in
+                whose episodes a stateful one goes on; None: each row is the first of an episode.
+        """
 
     @abstractmethod
     def distribution(

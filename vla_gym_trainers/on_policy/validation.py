@@ -10,9 +10,16 @@ import numpy as np
 
 from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
-from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_batches
+from vla_gym.rollout.policies import (
+    BATCH_SIZE,
+    Info,
+    Observations,
+    in_episodes,
+    in_fixed_batches,
+)
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.on_policy.phases import Teacher
 from vla_gym_trainers.on_policy.policy import Observation, Policy
 
@@ -33,6 +40,7 @@ class GreedyPlayer:
     def __init__(self, choose: Choose, policy: Policy, chunk_len: int) -> None:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
+        self._memory = VLAMemory(policy.vla)
         self.image_size, self.name = policy.image_size, "policy"
         self.identity: dict[str, Any] = {"kind": "student"}
 
@@ -40,9 +48,9 @@ class GreedyPlayer:
         """Return the chunks."""
         return in_fixed_batches(self._forward, observations, infos, BATCH_SIZE)
 
-    def _forward(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
-        texts = [instruction] * len(observations["proprio"])
-        chunks = self._choose(self._policy.observe(observations, texts), texts).actions
+    def _forward(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
+        texts, vla = [info["instruction"] for info in infos], in_episodes(self._memory, infos)
+        chunks = self._choose(self._policy.observe(observations, texts, vla), texts).actions
         return np.clip(chunks[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
 
 
