@@ -25,7 +25,7 @@ STARTS = [Start("goal", task, state) for task in (0, 8) for state in range(3)]
 SETTINGS: dict[str, Any] = {"max_control_steps": 32}
 
 
-class Recorded(VLAPolicy):
+class Recording:
     """Writes down the chunks of every start, and how many frames its episode's state has seen."""
 
     envs: Any = None
@@ -45,13 +45,19 @@ class Recorded(VLAPolicy):
         return chunks
 
 
+class Recorded(Recording, VLAPolicy): ...
+
+
+class RecordedActor(Recording, ActorPolicy): ...
+
+
 def recorded(**kwargs: Any) -> Recorded:
     policy = Recorded(GRUVLA(load("mini")), **kwargs)
     policy.played = {}
     return policy
 
 
-def played(policy: VLAPolicy, **settings: Any) -> list[Episode]:
+def played(policy: Any, **settings: Any) -> list[Episode]:
     return sorted(play(policy, STARTS, **SETTINGS, **settings), key=lambda e: e.start)
 
 
@@ -107,8 +113,10 @@ def test_an_episode_whose_worker_died_begins_with_a_fresh_state():
 def test_a_policy_on_the_rl_token_sees_through_the_same_state():
     """Without a model of its own it plays the VLA's chunks."""
     policy = recorded()
-    actor = ActorPolicy(None, policy.vla, None, policy.chunk_len)
+    actor = RecordedActor(None, policy.vla, None, policy.chunk_len)
+    actor.played = {}
     assert played(actor, num_envs=4, workers=0) == played(policy, num_envs=3, workers=0)
+    assert_same(actor.played, policy.played)
 
 
 def test_sampling_is_refused():
