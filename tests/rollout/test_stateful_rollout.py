@@ -38,7 +38,7 @@ class Recording:
             os.kill(self.envs.worker_pids[0], signal.SIGKILL)
         chunks = super().act(observations, infos)
         for info, chunk in zip(infos, chunks, strict=True):
-            seen = int(self._memory.save(info["env_id"])["frames"])
+            seen = int(self._vla_memory.save(info["env_id"])["frames"])
             assert seen == 1 + info["elapsed_steps"] // self.chunk_len
             start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
             self.played[start, seen] = chunk

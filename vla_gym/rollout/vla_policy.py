@@ -65,11 +65,11 @@ class VLAPolicy:
                 chunk is longer than its horizon.
         """
         self.vla = load_vla(vla, head, device, allow_class=allow_class)
-        self._memory = VLAMemory(self.vla)
+        self._vla_memory = VLAMemory(self.vla)
         self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
         if temperature > 0.0 and not isinstance(self.vla, TokenVLA):
             raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
-        if temperature > 0.0 and self._memory.is_stateful:
+        if temperature > 0.0 and self._vla_memory.is_stateful:
             raise ConfigError(
                 f"The VLA {self.vla.name!r} has a state, and tokens are sampled without one: leave "
                 "out --temperature."
@@ -100,7 +100,7 @@ class VLAPolicy:
 
     def _infer(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
         images = {camera: observations[camera] for camera in self.cameras}
-        vla, texts = in_episodes(self._memory, infos), [info["instruction"] for info in infos]
+        vla, texts = in_episodes(self._vla_memory, infos), [info["instruction"] for info in infos]
         return self._clipped(vla.infer(images, texts, observations["proprio"]).actions)
 
     def _sample(self, observations: Observations, row: int, info: Info) -> np.ndarray:

@@ -58,7 +58,7 @@ class ActorPolicy:
             name: What tables call it.
         """
         self._model, self.vla, self._encoder = model, vla, rl_token
-        self._memory = None if vla is None else VLAMemory(vla)
+        self._vla_memory = None if vla is None else VLAMemory(vla)
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
@@ -70,10 +70,13 @@ class ActorPolicy:
 
     def _forward(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
         features = observations
-        if self._memory is not None:
+        if self._vla_memory is not None:
             images = {camera: observations[camera] for camera in self.cameras}
             proprio = observations["proprio"]
-            vla, told = in_episodes(self._memory, infos), [info["instruction"] for info in infos]
+            vla, told = (
+                in_episodes(self._vla_memory, infos),
+                [info["instruction"] for info in infos],
+            )
             token, chunk = look(vla, self._encoder, self.chunk_len, images, told, proprio)
             features = {
                 "rl_token": token,

@@ -56,7 +56,7 @@ class RolloutCollector:
         self._finite = np.ones(n, bool)  # whether all numbers of its last observation are
         self._seen: Observation = {}  # what is stored of it
         self._clock = Stopwatch()
-        self._memory: VLAMemory  # of the VLA of who acted when the running episodes began
+        self._vla_memory: VLAMemory  # of the VLA of who acted when the running episodes began
 
     def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
         """Play until the rollout is full.
@@ -86,7 +86,7 @@ class RolloutCollector:
                 self._seeds = seed + out.first_env + np.arange(n)
                 obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
                 self._episode[:], self._chunk[:] = 0, 0
-                self._memory = VLAMemory(actor.vla)
+                self._vla_memory = VLAMemory(actor.vla)
                 self._see(np.arange(n), obs, np.ones(n, bool))
             self._collector.collect(self)
         out.seconds = self._clock.lap()
@@ -133,7 +133,9 @@ class RolloutCollector:
             goes_on = is_seen = ~over | (self._played[ids] + 1 < self._out.episodes)
         kept = ~lost & self._finite[ids] & np.isfinite(step.rewards) & _are_finite(step.next_obs)
         ends = np.flatnonzero(kept & truncated)
-        vla = self._memory.at((), ended=ids[ends])  # in the episodes that end, before others begin
+        vla = self._vla_memory.at(
+            (), ended=ids[ends]
+        )  # in the episodes that end, before others begin
         seen = {key: value[is_seen] for key, value in step.obs.items()}
         self._see(ids[is_seen], seen, over[is_seen])
         kept &= over | self._finite[ids]
@@ -176,7 +178,7 @@ class RolloutCollector:
     def _see(self, ids: np.ndarray, obs: Observation, begins: np.ndarray) -> None:
         """Keep what is stored of the observations that environments are acted on next."""
         if len(ids):
-            vla = self._memory.at(ids, begins)
+            vla = self._vla_memory.at(ids, begins)
             rows, self._finite[ids] = self._observe(obs, self._texts(ids), vla)
             for key, value in rows.items():
                 if key not in self._seen:

@@ -40,7 +40,7 @@ class GreedyPlayer:
     def __init__(self, choose: Choose, policy: Policy, chunk_len: int) -> None:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
-        self._memory = VLAMemory(policy.vla)
+        self._vla_memory = VLAMemory(policy.vla)
         self.image_size, self.name = policy.image_size, "policy"
         self.identity: dict[str, Any] = {"kind": "student"}
 
@@ -49,7 +49,7 @@ class GreedyPlayer:
         return in_fixed_batches(self._forward, observations, infos, BATCH_SIZE)
 
     def _forward(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
-        texts, vla = [info["instruction"] for info in infos], in_episodes(self._memory, infos)
+        texts, vla = [info["instruction"] for info in infos], in_episodes(self._vla_memory, infos)
         chunks = self._choose(self._policy.observe(observations, texts, vla), texts).actions
         return np.clip(chunks[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
 

@@ -148,7 +148,7 @@ class StatesPolicy:
             player: ``"expert"``, or ``"vla"``: it acts too.
             stride: Control steps of the expert from one look to the next.
         """
-        self._vla, self._player, self._memory = vla, player, VLAMemory(vla)
+        self._vla, self._player, self._vla_memory = vla, player, VLAMemory(vla)
         self.name, self.expert = player, player == "expert"
         self.chunk_len = stride if self.expert else vla.horizon
         self.cameras: tuple[str, ...] = CAMERAS
@@ -168,7 +168,7 @@ class StatesPolicy:
                 [i["instruction"] for i in told],
             )
             with torch.no_grad():
-                out = in_episodes(self._memory, told).infer(images, texts, batch["proprio"])
+                out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
             for row, states in zip(batch["row"], out.hidden.to("cpu", torch.float16), strict=True):
                 hidden[row] = states
             return np.asarray(out.actions.float().cpu().numpy())
