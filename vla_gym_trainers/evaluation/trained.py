@@ -73,10 +73,8 @@ class ActorPolicy:
         if self._vla_memory is not None:
             images = {camera: observations[camera] for camera in self.cameras}
             proprio = observations["proprio"]
-            vla, told = (
-                in_episodes(self._vla_memory, infos),
-                [info["instruction"] for info in infos],
-            )
+            vla = in_episodes(self._vla_memory, infos)
+            told = [info["instruction"] for info in infos]
             token, chunk = look(vla, self._encoder, self.chunk_len, images, told, proprio)
             features = {
                 "rl_token": token,

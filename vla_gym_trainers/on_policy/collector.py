@@ -133,9 +133,8 @@ class RolloutCollector:
             goes_on = is_seen = ~over | (self._played[ids] + 1 < self._out.episodes)
         kept = ~lost & self._finite[ids] & np.isfinite(step.rewards) & _are_finite(step.next_obs)
         ends = np.flatnonzero(kept & truncated)
-        vla = self._vla_memory.at(
-            (), ended=ids[ends]
-        )  # in the episodes that end, before others begin
+        # The VLA in the episodes that end, before others begin.
+        vla = self._vla_memory.at((), ended=ids[ends])
         seen = {key: value[is_seen] for key, value in step.obs.items()}
         self._see(ids[is_seen], seen, over[is_seen])
         kept &= over | self._finite[ids]
