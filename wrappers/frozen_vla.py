@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.suites import get_task
 from vla_gym.wrappers.vla_features import VLAFeatures
+from vla_gym.wrappers.vla_state import LastFrames
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -27,6 +29,9 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
 
     Playing ``vla_action`` back as the action is the VLA's own policy, through exactly the path
     that a learned policy takes. :mod:`vla_gym.wrappers.vector` has the same for many environments.
+
+    The state of a :class:`~vla_gym.vla.StatefulVLA` begins anew at each reset and goes on with each
+    step; it is part of :meth:`get_state`.
     """
 
     def __init__(
@@ -55,24 +60,58 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         )
         self.vla, self.rl_token = self._features.vla, self._features.rl_token
         self.observation_space = self._features.space
+        self._last = LastFrames(self._features, 1)
+
+    @property
+    def features(self) -> VLAFeatures:
+        """What computes the observations."""
+        return self._features
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reset the environment and let the VLA look at the first frame."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._convert(obs, info), info
+        return self._convert(obs, info["instruction"], begins=True), info
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute a chunk and let the VLA look at the last frame."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._convert(obs, info), float(reward), terminated, truncated, info
+        obs = self._convert(obs, info["instruction"])
+        return obs, float(reward), terminated, truncated, info
 
-    def _convert(self, obs: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
+    def get_state(self) -> Any:
+        """Return the wrapped environment's state; of a stateful VLA with its memory."""
+        return self._last.save([0], [self.env.get_wrapper_attr("get_state")()])[0]
+
+    def set_state(self, state: Any) -> dict[str, Any]:
+        """Go on from a state; return the observation of that moment, exactly if it has a memory.
+
+        Raises:
+            ConfigError: If the VLA is stateful, and the state was saved without one.
+        """
+        obs = self.env.get_wrapper_attr("set_state")(*self._last.check([state]))
+        if self._features.memory.is_stateful:
+            self._last.load([0], [state])
+            return self._joined(obs)
+        suite = self.env.get_wrapper_attr("suite")
+        return self._convert(obs, get_task(suite, int(obs["task_id"])).instruction)
+
+    def _convert(
+        self, obs: dict[str, Any], instruction: str, *, begins: bool = False
+    ) -> dict[str, Any]:
         made = self._features(
             {view: obs[view][None] for view in self._features.views},
-            [info["instruction"]],
+            [instruction],
             obs["proprio"][None],
+            [0],
+            [begins],
         )
-        kept = {key: obs[key] for key in self._features.kept}
-        return {**{key: rows[0] for key, rows in made.items()}, **kept}
+        self._last.instructions[0] = instruction
+        for key, rows in self._last.made.items():
+            rows[:] = made[key]
+        return self._joined(obs)
+
+    def _joined(self, obs: dict[str, Any]) -> dict[str, Any]:
+        made = {key: rows[0].copy() for key, rows in self._last.made.items()}
+        return {**made, **{key: obs[key] for key in self._features.kept}}

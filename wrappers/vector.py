@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
-from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper
+from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
 from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vla_features import VLAFeatures
+from vla_gym.wrappers.vla_state import LastFrames
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -33,12 +33,17 @@ class FrozenVLAObservation(VectorObservationWrapper):
     Any autoreset mode: in SAME_STEP the final observations join the batch of their step, and
     ``infos["final_obs"]`` holds them converted. A reset of some environments
     (``options["reset_mask"]``) runs the VLA on those alone. What is returned is the caller's own,
-    also when the environment hands out views of shared memory (``copy=False``).
+    also when the environment hands out views of shared memory (``copy=False``). A step that died
+    with its worker ends at the last observation, which the VLA does not look at again.
+
+    The state of a :class:`~vla_gym.vla.StatefulVLA` is carried by environment: it begins anew with
+    each episode, goes on with the rows that are returned, and is part of :meth:`get_state`. A final
+    observation is seen with the state of the episode that has ended.
 
     ``step_wait``, ``recv`` and ``set_state`` convert what they return; every other attribute of
-    the wrapped environment (``step_async``, ``send``, ``reset_send``, ``groups``, ``call``,
-    ``get_attr``, ``set_attr``, ``get_state``, ...) is reached through the wrapper. While one group
-    of environments simulates, the VLA can work for another::
+    the wrapped environment (``step_async``, ``send``, ``groups``, ``call``, ``get_attr``,
+    ``set_attr``, ...) is reached through the wrapper. While one group of environments simulates,
+    the VLA can work for another::
 
         here, there = envs.groups(2)
         obs, _ = envs.reset(seed=0)
@@ -88,13 +93,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         self.vla, self.rl_token = self._features.vla, self._features.rl_token
         self.single_observation_space = self._features.space
         self.observation_space = batch_space(self._features.space, env.num_envs)
-        # Of every environment: its instruction, and what the VLA made of its last frame.
-        self._instructions = np.full(env.num_envs, None, dtype=object)
-        self._made = {
-            key: np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
-            for key, space in self._features.space.items()
-            if key not in self._features.kept
-        }
+        self._last = LastFrames(self._features, env.num_envs)
 
     @property
     def features(self) -> VLAFeatures:
@@ -106,35 +105,70 @@ class FrozenVLAObservation(VectorObservationWrapper):
         """Seconds that the VLA and the RL-token encoder have taken so far."""
         return self._features.seconds
 
+    @if_env_has
+    def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
+        """Begin a reset of some environments; see the wrapped environment, and :meth:`recv`."""
+        env: Any = self.env
+        env.reset_send(env_ids, **kwargs)
+        self._last.begins[slice(None) if env_ids is None else np.asarray(env_ids)] = True
+
+    @if_env_has
+    def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
+        """Return the wrapped environment's states, all by default; they can be pickled.
+
+        With a stateful VLA each is a :class:`~vla_gym.wrappers.vla_state.VLAEnvState`.
+        """
+        env: Any = self.env
+        ids = range(self.num_envs) if env_ids is None else np.asarray(env_ids).tolist()
+        return self._last.save(ids, env.get_state(env_ids))
+
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
         """Bring environments to states that ``get_state`` returned.
 
         Returns:
-            The observations of all environments; those of ``env_ids`` are new.
+            The observations of all environments; those of ``env_ids`` are new. A stateful VLA's
+            are exactly those that were there.
+
+        Raises:
+            ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
         env: Any = self.env
         suites = env.get_attr("suite")
-        obs = env.set_state(states, env_ids)
+        obs = env.set_state(self._last.check(states), env_ids)
         every = np.arange(self.num_envs)
         fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
-        # A state may be of another task, and no info comes with it.
-        for i in fresh:
-            self._instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction
-        return self._convert(obs, {}, every, fresh)[0]
+        if not self._features.memory.is_stateful:
+            # A state may be of another task, and no info comes with it.
+            for i in fresh:
+                self._last.instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction
+            return self._convert(obs, {}, every, fresh)[0]
+        self._last.load(fresh.tolist(), states)
+        return self._convert(obs, {}, every, every[:0])[0]
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray
     ) -> tuple[Obs, dict[str, Any]]:
+        self._last.begins[env_ids] = True
         return self._convert(obs, infos, np.arange(self.num_envs), env_ids)
 
     def _convert_step(self, result: Step) -> Step:
         obs, rewards, terminations, truncations, infos = result
         env_ids = self._env_ids(infos)
-        obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)))
+        # What died with its worker shows its last frame again.
+        dead = truncations & infos.get("worker_restarted", False)
+        obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)), dead)
+        self._last.begins[env_ids] = terminations | truncations
+        if "final_obs" in infos:
+            self._last.begins[env_ids] &= ~infos["_final_obs"]
         return obs, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _convert(
-        self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray, fresh: np.ndarray
+        self,
+        obs: Obs,
+        infos: dict[str, Any],
+        env_ids: np.ndarray,
+        fresh: np.ndarray,
+        dead: np.ndarray | None = None,
     ) -> tuple[Obs, dict[str, Any]]:
         """Convert observations and final observations with one forward pass.
 
@@ -143,43 +177,46 @@ class FrozenVLAObservation(VectorObservationWrapper):
             infos: Of these rows, as the wrapped environment gave them.
             env_ids: (n,) environment of each row.
             fresh: Positions of the rows that are new; the others keep what the VLA made of them.
+            dead: (n,) bool: the episode ended at a frame that the VLA has seen; None: of no row.
 
         Returns:
             Observations and infos that share no array with the arguments.
         """
-        infos = _own(infos)
-        finals = np.flatnonzero(infos["_final_obs"]) if "final_obs" in infos else np.arange(0)
-        # A final observation belongs to the episode that has just ended.
-        of_finals = self._instructions[env_ids[finals]]
-        ended = infos.get("final_info", {})
-        if "instruction" in ended:
-            told = ended["_instruction"][finals]
-            of_finals[told] = ended["instruction"][finals][told]
-        if "instruction" in infos:
-            told = infos["_instruction"]
-            self._instructions[env_ids[told]] = infos["instruction"][told]
-        instructions = [*self._instructions[env_ids[fresh]], *of_finals]
-        if not all(isinstance(instruction, str) for instruction in instructions):
-            raise ConfigError(
-                "Expected infos with the 'instruction' of every environment: reset it first, and "
-                "let the environment put its instruction into info."
-            )
+        infos, kept, last = _own(infos), self._features.kept, self._last
+        has_final = infos.get("_final_obs", np.zeros(len(env_ids), bool))
+        dead = np.zeros(len(env_ids), bool) if dead is None else dead
+        fresh = fresh[has_final[fresh] | ~dead[fresh]]
+        finals = np.flatnonzero(has_final & ~dead)
+        for i in np.flatnonzero(has_final & dead).tolist():
+            seen = {key: rows[env_ids[i]] for key, rows in last.made.items()}
+            infos["final_obs"][i] = _final(infos, i, kept, seen)
+        instructions = last.instruct(infos, env_ids, fresh, finals)
         if instructions:
+            ids = env_ids[fresh]
             made = self._features(
                 {view: _rows(obs, infos, view, fresh, finals) for view in self._features.views},
                 instructions,
                 _rows(obs, infos, "proprio", fresh, finals),
+                ids,
+                last.begins[ids] | has_final[fresh],
+                env_ids[finals],
             )
-            for key, mine in self._made.items():
-                mine[env_ids[fresh]] = made[key][: len(fresh)]
-        kept = self._features.kept
-        for row, i in enumerate(finals, start=len(fresh)):
-            final = {key: np.copy(infos["final_obs"][i][key])[()] for key in kept}
-            # Copies: a view would keep the whole batch alive.
-            final |= {key: rows[row].copy() for key, rows in made.items()}
-            infos["final_obs"][i] = final
-        current = {key: rows[env_ids] for key, rows in self._made.items()}
+            last.begins[ids] = False
+            for key, mine in last.made.items():
+                mine[ids] = made[key][: len(fresh)]
+        for row, i in enumerate(finals.tolist(), start=len(fresh)):
+            new = {key: rows[row] for key, rows in made.items()}
+            infos["final_obs"][i] = _final(infos, i, kept, new)
+        current = {key: rows[env_ids] for key, rows in last.made.items()}
         return {**current, **{key: np.copy(obs[key]) for key in kept}}, infos
+
+
+def _final(
+    infos: dict[str, Any], row: int, kept: Sequence[str], made: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Return a final observation of what is kept and made, as copies: views hold whole batches."""
+    final = {key: np.copy(infos["final_obs"][row][key])[()] for key in kept}
+    return final | {key: value.copy() for key, value in made.items()}
 
 
 def _rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_inputs import VLAInputs
 
 if TYPE_CHECKING:
@@ -23,11 +24,12 @@ class VLAFeatures:
     """A frozen VLA and its RL-token encoder as one function of a batch of observations.
 
     Attributes:
-        vla: The model.
+        memory: The model, with its state in every environment if it is stateful.
         views: Cameras that it sees.
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
         kept: Keys of the observation that are passed on as they are: all but the cameras' images,
             with ``keep_images`` those of the views too.
+        made: Keys of what the VLA makes.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
         chunk_len: Rows C of the chunks.
         inputs: Packs what the VLA sees; None if it is not kept.
@@ -58,12 +60,13 @@ class VLAFeatures:
             keep_inputs: Whether ``vla_input`` and ``vla_version`` are observed as well.
 
         Raises:
-            ConfigError: If the spaces or the encoder do not fit the VLA.
+            ConfigError: If the spaces or the encoder do not fit the VLA, or a stateful one would
+                look several times in a chunk.
         """
         from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
 
-        self.vla = load(vla) if isinstance(vla, str) else vla
+        self.memory = VLAMemory(load(vla) if isinstance(vla, str) else vla)
         self.views: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
         self.rl_token = choose_rl_token(rl_token, self.vla)
         self.seconds, self.version = 0.0, 0
@@ -75,6 +78,12 @@ class VLAFeatures:
             raise ConfigError(
                 f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
                 f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
+            )
+        if self.memory.is_stateful and self.chunk_len != action_space.shape[0]:
+            raise ConfigError(
+                f"The state of the VLA {self.vla.name!r} goes on once a chunk wherever its chunks "
+                f"are played, here once every {action_space.shape[0]} of {self.chunk_len} control "
+                "steps: leave out the stride."
             )
         left_out = {*CAMERAS, *self.views, "rl_token", "vla_action"}
         left_out -= set(self.views if keep_images else ())
@@ -94,6 +103,16 @@ class VLAFeatures:
             self.inputs = VLAInputs(self.vla, shapes)
             self.space["vla_input"] = spaces.Box(0, 255, (self.inputs.size,), np.uint8)
             self.space["vla_version"] = spaces.Box(0.0, np.inf, (1,), np.float32)
+        self.made = tuple(key for key in self.space if key not in self.kept)
+
+    @property
+    def vla(self) -> FrozenVLA:
+        """The model; who trains it puts the trained one here."""
+        return self.memory.vla
+
+    @vla.setter
+    def vla(self, vla: FrozenVLA) -> None:
+        self.memory = VLAMemory(vla)
 
     def _check_fit(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         vla, shape = self.vla, action_space.shape
@@ -127,7 +146,13 @@ class VLAFeatures:
             )
 
     def __call__(
-        self, views: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+        self,
+        views: Mapping[str, np.ndarray],
+        instructions: list[str],
+        proprio: np.ndarray,
+        env_ids: Sequence[int] | np.ndarray,
+        begins: Sequence[bool] | np.ndarray,
+        ended: Sequence[int] | np.ndarray = (),
     ) -> dict[str, np.ndarray]:
         """Run one batched forward pass.
 
@@ -135,13 +160,17 @@ class VLAFeatures:
             views: Keys ``agentview`` and ``wrist``, each (B, H, W, 3) uint8, upright.
             instructions: B instructions.
             proprio: (B, 8) float32.
+            env_ids: Environments of the first rows, see :meth:`VLAMemory.at`.
+            begins: Whether these are the first of their episodes.
+            ended: Environments of the other rows, which are the last of theirs.
 
         Returns:
             ``rl_token`` (B, D) float32 and ``vla_action`` (B, C, 7) float32 in [-1, 1]; if inputs
             are kept, ``vla_input`` (B, L) uint8 and ``vla_version`` (B, 1) float32. New arrays.
         """
         began = time.perf_counter()
-        token, chunk = look(self.vla, self.rl_token, self.chunk_len, views, instructions, proprio)
+        vla = self.memory.at(env_ids, begins, ended)
+        token, chunk = look(vla, self.rl_token, self.chunk_len, views, instructions, proprio)
         self.seconds += time.perf_counter() - began
         made = {"rl_token": token, "vla_action": chunk}
         if self.inputs is not None:
@@ -161,7 +190,7 @@ def look(
     """Run one batched forward pass; arguments as in :meth:`VLAFeatures.__call__`.
 
     Args:
-        vla: The model.
+        vla: The model; a stateful one as :meth:`VLAMemory.at` returns it.
         rl_token: The encoder, on any device; None for the mean hidden state.
         chunk_len: Rows C of the chunks, at most the horizon.
         views: As there.

@@ -75,13 +75,13 @@ def observations(rows: int) -> dict[str, np.ndarray]:
 def infos(tasks: Sequence[int]) -> list[Info]:
     return [
         Info(
+            env_id=row,
             suite="goal",
             task_id=task,
             init_state_id=row,
             seed=0,
             instruction=get_task("goal", task).instruction,
             elapsed_steps=8 * row,
-            env_id=row,
         )
         for row, task in enumerate(tasks)
     ]
@@ -121,7 +121,8 @@ def test_held_out_words_reach_the_vla() -> None:
 def test_fixed_batches_have_one_size_and_one_instruction() -> None:
     seen = []
 
-    def forward(obs: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+    def forward(obs: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
+        [instruction] = {info["instruction"] for info in told}
         seen.append((len(obs["proprio"]), instruction))
         return obs["proprio"][:, :2] * 2
 

@@ -148,7 +148,9 @@ def rollout(
         _reset(envs, again, plays)
         if act:
             acting = [env_ids[row] for row in act]
-            told = [_info(plays[i], _row(infos, row)) for i, row in zip(acting, act, strict=True)]
+            told = [
+                _info(i, plays[i], _row(infos, row)) for i, row in zip(acting, act, strict=True)
+            ]
             chunks = policy.act({key: value[act] for key, value in obs.items()}, told)
             envs.send(chunks, acting)
         yield from done
@@ -158,15 +160,15 @@ def _row(infos: dict[str, Any], row: int) -> dict[str, Any]:
     return {key: value[row] for key, value in infos.items() if not isinstance(value, dict)}
 
 
-def _info(start: Start, info: dict[str, Any]) -> Info:
+def _info(env_id: int, start: Start, info: dict[str, Any]) -> Info:
     return Info(
+        env_id=env_id,
         suite=start.suite,
         task_id=start.task_id,
         init_state_id=start.init_state_id,
         seed=start.seed,
         instruction=str(info.get("instruction", "")),
         elapsed_steps=int(info["elapsed_steps"]),
-        env_id=int(info["env_id"]),
     )
 
 

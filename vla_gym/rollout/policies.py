@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 
 from vla_gym.suites import get_suite
+
+if TYPE_CHECKING:
+    from vla_gym.vla.base import FrozenVLA
+    from vla_gym.vla.stateful import VLAMemory
 
 #: Rows of each forward pass of a VLA. The rounding of its actions depends on it: everything that
 #: plays episodes takes this number if it is given none, so that the same policy acts the same.
@@ -17,15 +21,19 @@ Observations = Mapping[str, np.ndarray]
 
 
 class Info(TypedDict):
-    """What a policy is told about a row besides its observation."""
+    """What a policy is told about a row besides its observation.
 
+    An environment plays one episode at a time: ``env_id`` says which episode a row belongs to, and
+    where ``elapsed_steps`` is 0 a new one begins (or an old one again, after its worker died).
+    """
+
+    env_id: int
     suite: str
     task_id: int
     init_state_id: int
     seed: int
     instruction: str
     elapsed_steps: int
-    env_id: int
 
 
 class Policy(Protocol):
@@ -51,8 +59,8 @@ class Policy(Protocol):
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Choose the next chunks.
 
-        A row of the result must depend on its own observation and info alone, bit for bit: which
-        rows come together depends on timing.
+        A row of the result must depend on its own observation and info alone, bit for bit, or on
+        those of its own episode so far: which rows come together depends on timing.
 
         Args:
             observations: As ``Libero-*``, n rows each.
@@ -110,8 +118,16 @@ def episode_key(seed: int, info: Info) -> list[int]:
     return [seed, suite, info["task_id"], *start, info["elapsed_steps"]]
 
 
+def in_episodes(memory: VLAMemory, infos: Sequence[Info]) -> FrozenVLA:
+    """Return the VLA for one look at rows; a stateful one goes on with their episodes."""
+    if not memory.is_stateful:
+        return memory.vla
+    begins = [info["elapsed_steps"] == 0 for info in infos]
+    return memory.at([info["env_id"] for info in infos], begins)
+
+
 def in_fixed_batches(
-    forward: Callable[[dict[str, np.ndarray], str], np.ndarray],
+    forward: Callable[[dict[str, np.ndarray], list[Info]], np.ndarray],
     observations: Observations,
     infos: Sequence[Info],
     batch_size: int,
@@ -125,8 +141,8 @@ def in_fixed_batches(
     fit into one forward pass.
 
     Args:
-        forward: From observations of ``batch_size`` rows and their instruction to (batch_size,
-            ...); row i must not depend on what the other rows show.
+        forward: From observations of ``batch_size`` rows and their infos, which have one
+            instruction, to (batch_size, ...); row i must not depend on what the other rows show.
         observations: n rows each.
         infos: One for each row.
         batch_size: Rows of a forward pass.
@@ -138,11 +154,12 @@ def in_fixed_batches(
     for row, info in enumerate(infos):
         rows_of.setdefault(info["instruction"], []).append(row)
     result: list[np.ndarray] = [np.empty(0)] * len(infos)
-    for instruction, rows in rows_of.items():
+    for rows in rows_of.values():
         for first in range(0, len(rows), batch_size):
             real = rows[first : first + batch_size]
             batch = real + [real[0]] * (batch_size - len(real))
-            out = forward({key: value[batch] for key, value in observations.items()}, instruction)
+            shown = {key: value[batch] for key, value in observations.items()}
+            out = forward(shown, [infos[row] for row in batch])
             for k, row in enumerate(real):
                 result[row] = np.array(out[k])
     return np.stack(result)

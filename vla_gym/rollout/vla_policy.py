@@ -16,14 +16,19 @@ from vla_gym.rollout.policies import (
     Info,
     Observations,
     episode_key,
+    in_episodes,
     in_fixed_batches,
 )
 from vla_gym.vla.base import CAMERAS, FrozenVLA, TokenVLA
 from vla_gym.vla.paraphrases import paraphrases
+from vla_gym.vla.stateful import VLAMemory
 
 
 class VLAPolicy:
-    """A frozen VLA: executes the chunks that it proposes, greedily or sampled."""
+    """A frozen VLA: executes the chunks that it proposes, greedily or sampled.
+
+    The state of a stateful VLA is kept by environment: it plays in one rollout at a time.
+    """
 
     expert = False
 
@@ -56,12 +61,19 @@ class VLAPolicy:
 
         Raises:
             WeightsError: If the checkpoint is missing or damaged.
-            ConfigError: If the VLA has no such head, or the chunk is longer than its horizon.
+            ConfigError: If the VLA has no such head or is stateful and is to be sampled, or the
+                chunk is longer than its horizon.
         """
         self.vla = load_vla(vla, head, device, allow_class=allow_class)
+        self._vla_memory = VLAMemory(self.vla)
         self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
         if temperature > 0.0 and not isinstance(self.vla, TokenVLA):
             raise ConfigError(f"The VLA {vla!r} cannot sample tokens: leave out --temperature.")
+        if temperature > 0.0 and self._vla_memory.is_stateful:
+            raise ConfigError(
+                f"The VLA {self.vla.name!r} has a state, and tokens are sampled without one: leave "
+                "out --temperature."
+            )
         self.chunk_len = check_chunk_len(chunk_len, self.vla)
         self.image_size = self.vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
@@ -86,11 +98,10 @@ class VLAPolicy:
             return np.stack(rows)
         return in_fixed_batches(self._infer, observations, infos, self._batch_size)
 
-    def _infer(self, observations: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+    def _infer(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
         images = {camera: observations[camera] for camera in self.cameras}
-        proprio = observations["proprio"]
-        actions = self.vla.infer(images, [instruction] * len(proprio), proprio).actions
-        return self._clipped(actions)
+        vla, texts = in_episodes(self._vla_memory, infos), [info["instruction"] for info in infos]
+        return self._clipped(vla.infer(images, texts, observations["proprio"]).actions)
 
     def _sample(self, observations: Observations, row: int, info: Info) -> np.ndarray:
         """Sample one chunk by a generator of its own, so that no other row matters."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import FrozenVLA, TokenVLA, VLAOutput
 from vla_gym.vla.registry import Spec, backend_class, known_backends, parse_spec
+from vla_gym.vla.stateful import StatefulVLA
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FrozenVLA", "TokenVLA", "VLAOutput", "known_backends", "load"]
+__all__ = ["FrozenVLA", "StatefulVLA", "TokenVLA", "VLAOutput", "known_backends", "load"]
 
 
 def load(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations
+from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_episodes
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.spec_options import split_options, with_option
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.rollout.memory import EpisodeMemory
 
@@ -26,7 +27,10 @@ _NO_MEMORY = np.zeros((0, 0), np.float32)
 
 
 class ActorPolicy:
-    """A policy over the RL token on top of a frozen VLA, as TD3 and PPO train it; deterministic."""
+    """A policy over the RL token on top of a frozen VLA, as TD3 and PPO train it; deterministic.
+
+    The state of a stateful VLA is kept by environment: it plays in one rollout at a time.
+    """
 
     expert = False
 
@@ -51,6 +55,7 @@ class ActorPolicy:
             name: What tables call it.
         """
         self._model, self.vla, self._encoder = model, vla, rl_token
+        self._vla_memory = None if vla is None else VLAMemory(vla)
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
@@ -62,14 +67,15 @@ class ActorPolicy:
         return self._memory.act(self._forward, observations, infos, self._batch_size)
 
     def _forward(
-        self, observations: dict[str, np.ndarray], instruction: str
+        self, observations: dict[str, np.ndarray], infos: list[Info]
     ) -> tuple[np.ndarray, np.ndarray]:
         features = observations
-        if self.vla is not None:
+        if self._vla_memory is not None:
             images = {camera: observations[camera] for camera in self.cameras}
             proprio = observations["proprio"]
-            told = [instruction] * len(proprio)
-            token, chunk = look(self.vla, self._encoder, self.chunk_len, images, told, proprio)
+            vla = in_episodes(self._vla_memory, infos)
+            told = [info["instruction"] for info in infos]
+            token, chunk = look(vla, self._encoder, self.chunk_len, images, told, proprio)
             features = {
                 "rl_token": token,
                 "vla_action": chunk,

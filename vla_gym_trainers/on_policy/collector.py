@@ -6,6 +6,8 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.base import FrozenVLA
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.on_policy.phases import Actor
 from vla_gym_trainers.on_policy.policy import Observation
 from vla_gym_trainers.on_policy.rollout import Rollout
@@ -60,6 +62,7 @@ class RolloutCollector:
         self._seen: Observation = {}  # what is stored of it
         self._memory = EpisodeMemory({})
         self._clock = Stopwatch()
+        self._vla_memory: VLAMemory  # of the VLA of who acted when the running episodes began
 
     def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
         """Play until the rollout is full.
@@ -92,7 +95,8 @@ class RolloutCollector:
                 obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
                 self._episode[:], self._chunk[:] = 0, 0
                 self._memory.forget(range(n))
-                self._see(np.arange(n), obs)
+                self._vla_memory = VLAMemory(actor.vla)
+                self._see(np.arange(n), obs, np.ones(n, bool))
             self._collector.collect(self)
         out.seconds = self._clock.lap()
         return out
@@ -141,14 +145,17 @@ class RolloutCollector:
         else:
             goes_on = is_seen = ~over | (self._played[ids] + 1 < self._out.episodes)
         kept = ~lost & self._finite[ids] & np.isfinite(step.rewards) & _are_finite(step.next_obs)
-        self._see(ids[is_seen], {key: value[is_seen] for key, value in step.obs.items()})
+        ends = np.flatnonzero(kept & truncated)
+        # The VLA in the episodes that end, before others begin.
+        vla = self._vla_memory.at((), ended=ids[ends])
+        seen = {key: value[is_seen] for key, value in step.obs.items()}
+        self._see(ids[is_seen], seen, over[is_seen])
         kept &= over | self._finite[ids]
         if self._actor.needs_values:
-            ends = np.flatnonzero(kept & truncated)
             if len(ends):
                 texts = [infos[i]["instruction"] for i in ends]
                 last = {key: value[ends] for key, value in step.next_obs.items()}
-                rows, kept[ends] = self._observe(last, texts)
+                rows, kept[ends] = self._observe(last, texts, vla)
                 self._memory.cut(ids[ends], [infos[i]["executed_steps"] for i in ends])
                 self._bootstrap(ids[ends], rows, texts)
             cut = ids[kept & full & ~over]
@@ -182,19 +189,22 @@ class RolloutCollector:
     def _texts(self, ids: np.ndarray) -> list[str]:
         return [self._envs.reset_infos[i]["instruction"] for i in ids]
 
-    def _see(self, ids: np.ndarray, obs: Observation) -> None:
+    def _see(self, ids: np.ndarray, obs: Observation, begins: np.ndarray) -> None:
         """Keep what is stored of the observations that environments are acted on next."""
         if len(ids):
-            rows, self._finite[ids] = self._observe(obs, self._texts(ids))
+            vla = self._vla_memory.at(ids, begins)
+            rows, self._finite[ids] = self._observe(obs, self._texts(ids), vla)
             for key, value in rows.items():
                 if key not in self._seen:
                     self._seen[key] = np.empty((self._out.num_envs, *value.shape[1:]), value.dtype)
                 self._seen[key][ids] = value
 
-    def _observe(self, obs: Observation, texts: list[str]) -> tuple[Observation, np.ndarray]:
+    def _observe(
+        self, obs: Observation, texts: list[str], vla: FrozenVLA
+    ) -> tuple[Observation, np.ndarray]:
         """Return what is stored, 0 for numbers that are not finite, and which rows had none."""
         with self._clock("forward"):
-            rows = self._actor.observe(obs, texts)
+            rows = self._actor.observe(obs, texts, vla)
         finite = _are_finite(rows)
         for key, value in rows.items():
             if np.issubdtype(value.dtype, np.floating):

@@ -23,6 +23,7 @@ from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher,
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
 from vla_gym_trainers.on_policy.student import (
+    check_stateless,
     checkpoint_layers,
     save_student,
     trainable_copy,
@@ -91,6 +92,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len), None
         teacher = vla_chunks
     else:
+        check_stateless(vla, f"with --policy {config.policy}")
         policy, adapters = _vla_policy(config, vla)
         teacher = _kind(config, vla, None).act
         if config.policy == "tokens":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.base import CAMERAS, FrozenVLA
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
 from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
@@ -162,9 +162,19 @@ class MixedActor:
         self.noise = noise
         self.needs_values = policy.needs_values
 
-    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
-        """Return what is stored of observations."""
-        return self.policy.observe(observation, texts)
+    @property
+    def vla(self) -> Any:
+        """The student's VLA."""
+        return self.policy.vla
+
+    def observe(
+        self,
+        observation: Mapping[str, np.ndarray],
+        texts: Sequence[str],
+        vla: FrozenVLA | None = None,
+    ) -> Observation:
+        """Return what is stored of observations; see :meth:`Policy.observe`."""
+        return self.policy.observe(observation, texts, vla)
 
     def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
         """Return the student's values (B,)."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import Distribution
+from vla_gym.vla.base import Distribution, FrozenVLA
 from vla_gym_trainers.on_policy.rollout import ArraySpec, Rollout
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
 
@@ -78,6 +78,7 @@ class Policy(ABC):
     a policy stays a function of its observation.
 
     Attributes:
+        vla: The VLA that it looks through, or that it is.
         value_head: Maps ``value_input`` (B, H) to values (B,), or None.
         observation: What is stored of an observation, by name.
         sample: Of a sample.
@@ -87,6 +88,7 @@ class Policy(ABC):
         memory_size: S, size of the recurrent state; 0: no memory.
     """
 
+    vla: Any
     value_head: nn.Module | None
     observation: dict[str, ArraySpec]
     sample: ArraySpec
@@ -96,10 +98,21 @@ class Policy(ABC):
     memory_size: int = 0
 
     @abstractmethod
-    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
+    def observe(
+        self,
+        observation: Mapping[str, np.ndarray],
+        texts: Sequence[str],
+        vla: FrozenVLA | None = None,
+    ) -> Observation:
         """Return what is stored of the environments' observations, and what :meth:`act` takes.
 
         But for what is carried from chunk to chunk, which the environments do not know.
+
+        Args:
+            observation: Of B environments.
+            texts: Their instructions.
+            vla: The policy's frozen VLA as ``VLAMemory.at`` returns it for these environments, in
+                whose episodes a stateful one goes on; None: each row is the first of an episode.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.suites import get_suite
+from vla_gym.vla.base import FrozenVLA
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
@@ -115,12 +116,18 @@ class RLTokenPPOPolicy(Policy):
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
 
-    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:
+    def observe(
+        self,
+        observation: Mapping[str, np.ndarray],
+        texts: Sequence[str],
+        vla: FrozenVLA | None = None,
+    ) -> Observation:
         """Run the VLA: return its RL token and chunk, proprio and task."""
         proprio = np.array(observation["proprio"], np.float32)
         frames = {key: value for key, value in observation.items() if value.ndim == 4}
         chunk_len = self.actor.sizes["chunk_len"]
-        token, chunk = look(self.vla, self.encoder, chunk_len, frames, list(texts), proprio)
+        vla = self.vla if vla is None else vla
+        token, chunk = look(vla, self.encoder, chunk_len, frames, list(texts), proprio)
         return {
             "rl_token": token,
             "vla_action": chunk,

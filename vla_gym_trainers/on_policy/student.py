@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_gym.errors import ConfigError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.mini import MiniBackend
+from vla_gym.vla.stateful import is_stateful
 from vla_gym_trainers.on_policy.policy_settings import Trainable
 
 
@@ -28,8 +29,9 @@ def check_trainable(vla: Any, protocol: type[Any], by: str) -> None:
         by: The way, for the message.
 
     Raises:
-        ConfigError: If it lacks a part of the protocol.
+        ConfigError: If it lacks a part of the protocol, or is stateful.
     """
+    check_stateless(vla, by)
     if isinstance(vla, protocol):
         return
     named = set(dir(protocol)).union(
@@ -41,6 +43,24 @@ def check_trainable(vla: Any, protocol: type[Any], by: str) -> None:
         f"{', '.join(lacking) or 'parts'} of vla_gym.vla.base.{protocol.__name__}; see "
         "docs/vla.md for the policies that each backend can be trained as."
     )
+
+
+def check_stateless(vla: Any, by: str) -> None:
+    """Check that a VLA has no state: training shows it stored observations one by one.
+
+    Args:
+        vla: The backend.
+        by: The way of training, for the message.
+
+    Raises:
+        ConfigError: If it is stateful.
+    """
+    if is_stateful(vla):
+        raise ConfigError(
+            f"The VLA {vla.name!r} has a state and cannot be trained {by}, which shows it single "
+            "observations without one: train a policy on top of it with td3, or with "
+            "--policy rl-token of ppo and grpo."
+        )
 
 
 def trainable_copy(

@@ -10,9 +10,10 @@ import numpy as np
 
 from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
-from vla_gym.rollout.policies import Info, Observations
+from vla_gym.rollout.policies import Info, Observations, in_episodes
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.on_policy.phases import Teacher
 from vla_gym_trainers.on_policy.policy import Observation, Policy
 from vla_gym_trainers.rollout.memory import EpisodeMemory
@@ -34,6 +35,7 @@ class GreedyPlayer:
     def __init__(self, choose: Choose, policy: Policy, chunk_len: int) -> None:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
+        self._vla_memory = VLAMemory(policy.vla)
         self.image_size, self.name = policy.image_size, "policy"
         self.identity: dict[str, Any] = {"kind": "student"}
         self._memory = EpisodeMemory(policy.carried)
@@ -43,10 +45,10 @@ class GreedyPlayer:
         return self._memory.act(self._forward, observations, infos)
 
     def _forward(
-        self, observations: dict[str, np.ndarray], instruction: str
+        self, observations: dict[str, np.ndarray], infos: list[Info]
     ) -> tuple[np.ndarray, np.ndarray]:
-        texts = [instruction] * len(observations["proprio"])
-        seen = self._policy.observe(observations, texts)
+        texts, vla = [info["instruction"] for info in infos], in_episodes(self._vla_memory, infos)
+        seen = self._policy.observe(observations, texts, vla)
         act = self._choose(seen | {name: observations[name] for name in self._memory.shapes}, texts)
         chunks = np.clip(act.actions[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
         memory = getattr(act, "next_memory", None)  # a teacher has none

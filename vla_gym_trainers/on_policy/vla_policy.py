@@ -20,6 +20,7 @@ from vla_gym.vla.base import (
     CAMERAS,
     PROPRIO_SIZE,
     Distribution,
+    FrozenVLA,
     TrainableActionVLA,
     TrainableFlowVLA,
     TrainableTokenVLA,
@@ -70,7 +71,12 @@ class VLAPolicy(Policy):
         self.chunk_shape = (vla.horizon, getattr(vla, "action_size", ACTION_SIZE))
         self.value_size, self.image_size = vla.hidden_size, vla.image_size
 
-    def observe(self, observation: Mapping[str, np.ndarray], texts: Sequence[str]) -> Observation:  # noqa: ARG002
+    def observe(
+        self,
+        observation: Mapping[str, np.ndarray],
+        texts: Sequence[str],  # noqa: ARG002
+        vla: FrozenVLA | None = None,  # noqa: ARG002
+    ) -> Observation:
         """Return the camera images at the size at which the VLA sees them, proprio and task."""
         frames = {camera: observation[camera] for camera in self.cameras}
         if self.stored_size != self.vla.image_size:

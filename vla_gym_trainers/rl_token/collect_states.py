@@ -18,11 +18,12 @@ from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Info, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.rollout.policies import BATCH_SIZE, Observations, in_fixed_batches
+from vla_gym.rollout.policies import BATCH_SIZE, Observations, in_episodes, in_fixed_batches
 from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
+from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.cloning.data import demo_files
 from vla_gym_trainers.rl_token.vla_states import (
     PLAYERS,
@@ -147,7 +148,7 @@ class StatesPolicy:
             player: ``"expert"``, or ``"vla"``: it acts too.
             stride: Control steps of the expert from one look to the next.
         """
-        self._vla, self._player = vla, player
+        self._vla, self._player, self._vla_memory = vla, player, VLAMemory(vla)
         self.name, self.expert = player, player == "expert"
         self.chunk_len = stride if self.expert else vla.horizon
         self.cameras: tuple[str, ...] = CAMERAS
@@ -161,10 +162,13 @@ class StatesPolicy:
         chunks = np.zeros((len(infos), self.chunk_len, 7), np.float32)
         hidden: list[torch.Tensor | None] = [None] * len(infos)
 
-        def forward(batch: dict[str, np.ndarray], instruction: str) -> np.ndarray:
-            images, proprio = {camera: batch[camera] for camera in CAMERAS}, batch["proprio"]
+        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
+            images, texts = (
+                {name: batch[name] for name in CAMERAS},
+                [i["instruction"] for i in told],
+            )
             with torch.no_grad():
-                out = self._vla.infer(images, [instruction] * len(proprio), proprio)
+                out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
             for row, states in zip(batch["row"], out.hidden.to("cpu", torch.float16), strict=True):
                 hidden[row] = states
             return np.asarray(out.actions.float().cpu().numpy())

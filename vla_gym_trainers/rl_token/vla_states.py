@@ -20,6 +20,7 @@ from vla_gym.experts import EXPERT_TASKS
 from vla_gym.suites import Task, get_task, suite_tasks
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.stateful import VLAMemory
 
 PLAYERS = ("demos", "expert", "vla")
 # Observations in one forward of the VLA.
@@ -175,17 +176,21 @@ def infer_hidden(
 ) -> torch.Tensor:
     """Return the VLA's hidden states (N, M, H) float16 on the CPU, a batch after the other.
 
+    A stateful VLA looks at one frame after the other, with the state that these lead to.
+
     Args:
         vla: The VLA.
-        images: (N, 2, S, S, 3) uint8, agentview then wrist, upright.
+        images: (N, 2, S, S, 3) uint8, agentview then wrist, upright; of one episode, in its order.
         instruction: The same for all rows.
         proprio: (N, 8) float32.
     """
-    parts = []
-    for start in range(0, len(images), BATCH):
-        rows = slice(start, start + BATCH)
+    parts, memory = [], VLAMemory(vla)
+    size = 1 if memory.is_stateful else BATCH
+    for start in range(0, len(images), size):
+        rows = slice(start, start + size)
         batch = {name: images[rows, camera] for camera, name in enumerate(CAMERAS)}
         count = len(proprio[rows])
-        hidden = vla.infer(batch, [instruction] * count, proprio[rows]).hidden
+        at = memory.at([0] * count, [start == 0])
+        hidden = at.infer(batch, [instruction] * count, proprio[rows]).hidden
         parts.append(hidden.to("cpu", torch.float16))
     return torch.cat(parts)

@@ -13,9 +13,9 @@ from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_fixed_ba
 #: executed last, with 0 in control steps that were not.
 MEMORY, PREVIOUS_ACTION = "memory", "previous_action"
 
-#: From observations and what is carried, B rows each, and their instruction to chunks (B, C, action
-#: size) and the memory (B, S) after the observations, S 0 without a memory.
-Forward = Callable[[dict[str, np.ndarray], str], tuple[np.ndarray, np.ndarray]]
+#: From observations and what is carried, B rows each, and their infos, which have one instruction,
+#: to chunks (B, C, action size) and the memory (B, S) after the observations, S 0 without a memory.
+Forward = Callable[[dict[str, np.ndarray], list[Info]], tuple[np.ndarray, np.ndarray]]
 
 
 class EpisodeMemory:
@@ -76,13 +76,13 @@ class EpisodeMemory:
         """
         if not self.shapes:
             return in_fixed_batches(
-                lambda rows, text: forward(rows, text)[0], observations, infos, batch_size
+                lambda rows, told: forward(rows, told)[0], observations, infos, batch_size
             )
         ids = [info["env_id"] for info in infos]
         self.forget(info["env_id"] for info in infos if info["elapsed_steps"] == 0)
 
-        def joined(rows: dict[str, np.ndarray], text: str) -> np.ndarray:
-            chunks, memory = forward(rows, text)
+        def joined(rows: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
+            chunks, memory = forward(rows, told)
             return np.concatenate([chunks.reshape(len(chunks), -1), memory], axis=1)
 
         seen = {**observations, **self.rows(ids)}

@@ -10,7 +10,7 @@ from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.vla import VLAOutput
+from vla_gym.vla import StatefulVLA, VLAOutput
 from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.rl_token.probes import (
@@ -263,6 +263,29 @@ def test_episodes_are_a_function_of_their_seed(played):
     config.seed = 1
     other = states_of_episodes(PixelVLA(), config)
     assert np.linalg.norm(other.object_pos[0] - again.object_pos[0]) > 1e-4
+
+
+class CountingVLA(StatefulVLA):
+    """Hidden states that say which frame of its episode each one is; it stands still."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "counting", 8, 1, 1, 32
+
+    def initial_state(self, n):
+        return {"frames": torch.zeros(n)}
+
+    def infer_with_state(self, images, instructions, proprio, state):  # noqa: ARG002
+        frames = state["frames"] + 1
+        return VLAOutput(frames[:, None, None], torch.zeros(len(frames), 8, 7)), {"frames": frames}
+
+
+def test_a_stateful_vla_sees_each_episode_from_its_first_frame():
+    config = StatesConfig(
+        suites=("goal",), task_ids=(5,), expert_episodes=2, rollout_episodes=2, frame_stride=20
+    )
+    states = states_of_episodes(CountingVLA(), config)
+    for episode in range(4):
+        frames = states.hidden[states.episode == episode].flatten()
+        assert frames.tolist() == list(range(1, len(frames) + 1)) and len(frames) > 2
 
 
 def test_regions_and_fixtures_have_positions_too():

@@ -1,0 +1,147 @@
+"""What is known of environments between two looks of a VLA, and saved if it is stateful."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vla_gym.wrappers.vla_features import VLAFeatures
+
+
+@dataclass(frozen=True, eq=False)
+class VLAEnvState:
+    """State of an environment and of the stateful VLA that looks at it; picklable.
+
+    What the VLA has made of the present frame is part of it: looked at in another batch, the
+    frame would lead to a state that differs in its last bits.
+
+    Attributes:
+        env: What the wrapped environment's ``get_state`` returned.
+        instruction: Of the running episode.
+        made: What the VLA has made of the present frame, by key of the observation.
+        memory: The VLA's state after it: named arrays.
+        begins: Whether the next frame will be the first of an episode.
+    """
+
+    env: Any
+    instruction: str
+    made: dict[str, np.ndarray]
+    memory: dict[str, np.ndarray]
+    begins: bool = False
+
+
+class LastFrames:
+    """What a VLA has made of the last frame of every environment.
+
+    Attributes:
+        made: By key of the observation, (N, ...).
+        instructions: (N,) texts; None before the first reset.
+        begins: (N,) bool: the next frame will be the first of an episode.
+    """
+
+    def __init__(self, features: VLAFeatures, num_envs: int) -> None:
+        """Know nothing yet.
+
+        Args:
+            features: They compute the observations.
+            num_envs: N.
+        """
+        self._features = features
+        spaces = {key: features.space[key] for key in features.made}
+        self.made = {
+            key: np.zeros((num_envs, *(space.shape or ())), space.dtype)
+            for key, space in spaces.items()
+        }
+        self.instructions = np.full(num_envs, None, dtype=object)
+        self.begins = np.ones(num_envs, bool)
+
+    def instruct(
+        self, infos: dict[str, Any], env_ids: np.ndarray, fresh: np.ndarray, finals: np.ndarray
+    ) -> list[str]:
+        """Take note of new instructions; return those of the rows that the VLA is to look at.
+
+        Args:
+            infos: Of n rows.
+            env_ids: (n,) environment of each row.
+            fresh: Positions of new observations.
+            finals: Positions of final observations; those belong to the episodes that have ended.
+
+        Raises:
+            ConfigError: If an environment has not told its instruction.
+        """
+        of_finals = self.instructions[env_ids[finals]]
+        ended = infos.get("final_info", {})
+        if "instruction" in ended:
+            told = ended["_instruction"][finals]
+            of_finals[told] = ended["instruction"][finals][told]
+        if "instruction" in infos:
+            told = infos["_instruction"]
+            self.instructions[env_ids[told]] = infos["instruction"][told]
+        found = [*self.instructions[env_ids[fresh]], *of_finals]
+        if not all(isinstance(instruction, str) for instruction in found):
+            raise ConfigError(
+                "Expected infos with the 'instruction' of every environment: reset it first, and "
+                "let the environment put its instruction into info."
+            )
+        return found
+
+    def save(self, env_ids: Sequence[int], states: Sequence[Any]) -> list[Any]:
+        """Return what ``get_state`` does: the wrapped environments' states, or these with more."""
+        memory = self._features.memory
+        if not memory.is_stateful:
+            return list(states)
+        return [
+            VLAEnvState(
+                state,
+                self.instructions[i],
+                {key: rows[i].copy() for key, rows in self.made.items()},
+                memory.save(i),
+                bool(self.begins[i]),
+            )
+            for i, state in zip(env_ids, states, strict=True)
+        ]
+
+    def check(self, states: Sequence[Any]) -> list[Any]:
+        """Return the wrapped environments' states, after a check that the rest fits.
+
+        With a VLA that has no state all states are accepted.
+
+        Raises:
+            ConfigError: If the VLA is stateful, and a state was saved without its memory, or with
+                that of another one.
+        """
+        if self._features.memory.is_stateful:
+            for state in states:
+                self._check(state)
+        return [state.env if isinstance(state, VLAEnvState) else state for state in states]
+
+    def _check(self, state: Any) -> None:
+        memory = self._features.memory
+        if not isinstance(state, VLAEnvState):
+            raise ConfigError(
+                f"The VLA {memory.vla.name!r} has a state, and this {type(state).__name__} was "
+                "saved without one: give a state that get_state returned with this VLA, or reset "
+                "the environments."
+            )
+        memory.check(state.memory)
+        mine = {key: rows.shape[1:] for key, rows in self.made.items()}
+        theirs = {key: value.shape for key, value in state.made.items()}
+        if mine != theirs:
+            raise ConfigError(
+                f"The state was saved with other observations: expected {mine}, got {theirs}. Make "
+                "the environments with the RL token and the chunk length that they had."
+            )
+
+    def load(self, env_ids: Sequence[int], states: Sequence[VLAEnvState]) -> None:
+        """Take over states that :meth:`check` has seen, of as many environments."""
+        for i, state in zip(env_ids, states, strict=True):
+            self._features.memory.load(i, state.memory)
+            self.instructions[i], self.begins[i] = state.instruction, state.begins
+            for key, rows in self.made.items():
+                rows[i] = state.made[key]
