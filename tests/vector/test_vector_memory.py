@@ -277,5 +277,4 @@ def test_what_is_refused():
         SyncVectorEnv([lambda: PictureEnv(size=SIZE)]), make_vla(), rl_token=None
     )
     envs.reset(seed=0)
-    with pytest.raises(ConfigError, match="no get_state"):
-        envs.get_state()
+    assert not hasattr(envs, "get_state")  # as the environments below
