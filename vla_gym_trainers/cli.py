@@ -1,4 +1,4 @@
-"""``vla-gym-train mini | rl-token | probe | td3 | ppo | grpo``."""
+"""``vla-gym-train mini | rl-token | probe | world-model | td3 | ppo | grpo``."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ COMMANDS = {
         "rl_token.probes:ProbeConfig",
         "rl_token.probes:main",
     ),
+    "world-model": (
+        "F1's world model: a memory that predicts what the wrist camera will see",
+        "world_model.config:WorldModelConfig",
+        "world_model.train:main",
+    ),
     "td3": (
         "TD3+BC on LIBERO tasks, starting at the frozen VLA",
         "td3.config:TD3RunConfig",
@@ -48,7 +53,7 @@ COMMANDS = {
 }
 USAGE = (
     "usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml | --resume RUN] [options]\n\ncommands:\n"
-    + "".join(f"  {name:<10}{help_}\n" for name, (help_, *_) in COMMANDS.items())
+    + "".join(f"  {name:<13}{help_}\n" for name, (help_, *_) in COMMANDS.items())
     + "\nOptions of a command, with their defaults: vla-gym-train COMMAND --help\n"
 )
 

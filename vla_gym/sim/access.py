@@ -145,6 +145,19 @@ class SimAccess:
         qvel = self._data.qvel
         return {n: float(np.linalg.norm(qvel[a : a + 3])) for n, a in self._free_dofs.items()}
 
+    def in_picture(self, camera: str, points: np.ndarray) -> np.ndarray:
+        """Return (N,) bool: which points (N, 3) a camera's square picture has; nothing hides any.
+
+        The camera looks along its -z axis, with its x axis to the right and its y axis up.
+        """
+        with self._shared.lock:
+            data = self.prepare_render()
+            eye, axes = data.camera(camera).xpos.copy(), data.camera(camera).xmat.reshape(3, 3)
+            local = (points - eye) @ axes
+        half = np.tan(np.deg2rad(self._model.camera(camera).fovy[0]) / 2.0) * -local[:, 2]
+        inside: np.ndarray = (np.abs(local[:, :2]) < half[:, None]).all(axis=1)
+        return inside
+
     def collision_corners(self, body: str) -> np.ndarray:
         """Return corner points (K, 3) of the boxes around a body's collision geoms.
 

@@ -31,6 +31,8 @@ class RunSettings:
 
     #: Command of ``vla-gym-train``; names run directories and result cards.
     algorithm: ClassVar[str] = ""
+    #: What the names of its presets begin with, if that is another word.
+    presets: ClassVar[str] = ""
 
     run_dir: Path | None = None
     """Run directory; None for runs/<command>-<suite>-<tasks>-<time>."""
@@ -127,7 +129,7 @@ def parse_config(kind: type[Config], arguments: Sequence[str], prog: str | None 
         settings["default"] = load_run_settings(source.resume, kind)
     elif source.preset is not None:
         settings["default"] = load_preset(kind, source.preset)
-    stem = str(getattr(kind, "algorithm", "")).replace("-", "_")
+    stem = str(getattr(kind, "presets", "") or getattr(kind, "algorithm", "")).replace("-", "_")
     fitting = [name for name in preset_names() if stem and name.startswith(stem)]
     description = inspect.cleandoc(kind.__doc__ or "")
     if fitting:

@@ -1,0 +1,280 @@
+"""Collect sequences for a world model: random, VLA's and expert's episodes on sampled layouts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from tqdm import tqdm
+
+from vla_gym.rollout import Info, Start, play
+from vla_gym.rollout.noise import NoisyEpisodes
+from vla_gym.rollout.policies import BATCH_SIZE, Observations, episode_key, in_fixed_batches
+from vla_gym.suites import Task, get_suite, get_task
+from vla_gym.suites.protocol import ActionSpec
+from vla_gym.vla import FrozenVLA
+from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.preprocess import area_downsample
+from vla_gym_trainers.runs.settings import EVAL_SEED
+from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
+
+#: Each behaviour sees layouts of its own, and others than the RL token's with the same seed.
+FIRST_SEED = {"random": 40_000, "vla": 50_000, "expert": 60_000}
+#: Side of the frames that a world model predicts, in pixels.
+FRAME_SIZE = 64
+#: Movable objects of a scene whose positions are recorded, at most.
+MAX_OBJECTS = 16
+#: Control steps from one random point to the next.
+RANDOM_PERIOD = 24
+#: Largest random action in units of its natural size, before it is clipped.
+RANDOM_SIZE = 1.5
+
+
+class CollectSettings(Protocol):
+    """What :func:`collect` asks of the settings; see :class:`.config.WorldModelConfig`."""
+
+    chunk_len: int
+    noise: float
+    num_workers: int
+    num_envs: int
+    seed: int
+    progress: bool
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks."""
+
+    def env_kwargs(self) -> dict[str, Any]:
+        """Return the arguments of environments."""
+
+
+def collect(
+    vla: FrozenVLA, config: CollectSettings, counts: dict[str, int], *, held_out: bool = False
+) -> Sequences:
+    """Play episodes and keep what a world model learns from.
+
+    An episode is a function of the seed, the task, its behaviour and its number alone: not of the
+    worker count, nor of how many others are played.
+
+    Args:
+        vla: Looks at all episodes, and acts in its own.
+        config: Tasks, chunks, noise, workers and world.
+        counts: Episodes a task by behaviour.
+        held_out: Play other layouts, which no training episode of any seed begins in, and keep the
+            main camera's frames for pictures.
+
+    Raises:
+        WorkerError: If a worker fails again and again.
+    """
+    tasks = config.tasks()
+    base = config.seed + (EVAL_SEED if held_out else 0)
+    starts = {
+        name: [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(counts[name])]
+        for name in BEHAVIOURS
+    }
+    found: dict[tuple[str, Start], Sequences] = {}
+    total, what = sum(map(len, starts.values())), "validation" if held_out else "training"
+    with tqdm(
+        total=total, desc=f"{what} episodes", unit="episode", disable=not config.progress
+    ) as bar:
+        for name in BEHAVIOURS:
+            player = SequencePolicy(vla, name, config.chunk_len, base, keep_agentview=held_out)
+            record = functools.partial(
+                RecordedEpisodes,
+                seed=FIRST_SEED[name] + base,
+                noise=0.0 if name == "random" else config.noise,
+                expert=player.expert,
+                chunk_len=config.chunk_len,
+            )
+            for episode in play(
+                player,
+                starts[name],
+                num_envs=config.num_envs,
+                workers=config.num_workers,
+                env_wrappers=[record],
+                **config.env_kwargs(),
+            ):
+                found[name, episode.start] = player.take(episode.start)
+                bar.update()
+    return Sequences.joined([found[name, s] for name in BEHAVIOURS for s in starts[name]])
+
+
+class SequencePolicy:
+    """Acts as one of the behaviours and keeps what is seen at every step."""
+
+    def __init__(
+        self, vla: FrozenVLA, behaviour: str, chunk_len: int, seed: int, *, keep_agentview: bool
+    ) -> None:
+        """Choose who acts.
+
+        Args:
+            vla: The VLA that looks, and acts as ``"vla"``.
+            behaviour: One of :data:`.data.BEHAVIOURS`.
+            chunk_len: Control steps of a step.
+            seed: Of random actions.
+            keep_agentview: Whether the main camera's frames are kept, too.
+        """
+        self._vla, self._behaviour, self._seed = vla, behaviour, seed
+        self._keep_agentview = keep_agentview
+        self.name, self.chunk_len = behaviour, chunk_len
+        self.expert = behaviour == "expert"
+        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self.image_size = vla.image_size
+        self.identity: dict[str, Any] = {}
+        self._seen: dict[Start, list[dict[str, np.ndarray]]] = {}
+
+    def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
+        """Return the behaviour's chunks (the expert ignores them); keep what was seen."""
+        features, chunks = self._look(observations, infos)
+        if self._behaviour == "random":
+            chunks = np.stack([random_chunk(self._seed, info, self.chunk_len) for info in infos])
+        for row, info in enumerate(infos):
+            start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
+            if info["elapsed_steps"] == 0:  # perhaps again, after its worker died
+                self._seen[start] = []
+            seen = {
+                key: observations[key][row].copy() for key in ("proprio", "executed", "objects")
+            }
+            seen |= {
+                "features": features[row],
+                "elapsed": np.int64(info["elapsed_steps"]),
+                "frames": area_downsample(observations["wrist"][row], FRAME_SIZE),
+            }
+            if self._keep_agentview:
+                seen["agentview"] = area_downsample(observations["agentview"][row], FRAME_SIZE)
+            self._seen[start].append(seen)
+        return chunks
+
+    def _look(
+        self, observations: Observations, infos: Sequence[Info]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the VLA makes of each row: features (n, F) and chunks (n, C, A)."""
+        shape = self._vla.hidden_size, self.chunk_len
+
+        def forward(batch: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+            images = {camera: batch[camera] for camera in self.cameras}
+            out = self._vla.infer(images, [instruction] * len(batch["proprio"]), batch["proprio"])
+            features = out.hidden.mean(dim=1).float().cpu().numpy()
+            actions = out.actions[:, : shape[1]].float().cpu().numpy()
+            return np.concatenate([features, actions.reshape(len(actions), -1)], axis=1)
+
+        both = in_fixed_batches(forward, observations, infos, BATCH_SIZE).astype(np.float32)
+        chunks = both[:, shape[0] :].reshape(len(both), shape[1], -1)
+        return both[:, : shape[0]], np.clip(chunks, -1.0, 1.0)
+
+    def take(self, start: Start) -> Sequences:
+        """Return an episode that has ended, and forget it."""
+        seen = self._seen.pop(start)
+        rows = {key: np.stack([step[key] for step in seen]) for key in seen[0]}
+        elapsed, count = rows.pop("elapsed"), len(seen)
+        executed, actions = np.zeros(count, np.int64), rows.pop("executed").reshape(count, -1)
+        executed[:-1] = np.diff(elapsed)
+        actions = np.concatenate([actions[1:], np.zeros_like(actions[:1])])
+        rows.setdefault("agentview", np.zeros((0, FRAME_SIZE, FRAME_SIZE, 3), np.uint8))
+        return Sequences(
+            **rows,
+            actions=actions,
+            executed=executed,
+            episode=np.zeros(count, np.int64),
+            behaviour=np.full(count, BEHAVIOURS.index(self._behaviour)),
+            task=np.zeros(count, np.int64),
+            tokens=np.zeros((0, 0), np.int64),
+            tasks=[get_task(start.suite, start.task_id).key],
+        )
+
+
+def random_chunk(seed: int, info: Info, chunk_len: int) -> np.ndarray:
+    """Return smooth random actions (C, A) that lead from one random point to the next.
+
+    Points of the unit cube are visited one after the other, each within :data:`RANDOM_PERIOD`
+    control steps, so the actions are constant for a while and their sum stays bounded: the arm
+    wanders about where it began and comes back to what it has seen. The gripper's command is -1
+    or 1 for as long. All is a function of the seed, the start and the control step.
+    """
+    action = get_suite(info["suite"]).action
+    legs = [(info["elapsed_steps"] + step) // RANDOM_PERIOD for step in range(chunk_len)]
+    points = {leg: _random_point(seed, info, leg, action) for leg in range(legs[0], legs[-1] + 2)}
+    scale = RANDOM_SIZE * np.array(action.scales)
+    chunk = np.stack([scale * (points[leg + 1] - points[leg]) / 2.0 for leg in legs])
+    for column, name in enumerate(action.names):
+        if name == "gripper":
+            chunk[:, column] = np.sign([points[leg][column] for leg in legs])
+    return np.clip(chunk, action.low, action.high).astype(np.float32)
+
+
+def _random_point(seed: int, info: Info, leg: int, action: ActionSpec) -> np.ndarray:
+    if leg == 0:
+        return np.zeros(action.size)  # where the arm begins
+    there: Info = {**info, "elapsed_steps": leg}
+    return np.random.default_rng(episode_key(seed, there)).uniform(-1.0, 1.0, action.size)
+
+
+class RecordedEpisodes(NoisyEpisodes):
+    """Noisy episodes whose observations also tell what was executed and where objects are.
+
+    ``executed``: (C, A) float32, the actions of the last step as they were executed, 0 for control
+    steps that were not; ``objects``: (:data:`MAX_OBJECTS`, 4) float32, as in
+    :class:`.data.Sequences`.
+    """
+
+    def __init__(
+        self, env: gym.Env[dict[str, Any], np.ndarray], *, chunk_len: int, **noise: Any
+    ) -> None:
+        """Wrap an environment around a ``LiberoEnv``.
+
+        Args:
+            env: The environment.
+            chunk_len: Rows C of its actions.
+            **noise: See :class:`~vla_gym.rollout.noise.NoisyEpisodes`.
+        """
+        super().__init__(env, **noise)
+        assert isinstance(env.observation_space, spaces.Dict)
+        size = get_suite(self._base.suite).action.size
+        self._executed = np.zeros((chunk_len, size), np.float32)
+        self._count = 0
+        everything = functools.partial(spaces.Box, -np.inf, np.inf, dtype=np.float32)
+        self.observation_space = spaces.Dict(
+            {
+                **env.observation_space.spaces,
+                "executed": everything(shape=self._executed.shape),
+                "objects": everything(shape=(MAX_OBJECTS, 4)),
+            }
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start episode number ``seed`` of the task that the options name."""
+        obs, info = super().reset(seed=seed, options=options)
+        self._executed[:] = 0.0
+        return self._with_record(obs), info
+
+    def on_action(self, action: np.ndarray, executed: np.ndarray) -> None:
+        """Keep what is executed."""
+        del action
+        self._executed[self._count] = executed
+        self._count += 1
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """Execute a chunk."""
+        self._executed[:], self._count = 0.0, 0
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_record(obs), reward, terminated, truncated, info
+
+    def _with_record(self, obs: dict[str, Any]) -> dict[str, Any]:
+        return {**obs, "executed": self._executed.copy(), "objects": self._objects()}
+
+    def _objects(self) -> np.ndarray:
+        sim: Any = self._base.sim
+        objects = np.full((MAX_OBJECTS, 4), np.nan, np.float32)
+        specs = getattr(sim.task_model, "objects", {})  # of LIBERO's suites
+        bodies = [spec.body for spec in specs.values() if not spec.is_fixture][:MAX_OBJECTS]
+        if bodies:
+            positions = np.stack([sim.body_pos(body) for body in bodies])
+            camera = get_suite(self._base.suite).cameras["wrist"]
+            objects[: len(bodies), :3] = positions
+            objects[: len(bodies), 3] = sim.in_picture(camera, positions)
+        return objects

@@ -1,0 +1,148 @@
+"""Options of ``vla-gym-train world-model``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vla_gym.envs.settings import EnvSettings
+from vla_gym.errors import ConfigError
+from vla_gym.experts import EXPERT_TASKS
+from vla_gym.suites import Task, get_task, suite_tasks
+from vla_gym_trainers.runs.settings import CheckpointSettings
+from vla_gym_trainers.world_model.data import BEHAVIOURS
+
+
+@dataclass
+class WorldModelConfig(EnvSettings, CheckpointSettings):
+    """Train F1's world model (its phase 1, the teacher): a memory that predicts the wrist camera.
+
+    Episodes are played and kept in data/; a tokenizer of wrist frames is trained, then the model.
+    The run directory gets model/, which environments use, and videos/ of what it predicts.
+    """
+
+    algorithm: ClassVar[str] = "world-model"
+    presets: ClassVar[str] = "f1"
+    resumable: ClassVar[tuple[str, ...]] = (*CheckpointSettings.resumable, "checkpoint_every")
+
+    vla: str = "mini"
+    """VLA whose features the memory takes in, and which plays the vla episodes."""
+    suites: tuple[str, ...] = ("goal",)
+    """Suites whose tasks are played."""
+    task_ids: tuple[int, ...] | None = None
+    """Tasks of each of these suites; None: all."""
+    chunk_len: int = 4
+    """Control steps of a step: the model predicts the frame after so many."""
+    random_episodes: int = 8
+    """Training episodes a task of smooth random actions."""
+    vla_episodes: int = 4
+    """Training episodes a task of the VLA with noise."""
+    expert_episodes: int = 4
+    """Training episodes a task of the scripted expert with noise."""
+    validation_episodes: int = 1
+    """Episodes a task of each of these behaviours on other layouts, for validation."""
+    noise: float = 0.15
+    """Noise on the executed actions of the VLA and the expert, as in vla-gym demos."""
+    num_envs: int = 8
+    """Environments at once while episodes are played."""
+    num_workers: int = 1
+    """Processes that simulate; 0: none but this one."""
+    codebook_size: int = 512
+    """Tokens that a place of a frame can have."""
+    code_size: int = 16
+    """Numbers of a code."""
+    tokenizer_width: int = 32
+    """Channels of the tokenizer's first layer."""
+    tokenizer_steps: int = 3000
+    """Optimiser steps of the tokenizer."""
+    tokenizer_batch_size: int = 32
+    """Frames of one of them."""
+    tokenizer_learning_rate: float = 3e-3
+    """Peak learning rate of the tokenizer, after 50 steps of warm-up; a cosine follows."""
+    commitment: float = 0.25
+    """Weight of the tokenizer's commitment loss (VQ-VAE, eq. 3)."""
+    memory_enabled: bool = True
+    """False: the memory is empty before every step, for comparison."""
+    memory_hidden: int = 256
+    """Width of the memory's GRU."""
+    memory_num_layers: int = 1
+    """Its layers."""
+    width: int = 96
+    """Width of the predictor's transformer."""
+    num_blocks: int = 3
+    """Its blocks."""
+    steps: int = 6000
+    """Optimiser steps of the model."""
+    batch_size: int = 16
+    """Windows of one of them."""
+    bptt_length: int = 8
+    """Steps of a window, through which gradients flow; 1: none reach the memory's past."""
+    sequential_training: bool = True
+    """Windows follow each other through an episode and carry the memory along. False: they are
+    drawn at random, and begin with the memory that the last window there left behind, which is
+    stale."""
+    learning_rate: float = 2e-3
+    """Peak learning rate of AdamW, after 50 steps of warm-up; a cosine follows."""
+    weight_decay: float = 0.05
+    """Weight decay of the model."""
+    checkpoint_every: int = 500
+    """Optimiser steps between checkpoints and validations; the tokenizer's come first."""
+    film_every: int = 1000
+    """Training sequences between sample films in videos/; 0 for the last one only."""
+    device: str = "cpu"
+    """Torch device."""
+    threads: int = 1
+    """Torch threads."""
+    seed: int = 0
+    """Seed of episodes, weights and batches."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        counts = tuple(f"{name}_episodes" for name in BEHAVIOURS)
+        positive = {"chunk_len", "num_envs", "validation_episodes", "bptt_length", "threads"}
+        positive |= {"steps", "batch_size", "tokenizer_steps", "tokenizer_batch_size"}
+        rest = {*counts, "num_workers", "seed", "commitment", "weight_decay"}
+        self.check_ranges({**dict.fromkeys(positive, 1), **dict.fromkeys(rest, 0)})
+        if not sum(getattr(self, name) for name in counts):
+            raise ConfigError(f"No sequences: ask for at least one of {', '.join(counts)}.")
+        if not 0.0 <= self.noise <= 1.0:
+            raise ConfigError(f"Expected 0 <= noise <= 1, got {self.noise}.")
+
+    def check(self) -> None:
+        """Check what needs the suites; not when the settings are made, as they may be a preset's.
+
+        Raises:
+            ConfigError: If there is no task, or one without an expert.
+            UnknownTaskError: If there is no such suite or task.
+        """
+        self.check_env()
+        tasks = self.tasks()
+        if not tasks:
+            raise ConfigError("Expected at least one suite and one task.")
+        lacking = [t.key for t in tasks if t.task_id not in EXPERT_TASKS.get(t.suite, ())]
+        if self.expert_episodes and lacking:
+            raise ConfigError(
+                f"No expert plays {', '.join(lacking)}: set expert_episodes=0, or leave them out."
+            )
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks in the order of suites and ids."""
+        if self.task_ids is None:
+            return [task for suite in self.suites for task in suite_tasks(suite)]
+        return [get_task(suite, i) for suite in self.suites for i in self.task_ids]
+
+    def episodes(self, *, held_out: bool) -> dict[str, int]:
+        """Return the episodes a task by behaviour, for training or for validation."""
+        counts = {name: int(getattr(self, f"{name}_episodes")) for name in BEHAVIOURS}
+        if held_out:
+            return {name: self.validation_episodes * (count > 0) for name, count in counts.items()}
+        return counts
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the run: the tokenizer's and the model's."""
+        return self.tokenizer_steps + self.steps

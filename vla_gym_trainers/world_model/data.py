@@ -1,0 +1,129 @@
+"""Episodes as a world model learns from them: one row an environment step, small numbers only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.suites import Task, get_task
+from vla_gym_trainers.runs.run_dir import replacing
+
+#: Who can have played an episode.
+BEHAVIOURS = ("random", "vla", "expert")
+
+
+@dataclass
+class Sequences:
+    """N steps, episode after episode; row t of an episode and the row after it are one transition.
+
+    The player of episodes does not show the observation that ends one, so an episode's last row is
+    the observation before its last chunk.
+
+    Attributes:
+        frames: (N, S, S, 3) uint8, what the wrist camera shows.
+        agentview: (N, S, S, 3) uint8, or of no rows where it is not kept: for pictures only.
+        features: (N, F) float32, see ``WorldModel.features``.
+        proprio: (N, proprio size) float32.
+        actions: (N, C * A) float32, the executed chunk that led to the next row; 0 for control
+            steps that were not executed, and in the last row of an episode.
+        executed: (N,) int64 control steps of it; 0 in the last row of an episode.
+        episode: (N,) int64, a number of its own for every episode, ascending.
+        behaviour: (N,) int64, index into :data:`BEHAVIOURS`.
+        task: (N,) int64, index into ``tasks``.
+        objects: (N, M, 4) float32, of each movable object its position in the world frame (m) and
+            1.0 if it is within the wrist camera's picture, else 0.0; NaN where there is none.
+        tokens: (N, P) int64 of ``frames`` by a world model; of no rows until they are known.
+        tasks: Names, ``"<suite>_<task_id>"``.
+    """
+
+    frames: np.ndarray
+    agentview: np.ndarray
+    features: np.ndarray
+    proprio: np.ndarray
+    actions: np.ndarray
+    executed: np.ndarray
+    episode: np.ndarray
+    behaviour: np.ndarray
+    task: np.ndarray
+    objects: np.ndarray
+    tokens: np.ndarray
+    tasks: list[str]
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.episode)
+
+    def bounds(self) -> np.ndarray:
+        """Return the first row of each episode and the one after its last, (E, 2) int64."""
+        first = np.flatnonzero(np.diff(self.episode, prepend=-1))
+        return np.stack([first, np.append(first[1:], len(self))], axis=1).astype(np.int64)
+
+    def transitions(self) -> np.ndarray:
+        """Return the rows (n,) that a chunk was executed in and whose next row is known."""
+        return np.flatnonzero(self.executed > 0)
+
+    def last_actions(self) -> np.ndarray:
+        """Return what led to each row, (N, C * A): zeros in an episode's first row."""
+        last = np.zeros_like(self.actions)
+        last[1:] = self.actions[:-1]
+        last[self.bounds()[:, 0]] = 0.0
+        return last
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sequences]) -> Sequences:
+        """Join sets; tasks of the same name become one, episodes get new numbers.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        if not parts:
+            raise ConfigError("No sequences: ask for at least one episode.")
+        tasks = list(dict.fromkeys(name for part in parts for name in part.tasks))
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
+        first = 0
+        for part in parts:
+            for name in _COLUMNS:
+                columns[name].append(getattr(part, name))
+            columns["task"][-1] = np.array([tasks.index(name) for name in part.tasks])[part.task]
+            numbers = np.unique(part.episode, return_inverse=True)[1]
+            columns["episode"][-1] = first + numbers
+            first += int(numbers[-1]) + 1
+        return cls(**{k: np.concatenate(v) for k, v in columns.items()}, tasks=tasks)
+
+    def save(self, path: Path) -> None:
+        """Write an .npz file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            arrays = {name: getattr(self, name) for name in _COLUMNS}
+            np.savez(file, **arrays, tasks=np.array(self.tasks))
+
+    @classmethod
+    def load(cls, path: Path) -> Sequences:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            WeightsError: If the file is missing, damaged or another one.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in _COLUMNS}
+                return cls(**arrays, tasks=[str(name) for name in file["tasks"]])
+        except Exception as error:  # OS, zip, key and value errors alike
+            raise WeightsError(
+                f"{path} holds no sequences of a world model ({error}): collect them again, in a "
+                "new --run-dir."
+            ) from error
+
+
+def named_task(key: str) -> Task:
+    """Return the task of that name, ``"<suite>_<task_id>"``."""
+    suite, _, number = key.rpartition("_")
+    return get_task(suite, int(number))
+
+
+_COLUMNS = tuple(f.name for f in dataclasses.fields(Sequences) if f.name != "tasks")

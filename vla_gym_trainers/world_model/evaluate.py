@@ -1,0 +1,176 @@
+"""What a world model predicts on sequences it has not seen, beside copying the last frame."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_gym_trainers.world_model.data import Sequences
+from vla_gym_trainers.world_model.losses import next_token_loss
+from vla_gym_trainers.world_model.protocol import WorldModel
+
+#: Steps that are predicted in one forward pass.
+BATCH = 128
+#: Resamples of a bootstrap.
+RESAMPLES = 2000
+
+
+class Predictions(NamedTuple):
+    """What was predicted at n steps.
+
+    Attributes:
+        cross_entropy: (n,) nats, mean over the next frame's tokens.
+        accuracy: (n,) share of tokens whose likeliest value is right.
+        frames: (n, S, S, 3) uint8, the expected frames.
+        likeliest: (n, S, S, 3) uint8, those of the likeliest tokens.
+    """
+
+    cross_entropy: np.ndarray
+    accuracy: np.ndarray
+    frames: np.ndarray
+    likeliest: np.ndarray
+
+
+@torch.no_grad()
+def memory_states(model: WorldModel, data: Sequences, *, reset: bool = False) -> Tensor:
+    """Return the states (N, S) after every row.
+
+    Args:
+        model: The model.
+        data: The sequences.
+        reset: Start every step from the initial state, as if it were an episode's first: what the
+            model knows without memory.
+    """
+    bounds, last = data.bounds(), data.last_actions()
+    arrays = (data.features, data.proprio, last)
+    states = model.initial_state(len(data)).clone()
+    device = states.device
+    # Step t of all episodes at once: these are the rows that have one.
+    for t in range(int(np.diff(bounds).max())):
+        rows = bounds[bounds[:, 0] + t < bounds[:, 1], 0] + t
+        before = model.initial_state(len(rows)) if reset or t == 0 else states[rows - 1]
+        inputs = (torch.from_numpy(array[rows]).to(device) for array in arrays)
+        states[rows] = model.update(before, *inputs)
+    return states
+
+
+@torch.no_grad()
+def predict(model: WorldModel, data: Sequences, states: Tensor, rows: np.ndarray) -> Predictions:
+    """Predict what follows some rows (n,), from the states (N, S) after every row."""
+    found: list[Predictions] = []
+    for part in np.array_split(rows, max(1, math.ceil(len(rows) / BATCH))):
+        state = states[part]
+        tokens, after, action = (
+            torch.from_numpy(array).to(state.device)
+            for array in (data.tokens[part], data.tokens[part + 1], data.actions[part])
+        )
+        logits = model.logits(state, tokens, action)
+        likeliest = logits.argmax(-1)
+        right = (likeliest == after).float().mean(1)
+        loss = next_token_loss(logits, after).mean(1)
+        frames = model.decode(logits.softmax(-1)), model.decode(likeliest)
+        found.append(Predictions(loss.cpu().numpy(), right.cpu().numpy(), *frames))
+    return Predictions(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def copy_cross_entropy(stay: float, codebook_size: int, same: np.ndarray) -> np.ndarray:
+    """Return the cross-entropy (n,) of the guess that a token stays, in nats.
+
+    ``p(token stays) = q``, and ``(1 - q) / (K - 1)`` for each of the others.
+
+    Args:
+        stay: The probability q, in (0, 1).
+        codebook_size: K.
+        same: (n, P) bool, tokens that did stay.
+    """
+    flips = -math.log((1.0 - stay) / (codebook_size - 1))
+    return np.where(same, -math.log(stay), flips).mean(axis=1)
+
+
+def stay_rate(data: Sequences) -> float:
+    """Return the share of tokens that stay from a row to the next one: the fitted q of copying."""
+    rows = data.transitions()
+    return float((data.tokens[rows] == data.tokens[rows + 1]).mean())
+
+
+def psnr(frames: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return the peak signal-to-noise ratios (n,) in dB of frames (n, S, S, 3) uint8.
+
+    ``10 log10(255^2 / mean squared error)`` of each frame; at most that of one grey level's error
+    in one number.
+    """
+    difference = frames.astype(np.float32) - truth.astype(np.float32)
+    error = np.square(difference).reshape(len(frames), -1).mean(axis=1)
+    ratios: np.ndarray = 10.0 * np.log10(255.0**2 / np.maximum(error, 1.0 / difference[0].size))
+    return ratios
+
+
+def tokenizer_psnr(model: WorldModel, data: Sequences) -> float:
+    """Return the mean :func:`psnr` of all frames as their tokens show them."""
+    parts = range(0, len(data), BATCH)
+    shown = [model.decode(torch.from_numpy(data.tokens[i : i + BATCH])) for i in parts]
+    return float(psnr(np.concatenate(shown), data.frames).mean())
+
+
+def evaluate(model: WorldModel, data: Sequences, stay: float) -> dict[str, Any]:
+    """Return the figures of a result card: prediction with and without memory, and copying.
+
+    Args:
+        model: The model.
+        data: Sequences on layouts that it was not trained on, with its tokens.
+        stay: Of the copy's cross-entropy, see :func:`stay_rate`, of the training data.
+
+    Returns:
+        ``n_frames`` and ``n_episodes`` predicted; ``tokenizer_psnr``; for each of ``memory``,
+        ``no_memory`` (reset at every step) and ``copy`` (the last frame): ``cross_entropy`` (nats a
+        token), ``accuracy``, ``psnr`` (dB, of the expected frame; ``copy``: of the last frame
+        itself) and ``psnr_likeliest`` (of the likeliest tokens' frame); ``memory_gain`` and
+        ``copy_gain``: cross-entropy less with memory, with the bounds of :func:`bootstrap`.
+    """
+    rows = data.transitions()
+    truth, episode = data.frames[rows + 1], data.episode[rows]
+    results: dict[str, Any] = {"n_frames": len(rows), "n_episodes": len(np.unique(episode))}
+    results["tokenizer_psnr"] = tokenizer_psnr(model, data)
+    losses: dict[str, np.ndarray] = {}
+    for name in ("memory", "no_memory"):
+        states = memory_states(model, data, reset=name == "no_memory")
+        found = predict(model, data, states, rows)
+        losses[name] = found.cross_entropy
+        results[name] = {
+            "cross_entropy": float(found.cross_entropy.mean()),
+            "accuracy": float(found.accuracy.mean()),
+            "psnr": float(psnr(found.frames, truth).mean()),
+            "psnr_likeliest": float(psnr(found.likeliest, truth).mean()),
+        }
+    same = data.tokens[rows] == data.tokens[rows + 1]
+    losses["copy"] = copy_cross_entropy(stay, model.codebook_size, same)
+    results["copy"] = {
+        "cross_entropy": float(losses["copy"].mean()),
+        "accuracy": float(same.mean()),
+        "psnr": float(psnr(data.frames[rows], truth).mean()),
+    }
+    for name, other in (("memory_gain", "no_memory"), ("copy_gain", "copy")):
+        results[name] = bootstrap(losses[other] - losses["memory"], episode)
+    return results
+
+
+def bootstrap(values: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
+    """Return the mean of values (n,) with a 95 % interval over episodes.
+
+    Whole episodes are drawn with replacement (their steps are alike), and the mean is taken over
+    the steps of those drawn.
+
+    Args:
+        values: (n,).
+        episode: (n,) int, which episode a value is from.
+    """
+    numbers = np.unique(episode, return_inverse=True)[1]
+    sums, counts = np.bincount(numbers, values), np.bincount(numbers)
+    picks = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
+    means = sums[picks].sum(1) / counts[picks].sum(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}

@@ -1,0 +1,90 @@
+"""What a world model remembers of N running episodes, and what it thinks of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vla_gym_trainers.world_model import rewards
+from vla_gym_trainers.world_model.protocol import WorldModel
+
+
+class Seen(NamedTuple):
+    """Observations, one a row.
+
+    Attributes:
+        views: By camera (n, H, W, 3) uint8.
+        instructions: n texts.
+        proprio: (n, proprio size) float32.
+    """
+
+    views: Mapping[str, np.ndarray]
+    instructions: list[str]
+    proprio: np.ndarray
+
+
+class EpisodeMemory:
+    """The states of N episodes and the tokens of their last wrist frames.
+
+    Attributes:
+        model: The world model, frozen.
+        states: (N, S).
+        tokens: (N, P) int64.
+    """
+
+    def __init__(self, model: WorldModel, num_envs: int) -> None:
+        """Begin with initial states."""
+        self.model = model
+        self.states = model.initial_state(num_envs).clone()
+        size = (num_envs, model.num_tokens)
+        self.tokens = torch.zeros(size, dtype=torch.long, device=self.states.device)
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Return the states (n, S) float32 of some episodes; the caller's own."""
+        found: np.ndarray = self.states[torch.from_numpy(ids)].float().cpu().numpy()
+        return found
+
+    @torch.no_grad()
+    def advance(
+        self,
+        seen: Seen,
+        stepped: np.ndarray,
+        begun: np.ndarray,
+        actions: np.ndarray,
+        wanted: Collection[str] = (),
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Take in observations, in one forward pass.
+
+        Args:
+            seen: What was seen after a step in the episodes ``stepped``, then what is seen at the
+                beginning of the episodes ``begun``.
+            stepped: (n,) int64 numbers of episodes.
+            begun: (m,) int64; those that are among ``stepped``, too, have ended with that step.
+            actions: (n, C * A) float32 of the steps; 0 where a control step was not executed.
+            wanted: Names of the model's reward terms that are to be computed.
+
+        Returns:
+            The states (n, S) float32 after the steps, and the terms (n,) float64 by name.
+        """
+        model, count, device = self.model, len(stepped), self.states.device
+        last = np.concatenate([actions, np.zeros((len(begun), actions.shape[1]), np.float32)])
+        played, fresh = torch.from_numpy(stepped), torch.from_numpy(begun)
+        before = torch.cat([self.states[played], model.initial_state(len(begun))])
+        action, body = (torch.from_numpy(x).to(device) for x in (last, seen.proprio))
+        features = model.features(seen.views, seen.instructions, seen.proprio)
+        tokens = model.tokens(seen.views["wrist"])
+        after = model.update(before, features, body, action)
+        found: dict[str, torch.Tensor] = {}
+        if count and rewards.DIVERGENCE in wanted:
+            found[rewards.DIVERGENCE] = rewards.memory_divergence(before[:count], after[:count])
+        if count and {rewards.UNCERTAINTY, rewards.ERROR} & set(wanted):
+            logits = model.logits(before[:count], self.tokens[played], action[:count])
+            found[rewards.UNCERTAINTY] = rewards.uncertainty(logits)
+            found[rewards.ERROR] = rewards.prediction_error(logits, tokens[:count])
+        self.states[played], self.tokens[played] = after[:count], tokens[:count]
+        self.states[fresh], self.tokens[fresh] = after[count:], tokens[count:]
+        terms = {name: value.double().cpu().numpy() for name, value in found.items()}
+        return after[:count].float().cpu().numpy(), terms

@@ -1,0 +1,88 @@
+"""Rewards that a world model gives: pure functions of its states and predictions.
+
+Names, as the weights of :class:`.wrapper.WorldModelObservation` have them:
+
+=====================  =========================================================================
+``task``               the environment's own reward
+``memory_divergence``  how far the memory moves, :func:`memory_divergence`
+``uncertainty``        how unsure the model is of the next frame, :func:`uncertainty`
+``prediction_error``   how wrong it was about it, :func:`prediction_error`
+=====================  =========================================================================
+
+F1's explorer is paid 0.5 ``memory_divergence`` + 0.5 ``uncertainty``, its adversarial phase by
+``prediction_error``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.world_model.losses import next_token_loss
+
+TASK, DIVERGENCE, UNCERTAINTY, ERROR = (
+    "task",
+    "memory_divergence",
+    "uncertainty",
+    "prediction_error",
+)
+TERMS = (TASK, DIVERGENCE, UNCERTAINTY, ERROR)
+
+
+def memory_divergence(before: Tensor, after: Tensor) -> Tensor:
+    """Return ``|s_{t+1} - s_t| / sqrt(S)``, (B,): the root mean square of the state's change.
+
+    The numbers of a GRU's state are within (-1, 1), so this is within [0, 2).
+
+    Args:
+        before: (B, S) states s_t.
+        after: (B, S) states s_{t+1} after the next observation.
+    """
+    return (after - before).norm(dim=1) / math.sqrt(before.shape[1])
+
+
+def uncertainty(logits: Tensor) -> Tensor:
+    """Return ``mean over places of H(p) / log K``, (B,) in [0, 1], with ``H = -sum p log p``.
+
+    0: the model is sure of every token; 1: it holds all K for equally likely.
+
+    Args:
+        logits: (B, P, K) of the next frame's tokens.
+    """
+    log_p = logits.log_softmax(dim=-1)
+    entropy = -(log_p.exp() * log_p).sum(dim=-1)
+    return entropy.mean(dim=1) / math.log(logits.shape[-1])
+
+
+def prediction_error(logits: Tensor, next_tokens: Tensor) -> Tensor:
+    """Return ``mean over places of -log p(next token) / log K``, (B,), at least 0.
+
+    1 is what a guess comes to that holds all K tokens for equally likely; a model that was sure of
+    something else is above.
+
+    Args:
+        logits: (B, P, K) of the next frame's tokens.
+        next_tokens: (B, P) int64 that came.
+    """
+    return next_token_loss(logits, next_tokens).mean(dim=1) / math.log(logits.shape[-1])
+
+
+def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of reward terms.
+
+    Raises:
+        ConfigError: If a term is unknown, none is given, or a weight is not finite.
+    """
+    unknown = sorted(set(weights) - set(TERMS))
+    if unknown or not weights:
+        raise ConfigError(
+            f"Expected weights of the reward terms {', '.join(TERMS)}, got "
+            f"{', '.join(map(repr, unknown)) or 'none'}."
+        )
+    bad = {name: value for name, value in weights.items() if not math.isfinite(value)}
+    if bad:
+        raise ConfigError(f"Expected finite weights of reward terms, got {bad}.")
+    return {name: float(value) for name, value in weights.items()}

@@ -1,0 +1,161 @@
+"""Which steps a batch of truncated backpropagation through time is made of, and where it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.world_model.data import Sequences
+from vla_gym_trainers.world_model.losses import Window
+
+
+class Windows:
+    """Draws windows of T steps from sequences, with the state before each.
+
+    Sequential: each of B streams goes through a random episode from window to window, then through
+    the next one. A stream's state is carried from window to window, and zero where an episode
+    begins. Else: windows are drawn at random, and start from the state that the last window which
+    reached that step left there: a stored state, of older weights the longer ago that was; it is
+    zero until a window has come by, and where an episode begins.
+
+    Attributes:
+        episodes: Episodes that were begun (sequential), or windows / windows an epoch.
+    """
+
+    def __init__(
+        self,
+        data: Sequences,
+        length: int,
+        batch_size: int,
+        state_size: int,
+        seed: int,
+        *,
+        sequential: bool,
+    ) -> None:
+        """Begin.
+
+        Args:
+            data: With tokens.
+            length: Steps T of a window.
+            batch_size: Windows B of a batch.
+            state_size: Size S of a state.
+            seed: Of the draws.
+            sequential: See the class.
+
+        Raises:
+            ConfigError: If no sequence is as long as a window, or the tokens are missing.
+        """
+        self._data, self._length, self._size = data, length, batch_size
+        check_length(data, length)
+        bounds = data.bounds()
+        self._bounds = bounds[np.diff(bounds)[:, 0] > 1]
+        if len(data.tokens) != len(data):
+            raise ConfigError("Windows need the tokens of all frames: let a tokenizer make them.")
+        self._sequential, self._rng = sequential, np.random.default_rng(seed)
+        self._last = data.last_actions()
+        self._state = torch.zeros(batch_size, state_size)
+        self._row = np.zeros(batch_size, np.int64)  # where each stream's next window begins
+        self._end = np.zeros(batch_size, np.int64)  # after the last step with a next one
+        self._stored = torch.zeros(0 if sequential else len(data), state_size)
+        self._rows = np.zeros((0, 0), np.int64)
+        self.episodes = 0
+
+    def next(self) -> tuple[Window, Tensor]:
+        """Return the next batch, and the states (B, S) before its windows."""
+        if self._sequential:
+            self._begin_episodes()
+        else:
+            self._draw()
+        steps = self._row[:, None] + np.arange(self._length)
+        valid = steps < self._end[:, None]
+        self._rows = np.where(valid, steps, self._end[:, None] - 1)
+        return window_of(self._data, self._last, self._rows, valid), self._state
+
+    def _begin_episodes(self) -> None:
+        """Give streams whose episode is over another one."""
+        for stream in np.flatnonzero(self._row >= self._end).tolist():
+            first, end = self._bounds[self._rng.integers(len(self._bounds))]
+            self._row[stream], self._end[stream] = first, end - 1
+            self._state[stream] = 0.0
+            self.episodes += 1
+
+    def _draw(self) -> None:
+        """Draw windows: episodes by their length, then a place; stored states come along."""
+        starts = np.maximum(np.diff(self._bounds)[:, 0] - self._length, 1)
+        picks = self._rng.integers(starts.sum(), size=self._size)
+        episode = np.searchsorted(np.cumsum(starts), picks, side="right")
+        offset = picks - (np.cumsum(starts) - starts)[episode]
+        self._row = self._bounds[episode, 0] + offset
+        self._end = self._bounds[episode, 1] - 1
+        self._state = self._stored[torch.from_numpy(self._row)]
+
+    def keep(self, states: Tensor) -> None:
+        """Take the states (B, T, S) after the steps of the last batch."""
+        states = states.cpu()
+        if self._sequential:
+            self._state = states[:, -1].clone()
+            self._row += self._length
+            return
+        # The state after step t is the one before step t + 1, of the same episode.
+        after = torch.from_numpy(self._rows + 1)
+        inside = torch.from_numpy(self._rows + 1 < self._end[:, None])
+        self._stored[after[inside]] = states[inside]
+        self.episodes += self._size
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return what a resumed run needs: plain data and tensors."""
+        plain = {
+            "rng": self._rng.bit_generator.state,
+            "row": self._row.tolist(),
+            "end": self._end.tolist(),
+            "episodes": self.episodes,
+        }
+        return plain, {"state": self._state, "stored": self._stored}
+
+    def restore(self, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` returned."""
+        self._rng.bit_generator.state = plain["rng"]
+        self._row, self._end = np.array(plain["row"]), np.array(plain["end"])
+        self.episodes = plain["episodes"]
+        self._state, self._stored = tensors["state"].clone(), tensors["stored"].clone()
+
+
+def check_length(data: Sequences, length: int) -> None:
+    """Check that a sequence is as long as a window.
+
+    Raises:
+        ConfigError: If none has ``length`` steps with a next one.
+    """
+    longest = int(np.diff(data.bounds()).max(initial=0))
+    if longest < length + 1:
+        raise ConfigError(
+            f"Expected sequences of at least bptt_length={length} steps and one more, the longest "
+            f"has {longest}: lower bptt_length or chunk_len."
+        )
+
+
+def window_of(data: Sequences, last: np.ndarray, rows: np.ndarray, valid: np.ndarray) -> Window:
+    """Return the steps ``rows`` (B, T) of sequences.
+
+    Args:
+        data: With tokens.
+        last: ``data.last_actions()``.
+        rows: Indices; those of a row of B are of one episode.
+        valid: (B, T) bool, which of them are real.
+    """
+    after = np.minimum(rows + 1, len(data) - 1)
+    valid = valid & (data.executed[rows] > 0)
+    arrays = (
+        data.features[rows],
+        data.proprio[rows],
+        data.tokens[rows],
+        last[rows],
+        data.actions[rows],
+        data.tokens[after],
+        valid,
+    )
+    return Window(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
