@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from vla_gym.errors import ConfigError
+from vla_gym.lock_file import open_lock
 
 # Lists a checkpoint's files with their sizes; written last.
 _MANIFEST = "files.json"
@@ -65,7 +66,7 @@ class RunDir:
             ConfigError: If another process trains in this folder.
         """
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "w") as file:
+        with open_lock(self.path / ".lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
