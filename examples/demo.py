@@ -94,7 +94,7 @@ def main(config: DemoConfig) -> int:
     for name, meaning in (
         ("*.mp4", "videos"),
         ("card.json", "result card: figures, versions, GL renderer, asset pack, seeds"),
-        ("policy.zip", "the policy; `vla-gym eval --policy` plays it"),
+        ("policy.safetensors", "the policy; `vla-gym eval --policy` plays it"),
         ("tensorboard/", "training curves"),
     ):
         console.print(f"  {name:<13} {meaning}", highlight=False)

@@ -189,7 +189,8 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
 
     env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs=1, task_ids=8, chunk_len=5)
     try:
-        TD3BC("RLTokenPolicy", env, TD3Config(buffer_size=10)).save(tmp_path / "policy.zip")
+        model = TD3BC("RLTokenPolicy", env, TD3Config(buffer_size=10))
+        model.policy.save(tmp_path / "policy.safetensors")
     finally:
         env.close()
     out = tmp_path / "policy.mp4"

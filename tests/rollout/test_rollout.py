@@ -258,7 +258,9 @@ def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
 
     (tmp_path / "config.json").write_text('{"vla": "mini"}')
     env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, chunk_len=4)
-    build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env).save(tmp_path / "policy.zip")
+    build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env).policy.save(
+        tmp_path / "policy.safetensors"
+    )
     env.close()
     policy = load_trained(tmp_path)
     assert policy.chunk_len == 4 and policy.identity["vla"]["name"] == "mini"
@@ -284,10 +286,10 @@ def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
         run.mkdir()
         (run / "config.json").write_text(json.dumps({"vla": "mini-few", "rl_token": text}))
         env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini-few", rl_token=text)
-        build_model(config, env).save(run / "policy.zip")
+        build_model(config, env).policy.save(run / "policy.safetensors")
         env.close()
-        # Its .zip knows them too, as it lies beside the configuration.
-        policy = load_trained(run / "policy.zip")
+        # The file knows them too, as it lies beside the configuration.
+        policy = load_trained(run / "policy.safetensors")
         assert policy.identity == load_trained(run).identity
         assert policy.identity["vla"]["name"] == "mini-few"
         names[name] = policy.identity["rl_token"]["name"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,12 @@ from typing import Any, cast
 import mujoco
 import pytest
 
+from vla_gym.assets import AssetPack
+from vla_gym.errors import CompileError
 from vla_gym.sim import model_io
+from vla_gym.suites.disk_cache import SceneRequest, verify
 from vla_gym.suites.libero import TaskModel
+from vla_gym.suites.libero.compile_scene import save_model
 
 
 @pytest.fixture
@@ -56,3 +62,31 @@ def test_one_model_larger_than_the_bound_is_kept(
     first = weakref.ref(model_io.load_shared(scenes[0]))
     gc.collect()
     assert model_io.load_shared(scenes[0]) is first()
+
+
+def test_a_model_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string("<mujoco><worldbody/></mujoco>")
+    mujoco.mj_saveModel(model, str(tmp_path / "theirs.mjb"), None)
+    save_model(model, tmp_path / "ours.mjb")
+    assert (tmp_path / "ours.mjb").read_bytes() == (tmp_path / "theirs.mjb").read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        save_model(model, Path("/dev/full"))
+
+
+def test_a_scene_that_cannot_be_read_is_built_anew(tmp_path: Path, scenes: list[TaskModel]) -> None:
+    content = Path(scenes[0].mjb_path).read_bytes()
+    request = SceneRequest("toy", AssetPack("lite", tmp_path, "digest"), "none", {}, {})
+    folder = tmp_path / "scenes" / request.key()
+    folder.mkdir(parents=True)
+    # Cut off by a full disk, and hashed like that.
+    files = {"scene.mjb": content[:-100], "scene.json": b"{}", "init_states.npz": b""}
+    for name, part in files.items():
+        (folder / name).write_bytes(part)
+    sums = {name: hashlib.sha256(part).hexdigest() for name, part in files.items()}
+    manifest = {"identity": request.identity(), "sha256": sums}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert verify(folder, request.key())
+    scene: Any = SimpleNamespace(scene_key=request.key(), mjb_path=folder / "scene.mjb")
+    with pytest.raises(CompileError, match="built anew"):
+        model_io.load_shared(scene)
+    assert not verify(folder, request.key())  # so the next start compiles it

@@ -258,6 +258,17 @@ def test_a_lock_that_is_never_freed_is_reported(tmp_path: Path, compiles: list[s
     cache.load_scene(request(), tmp_path, timeout_s=0.2)
 
 
+def test_a_lock_does_not_follow_links(tmp_path: Path, compiles: list[str]) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    lock = tmp_path / "scenes" / f"{request().key()}.lock"
+    lock.parent.mkdir()
+    lock.symlink_to(mine)
+    with pytest.raises(CompileError, match="symbolic link"):
+        cache.load_scene(request(), tmp_path)
+    assert mine.read_text() == "kept" and compiles == []
+
+
 def test_the_compile_process_has_a_deadline(tmp_path: Path) -> None:
     pack = resolve_asset_pack("lite")
     slow = scene_request("goal", pack, suite_tasks("goal"))

@@ -25,6 +25,7 @@ from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, read_meta
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
+from vla_gym.lock_file import open_lock
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, rollout
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero import TaskModel, load_task_model
@@ -226,7 +227,7 @@ def _locked(output: Path) -> Iterator[None]:
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-        lock = (output / ".lock").open("w")
+        lock = open_lock(output / ".lock")
     except OSError as error:
         raise ConfigError(
             f"Demonstrations cannot be written to {output} ({error}): choose another --output."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
@@ -113,7 +114,11 @@ def _read(path: Path) -> mujoco.MjModel:
     try:
         return mujoco.MjModel.from_binary_path(str(path))
     except Exception as error:
+        # Without a manifest the folder counts as damaged, whatever its checksums say.
+        with contextlib.suppress(OSError):
+            path.with_name("manifest.json").unlink()
         raise CompileError(
-            f"MuJoCo {mujoco.__version__} cannot read the compiled scene {path}: {error}. "
-            "Delete that folder; it is rebuilt at the next start."
+            f"MuJoCo {mujoco.__version__} cannot read the compiled scene {path}: {error}. Start "
+            "again: it is built anew. If that does not help, the disk may be full or damaged; "
+            "VLA_GYM_CACHE names a folder on another one."
         ) from error

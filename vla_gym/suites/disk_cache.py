@@ -31,6 +31,7 @@ from typing import Any
 
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
+from vla_gym.lock_file import open_lock
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ def _advice(output: str) -> str:
 def _lock(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold an exclusive lock between processes; it is freed even if its holder dies."""
     deadline = time.monotonic() + timeout_s
-    with path.open("w", encoding="utf-8") as file:
+    with open_lock(path) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ class PlayConfig(PolicyConfig):
 
     policy: str = "expert"
     """Who acts: expert (scripted, sees the simulation), vla, random, or a trained policy: a run
-    directory of vla-gym-train, or a .zip of its td3."""
+    directory of vla-gym-train, or its policy.safetensors."""
     suite: str = "goal"
     """Suite name."""
     task_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--task-id"])] = (8,)

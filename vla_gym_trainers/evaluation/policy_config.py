@@ -23,7 +23,10 @@ class PolicyConfig(EnvSettings):
 
     policy: str = "vla"
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
-    directory of vla-gym-train, or a .zip of its td3."""
+    directory of vla-gym-train, or its policy.safetensors."""
+    trust_pickle: bool = False
+    """Read the .zip of a policy of an older version: it can run code, so only if you trust who made
+    it."""
     vla: str | None = None
     """The frozen VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder;
     default: mini, or the one of the trained run."""
@@ -109,15 +112,20 @@ class PolicyConfig(EnvSettings):
         if not path.exists():
             raise WeightsError(
                 f"--policy {self.policy}: expected {', '.join(POLICIES)}, a run directory of "
-                "vla-gym-train or a .zip of its td3; there is no such file."
+                "vla-gym-train or its policy.safetensors; there is no such file."
             )
         return self._trained_on_tokens(path) or self._trained(path)
 
     def _trained_on_tokens(self, path: Path) -> VLAPolicy | None:
         """Return the VLA that PPO or GRPO has trained, if it is a run of theirs."""
-        from vla_gym_trainers.evaluation.trained import HEADS, trained_on, trained_vla
+        from vla_gym_trainers.evaluation.trained import (
+            HEADS,
+            policy_file,
+            trained_on,
+            trained_vla,
+        )
 
-        if path.is_file() or (path / "policy.zip").is_file():
+        if policy_file(path) is not None:
             return None
         of_run, _, kind = trained_on(path)
         vla = trained_vla(path, self.vla or of_run)
@@ -138,7 +146,12 @@ class PolicyConfig(EnvSettings):
         from vla_gym_trainers.evaluation.trained import load_trained
 
         policy = load_trained(
-            path, self.vla, self.batch_size, rl_token=self.rl_token, device=self.device
+            path,
+            self.vla,
+            self.batch_size,
+            rl_token=self.rl_token,
+            device=self.device,
+            trust_pickle=self.trust_pickle,
         )
         if self.chunk_len not in (None, policy.chunk_len):
             raise ConfigError(

@@ -90,28 +90,62 @@ class ActorPolicy:
         return chunks, _NO_MEMORY if state is None else state[0]
 
 
-def load_policy(path: Path) -> Any:
-    """Load the network of a trained policy from a .zip or a run directory; it has ``predict``.
+#: Files of a run that hold a policy over the RL token; the last one is of older versions.
+ACTOR_FILES = ("rl_token_actor.safetensors", "policy.safetensors", "policy.zip")
+
+
+def policy_file(path: Path) -> Path | None:
+    """Return the file of a policy over the RL token; None if a run directory has none.
+
+    Args:
+        path: The file itself, or a run directory.
+    """
+    if path.is_file():
+        return path
+    return next((path / name for name in ACTOR_FILES if (path / name).is_file()), None)
+
+
+def load_policy(path: Path, *, trust_pickle: bool = False) -> Any:
+    """Load the network of a trained policy from its file or a run directory; it has ``predict``.
+
+    Args:
+        path: The file, or the run directory.
+        trust_pickle: Also read a .zip of an older version, which can run code when it is read.
 
     Raises:
-        WeightsError: If there is no such file or it cannot be read.
+        WeightsError: If there is no such file, it cannot be read, or it must not be.
     """
-    from vla_gym_trainers.on_policy.rl_token_actor import WEIGHTS, RLTokenActor
+    file = policy_file(path)
+    if file is None:
+        raise WeightsError(
+            f"No trained policy in {path}: expected the run directory of 'vla-gym-train td3' or of "
+            "ppo with --policy rl-token, or its policy.safetensors."
+        )
+    if file.suffix == ".zip":
+        return _unpickled(file, trust_pickle)
+    if file.name == ACTOR_FILES[0]:
+        from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 
-    if (path / WEIGHTS).is_file():
-        return RLTokenActor.load(path)
+        return RLTokenActor.load(file.parent)
+    from vla_gym_trainers.td3.policy import RLTokenPolicy
+
+    return RLTokenPolicy.load(file)
+
+
+def _unpickled(file: Path, trust_pickle: bool) -> Any:
+    if not trust_pickle:
+        raise WeightsError(
+            f"{file} is a policy of an older version, whose pickles can run code when they are "
+            "read: if you trust who made it, add --trust-pickle."
+        )
     from vla_gym_trainers.td3.algorithm import TD3BC
 
-    file = path / "policy.zip" if path.is_dir() else path
-    if not file.is_file():
-        raise WeightsError(
-            f"No trained policy at {file}: expected a .zip that 'vla-gym-train td3' wrote, or its "
-            "run directory."
-        )
     try:
-        return TD3BC.load(file, device="cpu", custom_objects={"buffer_size": 1})
+        model = TD3BC.load(file, device="cpu", custom_objects={"buffer_size": 1})
     except Exception as error:  # zipfile, pickle and torch each raise their own kinds
         raise WeightsError(f"{file} is not a TD3BC checkpoint or is corrupt: {error}") from error
+    model.policy.guarded_tasks = tuple(getattr(model, "guarded_tasks", ()))
+    return model.policy
 
 
 def load_trained(
@@ -121,16 +155,18 @@ def load_trained(
     *,
     rl_token: str | None = None,
     device: str = "cpu",
+    trust_pickle: bool = False,
 ) -> ActorPolicy:
     """Load a policy of ``vla-gym-train td3``, its VLA and the RL token's encoder.
 
     Args:
-        path: The .zip, or the run directory that holds ``policy.zip`` and ``config.json``.
+        path: The policy's file, or the run directory that holds it and ``config.json``.
         vla: The VLA, as ``vla_gym.vla.load`` takes it; default: the one that the run's
             configuration names, else ``"mini"``.
         batch_size: Rows of a forward pass.
         rl_token: Folder of its encoder, ``"auto"`` or ``"mean"``; default: as in the run.
         device: Torch device of VLA and encoder.
+        trust_pickle: See :func:`load_policy`.
 
     Raises:
         WeightsError: If a file is missing or damaged.
@@ -139,7 +175,7 @@ def load_trained(
     from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
 
-    model = load_policy(path)
+    model = load_policy(path, trust_pickle=trust_pickle)
     of_run = trained_on(path)
     given, vla = vla is not None, vla or of_run[0]
     folder = path if path.is_dir() else path.parent
@@ -164,8 +200,7 @@ def load_trained(
     token = {"name": "mean"}
     if encoder is not None:
         token = vla_identity(loaded.name if rl_token == "auto" else rl_token, "-rl-token")
-    files = [path / name for name in ("rl_token_actor.safetensors", "policy.zip")]
-    content = next((file for file in files if file.is_file()), path).read_bytes()
+    content = (policy_file(path) or path).read_bytes()
     policy.identity |= {
         "sha256": hashlib.sha256(content).hexdigest(),
         "guarded_tasks": list(model.guarded_tasks),
@@ -185,7 +220,7 @@ def trained_on(path: Path) -> tuple[str, str, str]:
     The VLA comes from a file: load it with ``allow_class=False``.
 
     Args:
-        path: A run directory, or a .zip in one. Without a configuration: ``mini``, ``auto`` and
+        path: A run directory, or a file in one. Without a configuration: ``mini``, ``auto`` and
             ``tokens``.
 
     Raises:

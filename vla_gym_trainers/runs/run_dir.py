@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from vla_gym.errors import ConfigError
+from vla_gym.lock_file import open_lock
 
 # Lists a checkpoint's files with their sizes; written last.
 _MANIFEST = "files.json"
@@ -30,9 +31,9 @@ class RunDir:
                           steps so far
         best.*            the policy with the best closed-loop evaluation, if there was any
         last.*            the policy at the end
-        policy.zip        the one to use: best.zip if there is one, else last.zip
-        vla/, adapters/   the VLA that policy.zip was trained with, and rl_token/ its encoder,
-                          where td3 trained them too (best_vla.pt: those of best.zip)
+        policy.*          the one to use: the best if there is one, else the last
+        vla/, adapters/   the VLA that the policy was trained with, and rl_token/ its encoder,
+                          where td3 trained them too (best_vla.pt: those of the best)
         videos/           films, if asked for
         card.json         the result card
 
@@ -48,10 +49,10 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoint_dir = path / "checkpoints"
-        self.best = path / "best.zip"
-        self.last = path / "last.zip"
+        self.best = path / "best.safetensors"
+        self.last = path / "last.safetensors"
         self.best_vla = path / "best_vla.pt"
-        self.policy = path / "policy.zip"
+        self.policy = path / "policy.safetensors"
         self.videos = path / "videos"
         self.card = path / "card.json"
 
@@ -65,7 +66,7 @@ class RunDir:
             ConfigError: If another process trains in this folder.
         """
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "w") as file:
+        with open_lock(self.path / ".lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -58,7 +58,8 @@ class CheckpointSettings(RunSettings):
 
     resume: Path | None = field(default=None, metadata={"saved": False})
     """Go on with this run, or from one of its checkpoints (RUN/checkpoints/NUMBER; what the run did
-    after that one is dropped). Settings are the run's; few may change."""
+    after that one is dropped). Settings are the run's; few may change. Checkpoints hold pickles:
+    resume runs of your own only."""
     auto_resume: bool = field(default=False, metadata={"saved": False})
     """Go on with the run in run_dir if it has a checkpoint, begin it otherwise."""
     max_minutes: float | None = None
@@ -175,7 +176,7 @@ def load_preset(kind: type[Config], preset: str) -> Config:
             f"Preset {preset} names a class to import as its VLA: only the command line "
             "may, with --vla."
         )
-    return _make(kind, values, f"Preset {preset}")
+    return from_plain(kind, values, f"Preset {preset}")
 
 
 # Runs that go on
@@ -215,11 +216,17 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
         raise ConfigError(f"{path} is no run's configuration: {error}") from error
     retired = getattr(kind, "retired", {})
     kept = {key: x for key, x in values.items() if key not in retired or x != retired[key]}
-    return _make(kind, kept, origin)
+    return from_plain(kind, kept, origin)
 
 
-def _make(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:
-    """Return the dataclass with values that were read from JSON or yaml."""
+def from_plain(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:
+    """Return a dataclass with values that were read from JSON or yaml.
+
+    Raises:
+        ConfigError: If there are unknown keys, or the dataclass refuses a value.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{origin} must map names of settings to values.")
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     unknown = sorted(str(key) for key in values.keys() - types)
     if unknown:

@@ -56,7 +56,6 @@ class TD3BC(TD3):
     Attributes:
         config: The numbers.
         fine_tuner: Trains the VLA; None while it stays frozen, and without environments.
-        guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see ``runs.guard``.
         max_staleness: Most updates so far that the actor of a block was behind the learner.
     """
 
@@ -91,7 +90,6 @@ class TD3BC(TD3):
         """
         self.config = config = config or TD3Config()
         self.rollout_device = rollout_device
-        self.guarded_tasks: tuple[int, ...] = ()
         self.update_debt, self.vla_debt, self.max_staleness = 0.0, 0, 0
         self.fine_tuner: VLAFineTuner | None = None
         self.pipeline: Blocks | None = None
@@ -303,17 +301,6 @@ class TD3BC(TD3):
         for part, seconds in self.clock.lap().items():
             self.logger.record(f"time/{part}", seconds)
         super().dump_logs()
-
-    def predict(
-        self, observation: Any, *args: Any, **kwargs: Any
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``."""
-        action, state = super().predict(observation, *args, **kwargs)
-        if self.guarded_tasks:
-            reference = np.asarray(observation["vla_action"], np.float32).reshape(action.shape)
-            guarded = np.isin(observation["task_id"], self.guarded_tasks)
-            action = np.where(guarded.reshape(-1, 1, 1), reference, action).reshape(action.shape)
-        return action, state
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save networks, optimisers and generators to a zip file (replay: save_replay_buffer)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BestModel:
-    """Evaluates at thresholds of collected chunks and keeps the best policy in ``best.zip``.
+    """Evaluates at thresholds of collected chunks and keeps the best policy.
 
     The choice is made on sampled layouts that neither training nor the final evaluation plays, so
     the best of many is not flattered by the states that are reported.
@@ -35,7 +34,7 @@ class BestModel:
     Attributes:
         player: Plays the policies.
         starts: Sampled layouts, the same at every evaluation.
-        run: Where ``best.zip`` goes.
+        run: Where ``best.safetensors`` goes.
         every: Chunks between two evaluations.
         background: Play in a thread.
         next_at: Chunks at which the next evaluation is due.
@@ -77,10 +76,7 @@ class BestModel:
         """Begin to evaluate the policy as it is now; call it where the model stands still."""
         while self.next_at <= num_chunks:
             self.next_at += self.every
-        snapshot = io.BytesIO()
-        model.save(snapshot)
-        policy = copy.deepcopy(model.policy)
-        arguments = (policy, snapshot.getvalue(), num_chunks)
+        arguments = (copy.deepcopy(model.policy), num_chunks)
         tuner = model.fine_tuner
         # Only without a thread: a VLA that is trained collects and learns by turns (ahead 0).
         self._vla = None if tuner is None else tuner.state_dict()
@@ -106,8 +102,8 @@ class BestModel:
         pending, self._pending = self._pending, None
         return pending.result()
 
-    def _evaluate(self, policy: RLTokenPolicy, model: bytes, num_chunks: int) -> dict[str, float]:
-        """Play the policy (and once the VLA) on the layouts; keep the model if it is the best."""
+    def _evaluate(self, policy: RLTokenPolicy, num_chunks: int) -> dict[str, float]:
+        """Play the policy (and once the VLA) on the layouts; keep it if it is the best."""
         if self.vla is None:
             self.vla = mean_success(self.player.play(None, self.starts))
         episodes = self.player.play(policy, self.starts)
@@ -119,7 +115,7 @@ class BestModel:
                 with replacing(self.run.best_vla) as file:
                     torch.save(self._vla, file)
             with replacing(self.run.best) as file:
-                file.write(model)
+                policy.save(file)
         metrics = {
             "eval/success": score,
             "eval/best": self.best,

@@ -11,7 +11,7 @@ from vla_gym.rollout import Episode, Start
 
 if TYPE_CHECKING:
     from vla_gym_trainers.evaluation.run_player import RunPlayer
-    from vla_gym_trainers.td3.algorithm import TD3BC
+    from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 #: Added to a run's seed: layouts that neither training nor the choice of the best policy played.
 GUARD_SEED = 1_500_000_000
@@ -52,22 +52,22 @@ class Guard:
         return {"num_guarded": len(guarded), "guarded_tasks": list(guarded), "by_task": rows}
 
 
-def guard_policy(model: TD3BC, player: RunPlayer, starts: Sequence[Start]) -> Guard:
+def guard_policy(policy: RLTokenPolicy, player: RunPlayer, starts: Sequence[Start]) -> Guard:
     """Compare a policy with the VLA on the same starts and guard it where it was worse.
 
     Args:
-        model: Its ``guarded_tasks`` are set; what it was guarded in before does not count here.
+        policy: Its ``guarded_tasks`` are set; what it was guarded in before does not count here.
         player: Plays both.
         starts: Sampled layouts.
     """
-    model.guarded_tasks = ()
-    vla, policy = player.play(None, starts), player.play(model, starts)
+    policy.guarded_tasks = ()
+    vla, trained = player.play(None, starts), player.play(policy, starts)
 
     def successes(episodes: Sequence[Episode]) -> dict[int, int]:
         won = Counter(episode.task_id for episode in episodes if episode.success)
         return {task: won[task] for task in counts}
 
     counts = dict(sorted(Counter(start.task_id for start in starts).items()))
-    guard = Guard(counts, successes(vla), successes(policy))
-    model.guarded_tasks = guard.guarded
+    guard = Guard(counts, successes(vla), successes(trained))
+    policy.guarded_tasks = guard.guarded
     return guard

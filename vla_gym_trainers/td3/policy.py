@@ -1,30 +1,48 @@
-"""The SB3 policy of TD3+BC on RL tokens: networks, targets, optimisers and their settings."""
+"""The SB3 policy of TD3+BC on RL tokens: networks, targets, optimisers and their settings.
+
+It is saved as one safetensors file, weights and a header of plain JSON: SB3's zip files hold
+pickles, which run code when they are read. This is what a run leaves and ``vla-gym eval`` takes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.networks import (
     ChunkActor,
     CriticEnsemble,
     FeatureNormalizer,
     reference_chunk,
 )
+from vla_gym_trainers.runs.settings import from_plain
 from vla_gym_trainers.td3.config import TD3Config
+
+_HEADER, _FORMAT = "rl_token_policy", 1
+_SIZES = ("token_dim", "proprio_dim", "chunk_len", "action_size")
+_LARGEST = 1 << 20  # of any size in a header; the weights must have them, too
 
 
 class RLTokenPolicy(BasePolicy):
     """SB3 policy that holds actor, critics, their targets, their optimisers and the normaliser.
 
     Greedy action: ``mu(x, a~)``, the actor's mean. Exploration noise belongs to the algorithm.
+
+    Attributes:
+        guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see :mod:`~.td3.guard`.
     """
 
     def __init__(
@@ -48,6 +66,7 @@ class RLTokenPolicy(BasePolicy):
             ConfigError: If the spaces do not fit.
         """
         super().__init__(observation_space, action_space, **base_kwargs)
+        self.guarded_tasks: tuple[int, ...] = ()
         self.config = config = config or TD3Config()
         chunk_len, action_size = check_spaces(observation_space, action_space)
         scale = torch.tensor(config.scale_of(action_size), dtype=torch.float32)
@@ -91,9 +110,94 @@ class RLTokenPolicy(BasePolicy):
         data.update(config=self.config, lr_schedule=self._dummy_schedule)
         return data
 
+    def predict(
+        self, observation: Any, *args: Any, **kwargs: Any
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``."""
+        action, state = super().predict(observation, *args, **kwargs)
+        if self.guarded_tasks:
+            reference = np.asarray(observation["vla_action"], np.float32).reshape(action.shape)
+            guarded = np.isin(observation["task_id"], self.guarded_tasks)
+            action = np.where(guarded.reshape(-1, 1, 1), reference, action).reshape(action.shape)
+        return action, state
+
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         """Return the mean chunk, (B, C * N)."""
         return self._predict(observation, deterministic)
+
+    def save(self, path: str | Path | IO[bytes]) -> None:
+        """Write networks, targets, normaliser and guarded tasks; not the optimisers' state."""
+        observed: Any = self.observation_space
+        chunk_len, action_size = self.action_space.shape or ()
+        task = observed.spaces.get("task_id")
+        header = {
+            "format": _FORMAT,
+            "token_dim": _size(observed["rl_token"]),
+            "proprio_dim": _size(observed["proprio"]),
+            "chunk_len": int(chunk_len),
+            "action_size": int(action_size),
+            "num_tasks": int(task.n) if isinstance(task, spaces.Discrete) else None,
+            "guarded_tasks": list(self.guarded_tasks),
+            "config": dataclasses.asdict(self.config),
+        }
+        weights = {key: value.detach().contiguous() for key, value in self.state_dict().items()}
+        content = save(weights, {_HEADER: json.dumps(header)})
+        if isinstance(path, str | Path):
+            Path(path).write_bytes(content)
+        else:
+            path.write(content)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> RLTokenPolicy:
+        """Read what :meth:`save` wrote, ready to play; nothing in the file is executed.
+
+        Raises:
+            WeightsError: If the file is missing, damaged, or no policy of TD3+BC.
+        """
+        try:
+            with safe_open(path, "pt", device=str(device)) as file:
+                text = (file.metadata() or {}).get(_HEADER)
+                if text is None:
+                    raise WeightsError(
+                        f"{path} is no policy of TD3+BC: expected the policy.safetensors of a run "
+                        "of 'vla-gym-train td3'."
+                    )
+                policy = cls._of_header(json.loads(text))
+                names = file.keys()
+                policy.load_state_dict({name: file.get_tensor(name) for name in names})
+        except WeightsError:
+            raise
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"{path} is missing or damaged: {error}") from error
+        except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+            raise WeightsError(f"{path} holds no whole policy of TD3+BC: {error}") from error
+        if any(not value.isfinite().all() for value in policy.state_dict().values()):
+            raise WeightsError(f"{path} holds weights that are not finite: take an earlier one.")
+        policy.set_training_mode(False)
+        return policy.to(device)
+
+    @classmethod
+    def _of_header(cls, header: Mapping[str, Any]) -> RLTokenPolicy:
+        if header["format"] != _FORMAT:
+            raise ValueError(f"format {header['format']}, expected {_FORMAT}")
+        sizes = [header[name] for name in _SIZES]
+        guarded, num_tasks = header["guarded_tasks"], header["num_tasks"]
+        numbers = [*sizes, *guarded, *([] if num_tasks is None else [num_tasks])]
+        if any(type(n) is not int or not 0 <= n <= _LARGEST for n in numbers) or min(sizes) < 1:
+            raise ValueError(f"sizes and tasks must be positive integers, got {numbers}")
+        token_dim, proprio_dim, chunk_len, action_size = sizes
+        action = spaces.Box(-1.0, 1.0, (chunk_len, action_size), np.float32)
+        observed: dict[str, spaces.Space[Any]] = {
+            "rl_token": spaces.Box(-np.inf, np.inf, (token_dim,), np.float32),
+            "vla_action": action,
+            "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
+        }
+        if num_tasks is not None:
+            observed["task_id"] = spaces.Discrete(num_tasks)
+        config = from_plain(TD3Config, header["config"], "its header")
+        policy = cls(spaces.Dict(observed), action, lambda _: config.learning_rate, config)
+        policy.guarded_tasks = tuple(guarded)
+        return policy
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002
         assert isinstance(observation, dict)

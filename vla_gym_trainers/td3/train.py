@@ -19,7 +19,6 @@ from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.evaluation.tables import print_results
-from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
@@ -31,6 +30,7 @@ from vla_gym_trainers.td3.checkpoint import load_checkpoint, load_vla
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
+from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 __all__ = [
     "TD3RunConfig",
@@ -154,8 +154,8 @@ def conclude(
     files = run.dir
     has_best, tuner = files.best.is_file(), model.fine_tuner
     if tuner is None:
-        _save(model, files.last)
-    final = load_policy(files.best) if has_best else model
+        _save(model.policy, files.last)
+    final = RLTokenPolicy.load(files.best, model.device) if has_best else model.policy
     if tuner is not None:
         if has_best:
             load_vla(files.best_vla, tuner)
@@ -165,7 +165,7 @@ def conclude(
         starts = _sampled_starts(config, config.guard_layouts, GUARD_SEED)
         results["guard"] = guard_policy(final, player, starts).report()
     _save(final, files.policy)
-    policy = load_policy(files.policy)
+    policy = RLTokenPolicy.load(files.policy)
     states = config.eval_states
     states = get_suite(config.suite).num_init_states if states is None else states
     if states:
@@ -181,9 +181,9 @@ def _official_starts(config: TD3RunConfig, states: int) -> list[Start]:
     return [Start(suite, task_id, i) for task_id in config.task_ids for i in range(states)]
 
 
-def _save(model: TD3BC, path: Path) -> None:
+def _save(policy: RLTokenPolicy, path: Path) -> None:
     with replacing(path) as file:
-        model.save(file)
+        policy.save(file)
 
 
 def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
@@ -254,7 +254,7 @@ def build_model(config: TD3RunConfig, env: Any) -> TD3BC:
     )
 
 
-def film(config: TD3RunConfig, run: RunDir, policy: TD3BC, player: RunPlayer) -> None:
+def film(config: TD3RunConfig, run: RunDir, policy: RLTokenPolicy, player: RunPlayer) -> None:
     """Film the VLA and the policy on the first official states of every task."""
     run.videos.mkdir(exist_ok=True)
     for start in _official_starts(config, config.videos):

@@ -85,7 +85,7 @@ def test_the_vla_and_a_policy_play_the_same_states(player: RunPlayer) -> None:
 def test_training_run_leaves_everything(tmp_path: Path, toy_env: None) -> None:
     run = train_td3(TD3RunConfig(run_dir=tmp_path / "run", **SMALL))
     names = {path.name for path in run.run_dir.iterdir()}
-    files = {"config.json", "card.json", "policy.zip", "last.zip", "metrics.jsonl"}
+    files = {"config.json", "card.json", "policy.safetensors", "last.safetensors", "metrics.jsonl"}
     assert files | {"checkpoints", "tensorboard"} <= names
     kept = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
     assert kept == ["000000104", "000000120"]  # at 56, 104 and the end; the newest two
@@ -166,7 +166,12 @@ def test_load_policy_errors(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="No trained policy"):
         load_policy(tmp_path)
     (tmp_path / "policy.zip").write_bytes(b"not a zip")
+    with pytest.raises(WeightsError, match="add --trust-pickle"):
+        load_policy(tmp_path)
     with pytest.raises(WeightsError, match="corrupt"):
+        load_policy(tmp_path, trust_pickle=True)
+    (tmp_path / "policy.safetensors").write_bytes(b"no weights")
+    with pytest.raises(WeightsError, match="missing or damaged"):
         load_policy(tmp_path)
 
 
@@ -193,7 +198,7 @@ def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
     config.write_text(json.dumps({"vla": "mini-few", "rl_token": "/token"}))
     assert (
         trained_on(tmp_path)
-        == trained_on(tmp_path / "best.zip")
+        == trained_on(tmp_path / "best.safetensors")
         == (
             "mini-few",
             "/token",

@@ -37,7 +37,7 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
     # So that it differs from the VLA.
     with torch.no_grad():
         model.policy.actor.head.bias.fill_(0.2)
-    model.save(tmp_path / "policy.zip")
+    model.policy.save(tmp_path / "policy.safetensors")
     (tmp_path / "config.json").write_text('{"vla": "mini"}')
     trained = load_trained(tmp_path)
     wanted = outcomes(list(play(trained, STARTS, num_envs=2, workers=0)))
@@ -64,12 +64,12 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
         for who, played in (("policy", wanted), ("start", of_vla)):
             (row,) = final[who]["episodes"]
             assert (row["success"], row["length"]) == played[OFFICIAL[0]]
-        guard = guard_policy(model, player, STARTS)
+        guard = guard_policy(model.policy, player, STARTS)
         assert guard.policy[8] == sum(won for won, _ in wanted.values())
         assert guard.vla[8] == sum(won for won, _ in of_vla.values())
         (tmp_path / "run").mkdir()
         best = BestModel(player, STARTS, RunDir(tmp_path / "run"), every=1)
-        model.guarded_tasks = ()
+        model.policy.guarded_tasks = ()
         best.begin(model, 1)
         metrics = best.poll(wait=True)
         best.close()

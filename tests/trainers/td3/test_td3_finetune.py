@@ -295,7 +295,7 @@ def test_a_run_and_its_saved_policy(
     env = player_envs(4)
     obs, infos = env.reset(seed=11)
     told = [{"instruction": text} for text in infos["instruction"]]
-    final = load_trained(folder / "policy.zip")._model
+    final = load_trained(folder / "policy.safetensors")._model
     mine = ActorPolicy(final, tuner.vla, tuner.encoder, CHUNK_LEN).act(obs, told)
     np.testing.assert_allclose(policy.act(obs, told), mine, atol=1e-5, rtol=0)
     assert_same(policy._encoder.state_dict(), tuner.encoder.state_dict())

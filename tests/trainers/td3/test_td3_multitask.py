@@ -55,9 +55,9 @@ def test_a_suite_policy_samples_tasks_alike_and_saves(tmp_path: Path) -> None:
         tasks = model.replay_buffer.sample(64).observations["task_id"]
         assert int((tasks == 1).sum()) == 32
         worsen(model)
-        model.save(tmp_path / "worse.zip")
+        model.policy.save(tmp_path / "worse.safetensors")
     obs = batch_of([0, 1])
-    loaded = load_policy(tmp_path / "worse.zip")
+    loaded = load_policy(tmp_path / "worse.safetensors")
     np.testing.assert_array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
 
 
@@ -80,18 +80,18 @@ def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> No
     with closing(make_tasks()) as env, closing(make_task_player()) as player:
         model = make(env)
         worsen(model)
-        guard = guard_policy(model, player, sampled_starts("toy", (0, 1), 8, 7))
+        guard = guard_policy(model.policy, player, sampled_starts("toy", (0, 1), 8, 7))
         worse = tuple(t for t in (0, 1) if guard.policy[t] < guard.vla[t])
-        assert guard.guarded == model.guarded_tasks == worse
+        assert guard.guarded == model.policy.guarded_tasks == worse
         assert 1 in worse
         assert sum(guard.episodes.values()) == 16
         report = guard.report()
         assert (report["num_guarded"], report["guarded_tasks"]) == (len(worse), list(worse))
         played = [row["plays"] for row in report["by_task"]]
         assert played == ["vla" if t in worse else "policy" for t in (0, 1)]
-    model.guarded_tasks = (1,)
-    model.save(tmp_path / "model.zip")
-    for player in (model, load_policy(tmp_path / "model.zip")):
+    model.policy.guarded_tasks = (1,)
+    model.policy.save(tmp_path / "model.safetensors")
+    for player in (model, load_policy(tmp_path / "model.safetensors")):
         obs = batch_of([1, 0, 1])
         action = player.predict(obs)[0]
         np.testing.assert_array_equal(action[[0, 2]], obs["vla_action"][[0, 2]])

@@ -64,7 +64,7 @@ def result(run_dir: Path) -> dict[str, Any]:
     loop = pickle.loads((newest / "loop.pkl").read_bytes())
     rows = read_metrics(run_dir / "metrics.jsonl")
     training = json.loads((run_dir / "card.json").read_text())["results"]["training"]
-    archive = zipfile.ZipFile(run_dir / "last.zip")
+    archive = zipfile.ZipFile(newest / "model.zip")
     tensors = {
         name: torch.load(io.BytesIO(archive.read(name)), weights_only=True)
         for name in archive.namelist()
@@ -73,7 +73,8 @@ def result(run_dir: Path) -> dict[str, Any]:
     return {
         "name": newest.name,
         "tensors": tensors,
-        "best": zipfile.ZipFile(run_dir / "best.zip").read("policy.pth"),
+        "best": (run_dir / "best.safetensors").read_bytes(),
+        "last": (run_dir / "last.safetensors").read_bytes(),
         "replay": replay.rows(np.arange(replay.size())),
         "replay_rng": replay.rng.bit_generator.state,
         "env": [(s.env["position"], s.env["rng"].bit_generator.state) for s in loop["env"]["envs"]],
@@ -187,12 +188,8 @@ def test_a_run_that_collects_ahead_goes_on_to_a_longer_limit(tmp_path: Path) -> 
     config = TD3RunConfig(run_dir=tmp_path / "part", **settings)
     run = resume_td3(tmp_path / "part", config)
     assert run.card["results"]["training"]["chunks"] == 304  # whole blocks of 2 x 8
-    archives = [zipfile.ZipFile(tmp_path / name / "last.zip") for name in ("whole", "part")]
-    first, second = (archive.read("policy.pth") for archive in archives)
-    assert_same(
-        torch.load(io.BytesIO(first), weights_only=True),
-        torch.load(io.BytesIO(second), weights_only=True),
-    )
+    first, second = (tmp_path / name / "last.safetensors" for name in ("whole", "part"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Path) -> None:
@@ -239,7 +236,7 @@ def test_checkpoints_are_whole_and_the_newest_stay(tmp_path: Path) -> None:
 
 
 def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
-    path = tmp_path / "policy.zip"
+    path = tmp_path / "policy.safetensors"
     path.write_bytes(b"old")
     with pytest.raises(RuntimeError), replacing(path) as file:
         file.write(b"new")

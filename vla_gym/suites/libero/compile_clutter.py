@@ -23,7 +23,7 @@ import numpy as np
 
 from vla_gym.errors import CompileError
 from vla_gym.suites.libero import upstream_env
-from vla_gym.suites.libero.compile_scene import _exit_with_parent
+from vla_gym.suites.libero.compile_scene import _exit_with_parent, save_model
 from vla_gym.suites.libero.tasks import LiberoTask
 
 # Clutter that no episode shows is kept here, in metres: below the floor, out of all reach.
@@ -112,7 +112,7 @@ def compile_clutter(
     model = mujoco.MjModel.from_xml_string(xml)
     original = mujoco.MjModel.from_binary_path(str(plain / "scene.mjb"))
     _take_over(model, original)
-    mujoco.mj_saveModel(model, str(workdir / "scene.mjb"), None)
+    save_model(model, workdir / "scene.mjb")
     return bodies
 
 

@@ -66,7 +66,6 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
         CompileError: If the tasks do not share one scene, or something in it is not supported.
     """
     replaced = upstream_env.prepare(asset_root, workdir / "libero")
-    import mujoco  # noqa: PLC0415 - after prepare(): libero picks the GL backend first
 
     problems = _parse_problems(tasks)
     env = upstream_env.make_env(tasks[0].bddl_file).env
@@ -102,7 +101,22 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
     states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)
     np.savez(workdir / "init_states.npz", **states)
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
-    mujoco.mj_saveModel(model, str(workdir / "scene.mjb"), None)
+    save_model(model, workdir / "scene.mjb")
+
+
+def save_model(model: Any, path: Path) -> None:
+    """Write a compiled model whole.
+
+    MuJoCo's own writing takes no notice of a full disk.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    import mujoco  # noqa: PLC0415
+
+    content = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, content)
+    path.write_bytes(content.data)
 
 
 def _low_poly_model(env: Any) -> Any:

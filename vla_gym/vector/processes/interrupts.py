@@ -6,11 +6,14 @@ from __future__ import annotations
 # twentieth of a step of cheap environments.
 import _signal  # type: ignore[import-not-found]
 import functools
+import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from vla_gym.errors import WorkerError
 
 _SIGINT = int(signal.SIGINT)
 
@@ -25,10 +28,14 @@ class Interrupts:
     message that was read and the note of what it said, that would lose the message, and an
     environment would wait for it until its worker counts as hung. So it comes while there is
     nothing to do but wait, or at the end of the context. A second Ctrl-C is not held back.
+
+    Attributes:
+        owner: Process that made it; a fork of that has other environments to step.
     """
 
     def __init__(self) -> None:
         """Nothing is held back yet."""
+        self.owner = os.getpid()
         self._depth = 0
         self._waiting = self._held = False
         self._handler: Callable[[int, FrameType | None], Any] | None = None
@@ -76,11 +83,21 @@ class Interrupts:
 
 
 def undivided(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Let Ctrl-C interrupt a method only while it waits: in the context ``self._interrupts``."""
+    """Let Ctrl-C interrupt a method only while it waits: in the context ``self._interrupts``.
+
+    A fork of the process that made the environments gets a ``WorkerError``: it shares their memory
+    and their pipes, and would move the other's environments without its knowing.
+    """
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._interrupts:
+        interrupts: Interrupts = self._interrupts
+        if os.getpid() != interrupts.owner:
+            raise WorkerError(
+                f"{method.__name__}() in process {os.getpid()}, a fork of process "
+                f"{interrupts.owner}, which made these environments: make new ones in this process."
+            )
+        with interrupts:
             return method(self, *args, **kwargs)
 
     return call

@@ -1,0 +1,121 @@
+"""The file of a policy: what it keeps, and that reading it runs nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+from toy_env import ToyReach
+
+from vla_gym.errors import WeightsError
+from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.evaluation.trained import load_policy
+from vla_gym_trainers.td3.policy import RLTokenPolicy
+
+SMALL: dict[str, Any] = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def model() -> TD3BC:
+    config = TD3Config(net_arch=(16,), residual_basis=3, **SMALL)
+    return TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(64)
+
+
+def header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(json.loads(file.read(size))["__metadata__"]["rl_token_policy"])
+
+
+def test_a_policy_comes_back_as_it_was(model: TD3BC, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    model.policy.save(path)
+    again = load_policy(path)
+    assert again.config == model.config and again.guarded_tasks == ()
+    obs = ToyReach().reset(seed=3)[0]
+    np.testing.assert_array_equal(again.predict(obs)[0], model.predict(obs)[0])
+    names = again.state_dict()
+    assert all((value == names[key]).all() for key, value in model.policy.state_dict().items())
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_zip_runs_nothing_unless_it_is_trusted(model: TD3BC, tmp_path: Path) -> None:
+    model.save(tmp_path / "policy.zip")
+    with zipfile.ZipFile(tmp_path / "policy.zip") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(files["data"])
+    bad = base64.b64encode(pickle.dumps(Evil(tmp_path / "ran"))).decode()
+    data["evil"] = {":type:": "evil", ":serialized:": bad}
+    files["data"] = json.dumps(data).encode()
+    with zipfile.ZipFile(tmp_path / "policy.zip", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    for path in (tmp_path, tmp_path / "policy.zip"):
+        with pytest.raises(WeightsError, match="can run code"):
+            load_policy(path)
+    assert not (tmp_path / "ran").exists()
+    obs = ToyReach().reset(seed=3)[0]
+    trusted = load_policy(tmp_path, trust_pickle=True)
+    np.testing.assert_array_equal(trusted.predict(obs)[0], model.predict(obs)[0])
+    assert (tmp_path / "ran").exists()  # so the test above can fail
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 99},
+        {"chunk_len": 10**12},
+        {"chunk_len": 3},
+        {"token_dim": "a"},
+        {"guarded_tasks": ["x"]},
+        {"num_tasks": -1},
+        {"config": {"gamma": "abc"}},
+        {"config": {"unknown": 1}},
+        {"config": []},
+        {"config": None},
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error(
+    model: TD3BC, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "policy.safetensors"
+    model.policy.save(path)
+    text = json.dumps({**header(path), **change})
+    save_file(load_file(path), path, {"rl_token_policy": text})
+    with pytest.raises(WeightsError, match="holds no whole policy"):
+        RLTokenPolicy.load(path)
+
+
+def test_other_files_are_refused(model: TD3BC, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    model.policy.save(path)
+    weights = load_file(path)
+    save_file(weights, path)
+    with pytest.raises(WeightsError, match="is no policy of TD3"):
+        RLTokenPolicy.load(path)
+    model.policy.save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="missing or damaged"):
+        RLTokenPolicy.load(path)
+    model.policy.save(path)
+    text = json.dumps(header(path))
+    weights["actor.head.bias"] = weights["actor.head.bias"] * float("nan")
+    save_file(weights, path, {"rl_token_policy": text})
+    with pytest.raises(WeightsError, match="not finite"):
+        RLTokenPolicy.load(path)

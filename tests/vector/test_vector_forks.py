@@ -1,0 +1,69 @@
+"""A fork of the process that made environments can neither move nor close them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from stub_envs import LIMIT, stub_factory
+
+from vla_gym.errors import WorkerError
+from vla_gym.vector import LiberoVectorEnv
+
+ACTIONS = np.zeros((2, 3), np.float32)
+
+USES: dict[str, Callable[[LiberoVectorEnv], Any]] = {
+    "reset": lambda envs: envs.reset(seed=5),
+    "step": lambda envs: envs.step(ACTIONS),
+    "step_async": lambda envs: envs.step_async(ACTIONS),
+    "send": lambda envs: envs.send(ACTIONS[:1], [0]),
+    "reset_send": lambda envs: envs.reset_send([0]),
+    "get_state": lambda envs: envs.get_state(),
+    "call": lambda envs: envs.call("render"),
+}
+
+
+def in_fork(function: Callable[[], Any]) -> str:
+    """Return what a fork of this process raises, as text; "" for nothing."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+            text = ""
+        except WorkerError as error:
+            text = str(error)
+        except BaseException as error:
+            text = repr(error)
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fork_cannot_move_its_parents_environments(workers: int) -> None:
+    envs, twin = (
+        LiberoVectorEnv(2, env_factory=stub_factory(script=[(9, LIMIT)]), workers=workers)
+        for _ in range(2)
+    )
+    for each in (envs, twin):
+        each.reset(seed=0)
+        each.step(ACTIONS)
+    for name, use in USES.items():
+        text = in_fork(lambda use=use: use(envs))
+        assert text.startswith(f"{name}()") or name in ("step", "call"), text
+        assert "a fork of process" in text and "make new ones" in text, text
+    assert in_fork(envs.close) == ""
+    mine, theirs = envs.step(ACTIONS), twin.step(ACTIONS)
+    for key, value in theirs[0].items():
+        assert np.array_equal(mine[0][key], value), key
+    assert np.array_equal(mine[4]["elapsed_steps"], theirs[4]["elapsed_steps"])
+    envs.close()
+    twin.close()
