@@ -19,6 +19,7 @@ from vla_gym_trainers.networks import (
     reference_chunk,
 )
 from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.world_model.protocol import world_memory_size
 
 
 class RLTokenPolicy(BasePolicy):
@@ -38,7 +39,8 @@ class RLTokenPolicy(BasePolicy):
         """Build all networks.
 
         Args:
-            observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,).
+            observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,), and
+                perhaps a world model's world_memory (S,).
             action_space: Box(-1, 1, (C, N)).
             lr_schedule: Learning rate as a function of the remaining progress.
             config: Sizes of the networks and what they see; None for the defaults.
@@ -57,6 +59,7 @@ class RLTokenPolicy(BasePolicy):
             _size(observation_space["rl_token"]),
             _size(observation_space["proprio"]),
             use_token=config.use_rl_token,
+            world_memory_dim=world_memory_size(observation_space),
         )
         state_dim = self.normalizer.state_dim
 

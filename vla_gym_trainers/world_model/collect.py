@@ -154,9 +154,10 @@ class SequencePolicy:
         """Return what the VLA makes of each row: features (n, F) and chunks (n, C, A)."""
         shape = self._vla.hidden_size, self.chunk_len
 
-        def forward(batch: dict[str, np.ndarray], instruction: str) -> np.ndarray:
+        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
             images = {camera: batch[camera] for camera in self.cameras}
-            out = self._vla.infer(images, [instruction] * len(batch["proprio"]), batch["proprio"])
+            texts = [info["instruction"] for info in told]
+            out = self._vla.infer(images, texts, batch["proprio"])
             features = out.hidden.mean(dim=1).float().cpu().numpy()
             actions = out.actions[:, : shape[1]].float().cpu().numpy()
             return np.concatenate([features, actions.reshape(len(actions), -1)], axis=1)

@@ -17,7 +17,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
 from vla_gym_trainers.world_model import rewards as terms
 from vla_gym_trainers.world_model.memory import EpisodeMemory, Seen
-from vla_gym_trainers.world_model.protocol import WorldModel, load_world_model
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class WorldModelObservation(VectorEpisodeWrapper):
         envs = WorldModelObservation(envs, "runs/f1/model", {"uncertainty": 1.0})
         envs = FrozenVLAObservation(envs, "mini")
 
-    The observation gets ``memory`` (S,) float32: the model's state after this observation and all
-    before it in the episode. Everything else in it is the wrapped environment's.
+    The observation gets ``world_memory`` (S,) float32: the model's state after this observation and
+    all before it in the episode. Everything else in it is the wrapped environment's.
 
     **Rewards.** With weights the reward becomes the weighted sum of terms, see :mod:`.rewards`, and
     each term stands, without its weight, in ``infos["reward_terms"]``, of an environment that was
@@ -101,7 +101,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         inner, count = env.single_observation_space, env.num_envs
         assert isinstance(inner, spaces.Dict)
         memory = spaces.Box(-np.inf, np.inf, (world_model.state_size,), np.float32)
-        self.single_observation_space = spaces.Dict({**inner.spaces, "memory": memory})
+        self.single_observation_space = spaces.Dict({**inner.spaces, WORLD_MEMORY: memory})
         self.observation_space = batch_space(self.single_observation_space, count)
         self._memory = EpisodeMemory(self.world_model, count)
         self._instructions = np.full(count, None, dtype=object)
@@ -181,7 +181,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
             for name, values in found.items():
                 paid[name][stepped] = values
         for i, final in final_obs.items():
-            infos["final_obs"][i] = {**final, "memory": after[i].copy()}
+            infos["final_obs"][i] = {**final, WORLD_MEMORY: after[i].copy()}
         return infos, paid
 
     def _executed_actions(self, env_ids: np.ndarray, executed: np.ndarray) -> np.ndarray:
@@ -193,7 +193,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         return chunks.reshape(len(chunks), -1)
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
-        return {**obs, "memory": self._memory.rows(env_ids)}
+        return {**obs, WORLD_MEMORY: self._memory.rows(env_ids)}
 
     def _save(self, env_id: int, state: Any) -> RememberedState:
         return RememberedState(
