@@ -121,7 +121,7 @@ def make_run_player(
     model = load(vla, device=device)
     encoder = choose_rl_token(rl_token, model, device)
     length = chunk_len or model.horizon
-    seen = None if world_model is None else load_world_model(world_model, device)
+    seen = None if world_model is None else load_world_model(world_model, device, vlas={vla: model})
     policy = ActorPolicy(None, model, encoder, length, world_model=seen)
     name = get_suite(suite).name
     envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +172,7 @@ def load_trained(
     encoder = choose_rl_token(rl_token, loaded, device)
     chunk_len = check_chunk_len(int(model.action_space.shape[0]), loaded)
     name = path.stem if path.is_file() else path.name
-    world_model = _world_model(path, model, device)
+    world_model = _world_model(path, model, device, {vla: loaded})
     policy = ActorPolicy(
         model,
         loaded,
@@ -205,7 +205,9 @@ def load_trained(
     return policy
 
 
-def _world_model(path: Path, model: Any, device: str) -> WorldModel | None:
+def _world_model(
+    path: Path, model: Any, device: str, vlas: Mapping[str, FrozenVLA]
+) -> WorldModel | None:
     """Return the world model that a policy was trained with, as its run's configuration names it.
 
     Raises:
@@ -220,7 +222,7 @@ def _world_model(path: Path, model: Any, device: str) -> WorldModel | None:
             f"{path} was trained with a world model, which nothing names: it belongs into its run "
             "directory, whose config.json does."
         )
-    return load_world_model(spec, device, allow_class=False)
+    return load_world_model(spec, device, allow_class=False, vlas=vlas)
 
 
 #: Which head acts for a VLA that PPO or GRPO has trained, by their ``policy``; others: its own.

@@ -102,7 +102,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     chunk_len = check_chunk_len(config.chunk_len, vla)
     world_model = None
     if config.world_model is not None:
-        world_model = load_world_model(config.world_model, config.device)
+        world_model = load_world_model(config.world_model, config.device, vlas={config.vla: vla})
     torch.manual_seed(config.seed)
     policy: Policy
     teacher: Teacher

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gymnasium import spaces
     from torch import Tensor
 
+    from vla_gym.vla.base import FrozenVLA
+
 
 #: The observation that a model's memory is, of :class:`.wrapper.WorldModelObservation`.
 WORLD_MEMORY = "world_memory"
@@ -108,7 +110,11 @@ def world_memory_size(observation_space: spaces.Dict) -> int:
 
 
 def load_world_model(
-    spec: str | Path, device: str = "cpu", *, allow_class: bool = True
+    spec: str | Path,
+    device: str = "cpu",
+    *,
+    allow_class: bool = True,
+    vlas: Mapping[str, FrozenVLA] | None = None,
 ) -> WorldModel:
     """Load a world model, frozen.
 
@@ -118,6 +124,8 @@ def load_world_model(
             classmethod ``from_pretrained(path, device=...)``.
         device: Torch device.
         allow_class: False where ``spec`` was read from a file: no class is imported by its path.
+        vlas: By name what is loaded already: of a run, the VLA that the model takes its features
+            from is looked for here first.
 
     Raises:
         ConfigError: If a class is named where that is not allowed, or cannot be imported.
@@ -127,7 +135,11 @@ def load_world_model(
     from vla_gym_trainers.world_model.model import GRUWorldModel
 
     if not str(spec).startswith("class:"):
-        return GRUWorldModel.from_pretrained(_model_folder(Path(spec).expanduser()), device=device)
+        folder = _model_folder(Path(spec).expanduser())
+        found = GRUWorldModel.from_pretrained(folder, device=device)
+        if vlas and found.sizes.vla in vlas:
+            found.use_vla(vlas[found.sizes.vla])
+        return found
     parsed = parse_spec(spec, allow_class=allow_class)
     model: Any = backend_class(parsed.backend).from_pretrained(
         parsed.path, device=device, **dict(parsed.options)
