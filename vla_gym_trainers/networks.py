@@ -6,24 +6,33 @@ A = C * N, n critics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
+
 
 class FeatureNormalizer(nn.Module):
-    """State ``x = (z_rl, proprio)``, standardised with statistics of the warm-up data.
+    """State ``x = (z_rl, proprio, world memory)``, standardised with the warm-up data's statistics.
 
     Attributes:
         state_dim: Size of x.
+        inputs: Names of the observations that it is made of.
+        sizes: Their sizes.
     """
 
     mean: Tensor
     scale: Tensor
 
     def __init__(
-        self, token_dim: int, proprio_dim: int, limit: float = 8.0, use_token: bool = True
+        self,
+        token_dim: int,
+        proprio_dim: int,
+        limit: float = 8.0,
+        use_token: bool = True,
+        world_memory_dim: int = 0,
     ) -> None:
         """Start as the identity; :meth:`fit` sets the statistics once.
 
@@ -31,24 +40,24 @@ class FeatureNormalizer(nn.Module):
             token_dim: D.
             proprio_dim: P.
             limit: Standardised values are clamped to [-limit, limit].
-            use_token: False leaves the token out: x is proprio alone.
+            use_token: False leaves the token out.
+            world_memory_dim: Size S of a world model's memory; 0: there is none.
         """
         super().__init__()
         self.token_dim, self.limit = token_dim, limit
         self.first = 0 if use_token else token_dim
-        self.state_dim = token_dim + proprio_dim - self.first
-        self.register_buffer("mean", torch.zeros(token_dim + proprio_dim))
-        self.register_buffer("scale", torch.ones(token_dim + proprio_dim))
+        sizes = {"rl_token": token_dim, "proprio": proprio_dim}
+        if world_memory_dim:
+            sizes[WORLD_MEMORY] = world_memory_dim
+        self.inputs, self.sizes = tuple(sizes), tuple(sizes.values())
+        self.state_dim = sum(self.sizes) - self.first
+        self.register_buffer("mean", torch.zeros(sum(self.sizes)))
+        self.register_buffer("scale", torch.ones(sum(self.sizes)))
 
     @torch.no_grad()
-    def fit(self, token: Tensor, proprio: Tensor) -> None:
-        """Set mean and scale from data.
-
-        Args:
-            token: (N, D) RL tokens.
-            proprio: (N, P) proprioception.
-        """
-        data = torch.cat([token, proprio], dim=1).double()
+    def fit(self, observation: Mapping[str, Tensor]) -> None:
+        """Set mean and scale from data: ``inputs`` of N observations."""
+        data = self._joined(observation).double()
         std = data.std(dim=0, unbiased=False)
         # Floors: a token dimension that hardly varies is noise and must not be blown up to 1.
         std[: self.token_dim] += 0.05 * std[: self.token_dim].max() + 1e-6
@@ -56,11 +65,18 @@ class FeatureNormalizer(nn.Module):
         self.mean.copy_(data.mean(dim=0))
         self.scale.copy_(std)
 
-    def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return x, (B, state_dim) float32, from ``rl_token`` (B, D) and ``proprio`` (B, P)."""
-        x = torch.cat([observation["rl_token"].float(), observation["proprio"].float()], dim=1)
-        x = ((x - self.mean) / self.scale).clamp(-self.limit, self.limit)
+    def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """Return x, (B, state_dim) float32.
+
+        Args:
+            observation: ``rl_token`` (B, D), ``proprio`` (B, P), and of a normaliser with a world
+                memory ``world_memory`` (B, S).
+        """
+        x = ((self._joined(observation) - self.mean) / self.scale).clamp(-self.limit, self.limit)
         return x[:, self.first :]
+
+    def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([observation[name].float() for name in self.inputs], dim=1)
 
 
 def reference_chunk(observation: dict[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 Obs = dict[str, Any]
 Step = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -116,3 +117,134 @@ class _IfEnvHas:
             return self._method
         getattr(wrapper.env, self._method.__name__)  # raises AttributeError
         return MethodType(self._method, wrapper)
+
+
+class VectorEpisodeWrapper(VectorObservationWrapper):
+    """Keeps something of every environment's running episode, and adds it to the observations.
+
+    It takes note of the actions that environments are stepped with, and of steps that begin an
+    episode instead. A subclass gives ``_convert_reset`` and ``_convert_step``, and says with
+    ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept. ``step_async``, ``send``,
+    ``reset_send``, ``get_state`` and ``set_state`` are there where the wrapped environment has
+    them.
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray]) -> None:
+        """Wrap a vector of environments with Box actions."""
+        super().__init__(env)
+        n = env.num_envs
+        self._everyone = np.arange(n)
+        self._resets_next = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
+        # What each environment is doing, and whether its next step is a reset.
+        self._actions = np.zeros((n, *(env.single_action_space.shape or ())), np.float32)
+        self._resetting, self._ended = np.zeros(n, bool), np.zeros(n, bool)
+
+    def step(self, actions: np.ndarray) -> Step:
+        """Step all environments."""
+        result = self.env.step(actions)
+        self._note(self._everyone, actions)
+        return self._convert_step(result)
+
+    @if_env_has
+    def step_async(self, actions: np.ndarray) -> None:
+        """Begin a step; see the wrapped environment."""
+        env: Any = self.env
+        env.step_async(actions)
+        self._note(self._everyone, actions)
+
+    @if_env_has
+    def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
+        """Begin a step in some environments; see the wrapped environment."""
+        env: Any = self.env
+        env.send(actions, env_ids)
+        self._note(np.atleast_1d(env_ids), actions)
+
+    @if_env_has
+    def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
+        """Begin a reset of some environments, all by default; see the wrapped environment."""
+        env: Any = self.env
+        env.reset_send(env_ids, **kwargs)
+        self._resetting[self._everyone if env_ids is None else np.atleast_1d(env_ids)] = True
+
+    @if_env_has
+    def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
+        """Return the states of environments with what is kept of them; they can be pickled."""
+        env: Any = self.env
+        states = env.get_state(env_ids)
+        ids = self._everyone if env_ids is None else np.atleast_1d(env_ids)
+        return [self._save(i, state) for i, state in zip(ids.tolist(), states, strict=True)]
+
+    @if_env_has
+    def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
+        """Bring environments to states that :meth:`get_state` returned.
+
+        Returns:
+            The observations of all environments.
+
+        Raises:
+            ConfigError: If a state does not fit; nothing has changed then.
+        """
+        env: Any = self.env
+        states = [self._check(state) for state in states]
+        obs = env.set_state([state.env for state in states], env_ids)
+        ids = self._everyone if env_ids is None else np.atleast_1d(env_ids)
+        for i, state in zip(ids.tolist(), states, strict=True):
+            self._restore(i, state)
+            self._ended[i] = state.ended
+        return self._observe(obs, self._everyone)
+
+    def _note(self, env_ids: np.ndarray, actions: np.ndarray) -> None:
+        """Remember which actions are under way, and which of them begin an episode instead."""
+        self._actions[env_ids] = actions
+        self._resetting[env_ids] = self._ended[env_ids]
+
+    def _steps(
+        self, infos: dict[str, Any], ended: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what the rows of a step are; where the next one resets is noted.
+
+        Args:
+            infos: Of the step.
+            ended: (n,) bool, terminated or truncated.
+
+        Returns:
+            (n,) environments, bool: reset in place of a step, and control steps that were executed:
+            0 where nothing was, and where a worker died over it; a large number if nobody says.
+        """
+        env_ids = self._env_ids(infos)
+        begun, executed = self._resetting[env_ids], _executed_steps(infos, ended)
+        executed[begun] = 0
+        if self._resets_next:
+            self._ended[env_ids] = ended
+        return env_ids, begun, executed
+
+    def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
+        """Return the observations of environments with what is kept of them."""
+        raise NotImplementedError
+
+    def _save(self, env_id: int, state: Any) -> Any:
+        """Return a state and what is kept, as an object with ``env`` and ``ended``."""
+        raise NotImplementedError
+
+    def _check(self, state: Any) -> Any:
+        """Return a state if it fits; raise ConfigError if not."""
+        raise NotImplementedError
+
+    def _restore(self, env_id: int, state: Any) -> None:
+        """Take over what a state has kept."""
+        raise NotImplementedError
+
+
+def _executed_steps(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:
+    """Return how many control steps each row executed; a large number if no environment says so."""
+    executed = np.full(len(ended), np.iinfo(np.int64).max)
+    # In SAME_STEP the infos of an ended row are those of its reset.
+    final = infos.get("final_info", {})
+    for told in (infos, final):
+        if "executed_steps" in told:
+            mask = told["_executed_steps"]
+            executed[mask] = told["executed_steps"][mask]
+    # A step that died with its worker took no action; its observation is the one before it.
+    lost = (final if "final_info" in infos else infos).get("worker_restarted", False)
+    executed[ended & np.asarray(lost)] = 0
+    return executed

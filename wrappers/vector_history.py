@@ -7,14 +7,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from vla_gym.wrappers.history_buffer import HistoryBuffer, HistoryState
-from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
+from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
 
 
-class History(VectorObservationWrapper):
+class History(VectorEpisodeWrapper):
     """Add the last T frames and actions of the episode to the observations of N environments.
 
     The observation of one environment is that of :class:`vla_gym.wrappers.History`, bit for bit;
@@ -54,75 +53,6 @@ class History(VectorObservationWrapper):
         )
         self.single_observation_space = self._buffer.space
         self.observation_space = batch_space(self._buffer.space, n)
-        self._everyone = np.arange(n)
-        self._resets_next = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
-        # What each environment is doing, and whether its next step is a reset.
-        self._actions = np.zeros((n, *(action_space.shape or ())), np.float32)
-        self._resetting, self._ended = np.zeros(n, bool), np.zeros(n, bool)
-
-    def step(self, actions: np.ndarray) -> Step:
-        """Step all environments; the actions become the last entries of their histories."""
-        result = self.env.step(actions)
-        self._note(self._everyone, actions)
-        return self._convert_step(result)
-
-    @if_env_has
-    def step_async(self, actions: np.ndarray) -> None:
-        """Begin a step; see the wrapped environment."""
-        env: Any = self.env
-        env.step_async(actions)
-        self._note(self._everyone, actions)
-
-    @if_env_has
-    def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
-        """Begin a step in some environments; see the wrapped environment."""
-        env: Any = self.env
-        env.send(actions, env_ids)
-        self._note(np.atleast_1d(env_ids), actions)
-
-    @if_env_has
-    def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
-        """Begin a reset of some environments, all by default; see the wrapped environment."""
-        env: Any = self.env
-        env.reset_send(env_ids, **kwargs)
-        self._resetting[self._everyone if env_ids is None else np.atleast_1d(env_ids)] = True
-
-    @if_env_has
-    def get_state(self, env_ids: Sequence[int] | None = None) -> list[HistoryState]:
-        """Return the states of environments with their histories; they can be pickled."""
-        env: Any = self.env
-        states = env.get_state(env_ids)
-        ids = self._everyone if env_ids is None else np.atleast_1d(env_ids)
-        return [
-            self._buffer.save(i, state, ended=bool(self._ended[i]))
-            for i, state in zip(ids.tolist(), states, strict=True)
-        ]
-
-    @if_env_has
-    def set_state(
-        self, states: Sequence[HistoryState], env_ids: Sequence[int] | None = None
-    ) -> Obs:
-        """Bring environments to states that :meth:`get_state` returned.
-
-        Returns:
-            The observations of all environments.
-
-        Raises:
-            ConfigError: If a state does not fit; nothing has changed then.
-        """
-        env: Any = self.env
-        states = [self._buffer.check(state) for state in states]
-        obs = env.set_state([state.env for state in states], env_ids)
-        ids = self._everyone if env_ids is None else np.atleast_1d(env_ids)
-        for i, state in zip(ids.tolist(), states, strict=True):
-            self._buffer.restore(i, state)
-            self._ended[i] = state.ended
-        return self._observe(obs, self._everyone)
-
-    def _note(self, env_ids: np.ndarray, actions: np.ndarray) -> None:
-        """Remember which actions are under way, and which of them begin an episode instead."""
-        self._actions[env_ids] = actions
-        self._resetting[env_ids] = self._ended[env_ids]
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray
@@ -133,20 +63,15 @@ class History(VectorObservationWrapper):
 
     def _convert_step(self, result: Step) -> Step:
         obs, rewards, terminations, truncations, infos = result
-        env_ids, ended = self._env_ids(infos), terminations | truncations
-        begun = self._resetting[env_ids]
-        # A step that died with its worker took no action; its observation is the one before it.
-        lost = ended & np.asarray(infos.get("worker_restarted", False))
-        acted = ~begun & ~lost
-        who, executed = env_ids[acted], _executed_steps(infos, len(env_ids))
-        self._buffer.act(who, self._actions[who], None if executed is None else executed[acted])
+        env_ids, begun, executed = self._steps(infos, terminations | truncations)
+        acted = executed > 0
+        who = env_ids[acted]
+        self._buffer.act(who, self._actions[who], executed[acted])
         if "final_obs" in infos:
             final = infos["_final_obs"]
             infos = {**infos, "final_obs": self._observe_final(infos, env_ids)}
             begun = begun | final
         self._buffer.begin(env_ids[begun])
-        if self._resets_next:
-            self._ended[env_ids] = ended
         return self._observe(obs, env_ids), rewards, terminations, truncations, infos
 
     def _observe_final(self, infos: dict[str, Any], env_ids: np.ndarray) -> np.ndarray:
@@ -164,15 +89,11 @@ class History(VectorObservationWrapper):
         self._buffer.see(env_ids, obs)
         return {**obs, **self._buffer.read(env_ids)}
 
+    def _save(self, env_id: int, state: Any) -> HistoryState:
+        return self._buffer.save(env_id, state, ended=bool(self._ended[env_id]))
 
-def _executed_steps(infos: dict[str, Any], num_rows: int) -> np.ndarray | None:
-    """Return how many control steps each row executed, or None if no environment says so."""
-    executed: np.ndarray | None = None
-    # In SAME_STEP the infos of an ended row are those of its reset.
-    for told in (infos, infos.get("final_info", {})):
-        if "executed_steps" in told:
-            mask = told["_executed_steps"]
-            if executed is None:
-                executed = np.full(num_rows, np.iinfo(np.int64).max)
-            executed[mask] = told["executed_steps"][mask]
-    return executed
+    def _check(self, state: Any) -> HistoryState:
+        return self._buffer.check(state)
+
+    def _restore(self, env_id: int, state: HistoryState) -> None:
+        self._buffer.restore(env_id, state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -134,6 +134,7 @@ def make_libero_vla_vec(
     device: str = "cpu",
     keep_images: bool = False,
     keep_inputs: bool = False,
+    wrap_envs: Callable[[Any], Any] | None = None,
     **kwargs: Any,
 ) -> VectorFrozenVLAObservation:
     """Build many LIBERO environments that share one frozen VLA, which stays in this process.
@@ -149,6 +150,7 @@ def make_libero_vla_vec(
         device: Torch device of the VLA and of the RL token where they are given by name.
         keep_images: Whether the camera images stay in the observation.
         keep_inputs: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+        wrap_envs: Puts a vector wrapper between the environments and the VLA's.
         **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
             ``autoreset_mode``, ... and the arguments of :class:`vla_gym.envs.libero.LiberoEnv`.
 
@@ -173,6 +175,8 @@ def make_libero_vla_vec(
     kwargs.setdefault("copy", False)
     envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
+        if wrap_envs is not None:
+            envs = wrap_envs(envs)
         return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
     except BaseException:
         envs.close()

@@ -57,7 +57,16 @@ def make_envs(
     }
     if workers is not None:
         workers = min(workers, num_envs)
-    return LiberoVectorEnv(num_envs, suite, workers=workers, **{**kwargs, **env_kwargs})
+    envs = LiberoVectorEnv(num_envs, suite, workers=workers, **{**kwargs, **env_kwargs})
+    wrap = getattr(policy, "wrap_envs", None)
+    if wrap is None:
+        return envs
+    try:
+        wrapped: LiberoVectorEnv = wrap(envs)  # it has all of its attributes
+    except BaseException:
+        envs.close()
+        raise
+    return wrapped
 
 
 def play(

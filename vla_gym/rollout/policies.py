@@ -47,6 +47,9 @@ class Policy(Protocol):
         expert: The scripted expert acts in the worker; what ``act`` returns is ignored.
         identity: What its results depend on, as plain JSON types; results of policies with the
             same identity may be merged.
+
+    One that must observe more than the environments tell has ``wrap_envs`` as well, which puts a
+    vector wrapper around them.
     """
 
     name: str

@@ -11,6 +11,7 @@ from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.summary import compare, summarize
 from vla_gym_trainers.evaluation.trained import ActorPolicy
+from vla_gym_trainers.world_model.protocol import WorldModel, load_world_model
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -31,6 +32,7 @@ class RunPlayer:
         chunk_len: int,
         vla: FrozenVLA | None = None,
         rl_token: RLTokenEncoder | None = None,
+        world_model: WorldModel | None = None,
         **settings: Any,
     ) -> None:
         """Put it together.
@@ -40,9 +42,10 @@ class RunPlayer:
             chunk_len: Rows of a chunk.
             vla: The VLA; None where the observations hold its features already.
             rl_token: The RL token's encoder; None for the mean hidden state.
+            world_model: Whose memory the environments observe and the policies see, or None.
             **settings: Of environments that films are made in (assets, physics).
         """
-        self.envs, self._settings = envs, settings
+        self.envs, self._settings, self._world_model = envs, settings, world_model
         self._parts = self._trained = vla, rl_token, chunk_len
 
     def use(self, vla: FrozenVLA, rl_token: RLTokenEncoder | None) -> None:
@@ -57,7 +60,7 @@ class RunPlayer:
             name: What tables and captions call it.
         """
         parts = self._parts if model is None else self._trained
-        return ActorPolicy(model, *parts, name=name)
+        return ActorPolicy(model, *parts, name=name, world_model=self._world_model)
 
     def play(self, model: Any, starts: Sequence[Start]) -> list[Episode]:
         """Return the episodes of a policy, None for the VLA itself, in the order of the starts."""
@@ -104,6 +107,7 @@ def make_run_player(
     chunk_len: int | None,
     num_envs: int,
     workers: int | None,
+    world_model: str | None = None,
     **settings: Any,
 ) -> RunPlayer:
     """Load a run's VLA and encoder, and make environments for them, with further settings.
@@ -117,7 +121,8 @@ def make_run_player(
     model = load(vla, device=device)
     encoder = choose_rl_token(rl_token, model, device)
     length = chunk_len or model.horizon
-    policy = ActorPolicy(None, model, encoder, length)
+    seen = None if world_model is None else load_world_model(world_model, device, vlas={vla: model})
+    policy = ActorPolicy(None, model, encoder, length, world_model=seen)
     name = get_suite(suite).name
     envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **settings)
-    return RunPlayer(envs, length, model, encoder, **settings)
+    return RunPlayer(envs, length, model, encoder, seen, **settings)

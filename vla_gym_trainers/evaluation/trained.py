@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,12 @@ from vla_gym.vla.spec_options import split_options, with_option
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.rollout.memory import EpisodeMemory
+from vla_gym_trainers.world_model.protocol import (
+    WORLD_MEMORY,
+    WorldModel,
+    load_world_model,
+    world_memory_size,
+)
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -43,6 +49,7 @@ class ActorPolicy:
         *,
         batch_size: int = BATCH_SIZE,
         name: str = "policy",
+        world_model: WorldModel | None = None,
     ) -> None:
         """Put a policy together.
 
@@ -53,7 +60,9 @@ class ActorPolicy:
             chunk_len: Rows of the chunks.
             batch_size: Rows of a forward pass.
             name: What tables call it.
+            world_model: Whose memory the policy sees, or None.
         """
+        self._world_model = world_model
         self._model, self.vla, self._encoder = model, vla, rl_token
         self._vla_memory = None if vla is None else VLAMemory(vla)
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
@@ -65,6 +74,14 @@ class ActorPolicy:
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the policy's chunks."""
         return self._memory.act(self._forward, observations, infos, self._batch_size)
+
+    def wrap_envs(self, envs: Any) -> Any:
+        """Return environments that observe the world model's memory, if the policy sees one."""
+        if self._world_model is None:
+            return envs
+        from vla_gym_trainers.world_model.wrapper import WorldModelObservation
+
+        return WorldModelObservation(envs, self._world_model)
 
     def _forward(
         self, observations: dict[str, np.ndarray], infos: list[Info]
@@ -82,6 +99,8 @@ class ActorPolicy:
                 "proprio": proprio,
                 "task_id": observations["task_id"],
             }
+            if self._world_model is not None:
+                features[WORLD_MEMORY] = observations[WORLD_MEMORY]
         if self._model is None:
             return np.asarray(features["vla_action"], np.float32), _NO_MEMORY
         state = tuple(observations[name] for name in self._memory.shapes) or None
@@ -189,7 +208,16 @@ def load_trained(
     encoder = choose_rl_token(rl_token, loaded, device)
     chunk_len = check_chunk_len(int(model.action_space.shape[0]), loaded)
     name = path.stem if path.is_file() else path.name
-    policy = ActorPolicy(model, loaded, encoder, chunk_len, batch_size=batch_size, name=name)
+    world_model = _world_model(path, model, device, {vla: loaded})
+    policy = ActorPolicy(
+        model,
+        loaded,
+        encoder,
+        chunk_len,
+        batch_size=batch_size,
+        name=name,
+        world_model=world_model,
+    )
     wanted = model.observation_space["rl_token"].shape
     dim = loaded.hidden_size if encoder is None else encoder.dim
     if wanted != (dim,):
@@ -207,7 +235,29 @@ def load_trained(
         "vla": vla_identity(vla),
         "rl_token": token,
     }
+    if world_model is not None:
+        policy.identity["world_model"] = _settings(path)["world_model"]
     return policy
+
+
+def _world_model(
+    path: Path, model: Any, device: str, vlas: Mapping[str, FrozenVLA]
+) -> WorldModel | None:
+    """Return the world model that a policy was trained with, as its run's configuration names it.
+
+    Raises:
+        ConfigError: If the policy needs one and the configuration names none.
+        WeightsError: If it cannot be loaded.
+    """
+    if not world_memory_size(model.observation_space):
+        return None
+    spec = _settings(path).get("world_model")
+    if spec is None:
+        raise ConfigError(
+            f"{path} was trained with a world model, which nothing names: it belongs into its run "
+            "directory, whose config.json does."
+        )
+    return load_world_model(spec, device, allow_class=False, vlas=vlas)
 
 
 #: Which head acts for a VLA that PPO or GRPO has trained, by their ``policy``; others: its own.

@@ -87,6 +87,7 @@ class RolloutCollector:
         self._out, self._arrays, self._actor = out, out.arrays, actor
         if self._memory.shapes != out.carried:
             self._memory = EpisodeMemory(out.carried)
+        self._envs.reward_terms = out.reward_terms
         with self._clock("rollout"):
             self._slot[:], self._played[:] = 0, 0
             if self._collector.obs is None or out.episodes is not None:

@@ -11,6 +11,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
 from vla_gym_trainers.on_policy.policy_settings import PolicySettings
 from vla_gym_trainers.runs.settings import CheckpointSettings
+from vla_gym_trainers.world_model.settings import WorldModelSettings
 
 RatioLevel = Literal["factor", "chunk", "chunk-mean"]
 Aggregation = Literal["tokens", "episodes"]
@@ -38,7 +39,7 @@ _NOT_NEGATIVE = ("entropy_coef", "kl_coef", "teacher_noise", "value_coef", "valu
 
 
 @dataclass
-class OnPolicyConfig(PolicySettings, EnvSettings, CheckpointSettings):
+class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
@@ -173,6 +174,7 @@ class OnPolicyConfig(PolicySettings, EnvSettings, CheckpointSettings):
         if self.skip_factor is not None and self.skip_factor <= 1.0:
             raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
         self.check_policy()
+        self.check_world_model()
         self.check_memory(self.policy, self.micro_batch_size)
         if self.episodes_per_env is None:
             self.check_rows(self.rollout_chunks)

@@ -97,15 +97,17 @@ class Loop:
         policy, teacher, reference = self.policy, self.networks.teacher, self.networks.reference
         self.learner = Learner(policy, config, reference=reference, group=group)
         self._envs = envs or libero_envs(config, self.networks)
+        train_envs = stack.enter_context(closing(self._envs.train()))
         self.collector = RolloutCollector(
-            stack.enter_context(closing(self._envs.train())), groups=config.groups
+            self.networks.watched(train_envs, config.reward_weights()), groups=config.groups
         )
         # What acts and what is written must not be what is learnt and what is read.
         self._acting = policy.copy() if config.ahead else policy
         self._buffers = [self._new_buffer() for _ in range(config.ahead + 1)]
         self.validation: Validation | None = None
         if run.is_main and config.eval_every:  # process 0 alone has one
-            eval_envs = stack.enter_context(closing(self._envs.evaluation()))
+            # Not paid for anything: there only the task counts.
+            eval_envs = self.networks.watched(stack.enter_context(closing(self._envs.evaluation())))
             starts = self._starts(config.eval_layouts)
             self.validation = Validation(eval_envs, policy, teacher, starts, config.eval_every)
         self.progress = Progress()
@@ -142,7 +144,7 @@ class Loop:
         """Film the policy, greedy, on a sampled layout of each task."""
         config = self.config
         player = GreedyPlayer(self.policy.act, self.policy, self.networks.chunk_len)
-        player.name = config.algorithm.upper()
+        player.name, player.wrap_envs = config.algorithm.upper(), self.networks.watched
         record_video(path, player, self._starts(1), **config.own_look())
 
     def train(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from vla_gym_trainers.on_policy.vla_policy import (
     TokenPolicy,
     VLAPolicy,
 )
+from vla_gym_trainers.world_model.protocol import WorldModel, load_world_model
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Networks:
         image_size: Of the environments' frames, in pixels.
         chunk_len: Control steps executed a chunk.
         reference: Of the KL penalty, or None.
+        world_model: Beside the policy, or None.
     """
 
     policy: Policy
@@ -56,6 +58,19 @@ class Networks:
     reference: Policy | None
     image_size: int
     chunk_len: int
+    world_model: WorldModel | None = None
+
+    def watched(self, envs: Any, rewards: Mapping[str, float] | None = None) -> Any:
+        """Return environments with the world model's memory and rewards; the same without one.
+
+        Raises:
+            ConfigError: If they do not fit the world model.
+        """
+        if self.world_model is None:
+            return envs
+        from vla_gym_trainers.world_model.wrapper import WorldModelObservation
+
+        return WorldModelObservation(envs, self.world_model, rewards)
 
     def actor(self, policy: Policy, config: OnPolicyConfig, phase: Phase) -> Actor:
         """Return who acts in a phase: the policy, or a mixture with the teacher."""
@@ -85,11 +100,15 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     """
     vla = load(config.vla, device=config.device) if vla is None else vla
     chunk_len = check_chunk_len(config.chunk_len, vla)
+    world_model = None
+    if config.world_model is not None:
+        world_model = load_world_model(config.world_model, config.device, vlas={config.vla: vla})
     torch.manual_seed(config.seed)
     policy: Policy
     teacher: Teacher
     if config.policy == "rl-token":
-        policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len), None
+        size = 0 if world_model is None else world_model.state_size
+        policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len, size), None
         teacher = vla_chunks
     else:
         check_stateless(vla, f"with --policy {config.policy}")
@@ -98,7 +117,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         if config.policy == "tokens":
             teacher = VLATeacher(vla, config.teacher_head)
     reference = policy.copy() if config.kl_coef > 0.0 else None
-    return Networks(policy, adapters, teacher, reference, vla.image_size, chunk_len)
+    return Networks(policy, adapters, teacher, reference, vla.image_size, chunk_len, world_model)
 
 
 def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapters | None]:

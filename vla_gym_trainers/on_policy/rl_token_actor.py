@@ -23,6 +23,7 @@ from vla_gym_trainers.networks import (
     reference_chunk,
 )
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
 
@@ -61,6 +62,7 @@ class RLTokenActor(nn.Module):
         proprio_dim: int = PROPRIO.size,
         action_scale: Sequence[float] = ACTION.scales,
         memory_size: int = 0,
+        world_memory_size: int = 0,
     ) -> None:
         """Begin at the VLA; see ``PPOConfig`` and, for ``action_scale``, ``ActionSpec.scale``."""
         super().__init__()
@@ -73,6 +75,7 @@ class RLTokenActor(nn.Module):
             "proprio_dim": proprio_dim,
             "action_scale": list(action_scale),
             "memory_size": memory_size,
+            "world_memory_size": world_memory_size,
         }
         self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, len(action_scale)), np.float32)
         self.observation_space = spaces.Dict(
@@ -82,8 +85,13 @@ class RLTokenActor(nn.Module):
                 "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
             }
         )
+        if world_memory_size:
+            world_memory = spaces.Box(-np.inf, np.inf, (world_memory_size,), np.float32)
+            self.observation_space[WORLD_MEMORY] = world_memory
         self.guarded_tasks: tuple[int, ...] = ()
-        self.normalizer = FeatureNormalizer(token_dim, proprio_dim)
+        self.normalizer = FeatureNormalizer(
+            token_dim, proprio_dim, world_memory_dim=world_memory_size
+        )
         limit = residual_scale * torch.tensor(action_scale, dtype=torch.float32)
         state_dim = self.normalizer.state_dim
         self.actor = ChunkActor(state_dim + memory_size, chunk_len, net_arch, limit, residual_basis)
@@ -114,7 +122,8 @@ class RLTokenActor(nn.Module):
 
         Args:
             observation: ``rl_token`` (B, D), ``proprio`` (B, P) and ``vla_action`` (B, C, N); with
-                a memory ``memory`` (B, S) and ``previous_action`` (B, C, N) as well.
+                a world model ``world_memory``, with a memory ``memory`` (B, S) and
+                ``previous_action`` (B, C, N) as well.
         """
         memory = self.remember(observation)
         x = torch.cat([self.normalizer(observation), memory], dim=1)
@@ -147,7 +156,7 @@ class RLTokenActor(nn.Module):
         Raises:
             ConfigError: If the state does not fit the observation.
         """
-        names = ("rl_token", "proprio", "vla_action")
+        names = (*self.normalizer.inputs, "vla_action")
         tensors = {name: torch.as_tensor(np.asarray(observation[name])) for name in names}
         if single := tensors["proprio"].ndim == 1:
             tensors = {name: tensor[None] for name, tensor in tensors.items()}

@@ -30,10 +30,11 @@ from vla_gym_trainers.on_policy.recurrence import recompute
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.memory import MEMORY
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 
 class FeatureValue(nn.Module):
-    """Value of a state, read off its RL token, proprio and memory by a normaliser and a head."""
+    """Value of a state, read off what the actor sees and its memory by a normaliser and a head."""
 
     def __init__(self, normalizer: FeatureNormalizer, memory_size: int = 0) -> None:
         super().__init__()
@@ -41,9 +42,10 @@ class FeatureValue(nn.Module):
         self.head = ValueHead(normalizer.state_dim + memory_size)
 
     def forward(self, value_input: Tensor) -> Tensor:
-        """Map (B, D + P + S) to values (B,)."""
-        size, end = self.normalizer.token_dim, len(self.normalizer.mean)
-        features = {"rl_token": value_input[:, :size], "proprio": value_input[:, size:end]}
+        """Map the normaliser's inputs and the memory, side by side in (B, H), to values (B,)."""
+        end = len(self.normalizer.mean)
+        parts = value_input[:, :end].split(self.normalizer.sizes, dim=1)
+        features = dict(zip(self.normalizer.inputs, parts, strict=True))
         x = torch.cat([self.normalizer(features), value_input[:, end:]], dim=1)
         values: Tensor = self.head(x)
         return values
@@ -76,23 +78,30 @@ class RLTokenPPOPolicy(Policy):
         self.value_head = None
         if with_values:
             self.value_head = FeatureValue(actor.normalizer, self.memory_size).to(device)
-        token_dim, proprio_dim = actor.sizes["token_dim"], actor.sizes["proprio_dim"]
         chunk_shape = actor.action_space.shape
+        sizes = zip(actor.normalizer.inputs, actor.normalizer.sizes, strict=True)
         self.observation = {
-            "rl_token": ((token_dim,), torch.float32),
+            **{name: ((size,), torch.float32) for name, size in sizes},
             "vla_action": (chunk_shape, torch.float32),
-            "proprio": ((proprio_dim,), torch.float32),
             "task_id": ((), torch.int64),
         }
         self.observation |= {name: (shape, torch.float32) for name, shape in actor.carried.items()}
         self.factors = (len(actor.actor.basis), chunk_shape[1])
         self.sample = self.factors, torch.float32
-        self.value_size = token_dim + proprio_dim + self.memory_size
+        self.value_size = sum(actor.normalizer.sizes) + self.memory_size
         self.image_size = vla.image_size
 
     @classmethod
-    def make(cls, config: OnPolicyConfig, vla: Any, chunk_len: int) -> RLTokenPPOPolicy:
+    def make(
+        cls, config: OnPolicyConfig, vla: Any, chunk_len: int, world_memory_size: int = 0
+    ) -> RLTokenPPOPolicy:
         """Make an untrained one.
+
+        Args:
+            config: All settings.
+            vla: The frozen VLA.
+            chunk_len: Control steps of a chunk.
+            world_memory_size: Size of the world model's memory; 0: there is no world model.
 
         Raises:
             ConfigError: If the encoder does not fit the VLA.
@@ -112,6 +121,7 @@ class RLTokenPPOPolicy(Policy):
             proprio_dim=suite.proprio.size,
             action_scale=suite.action.scales,
             memory_size=config.memory_size,
+            world_memory_size=world_memory_size,
         ).to(config.device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
@@ -128,15 +138,18 @@ class RLTokenPPOPolicy(Policy):
         chunk_len = self.actor.sizes["chunk_len"]
         vla = self.vla if vla is None else vla
         token, chunk = look(vla, self.encoder, chunk_len, frames, list(texts), proprio)
-        return {
+        seen = {
             "rl_token": token,
             "vla_action": chunk,
             "proprio": proprio,
             "task_id": np.array(observation["task_id"], np.int64),
         }
+        if WORLD_MEMORY in self.observation:
+            seen[WORLD_MEMORY] = np.array(observation[WORLD_MEMORY], np.float32)
+        return seen
 
     def _tensors(self, observation: Observation) -> dict[str, Tensor]:
-        names = ("rl_token", "proprio", "vla_action", *self.carried)
+        names = (*self.actor.normalizer.inputs, "vla_action", *self.carried)
         return {name: torch.as_tensor(observation[name]).to(self.device) for name in names}
 
     def remember(self, observation: Observation) -> Tensor | None:
@@ -156,7 +169,8 @@ class RLTokenPPOPolicy(Policy):
         correction, memory = self.actor(tensors)
         value_input = None
         if self.value_head is not None:
-            value_input = torch.cat([tensors["rl_token"], tensors["proprio"], memory], dim=1)
+            seen = [tensors[name] for name in self.actor.normalizer.inputs]
+            value_input = torch.cat([*seen, memory], dim=1)
         return GaussianChunk(correction, self.actor.log_std), value_input
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:
@@ -189,8 +203,8 @@ class RLTokenPPOPolicy(Policy):
         What the rollout says was remembered is replaced by what would have been with them.
         """
         valid, normalizer = rollout.data["valid"], self.actor.normalizer
-        seen = (rollout.data[key][valid].to(self.device) for key in ("rl_token", "proprio"))
-        normalizer.fit(*seen)
+        seen = {key: rollout.data[key][valid].to(self.device) for key in normalizer.inputs}
+        normalizer.fit(seen)
         group.broadcast(list(normalizer.buffers()))
         if self.memory_size:
             rollout.data[MEMORY].copy_(recompute(self, rollout))

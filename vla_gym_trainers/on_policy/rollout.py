@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.rollout.reward_terms import RewardTerms
 
 if TYPE_CHECKING:
     from vla_gym_trainers.on_policy.policy import Policy
@@ -50,6 +51,7 @@ class Rollout:
             ``instruction``: index into ``instructions``;
             ``group``: int64, equal numbers began in the same state.
         instructions: Texts.
+        reward_terms: Of the chunks, if a wrapper made the rewards of several.
         seconds: Wall-clock seconds by purpose.
     """
 
@@ -108,7 +110,7 @@ class Rollout:
             self.data[key].zero_()
         self.data["discounts"].fill_(1.0)
         # Numbered anew, so that nothing depends on what was played before.
-        self.instructions, self.seconds = [], {}
+        self.instructions, self.seconds, self.reward_terms = [], {}, RewardTerms()
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

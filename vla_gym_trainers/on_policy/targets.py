@@ -12,6 +12,7 @@ from vla_gym_trainers.on_policy import formulas
 from vla_gym_trainers.on_policy.config import Aggregation, GroupBaseline
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.rollout.reward_terms import reward_metrics
 
 
 class Targets(NamedTuple):
@@ -156,6 +157,10 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
         metrics["rollout/success"] = wins / episodes
     if rollout.episodes is not None:
         metrics["rollout/episodes_lost"] = begun_all - episodes
+    for name in sorted(rollout.reward_terms.sums):  # the same ones in all processes
+        terms = [rollout.reward_terms.sums[name], float(rollout.reward_terms.counts[name])]
+        total, count = group.sum(terms).tolist()
+        metrics |= reward_metrics({name: total / count})
     return metrics
 
 

@@ -37,6 +37,7 @@ class GreedyPlayer:
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
         self._vla_memory = VLAMemory(policy.vla)
         self.image_size, self.name = policy.image_size, "policy"
+        self.wrap_envs: Callable[[Any], Any] | None = None
         self.identity: dict[str, Any] = {"kind": "student"}
         self._memory = EpisodeMemory(policy.carried)
 

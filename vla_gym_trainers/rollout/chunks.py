@@ -21,6 +21,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.rollout.reward_terms import RewardTerms, add_terms
 
 Observation = dict[str, np.ndarray]
 #: Infos of an episode's end, which stand beside those of the next one's beginning.
@@ -52,7 +53,8 @@ class ChunkStep:
         dones: (n,) bool: terminated or truncated.
         infos: n dicts: what the step gave, at the end of an episode also ``episode`` (``r`` return,
             ``l`` chunks, ``t`` seconds) and ``terminal_observation``; always
-            ``TimeLimit.truncated``; with a stride ``pieces`` and ``stride``.
+            ``TimeLimit.truncated``; with a stride ``pieces`` and ``stride``, and ``reward_terms``,
+            if there are any, added up over pieces.
     """
 
     obs: Any
@@ -72,6 +74,7 @@ class ChunkEnvs:
         reset_infos: Infos of the running episodes' beginnings.
         lengths: (num_envs,) chunks of the running episodes.
         returns: (num_envs,) their returns.
+        reward_terms: Of the chunks since it was cleared, see :class:`RewardTerms`.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
@@ -109,6 +112,7 @@ class ChunkEnvs:
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.lengths = np.zeros(self.num_envs, np.int64)
         self.returns = np.zeros(self.num_envs, np.float64)
+        self.reward_terms = RewardTerms()
         self.started = time.perf_counter()
 
     def groups(self, count: int) -> list[np.ndarray]:
@@ -146,6 +150,7 @@ class ChunkEnvs:
         """Count chunks and returns; what an episode came to goes into the infos of its end."""
         self.returns[env_ids] += rewards
         self.lengths[env_ids] += 1
+        self.reward_terms.extend(info["reward_terms"] for info in infos if "reward_terms" in info)
         for i in np.flatnonzero(dones).tolist():
             info, env = infos[i], env_ids[i]
             if not info.get("worker_restarted", False):
@@ -212,6 +217,7 @@ class RunningChunks:
             else:
                 before = self._rows[i].get("executed_steps", 0)
                 info["executed_steps"] = before + info.get("executed_steps", 0)
+                add_terms(info, self._rows[i])
                 after = info.get("terminal_observation") or {k: v[row] for k, v in obs.items()}
                 self._pieces[i].append(Piece(own(after), float(rewards[row]), _discount(info)))
             self._rows[i] = info

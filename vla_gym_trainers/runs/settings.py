@@ -171,11 +171,12 @@ def load_preset(kind: type[Config], preset: str) -> Config:
         raise ConfigError(f"Preset {preset} is not valid yaml: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"Preset {preset} must map field names to values.")
-    if str(values.get("vla", "")).startswith("class:"):
-        raise ConfigError(
-            f"Preset {preset} names a class to import as its VLA: only the command line "
-            "may, with --vla."
-        )
+    for key in ("vla", "world_model"):
+        if str(values.get(key, "")).startswith("class:"):
+            raise ConfigError(
+                f"Preset {preset} names a class to import as its {key}: only the command line "
+                f"may, with --{key.replace('_', '-')}."
+            )
     return from_plain(kind, values, f"Preset {preset}")
 
 

@@ -72,7 +72,7 @@ class ActingPolicy:
         """Return the chunks (N, C, action size) float32 of N observations."""
         tensors = {
             key: torch.as_tensor(np.asarray(observation[key]), device=self.device)
-            for key in ("rl_token", "proprio", "vla_action")
+            for key in (*self.normalizer.inputs, "vla_action")
         }
         reference = reference_chunk(tensors)
         chunk = self.actor(self.normalizer(tensors), reference)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from vla_gym_trainers.rollout.reward_terms import reward_metrics
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.checkpoint import checkpoint_figures, save_checkpoint
@@ -89,6 +90,8 @@ class RunCallback(BaseCallback):
         is_warm_up = self.num_timesteps <= self.config.learning_starts
         for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
             self.env_steps += int(info.get("executed_steps", 0))
+            for key, value in reward_metrics(info.get("reward_terms", {})).items():
+                self.logger.record_mean(key, value)
             if done and not info.get("worker_restarted", False):
                 success = bool(info.get("is_success", False))
                 self.recent.append(success)

@@ -10,6 +10,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.libero.spec import ACTION
 from vla_gym_trainers.runs.settings import CheckpointSettings
+from vla_gym_trainers.world_model.settings import WorldModelSettings
 
 Actor = Literal["residual", "plain"]
 VLATrainable = Literal["lora", "full"]
@@ -171,7 +172,7 @@ class TD3Config(FineTuneConfig):
 
 
 @dataclass
-class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
+class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSettings):
     """Train TD3+BC on sampled layouts and evaluate on official states."""
 
     algorithm: ClassVar[str] = "td3"
@@ -247,6 +248,12 @@ class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
             raise ConfigError(
                 "guard_layouts hands tasks back to the frozen VLA, which a run with "
                 "vla_update_freq does not play any more: leave one of the two out."
+            )
+        self.check_world_model()
+        if self.pays_for_more and self.value_range == (0.0, 1.0):
+            raise ConfigError(
+                f"value_range (0, 1) holds the task's returns, rewards {' '.join(self.rewards)} "
+                "come to more: give another one, or None."
             )
         if self.learning_starts >= self.total_timesteps:
             raise ConfigError(

@@ -201,7 +201,7 @@ class VLAFineTuner:
             frozen_hidden, frozen_chunk = self._frozen.action_outputs(views, texts, proprio)
             near = self._to_chunk(frozen_chunk, policy.device)
         token, anchor = self._token_and_anchor(hidden, frozen_hidden)
-        mine = {"rl_token": token.to(policy.device), "proprio": observations["proprio"]}
+        mine = {**observations, "rl_token": token.to(policy.device)}
         x, reference = policy.normalizer(mine), self._to_chunk(chunk, policy.device)
         action = policy.actor(x, reference, keep)
         q, values = actor_values(policy, x.detach(), action, reference, self.config)

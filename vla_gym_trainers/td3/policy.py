@@ -30,6 +30,7 @@ from vla_gym_trainers.networks import (
 )
 from vla_gym_trainers.runs.settings import from_plain
 from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, world_memory_size
 
 _HEADER, _FORMAT = "rl_token_policy", 1
 _SIZES = ("token_dim", "proprio_dim", "chunk_len", "action_size")
@@ -56,7 +57,8 @@ class RLTokenPolicy(BasePolicy):
         """Build all networks.
 
         Args:
-            observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,).
+            observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,), and
+                perhaps a world model's world_memory (S,).
             action_space: Box(-1, 1, (C, N)).
             lr_schedule: Learning rate as a function of the remaining progress.
             config: Sizes of the networks and what they see; None for the defaults.
@@ -76,6 +78,7 @@ class RLTokenPolicy(BasePolicy):
             _size(observation_space["rl_token"]),
             _size(observation_space["proprio"]),
             use_token=config.use_rl_token,
+            world_memory_dim=world_memory_size(observation_space),
         )
         state_dim = self.normalizer.state_dim
 
@@ -136,6 +139,7 @@ class RLTokenPolicy(BasePolicy):
             "proprio_dim": _size(observed["proprio"]),
             "chunk_len": int(chunk_len),
             "action_size": int(action_size),
+            "world_memory_dim": world_memory_size(observed),
             "num_tasks": int(task.n) if isinstance(task, spaces.Discrete) else None,
             "guarded_tasks": list(self.guarded_tasks),
             "config": dataclasses.asdict(self.config),
@@ -182,7 +186,8 @@ class RLTokenPolicy(BasePolicy):
             raise ValueError(f"format {header['format']}, expected {_FORMAT}")
         sizes = [header[name] for name in _SIZES]
         guarded, num_tasks = header["guarded_tasks"], header["num_tasks"]
-        numbers = [*sizes, *guarded, *([] if num_tasks is None else [num_tasks])]
+        remembered = header["world_memory_dim"]
+        numbers = [*sizes, remembered, *guarded, *([] if num_tasks is None else [num_tasks])]
         if any(type(n) is not int or not 0 <= n <= _LARGEST for n in numbers) or min(sizes) < 1:
             raise ValueError(f"sizes and tasks must be positive integers, got {numbers}")
         token_dim, proprio_dim, chunk_len, action_size = sizes
@@ -192,6 +197,8 @@ class RLTokenPolicy(BasePolicy):
             "vla_action": action,
             "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
         }
+        if remembered:
+            observed[WORLD_MEMORY] = spaces.Box(-np.inf, np.inf, (remembered,), np.float32)
         if num_tasks is not None:
             observed["task_id"] = spaces.Discrete(num_tasks)
         config = from_plain(TD3Config, header["config"], "its header")

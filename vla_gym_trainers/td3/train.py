@@ -31,6 +31,7 @@ from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 __all__ = [
     "TD3RunConfig",
@@ -218,6 +219,13 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         settings["stride"] = config.stride
     if config.vla_update_freq:
         settings["keep_inputs"] = True
+    if config.world_model is not None:
+        settings["wrap_envs"] = partial(
+            WorldModelObservation,
+            world_model=config.world_model,
+            rewards=config.reward_weights(),
+            device=settings["device"],
+        )
     return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)
 
 
@@ -228,6 +236,7 @@ def make_player(config: TD3RunConfig) -> RunPlayer:
         config.task_ids,
         num_envs=EVAL_ENVS,
         workers=config.workers,
+        world_model=config.world_model,
         **_features(config),
         **config.own_look(),
     )

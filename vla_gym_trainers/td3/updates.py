@@ -25,8 +25,8 @@ def warm_up(
     The cloning comes first: the critics' targets are about the actor.
     """
     size, data = buffer.size(), buffer.observations
-    token, proprio = (torch.from_numpy(data[key][:size]) for key in ("rl_token", "proprio"))
-    policy.normalizer.fit(token.to(policy.device), proprio.to(policy.device))
+    seen = {key: torch.from_numpy(data[key][:size]) for key in policy.normalizer.inputs}
+    policy.normalizer.fit({key: value.to(policy.device) for key, value in seen.items()})
     if config.actor == "plain":
         for _ in range(config.critic_warmup_steps):
             clone_step(policy, buffer.sample(batch_size).observations, config, rng)

@@ -92,9 +92,13 @@ def copy_cross_entropy(stay: float, codebook_size: int, same: np.ndarray) -> np.
 
 
 def stay_rate(data: Sequences) -> float:
-    """Return the share of tokens that stay from a row to the next one: the fitted q of copying."""
+    """Return the share of tokens that stay from a row to the next one: the fitted q of copying.
+
+    With one token more of each kind, so that it is neither 0 nor 1.
+    """
     rows = data.transitions()
-    return float((data.tokens[rows] == data.tokens[rows + 1]).mean())
+    same = data.tokens[rows] == data.tokens[rows + 1]
+    return float((same.sum() + 1) / (same.size + 2))
 
 
 def psnr(frames: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -211,7 +211,7 @@ class GRUWorldModel(nn.Module):
         write_weights(folder, self.state_dict(), half=False)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str = "cpu") -> GRUWorldModel:
+    def from_pretrained(cls, folder: str | Path, device: str = "cpu") -> Self:
         """Load a folder that :meth:`save_pretrained` wrote, frozen.
 
         Raises:

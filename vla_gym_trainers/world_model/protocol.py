@@ -11,7 +11,14 @@ import numpy as np
 from vla_gym.errors import WeightsError
 
 if TYPE_CHECKING:
+    from gymnasium import spaces
     from torch import Tensor
+
+    from vla_gym.vla.base import FrozenVLA
+
+
+#: The observation that a model's memory is, of :class:`.wrapper.WorldModelObservation`.
+WORLD_MEMORY = "world_memory"
 
 
 @runtime_checkable
@@ -94,17 +101,31 @@ class WorldModel(Protocol):
         ...
 
 
+def world_memory_size(observation_space: spaces.Dict) -> int:
+    """Return the size S of the world model's memory in an observation; 0 if there is none."""
+    if WORLD_MEMORY not in observation_space.keys():
+        return 0
+    (size,) = observation_space[WORLD_MEMORY].shape or ()
+    return int(size)
+
+
 def load_world_model(
-    spec: str | Path, device: str = "cpu", *, allow_class: bool = True
+    spec: str | Path,
+    device: str = "cpu",
+    *,
+    allow_class: bool = True,
+    vlas: Mapping[str, FrozenVLA] | None = None,
 ) -> WorldModel:
     """Load a world model, frozen.
 
     Args:
-        spec: The ``model/`` folder of a run of ``vla-gym-train world-model``, or
+        spec: A run of ``vla-gym-train world-model``, its ``model/`` folder, or
             ``"class:package.module:Class:/path"`` for a class of the caller's own with a
             classmethod ``from_pretrained(path, device=...)``.
         device: Torch device.
         allow_class: False where ``spec`` was read from a file: no class is imported by its path.
+        vlas: By name what is loaded already: of a run, the VLA that the model takes its features
+            from is looked for here first.
 
     Raises:
         ConfigError: If a class is named where that is not allowed, or cannot be imported.
@@ -114,7 +135,11 @@ def load_world_model(
     from vla_gym_trainers.world_model.model import GRUWorldModel
 
     if not str(spec).startswith("class:"):
-        return GRUWorldModel.from_pretrained(Path(spec).expanduser(), device=device)
+        folder = _model_folder(Path(spec).expanduser())
+        found = GRUWorldModel.from_pretrained(folder, device=device)
+        if vlas and found.sizes.vla in vlas:
+            found.use_vla(vlas[found.sizes.vla])
+        return found
     parsed = parse_spec(spec, allow_class=allow_class)
     model: Any = backend_class(parsed.backend).from_pretrained(
         parsed.path, device=device, **dict(parsed.options)
@@ -125,3 +150,19 @@ def load_world_model(
             "vla_gym_trainers.world_model.protocol.WorldModel."
         )
     return model
+
+
+def _model_folder(folder: Path) -> Path:
+    """Return where a model is: the folder itself, or the ``model/`` of a run.
+
+    Raises:
+        WeightsError: If it is a run without a world model.
+    """
+    if not (folder / "checkpoints").is_dir():
+        return folder
+    if not (folder / "model").is_dir():
+        raise WeightsError(
+            f"{folder} is a run without model/: expected one of 'vla-gym-train world-model' (F1's "
+            "phase 1) that has trained its tokenizer."
+        )
+    return folder / "model"

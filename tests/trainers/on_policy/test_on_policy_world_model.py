@@ -1,0 +1,188 @@
+"""Policies that see a world model's memory, and trainers that are paid by one."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from on_policy_toys import tiny_vla, toy_envs
+from safetensors.torch import load_file
+from test_on_policy_rl_token import SMALL as RL_TOKEN
+from test_on_policy_train import rows_of, run
+from watching_model import watching_model
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rollout import rollout
+from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.wrappers.vector import FrozenVLAObservation
+from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.evaluation.run_player import RunPlayer
+from vla_gym_trainers.evaluation.trained import ActorPolicy, load_policy, load_trained
+from vla_gym_trainers.networks import FeatureNormalizer
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
+from vla_gym_trainers.runs.settings import parse_config
+from vla_gym_trainers.td3.config import TD3RunConfig
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, load_world_model
+from vla_gym_trainers.world_model.wrapper import WorldModelObservation
+
+TERMS = ("task=1", "memory_divergence=0.5", "uncertainty=0.25")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world") / "model"
+    watching_model().save_pretrained(folder)
+    return folder
+
+
+def learn(folder, model, **changes):
+    settings = {**RL_TOKEN, "chunk_len": 4, "total_steps": 400, "world_model": str(model)}
+    return run(PPOConfig, folder, **{**settings, "rewards": TERMS, **changes})
+
+
+def test_ppo_learns_with_a_world_model_and_what_it_saves_plays(model_folder, tmp_path):
+    result = learn(tmp_path / "run", model_folder, eval_every=200, checkpoint_every=150)
+    rows = [json.loads(line) for line in open(tmp_path / "run" / "metrics.jsonl")]
+    shown = next(row for row in rows if "rollout/reward_uncertainty" in row)
+    assert 0.0 < shown["rollout/reward_uncertainty"] <= 1.0
+    assert shown["rollout/reward_memory_divergence"] > 0.0 and "rollout/reward_task" in shown
+    assert "rollout/reward_prediction_error" not in shown
+    assert result.card["results"]["validation"]["history"]
+    actor = load_policy(tmp_path / "run")
+    assert actor.sizes["world_memory_size"] == 8
+    assert actor.normalizer.scale[-8:].max() < 1.0  # fitted to a memory, which is within -1..1
+    model = load_world_model(model_folder, vlas={"mini": tiny_vla()})
+    policy = ActorPolicy(actor, tiny_vla(), None, 4, world_model=model)
+    envs = toy_envs(2, autoreset_mode="DISABLED")
+    wrapped = policy.wrap_envs(envs)
+    try:
+        episodes = list(rollout(wrapped, policy, sampled_starts("goal", (0, 1), 2, 7)))
+        obs, _ = wrapped.reset(seed=0)
+    finally:
+        envs.close()
+    assert len(episodes) == 4
+    seen = {"rl_token": np.zeros((2, 32)), "proprio": obs["proprio"]}
+    seen |= {"vla_action": np.zeros((2, 4, 7), np.float32), WORLD_MEMORY: obs[WORLD_MEMORY]}
+    chunks, _ = actor.predict(seen)
+    seen[WORLD_MEMORY] = -seen[WORLD_MEMORY]
+    assert not np.array_equal(actor.predict(seen)[0], chunks)
+
+
+def test_a_run_with_a_world_model_goes_on_bit_for_bit(model_folder, tmp_path):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    learn(whole, model_folder, checkpoint_every=100, keep_checkpoints=9)
+    shutil.copytree(whole, part)
+    first = sorted((part / "checkpoints").iterdir())[0]
+    learn(part, model_folder, checkpoint_every=100, keep_checkpoints=9, resume=first)
+    ends = [load_file(folder / "last.safetensors") for folder in (whole, part)]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert rows_of(whole) == rows_of(part)
+
+
+def test_rewards_are_the_trainings_alone_and_success_stays_the_tasks(model_folder, tmp_path):
+    grpo = {k: v for k, v in RL_TOKEN.items() if k != "value_clip"} | {"episodes_per_env": 1}
+    paid, unpaid = tmp_path / "paid", tmp_path / "unpaid"
+    common = {**grpo, "chunk_len": 4, "total_steps": 40, "group_size": 2, "eval_every": 1000}
+    run(GRPOConfig, unpaid, **common)
+    changes = {"world_model": str(model_folder), "rewards": ("task=0", "memory_divergence=7")}
+    run(GRPOConfig, paid, **common, **changes)
+    first, second = (rows_of(folder) for folder in (unpaid, paid))
+    success = [
+        [r["rollout/success"] for r in rows if "rollout/success" in r] for rows in (first, second)
+    ]
+    assert success[0][0] == success[1][0]  # the same episodes, before anything is learnt
+    assert [r["eval/success"] for r in first if "eval/success" in r][0] == [
+        r["eval/success"] for r in second if "eval/success" in r
+    ][0]
+
+
+def seeing_model():
+    model = watching_model()
+    model.use_vla(tiny_vla())
+    return model
+
+
+def test_td3_learns_with_a_world_model_and_what_it_saves_plays(tmp_path):
+    watched = WorldModelObservation(toy_envs(2), seeing_model(), {"task": 1.0, "uncertainty": 0.1})
+    config = TD3Config(
+        learning_starts=24,
+        critic_warmup_steps=4,
+        batch_size=16,
+        net_arch=(16, 16),
+        ahead=0,
+        value_range=None,
+    )
+    model = TD3BC("RLTokenPolicy", FrozenVLAObservation(watched, tiny_vla(), None), config, seed=3)
+    assert model.policy.normalizer.state_dim == 32 + 8 + 8
+    model.learn(80)
+    model.env.close()
+    assert model.policy.normalizer.scale[-8:].max() < 1.0
+    model.save(tmp_path / "policy.zip")
+    loaded = load_policy(tmp_path / "policy.zip")
+    watched = WorldModelObservation(toy_envs(2, autoreset_mode="DISABLED"), seeing_model())
+    player = RunPlayer(watched, 4, tiny_vla(), None, watched.world_model)
+    try:
+        episodes = player.play(loaded, sampled_starts("goal", (0, 1), 2, 7))
+        obs, _ = FrozenVLAObservation(watched, tiny_vla(), None).reset(seed=0)
+    finally:
+        player.close()
+    assert len(episodes) == 4
+    chunks, _ = loaded.predict(obs, deterministic=True)
+    obs[WORLD_MEMORY] = -obs[WORLD_MEMORY]
+    assert not np.array_equal(loaded.predict(obs, deterministic=True)[0], chunks)
+
+
+def test_files_without_a_world_model_load_as_before(tmp_path):
+    RLTokenActor(6, 4, (8,)).save(tmp_path)
+    sizes = json.loads((tmp_path / SIZES).read_text())
+    del sizes["world_memory_size"]
+    (tmp_path / SIZES).write_text(json.dumps(sizes))
+    actor = RLTokenActor.load(tmp_path)
+    assert actor.normalizer.inputs == ("rl_token", "proprio")
+    assert FeatureNormalizer(6, 8).state_dict().keys() == actor.normalizer.state_dict().keys()
+
+
+def test_a_policy_that_needs_a_world_model_tells_so(tmp_path, model_folder):
+    RLTokenActor(192, 4, (8,), world_memory_size=8).save(tmp_path)
+    with pytest.raises(ConfigError, match="was trained with a world model, which nothing names"):
+        load_trained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"world_model": "class:os:path:/x"}))
+    with pytest.raises(ConfigError, match="class"):
+        load_trained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig, TD3RunConfig])
+def test_mistakes_in_rewards_are_one_clear_error(kind):
+    def error(match, **changes):
+        with pytest.raises(ConfigError, match=match):
+            kind(**changes)
+
+    error("add --world-model", rewards=("task=1",))
+    error("reward terms task, .*'curiosity'", world_model="x", rewards=("curiosity=1",))
+    error("like task=1 uncertainty=0.1, got 'task'", world_model="x", rewards=("task",))
+    error("twice", world_model="x", rewards=("task=1", "task=2"))
+    error("finite", world_model="x", rewards=("task=inf",))
+
+
+def test_rewards_are_read_from_the_command_line_and_td3_wants_their_range():
+    options = ["--world-model", "x", "--rewards", "task=1", "uncertainty=0.1"]
+    config = parse_config(PPOConfig, options)
+    assert config.reward_weights() == {"task": 1.0, "uncertainty": 0.1}
+    with pytest.raises(ConfigError, match="value_range"):
+        TD3RunConfig(world_model="x", rewards=("task=1", "uncertainty=0.1"))
+    assert parse_config(TD3RunConfig, [*options, "--value-range", "None"]).pays_for_more
+
+
+def test_a_model_of_other_environments_and_a_run_without_one(model_folder, tmp_path):
+    other = tmp_path / "model"
+    watching_model(chunk_len=2).save_pretrained(other)
+    with pytest.raises(ConfigError, match="expects actions of shape \\(2, 7\\), got \\(4, 7\\)"):
+        learn(tmp_path / "run", other)
+    (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
+    with pytest.raises(WeightsError, match="a run without model/"):
+        load_world_model(tmp_path / "run")
+    shutil.copytree(model_folder, tmp_path / "run" / "model")
+    assert load_world_model(tmp_path / "run").state_size == 8

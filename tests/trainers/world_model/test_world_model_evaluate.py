@@ -1,0 +1,127 @@
+"""Figures by hand, and probes of states whose content is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from world_model_toys import cue_sequences, toy_model, toy_sequences
+
+from vla_gym_trainers.world_model import probe
+from vla_gym_trainers.world_model.data import Sequences
+from vla_gym_trainers.world_model.evaluate import (
+    bootstrap,
+    copy_cross_entropy,
+    evaluate,
+    memory_states,
+    psnr,
+    stay_rate,
+)
+
+
+def test_copying_by_hand():
+    same = np.array([[True, True, False, True], [False, False, False, False]])
+    # Of 256 tokens: staying has 0.6, each of the others 0.4 / 255.
+    flip = -math.log(0.4 / 255)
+    expected = [(3 * -math.log(0.6) + flip) / 4, flip]
+    assert copy_cross_entropy(0.6, 256, same).tolist() == pytest.approx(expected)
+    # The fitted probability is the best one.
+    data = cue_sequences(6)
+    data.tokens[np.flatnonzero(data.episode == 2)] = 3
+    rows = data.transitions()
+    stays = data.tokens[rows] == data.tokens[rows + 1]
+    best = copy_cross_entropy(stay_rate(data), 6, stays).mean()
+    for other in (0.5, 1.5):
+        assert copy_cross_entropy(other * stay_rate(data), 6, stays).mean() > best
+
+
+def test_psnr_by_hand():
+    truth = np.full((3, 4, 4, 3), 100, np.uint8)
+    shown = truth.copy()
+    shown[0] += 10
+    shown[1, 0, 0, 0] += 1
+    expected = [20 * math.log10(25.5), 10 * math.log10(255**2 * 48), 10 * math.log10(255**2 * 48)]
+    assert psnr(shown, truth).tolist() == pytest.approx(expected)
+
+
+def test_the_bootstrap_draws_whole_episodes():
+    values, episode = np.array([1.0] * 50 + [0.0] * 50), np.repeat(np.arange(2), 50)
+    found = bootstrap(values, episode)
+    # Of two episodes one is drawn twice half of the time.
+    assert found == {"mean": 0.5, "low": 0.0, "high": 1.0}
+    many = bootstrap(values, np.arange(100))
+    assert 0.38 < many["low"] < 0.43 and 0.57 < many["high"] < 0.62
+
+
+def test_figures_of_a_model_are_those_of_a_loop():
+    model, data = toy_model(), toy_sequences()
+    found = evaluate(model, data, 0.3)
+    last, losses, right = data.last_actions(), [], []
+    for first, end in data.bounds():
+        state = model.initial_state(1)
+        for row in range(first, end):
+            one = (torch.from_numpy(x[row : row + 1]) for x in (data.features, data.proprio, last))
+            state = model.update(state, *one)
+            if row + 1 < end:
+                inputs = (torch.from_numpy(x[row : row + 1]) for x in (data.tokens, data.actions))
+                log_p = model.logits(state, *inputs).log_softmax(-1)[0]
+                after = data.tokens[row + 1]
+                losses.append(-log_p[np.arange(4), after].mean().item())
+                right.append((log_p.argmax(-1).numpy() == after).mean())
+        final = memory_states(model, data)[end - 1]
+        torch.testing.assert_close(state[0], final)
+    assert found["n_frames"] == len(losses) == 26
+    assert found["memory"]["cross_entropy"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["memory"]["accuracy"] == pytest.approx(np.mean(right))
+
+
+def remembered(monkeypatch: pytest.MonkeyPatch, content: dict[str, list[np.ndarray]]) -> None:
+    """Let states be what they are said to be."""
+    monkeypatch.setattr(probe, "_states", lambda *_: {k: tuple(v) for k, v in content.items()})
+
+
+def test_recall_tells_what_a_state_holds_of_an_earlier_frame(monkeypatch):
+    """A state that keeps the coarse picture of four steps ago, and one that has the present one."""
+    train, test = (toy_sequences((20,) * 12, seed) for seed in (0, 1))
+    coarse = [probe._coarse(d.frames) for d in (train, test)]
+    lagged = [np.roll(c, 4, axis=0) for c in coarse]
+    remembered(monkeypatch, {"memory": lagged, "no_memory": coarse})
+    found = probe.recall(toy_model(), train, test)
+    assert list(found) == ["1", "4", "8", "16"]
+    assert found["4"]["n_steps"] == 12 * 16 and found["4"]["n_episodes"] == 12
+    assert found["4"]["memory"] > 0.99 and found["4"]["no_memory"] < 0.1
+    assert found["4"]["memory_gain"]["low"] > 0.8
+    assert found["8"]["memory"] < 0.1
+
+
+def with_objects(seed: int) -> Sequences:
+    """Two objects: the first is in the picture in rows 2 and 3 of an episode, the second never."""
+    data, rng = toy_sequences((8,) * 15, seed), np.random.default_rng(seed)
+    for first, end in data.bounds():
+        data.objects[first:end, :, :3] = rng.normal(size=(2, 3))
+        data.objects[first:end, :, 3] = 0.0
+        data.objects[first + 2 : first + 4, 0, 3] = 1.0
+    return data
+
+
+def test_objects_out_of_view_are_those_that_were_in_it():
+    hidden = probe.out_of_view(with_objects(0)).reshape(15, 8, 2)
+    assert hidden[:, :, 0].tolist() == [[False] * 4 + [True] * 4] * 15
+    assert not hidden[:, :, 1].any()
+    assert not probe.out_of_view(toy_sequences()).any()  # no object is known
+
+
+def test_object_memory_in_centimetres(monkeypatch):
+    train, test = with_objects(0), with_objects(1)
+    places = [d.objects[:, 0, :2] for d in (train, test)]
+    remembered(monkeypatch, {"memory": places, "no_memory": [0.0 * p for p in places]})
+    found = probe.object_memory(toy_model(), train, test)
+    assert found["n_steps"] == 15 * 4 and found["n_episodes"] == 15
+    errors = found["error_cm"]
+    assert errors["memory"] < 1.0 and errors["no_memory"] == pytest.approx(errors["mean"])
+    centre = places[0][probe.out_of_view(train)[:, 0]].mean(axis=0)
+    away = 100.0 * np.linalg.norm(places[1] - centre, axis=1)[probe.out_of_view(test)[:, 0]]
+    assert errors["mean"] == pytest.approx(away.mean(), rel=1e-4)
+    assert probe.object_memory(toy_model(), train, toy_sequences()) == {"n_steps": 0}
