@@ -26,7 +26,7 @@ class TellingVLA:
         self.batches: list[int] = []
 
     def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: Any) -> Any:
-        assert all(type(text) is str for text in instructions)
+        assert all(type(text) is str for text in instructions) and len(proprio) == len(instructions)
         self.batches.append(len(instructions))
         rows = zip(images["agentview"], images["wrist"], instructions, strict=True)
         told = [(a.mean() / 255.0, w.mean() / 255.0, len(text) / 20.0) for a, w, text in rows]
