@@ -77,18 +77,33 @@ class Pictures(PictureEnv):
         return self.last
 
 
+class Untold(Pictures):
+    """Tells nothing of how many control steps were executed: all of them were."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        del info["executed_steps"]
+        return obs, info
+
+    def step(self, action: np.ndarray) -> Any:
+        *result, info = super().step(action)
+        del info["executed_steps"]
+        return *result, info
+
+
 def make(
     mode: AutoresetMode,
     num_envs: int = 3,
     workers: int | None = 0,
     rewards: dict[str, float] | None = WEIGHTS,
     model: GRUWorldModel | None = None,
+    env: type[Pictures] = Pictures,
 ) -> Any:
-    envs: Any = SyncVectorEnv([Pictures] * num_envs, autoreset_mode=mode)
+    envs: Any = SyncVectorEnv([env] * num_envs, autoreset_mode=mode)
     if workers is not None:
         envs = LiberoVectorEnv(
             num_envs,
-            env_factory=lambda _: Pictures(),
+            env_factory=lambda _: env(),
             workers=workers,
             autoreset_mode=mode,
             copy=False,
@@ -104,8 +119,8 @@ def actions_of(env: int, step: int) -> np.ndarray:
 class ByHand:
     """One environment, its episode and what a model makes of it, one row at a time."""
 
-    def __init__(self, env: int, seed: int, model: GRUWorldModel | None = None) -> None:
-        self.env, self.model, self.index = Pictures(), model or toy_model(), env
+    def __init__(self, env: int, seed: int, kind: type[Pictures] = Pictures) -> None:
+        self.env, self.model, self.index = kind(), toy_model(), env
         self.obs, self.info = self.env.reset(seed=seed)
         self._begin()
 
@@ -132,7 +147,7 @@ class ByHand:
         action = np.clip(actions_of(self.index, self.count), -1.0, 1.0)
         self.obs, reward, terminated, truncated, self.info = self.env.step(action)
         self.count, self.ended = self.count + 1, terminated or truncated
-        action[self.info["executed_steps"] :] = 0.0
+        action[self.info.get("executed_steps", CHUNK_LEN) :] = 0.0
         before, tokens = self.state, self.tokens
         self.state = self._see(before, action)
         self.tokens = self.model.tokens(self.views["wrist"])
@@ -202,10 +217,10 @@ def follow(singles: list[ByHand], result: Any, mode: AutoresetMode, ids: Any = N
 
 
 @by_mode
-@pytest.mark.parametrize("workers", [0, 2])
-def test_rows_equal_a_loop_over_single_environments(mode, workers):
-    envs = make(mode, workers=workers)
-    singles = [ByHand(i, 5 + i) for i in range(3)]
+@pytest.mark.parametrize(("workers", "env"), [(0, Pictures), (2, Pictures), (0, Untold)])
+def test_rows_equal_a_loop_over_single_environments(mode, workers, env):
+    envs = make(mode, workers=workers, env=env)
+    singles = [ByHand(i, 5 + i, env) for i in range(3)]
     obs, _ = envs.reset(seed=5)
     assert obs in envs.observation_space
     for i, one in enumerate(singles):
@@ -280,8 +295,9 @@ def test_step_async_and_step_wait():
 
 
 @by_mode
-def test_a_killed_worker_leaves_the_memory_as_it_was(mode):
-    envs, singles = make(mode, 2, workers=2), [ByHand(i, 5 + i) for i in range(2)]
+@pytest.mark.parametrize("env", [Pictures, Untold])
+def test_a_killed_worker_leaves_the_memory_as_it_was(mode, env):
+    envs, singles = make(mode, 2, workers=2, env=env), [ByHand(i, 5 + i, env) for i in range(2)]
     last, _ = envs.reset(seed=5)
     while not any(one.count for one in singles) or any(one.ended for one in singles):
         if mode == DISABLED and any(one.ended for one in singles):
@@ -328,10 +344,11 @@ def test_states_go_on_elsewhere(mode):
     envs.reset(seed=5)
     other.reset(seed=77)
     other.step(np.zeros((4, CHUNK_LEN, 7), np.float32))
-    for _ in range(4):
+    for _ in range(20):
         follow(singles, envs.step(chunks(singles)), mode)
-        if mode == DISABLED and any(one.ended for one in singles):
+        if any(one.ended for one in singles if mode == DISABLED or one is singles[2]):
             break
+    assert mode != NEXT_STEP or singles[2].ended
     states = pickle.loads(pickle.dumps(envs.get_state([2, 0])))
     obs = other.set_state(states, [3, 1])
     moved = {3: singles[2], 1: singles[0]}
