@@ -26,7 +26,7 @@ class TellingVLA:
         self.batches: list[int] = []
 
     def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: Any) -> Any:
-        assert all(type(text) is str for text in instructions)
+        assert all(type(text) is str for text in instructions) and len(proprio) == len(instructions)
         self.batches.append(len(instructions))
         rows = zip(images["agentview"], images["wrist"], instructions, strict=True)
         told = [(a.mean() / 255.0, w.mean() / 255.0, len(text) / 20.0) for a, w, text in rows]
@@ -49,9 +49,13 @@ def toy_model(seed: int = 0, **sizes: Any) -> GRUWorldModel:
         "tokenizer": TOKENIZER,
     }
     model = GRUWorldModel(WorldModelSizes(**{**known, **sizes}))
-    model.tokenizer.codebook.normal_(std=0.3)
     model.use_vla(TellingVLA())
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    # The codebook begins with what the encoder makes of some pictures.
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.randint(256, (64, SIDE, SIDE, 3), dtype=torch.uint8, generator=generator)
+    model.tokenizer.loss(pictures, generator, 0.0)
+    return model
 
 
 def toy_sequences(lengths: tuple[int, ...] = (10, 7, 12), seed: int = 0) -> Sequences:

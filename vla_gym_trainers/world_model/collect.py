@@ -202,7 +202,7 @@ def random_chunk(seed: int, info: Info, chunk_len: int) -> np.ndarray:
     chunk = np.stack([scale * (points[leg + 1] - points[leg]) / 2.0 for leg in legs])
     for column, name in enumerate(action.names):
         if name == "gripper":
-            chunk[:, column] = np.sign([points[leg][column] for leg in legs])
+            chunk[:, column] = [1.0 if points[leg][column] > 0.0 else -1.0 for leg in legs]
     return np.clip(chunk, action.low, action.high).astype(np.float32)
 
 

@@ -100,10 +100,9 @@ class Windows:
             self._state = states[:, -1].clone()
             self._row += self._length
             return
-        # The state after step t is the one before step t + 1, of the same episode.
-        after = torch.from_numpy(self._rows + 1)
-        inside = torch.from_numpy(self._rows + 1 < self._end[:, None])
-        self._stored[after[inside]] = states[inside]
+        # The state after step t is the one before step t + 1. (None begins at an episode's last
+        # row, where those of masked steps go.)
+        self._stored[torch.from_numpy(self._rows + 1)] = states
         self.episodes += self._size
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

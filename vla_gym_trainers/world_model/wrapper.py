@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,7 +190,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         assert isinstance(space, spaces.Box)
         chunks = np.clip(self._actions[env_ids], space.low, space.high)  # as the simulator does
         chunks[np.arange(chunks.shape[1]) >= executed[:, None]] = 0.0
-        return chunks.reshape(len(chunks), math.prod(chunks.shape[1:]))
+        return chunks.reshape(len(chunks), self._actions[0].size)
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
         return {**obs, WORLD_MEMORY: self._memory.rows(env_ids)}

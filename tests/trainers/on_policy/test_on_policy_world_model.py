@@ -120,8 +120,8 @@ def test_td3_learns_with_a_world_model_and_what_it_saves_plays(tmp_path):
     model.learn(80)
     model.env.close()
     assert model.policy.normalizer.scale[-8:].max() < 1.0
-    model.save(tmp_path / "policy.zip")
-    loaded = load_policy(tmp_path / "policy.zip")
+    model.policy.save(tmp_path / "policy.safetensors")
+    loaded = load_policy(tmp_path / "policy.safetensors")
     watched = WorldModelObservation(toy_envs(2, autoreset_mode="DISABLED"), seeing_model())
     player = RunPlayer(watched, 4, tiny_vla(), None, watched.world_model)
     try:

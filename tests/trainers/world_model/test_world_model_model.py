@@ -112,8 +112,8 @@ def test_files_give_the_same_model(tmp_path):
     found = load_world_model(tmp_path)
     assert isinstance(found, GRUWorldModel) and found.sizes == model.sizes
     assert not any(p.requires_grad for p in found.parameters()) and not found.training
-    for (name, one), other in zip(model.state_dict().items(), found.state_dict().values()):
-        assert torch.equal(one, other), name
+    weights = found.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 def damage_config(folder: Path, **changes: object) -> None:
