@@ -303,7 +303,7 @@ def test_the_tiny_preset_beats_copying(tmp_path, capsys):
     )
     envs = WorldModelObservation(envs, model, {"uncertainty": 0.5, "memory_divergence": 0.5})
     obs, _ = envs.reset(seed=0)
-    assert obs in envs.observation_space and obs["memory"].shape == (2, 128)
+    assert obs in envs.observation_space and obs["world_memory"].shape == (2, 128)
     for _ in range(3):
         obs, rewards, *_ = envs.step(envs.action_space.sample())
         assert ((rewards > 0.0) & (rewards < 1.0)).all()

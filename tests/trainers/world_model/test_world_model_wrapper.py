@@ -24,6 +24,7 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers.world_model import rewards as terms
 from vla_gym_trainers.world_model.model import GRUWorldModel
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 cloudpickle.register_pickle_by_value(picture_env)
@@ -163,11 +164,11 @@ class ByHand:
 
     def check(self, obs: dict[str, Any], row: int | None = None) -> None:
         """Check an observation, or a row of one."""
-        mine = {**self.obs, "memory": self.state[0].numpy()}
+        mine = {**self.obs, WORLD_MEMORY: self.state[0].numpy()}
         assert obs.keys() == mine.keys()
         for key, value in mine.items():
             found = obs[key] if row is None else obs[key][row]
-            tolerance = 1e-5 if key == "memory" else 0.0
+            tolerance = 1e-5 if key == WORLD_MEMORY else 0.0
             np.testing.assert_allclose(found, value, rtol=0, atol=tolerance, err_msg=key)
 
 
@@ -415,12 +416,12 @@ def test_one_forward_pass_a_step_and_none_of_what_is_not_asked_for():
 def test_nothing_that_was_returned_changes():
     envs = make(SAME_STEP)
     first, _ = envs.reset(seed=1)
-    kept = first["memory"].copy()
-    first["memory"][:] = 9.0
+    kept = first[WORLD_MEMORY].copy()
+    first[WORLD_MEMORY][:] = 9.0
     second, *_ = envs.step(np.zeros((3, CHUNK_LEN, 7), np.float32))
-    assert not np.shares_memory(first["memory"], second["memory"])
+    assert not np.shares_memory(first[WORLD_MEMORY], second[WORLD_MEMORY])
     again, _ = make(SAME_STEP).reset(seed=1)
-    np.testing.assert_array_equal(again["memory"], kept)
+    np.testing.assert_array_equal(again[WORLD_MEMORY], kept)
 
 
 class Silent(Pictures):
@@ -463,22 +464,22 @@ def test_below_the_frozen_vla():
     """FrozenVLAObservation passes the memory on, also in final observations."""
     model = toy_model()
     envs = FrozenVLAObservation(make(SAME_STEP, model=model), model.vla, rl_token=None)
-    assert envs.single_observation_space["memory"].shape == (8,)
+    assert envs.single_observation_space[WORLD_MEMORY].shape == (8,)
     singles = [ByHand(i, 5 + i) for i in range(3)]
     obs, _ = envs.reset(seed=5)
     finals = 0
     for _ in range(8):
         assert obs in envs.observation_space
         for i, one in enumerate(singles):
-            np.testing.assert_allclose(obs["memory"][i], one.state[0], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(obs[WORLD_MEMORY][i], one.state[0], rtol=0, atol=1e-5)
         obs, *_, infos = envs.step(chunks(singles))
         for i, one in enumerate(singles):
             one.step()
             if one.ended:
                 finals += 1
-                final = infos["final_obs"][i]["memory"]
+                final = infos["final_obs"][i][WORLD_MEMORY]
                 np.testing.assert_allclose(final, one.state[0], rtol=0, atol=1e-5)
                 one.reset()
     assert finals > 2
     states = envs.get_state([0])
-    assert envs.env.set_state(states, [0])["memory"].shape == (3, 8)
+    assert envs.env.set_state(states, [0])[WORLD_MEMORY].shape == (3, 8)
