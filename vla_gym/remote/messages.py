@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from vla_gym.vector.env_row import Extras
-from vla_gym.vector.shared_memory import INFO_KEYS
+from vla_gym.vector.shared_memory import INFO_BITS
 
-#: Infos that have columns of their own, or that the receiver makes again.
-_KNOWN = {*INFO_KEYS, "env_id", "final_obs", "final_info", "episode_stats", "worker_restarted"}
+# Infos that the receiver makes again from columns.
+_MADE_AGAIN = ("final_obs", "final_info", "episode_stats", "worker_restarted")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Rows:
             columns,
             ids[ended],
             finals,
-            _extras(ids, infos, texts),
+            _extras(ids, infos, written, texts),
             ids[restarted],
             ids[killed],
         )
@@ -142,10 +142,16 @@ def flatten(value: Any, name: str = "obs") -> dict[str, np.ndarray]:
 
 
 def _extras(
-    ids: np.ndarray, infos: Mapping[str, Any], texts: Mapping[int, str]
+    ids: np.ndarray,
+    infos: Mapping[str, Any],
+    written: Mapping[str, np.ndarray],
+    texts: Mapping[int, str],
 ) -> dict[int, Extras]:
     """Return what has no column, for the environments that have any of it."""
-    other, final = _unknown(infos), _unknown(infos.get("final_info", {}))
+    other = _beside_columns(infos, written["info_set"])
+    final: dict[str, Any] = {}
+    if "final_info" in infos:
+        final = _beside_columns(infos["final_info"], written["final_info_set"])
     if not (other or final or texts):
         return {}
     extras = {}
@@ -156,9 +162,23 @@ def _extras(
     return extras
 
 
-def _unknown(infos: Mapping[str, Any]) -> dict[str, Any]:
-    names = [key for key in infos if f"_{key}" in infos and key not in _KNOWN]
-    return {key: infos[key] for name in names for key in (name, f"_{name}")}
+def _beside_columns(infos: Mapping[str, Any], present: np.ndarray) -> dict[str, Any]:
+    """Return the infos with masks of the rows in which they are in no column.
+
+    Args:
+        infos: Of n rows.
+        present: (n,) bits of the infos that are in columns.
+    """
+    found: dict[str, Any] = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None or key in _MADE_AGAIN:
+            continue
+        if key in INFO_BITS:
+            mask = mask & ((present & np.uint64(INFO_BITS[key])) == 0)
+        if mask.any():
+            found |= {key: values, f"_{key}": mask}
+    return found
 
 
 def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:

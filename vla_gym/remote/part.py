@@ -7,6 +7,7 @@ import functools
 import pickle
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,6 +23,9 @@ from vla_gym.vector.worker import EnvSpaces
 
 #: While a part waits for its environments, it looks so often whether it is told something else.
 _LOOK_S = 0.002
+# A part that is asked for its share of what is wanted, and has some of it, waits so long for the
+# rest: the others may have more, and a slow environment must hold up nobody.
+_PATIENCE_S = 0.02
 
 
 def asset_digest(assets: str | None) -> str | None:
@@ -43,8 +47,9 @@ class Part:
         ``start``: build it; see :meth:`_start`.
         ``run``: begin steps and resets; with ``each`` they are received by ``recv``, else the
         answer is what they did.
-        ``recv``: what was begun with ``each``, as soon as enough of it is done. A later ``recv``
-        replaces one that still waits, which is answered without rows.
+        ``recv``: of what was begun with ``each``, these environments; or so many, or fewer if the
+        rest takes long. A later ``recv`` replaces one that still waits, which is answered without
+        rows.
         ``call``: methods of ``EnvRow``, on environments with nothing under way.
         ``close``: end it.
     """
@@ -56,7 +61,8 @@ class Part:
         self._base: Any = None
         self._envs: Any = None
         self._told: list[str] = []
-        self._asked: tuple[Future[Reply], Sequence[int] | int] | None = None
+        # What the ``recv`` that waits is for, and since when.
+        self._asked: tuple[Future[Reply], Sequence[int] | int, float] | None = None
         self._thread = threading.Thread(target=self._serve, name="vla-gym-part", daemon=True)
         self._thread.start()
 
@@ -78,7 +84,7 @@ class Part:
                 self._look()
                 continue
             if command == "recv":
-                self._replace_asked((future, arguments[0]))
+                self._replace_asked((future, arguments[0], time.monotonic()))
                 continue
             method = getattr(self, f"_{command}")
             future.set_result(self._reply(functools.partial(method, *arguments)))
@@ -96,7 +102,9 @@ class Part:
         told, self._told[:] = tuple(self._told), []
         return reply._replace(warnings=told)
 
-    def _replace_asked(self, asked: tuple[Future[Reply], Sequence[int] | int] | None) -> None:
+    def _replace_asked(
+        self, asked: tuple[Future[Reply], Sequence[int] | int, float] | None
+    ) -> None:
         if self._asked is not None:
             self._asked[0].set_result(Reply("begun"))
         self._asked = asked
@@ -104,7 +112,9 @@ class Part:
     def _look(self) -> None:
         """Answer the ``recv`` that waits, if enough is done."""
         assert self._asked is not None
-        future, wanted = self._asked
+        future, wanted, since = self._asked
+        if isinstance(wanted, int) and time.monotonic() > since + _PATIENCE_S:
+            wanted = max(1, min(wanted, self._base.num_done()))
         reply = self._reply(functools.partial(self._receive, wanted))
         if reply.kind != "waiting":
             self._asked = None

@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 import vla_gym
-from vla_gym.errors import VlaGymError
+from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.remote.messages import PartSpec, Reply, Rows
 from vla_gym.remote.part import asset_digest
 from vla_gym.remote.shards import Hosts, Shard
@@ -218,13 +218,17 @@ class RemotePool:
         late = [
             link for link in self._links.values() if link.busy and now >= link.since + link.limit
         ]
-        return [
-            self._fail(
-                link,
-                f"{'did not answer' if link.ready else 'has not come up'} in {link.limit:g} s",
-            )
-            for link in late
-        ]
+        return [self._fail(link, *self._why_late(link)) for link in late]
+
+    def _why_late(self, link: _Link) -> tuple[str, Exception | None]:
+        if link.ready:
+            return f"did not answer in {link.limit:g} s", None
+        text = (
+            f"The environments {self.blocks[link.worker].tolist()} have not come up in "
+            f"{link.limit:g} s on {link.shard.place}. See whether the machines are there "
+            "('ray status'), or give a longer start_timeout."
+        )
+        return "has not come up", WorkerError(text)
 
     def _take(self, link: _Link, future: Future[Reply]) -> list[Event]:
         """Return the events of an answer."""

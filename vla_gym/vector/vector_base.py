@@ -203,6 +203,10 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """Return the environments that were begun and not received."""
         return np.union1d(np.flatnonzero(self._table.busy), self._table.finished).astype(np.int64)
 
+    def num_done(self) -> int:
+        """Return how many environments are done and not received."""
+        return len(self._table.finished)
+
     def end(self) -> None:
         """Wait for all that is under way and throw it away."""
         self._runner.wait(self._runner.idle)
