@@ -63,7 +63,7 @@ class BreakableHosts(ThreadHosts):
             shard.lose()
         return shard
 
-    def passes(self, error: BaseException) -> bool:
+    def passes(self, part: int, error: BaseException) -> bool:
         return isinstance(error, LostPart)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,13 +46,20 @@ def test_a_dead_address_is_one_error_at_once():
     assert time.monotonic() - began < 15
 
 
-def test_a_killed_program_leaves_nothing(tmp_path):
+@pytest.fixture
+def short_folder():
+    """Ray makes sockets below it, whose names have at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+def test_a_killed_program_leaves_nothing(tmp_path, short_folder):
     """It has started a cluster of its own, since there is none."""
     marker = new_marker()
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     paths = os.pathsep.join(sys.path)
-    environ = {**os.environ, "PYTHONPATH": paths, "RAY_TMPDIR": str(tmp_path), "MARKER": marker}
+    environ = {**os.environ, "PYTHONPATH": paths, "RAY_TMPDIR": short_folder, "MARKER": marker}
     environ.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
         [sys.executable, program], env=environ, stdout=subprocess.PIPE, text=True

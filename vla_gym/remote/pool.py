@@ -51,6 +51,7 @@ class _Link:
     first: int
     ready: bool = False
     again_at: float | None = None  # when it is to be placed again
+    obituary: str = ""  # of the last one that did not come up
     command: str = "start"
     pending: dict[Future[Reply], tuple[str, np.ndarray]] = field(default_factory=dict)
     sent: list[tuple[str, tuple[Any, ...], np.ndarray]] = field(default_factory=list)
@@ -225,7 +226,7 @@ class RemotePool:
             return f"did not answer in {link.limit:g} s", None
         text = (
             f"The environments {self.blocks[link.worker].tolist()} have not come up in "
-            f"{link.limit:g} s on {link.shard.place}. See whether the machines are there "
+            f"{link.limit:g} s on {link.shard.place}.{link.obituary} See whether the machines are there "
             "('ray status'), or give a longer start_timeout."
         )
         return "has not come up", WorkerError(text)
@@ -289,12 +290,13 @@ class RemotePool:
                 columns[name][ids] = values
 
     def _lost(self, link: _Link, error: Exception) -> list[Event]:
-        if link.ready or not self._hosts.passes(error):
-            text = str(error).strip()
-            reason = f"is lost: {type(error).__name__}" + (f": {text}" if text else "")
+        text = str(error).strip()
+        reason = f"is lost: {type(error).__name__}" + (f": {text}" if text else "")
+        if link.ready or not self._hosts.passes(link.worker, error):
             return [self._fail(link, reason, raised=not link.ready)]
         link.shard.kill()
         link.pending.clear()
+        link.obituary = f" Lately a part of it {reason}."
         link.asking = link.asked = None
         link.again_at = time.monotonic() + _AGAIN_S
         return []

@@ -120,9 +120,8 @@ class RayHosts:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         lost = self._placed.pop(part, None)
-        nodes = self._nodes()
         # A node that has just died is still listed for a while.
-        nodes = [node for node in nodes if node["NodeID"] != lost or _listens(node)] or nodes
+        nodes = [node for node in self._nodes() if node["NodeID"] != lost or _listens(node)]
         load = Counter(self._placed.values())
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 64}
         if self._gpu:
@@ -140,12 +139,15 @@ class RayHosts:
         actor = self._ray.remote(PartActor).options(**options).remote()
         return RayShard(self._ray, actor, place)
 
-    def passes(self, error: BaseException) -> bool:
+    def passes(self, part: int, error: BaseException) -> bool:
         """See :class:`~vla_gym.remote.shards.Hosts`: whether the node is gone, not the actor."""
         from ray import exceptions
 
-        kinds = (exceptions.ActorUnschedulableError, exceptions.ActorUnavailableError)
-        return isinstance(error, kinds) or "node" in str(error).lower().partition("\n")[0]
+        if isinstance(error, exceptions.ActorUnschedulableError):
+            return True
+        on = self._placed.get(part)
+        node = next((node for node in self._ray.nodes() if node["NodeID"] == on), None)
+        return node is None or not node["Alive"] or not _listens(node)
 
     def close(self) -> None:
         """See :class:`~vla_gym.remote.shards.Hosts`."""
@@ -210,7 +212,7 @@ def _connect(ray: Any, address: str, timeout: float) -> None:
             ray.init(found, **quiet)
         else:
             ray.init("local", include_dashboard=False, _node_ip_address=_LOOPBACK, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"Could not connect to the Ray cluster {found or 'of this machine'!r}: {error}. Look "
             "at 'ray status' there; both sides need the same versions of Python and Ray."

@@ -38,7 +38,7 @@ class Hosts(Protocol):
     def place(self, part: int) -> Shard:
         """Begin to place a part. A second call for the same one says that the first was lost."""
 
-    def passes(self, error: BaseException) -> bool:
+    def passes(self, part: int, error: BaseException) -> bool:
         """Tell whether a part that was lost before it came up may come up if placed again."""
 
     def close(self) -> None:
@@ -80,9 +80,9 @@ class ThreadHosts:
         del part
         return ThreadShard()
 
-    def passes(self, error: BaseException) -> bool:
+    def passes(self, part: int, error: BaseException) -> bool:
         """See :class:`Hosts`: there is nowhere else to go."""
-        del error
+        del part, error
         return False
 
     def close(self) -> None:

@@ -104,9 +104,12 @@ def make_run_player(
     chunk_len: int | None,
     num_envs: int,
     workers: int | None,
+    hosts: str | None = None,
     **settings: Any,
 ) -> RunPlayer:
     """Load a run's VLA and encoder, and make environments for them, with further settings.
+
+    Films are made on this machine, whatever ``hosts`` says.
 
     Raises:
         ConfigError, WeightsError: If they cannot be loaded or do not fit each other.
@@ -119,5 +122,7 @@ def make_run_player(
     length = chunk_len or model.horizon
     policy = ActorPolicy(None, model, encoder, length)
     name = get_suite(suite).name
-    envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **settings)
+    envs = make_envs(
+        name, task_ids, policy, num_envs=num_envs, workers=workers, hosts=hosts, **settings
+    )
     return RunPlayer(envs, length, model, encoder, **settings)

@@ -109,6 +109,7 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
         *CheckpointSettings.resumable,
         "total_steps",
         "workers",
+        "hosts",
         "eval_states",
     )
 
@@ -133,6 +134,8 @@ class OnPolicyConfig(RLTokenSettings, VLASettings, EnvSettings, CheckpointSettin
     """Environments at once, in each process."""
     workers: int | None = None
     """Worker processes of the environments; default: one a core; 0: none."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     task_sampling: Literal["balanced", "uniform", "round_robin"] = "balanced"
     """Order of tasks; with uniform, processes play together what one with all environments does."""
     episodes_per_env: int | None = 4

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vla_gym.envs.registration import make_libero_vec
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_suite, get_task
@@ -188,6 +189,7 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
     tasks = config.tasks()
     shared: dict[str, Any] = {
         "workers": config.workers,
+        "hosts": config.hosts,
         "task_ids": list(tasks),
         "chunk_len": networks.chunk_len,
         "image_size": networks.image_size,
@@ -200,13 +202,13 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
             "group_size": config.group_size,
             "autoreset_mode": "SAME_STEP",
         }
-        return LiberoVectorEnv(
-            config.num_envs, config.suite, **own, **shared, **config.env_kwargs()
+        return make_libero_vec(
+            config.suite, config.num_envs, **own, **shared, **config.env_kwargs()
         )
 
     def evaluation() -> LiberoVectorEnv:
         own: dict[str, Any] = {"autoreset_mode": "DISABLED"}
-        return LiberoVectorEnv(config.eval_envs, config.suite, **own, **shared, **config.own_look())
+        return make_libero_vec(config.suite, config.eval_envs, **own, **shared, **config.own_look())
 
     limit = max(get_task(config.suite, task_id).max_control_steps for task_id in tasks)
     return EnvFactories(train, evaluation, limit, tuple(tasks))

@@ -179,6 +179,7 @@ class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
         *CheckpointSettings.resumable,
         "total_timesteps",
         "workers",
+        "hosts",
         "eval_states",
         "checkpoint_every",
         "videos",
@@ -199,6 +200,8 @@ class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
     """Environments at once."""
     workers: int | None = None
     """Worker processes of the environments; None: none for one environment, else one a core."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     seed: int = 0
     """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
     device: str = "cpu"

@@ -208,6 +208,7 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
     settings: dict[str, Any] = {
         "suite": config.suite,
         "workers": workers,
+        "hosts": config.hosts,
         "task_ids": list(config.task_ids),
         "task_sampling": "uniform",
         "gamma": config.gamma,
@@ -228,6 +229,7 @@ def make_player(config: TD3RunConfig) -> RunPlayer:
         config.task_ids,
         num_envs=EVAL_ENVS,
         workers=config.workers,
+        hosts=config.hosts,
         **_features(config),
         **config.own_look(),
     )
