@@ -64,7 +64,7 @@ class BreakableHosts(ThreadHosts):
         return shard
 
     def passes(self, part: int, error: BaseException) -> bool:
-        return isinstance(error, LostPart)
+        return part in self.shards and isinstance(error, LostPart)
 
     def close(self) -> None:
         self.closed += 1

@@ -30,6 +30,8 @@ import vla_gym
 from vla_gym.errors import ConfigError, InvalidActionError, WorkerError, WorkerRestartWarning
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
+from vla_gym.rollout import Start, play
+from vla_gym.rollout.policies import RandomPolicy
 
 pytest_plugins = ("vector_fixtures",)
 
@@ -326,3 +328,13 @@ def test_disabled_mode_needs_its_resets(make_vec):
     envs.step(np.zeros((2, 3), np.float32))
     with pytest.raises(gym.error.ResetNeeded):
         envs.step(np.zeros((2, 3), np.float32))
+
+
+def test_the_player_plays_the_same_episodes_in_parts():
+    starts = [Start.official("goal", task, 0) for task in (0, 3, 7)]
+    settings = {"num_envs": 3, "workers": 0, "assets": "lite", "max_control_steps": 24}
+    played = [
+        sorted(play(RandomPolicy(3), starts, hosts=hosts, **settings), key=lambda e: e.start)
+        for hosts in (None, ThreadHosts(2))
+    ]
+    assert played[0] == played[1] and len(played[0]) == 3

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from remote_play import play_groups, play_whoever_is_done
 from stub_envs import LIMIT, stub_factory
-from vector_processes import alive, marked, new_marker, wait_until
+from vector_processes import MARKER, alive, marked, new_marker, wait_until
 from vector_reference import NEXT_STEP, SAME_STEP, advance, assert_same, by_mode, follow, follower
 
 from vla_gym.errors import ConfigError, WorkerError, WorkerRestartWarning
@@ -59,7 +59,7 @@ def test_a_killed_program_leaves_nothing(tmp_path, short_folder):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     paths = os.pathsep.join(sys.path)
-    environ = {**os.environ, "PYTHONPATH": paths, "RAY_TMPDIR": short_folder, "MARKER": marker}
+    environ = {**os.environ, "PYTHONPATH": paths, "RAY_TMPDIR": short_folder, MARKER: marker}
     environ.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
         [sys.executable, program], env=environ, stdout=subprocess.PIPE, text=True

@@ -226,8 +226,8 @@ class RemotePool:
             return f"did not answer in {link.limit:g} s", None
         text = (
             f"The environments {self.blocks[link.worker].tolist()} have not come up in "
-            f"{link.limit:g} s on {link.shard.place}.{link.obituary} See whether the machines are there "
-            "('ray status'), or give a longer start_timeout."
+            f"{link.limit:g} s on {link.shard.place}.{link.obituary} See whether the "
+            "machines are there ('ray status'), or give a longer start_timeout."
         )
         return "has not come up", WorkerError(text)
 

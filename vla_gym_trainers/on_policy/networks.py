@@ -20,6 +20,7 @@ from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
 from vla_gym.vla.mini import MiniBackend
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributed import local_device, local_rendering
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
@@ -83,7 +84,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     Raises:
         ConfigError: If the VLA cannot be trained that way, or other settings do not fit it.
     """
-    vla = load(config.vla, device=config.device) if vla is None else vla
+    vla = load(config.vla, device=local_device(config.device)) if vla is None else vla
     chunk_len = check_chunk_len(config.chunk_len, vla)
     torch.manual_seed(config.seed)
     policy: Policy
@@ -194,6 +195,7 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
         "chunk_len": networks.chunk_len,
         "image_size": networks.image_size,
         "gamma": config.gamma,
+        **local_rendering(config.device),
     }
 
     def train() -> LiberoVectorEnv:

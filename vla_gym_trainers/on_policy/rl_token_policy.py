@@ -31,7 +31,7 @@ from vla_gym_trainers.networks import (
     reference_chunk,
 )
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
-from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.distributed import ProcessGroup, local_device
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
@@ -201,7 +201,8 @@ class RLTokenPPOPolicy(Policy):
         """
         from vla_gym.rl_token import choose_rl_token
 
-        encoder = choose_rl_token(config.rl_token, vla, config.device)
+        device = local_device(config.device)
+        encoder = choose_rl_token(config.rl_token, vla, device)
         token_dim = vla.hidden_size if encoder is None else encoder.dim
         suite = get_suite(config.suite)
         actor = RLTokenActor(
@@ -213,7 +214,7 @@ class RLTokenPPOPolicy(Policy):
             config.sigma,
             proprio_dim=suite.proprio.size,
             action_scale=suite.action.scales,
-        ).to(config.device)
+        ).to(device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
 

@@ -246,6 +246,11 @@ class TD3RunConfig(TD3Config, EnvSettings, CheckpointSettings):
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")
+        if self.vla_update_freq and self.hosts:
+            raise ConfigError(
+                "vla_update_freq trains the VLA of this process, and with hosts the frames are "
+                "seen by others: leave one of the two out."
+            )
         if self.vla_update_freq and self.guard_layouts:
             raise ConfigError(
                 "guard_layouts hands tasks back to the frozen VLA, which a run with "
