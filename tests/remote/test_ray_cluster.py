@@ -53,6 +53,7 @@ def short_folder():
         yield folder
 
 
+@pytest.mark.slow  # Ray's agents look for their dead cluster for a minute before they end
 def test_a_killed_program_leaves_nothing(tmp_path, short_folder):
     """It has started a cluster of its own, since there is none."""
     marker = new_marker()
@@ -72,7 +73,7 @@ def test_a_killed_program_leaves_nothing(tmp_path, short_folder):
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not marked(marker), "the end of all that the program started", 60)
+    wait_until(lambda: not marked(marker), "the end of all that the program started", 180)
 
 
 @pytest.fixture(scope="module")

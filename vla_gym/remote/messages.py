@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from vla_gym.vector.env_row import Extras
 from vla_gym.vector.shared_memory import INFO_BITS
 
+_NONE = np.zeros(1, np.uint64)
 # Infos that the receiver makes again from columns.
 _MADE_AGAIN = ("final_obs", "final_info", "episode_stats", "worker_restarted")
 
@@ -107,6 +108,13 @@ class Rows:
         """
         obs, rewards, terminated, truncated, infos = result
         ids: np.ndarray = infos["env_id"]
+        unset = {
+            f"{prefix}/{key}"
+            for prefix in ("info", "final_info")
+            for key, bit in INFO_BITS.items()
+            if not (written.get(f"{prefix}_set", _NONE) & np.uint64(bit)).any()
+        }
+        written = {name: rows for name, rows in written.items() if name not in unset}
         columns = {name: rows for name, rows in written.items() if not name.startswith("final_")}
         columns |= {"reward": rewards, "terminated": terminated, "truncated": truncated}
         columns |= flatten(obs)
