@@ -1,8 +1,11 @@
 """What environments on the nodes of a Ray cluster cost, and how far they scale.
 
-Run ``python benchmarks/bench_remote.py overhead`` for the cost of a chunk beside the same environments
-without Ray, paired on this machine; ``scaling`` for simulators that only sleep; ``bytes`` for what
-travels. Each starts a small cluster on this machine's loopback and ends it.
+    python benchmarks/bench_remote.py overhead        a chunk, beside the same without Ray, paired
+    python benchmarks/bench_remote.py overhead-alone  a step of environments that do nothing
+    python benchmarks/bench_remote.py scaling         simulators that only sleep
+    python benchmarks/bench_remote.py bytes           what travels
+
+Each starts a small cluster on this machine's loopback and ends it.
 """
 
 from __future__ import annotations
@@ -108,9 +111,9 @@ def overhead(num_envs: int = 8, chunks: int = 10, rounds: int = 6, workers: int 
             local, remote = (1e3 * median(own) for own in seconds)
             tenths = [1e3 * np.quantile(own, 0.1) for own in seconds]
             print(
-                f"{name}: {num_envs} envs, n={len(seconds[0])} chunks each: local {local:.1f} ms, "
-                f"remote {remote:.1f} ms, {remote - local:+.1f} ms ({remote / local - 1:+.1%}); the "
-                f"fastest tenth {tenths[0]:.1f} and {tenths[1]:.1f} ms"
+                f"{name}: {num_envs} envs, n={len(seconds[0])} chunks each: local {local:.1f} "
+                f"ms, remote {remote:.1f} ms, {remote - local:+.1f} ms ({remote / local - 1:+.1%})"
+                f"; the fastest tenth {tenths[0]:.1f} and {tenths[1]:.1f} ms"
             )
             for envs in both:
                 envs.close()

@@ -25,6 +25,8 @@ ray = pytest.importorskip("ray", reason="needs Ray: pip install 'vla-gym[ray]'")
 
 from ray_cluster import add_node, node_of, small_cluster  # noqa: E402
 
+from vla_gym.remote.ray_inference import RayInference  # noqa: E402
+
 PROGRAM = """
 import sys, time
 import numpy as np
@@ -100,6 +102,7 @@ def make_vec(cluster):
     yield make
     for envs in made:
         envs.close()
+    assert ray.is_initialized(), "the caller's own connection was closed"
 
 
 @by_mode
@@ -181,3 +184,41 @@ def test_an_actor_that_cannot_be_built_is_one_error(make_vec):
         envs = make_vec(2)
         envs.close()
         envs.step(np.zeros((2, 3), np.float32))
+
+
+def test_inference_actors_serve_the_simulators_of_all_nodes(cluster):
+    inference = RayInference("mini", actors=1, timeout=60)
+    arguments = {"task_ids": 7, "assets": "lite", "max_control_steps": 16, "workers": 0}
+    remote = gym.make_vec(
+        "LiberoVLA-goal-v0",
+        num_envs=3,
+        vla=inference.vla(),
+        chunk_len=8,
+        hosts="ray",
+        rl_token=None,
+        **arguments,
+    )
+    local = gym.make_vec(
+        "LiberoVLA-goal-v0", num_envs=3, vla="mini", chunk_len=8, rl_token=None, **arguments
+    )
+    try:
+        seen = [envs.reset(seed=4)[0] for envs in (local, remote)]
+        for _ in range(2):
+            for key, rows in seen[0].items():  # batches differ, and with them the last bit
+                np.testing.assert_allclose(seen[1][key], rows, atol=2e-5, err_msg=key)
+            seen = [envs.step(seen[0]["vla_action"])[0] for envs in (local, remote)]
+        weight, value = next(iter(local.vla.model.named_parameters()))
+        assert inference.publish({weight: value + 1.0}) == 1 and inference.in_use == [1]
+        changed = remote.step(seen[0]["vla_action"])[0]
+        assert np.abs(changed["rl_token"] - seen[1]["rl_token"]).max() > 1e-2
+        stats = inference.stats()[0]
+        assert stats["rows"] == 3 * 4 and stats["forwards"] <= stats["requests"]
+        # It dies in the middle, and comes again with the weights that it loads.
+        inference._ray.kill(inference._actors[0], no_restart=False)
+        remote.step(seen[0]["vla_action"])
+        assert inference.stats()[0]["version"] == 0
+        assert inference.publish({weight: value + 1.0}) == 2 and inference.in_use == [2]
+    finally:
+        local.close()
+        remote.close()
+        inference.close()

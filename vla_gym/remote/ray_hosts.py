@@ -165,8 +165,8 @@ class _Session:
     def enter(cls, ray: Any, address: str, timeout: float) -> None:
         with cls._lock:
             if not ray.is_initialized():
-                cls._ours = True
                 _connect(ray, address, timeout)
+                cls._ours = True
             cls._users += 1
 
     @classmethod
