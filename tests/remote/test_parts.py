@@ -96,13 +96,12 @@ def test_a_slow_environment_holds_up_nobody_else(make_vec, tmp_path):
         assert ids == [1, 2, 3, 4, 5]
         expected.check_step(result, ids=ids)
         envs.send(expected.actions(ids), ids)
+    expected.check_step(envs.recv(env_ids=[2, 1, 5], timeout=20), ids=[1, 2, 5])
     with pytest.raises(TimeoutError):
         envs.recv(env_ids=[0], timeout=0.05)
     (tmp_path / "open").touch()
-    result = envs.recv(env_ids=[0], timeout=20)
-    expected.check_step(result, ids=[0])
-    result = envs.recv(timeout=20)
-    expected.check_step(result, ids=[1, 2, 3, 4, 5])
+    expected.check_step(envs.recv(env_ids=[0], timeout=20), ids=[0])
+    expected.check_step(envs.recv(timeout=20), ids=[3, 4])
 
 
 def test_views_and_copies(make_vec):
@@ -168,6 +167,9 @@ def test_libero_plays_the_same_in_parts():
     for hosts in (None, ThreadHosts(2)):
         envs = gym.make_vec("Libero-goal-v0", hosts=hosts, **arguments)
         played.append([envs.reset(seed=3), *(envs.step(action) for action in actions)])
+        # Environment 2, the first one of its part, goes on as environment 0, and 0 as 2.
+        envs.set_state(envs.get_state()[::-1])
+        played[-1] += [envs.step(action) for action in actions]
         envs.close()
     for local, remote in zip(*played, strict=True):
         assert_same(remote, local)
@@ -259,7 +261,11 @@ def test_a_worker_that_dies_in_a_part(make_vec, once, stub_server, mode):
     expected.check_reset(envs.reset(seed=3))
     advance(envs, expected)
     with pytest.warns(WorkerRestartWarning, match=r"environments 4 \(.*SIGKILL"):
-        advance(envs, expected, 6, lost=[4])
+        result = envs.step(expected.actions())
+    expected.check_step(result, lost=[4])
+    if mode == SAME_STEP:
+        assert result[4]["final_info"]["worker_restarted"].tolist() == [i == 4 for i in range(6)]
+    advance(envs, expected, 5)
     assert once.reached() == 1 and expected.lost == [0, 0, 0, 0, 1, 0]
 
 
@@ -277,7 +283,9 @@ def test_errors_of_the_package_are_raised_here(make_vec):
     expected.check_step(envs.recv(), ids=[3])
     envs.send(expected.actions([0, 3]), [0, 3])
     with pytest.raises(ConfigError, match="stub error in step"):
-        envs.recv()
+        envs.recv(env_ids=[3])
+    expected.check_step(envs.recv(env_ids=[0]), ids=[0])
+    follower(4, 8, NEXT_STEP, script=[(9, LIMIT)]).check_reset(envs.reset(seed=8))
 
 
 # Wrong input

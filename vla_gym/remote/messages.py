@@ -81,7 +81,7 @@ class Rows:
         finals: (m, ...) each: their columns ``final_obs/...`` and ``final_info/...``.
         extras: Infos that have no column, by environment.
         restarted: Environments whose worker was restarted.
-        killed: Those that lost a step by it.
+        killed: Those that lost a step by it and were reset in the same step.
     """
 
     ids: np.ndarray
@@ -125,9 +125,8 @@ class Rows:
             last = [flatten(infos["final_obs"][row], "final_obs") for row in ended]
             finals |= {name: np.stack([one[name] for one in last]) for name in last[0]}
         restarted = infos.get("worker_restarted", np.zeros(len(ids), bool))
-        killed = restarted & truncated
-        if "final_info" in infos:
-            killed |= infos["final_info"].get("worker_restarted", killed)
+        # Where the mode resets in the same step, the row's flags alone do not tell.
+        lost = infos.get("final_info", {}).get("worker_restarted", np.zeros(len(ids), bool))
         return cls(
             ids,
             columns,
@@ -135,7 +134,7 @@ class Rows:
             finals,
             _extras(ids, infos, written, texts),
             ids[restarted],
-            ids[killed],
+            ids[lost],
         )
 
 
