@@ -6,6 +6,7 @@ included; ``Libero-v0`` and ``LiberoVLA-v0`` take ``suite=...``, one name or sev
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ from vla_gym.errors import RenderError
 from vla_gym.suites import suite_names
 
 if TYPE_CHECKING:
+    from vla_gym.remote.shards import Hosts
     from vla_gym.rl_token import RLTokenEncoder
+    from vla_gym.vector import LiberoVectorEnv
     from vla_gym.vla.base import FrozenVLA
     from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 
@@ -34,7 +37,10 @@ def register_envs() -> None:
     LIBERO's limit counts control steps and is kept by the environment itself.
     """
     kinds = {
-        "Libero": ("vla_gym.envs.registration:make_libero", "vla_gym.vector:LiberoVectorEnv"),
+        "Libero": (
+            "vla_gym.envs.registration:make_libero",
+            "vla_gym.envs.registration:make_libero_vec",
+        ),
         "LiberoVLA": (
             "vla_gym.envs.registration:make_libero_vla",
             "vla_gym.envs.registration:make_libero_vla_vec",
@@ -123,6 +129,31 @@ def make_libero_vla(
     return HumanRendering(wrapped) if render_mode == "human" else wrapped
 
 
+def make_libero_vec(
+    suite: str | Sequence[str],
+    num_envs: int = 1,
+    *,
+    hosts: str | Hosts | None = None,
+    **kwargs: Any,
+) -> LiberoVectorEnv:
+    """Build many LIBERO environments, on this machine or on several.
+
+    Args:
+        suite: Suite name, e.g. ``"goal"``, or several.
+        num_envs: Number of environments.
+        hosts: ``"ray"`` or ``"ray://host:port"``: a part of them on each node of a Ray cluster,
+            see :class:`vla_gym.remote.vector_env.RemoteVectorEnv`. None: all on this machine.
+        **kwargs: Of that class, or of :class:`vla_gym.vector.LiberoVectorEnv`.
+    """
+    if hosts is not None:
+        from vla_gym.remote.vector_env import RemoteVectorEnv
+
+        return RemoteVectorEnv(num_envs, suite, hosts=hosts, **kwargs)
+    from vla_gym.vector import LiberoVectorEnv
+
+    return LiberoVectorEnv(num_envs, suite, **kwargs)
+
+
 def make_libero_vla_vec(
     suite: str | Sequence[str],
     num_envs: int = 1,
@@ -135,9 +166,14 @@ def make_libero_vla_vec(
     keep_images: bool = False,
     keep_inputs: bool = False,
     wrap_envs: Callable[[Any], Any] | None = None,
+    hosts: str | Hosts | None = None,
     **kwargs: Any,
-) -> VectorFrozenVLAObservation:
+) -> VectorFrozenVLAObservation | LiberoVectorEnv:
     """Build many LIBERO environments that share one frozen VLA, which stays in this process.
+
+    With ``hosts`` there is one on each machine beside its environments, and what travels is its
+    RL tokens and chunks. This process loads the VLA as well, to know its sizes, unless
+    ``chunk_len`` and ``image_size`` are given.
 
     Args:
         suite: Suite name, e.g. ``"goal"``, or several.
@@ -151,6 +187,7 @@ def make_libero_vla_vec(
         keep_images: Whether the camera images stay in the observation.
         keep_inputs: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
         wrap_envs: Puts a vector wrapper between the environments and the VLA's.
+        hosts: See :func:`make_libero_vec`.
         **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
             ``autoreset_mode``, ... and the arguments of :class:`vla_gym.envs.libero.LiberoEnv`.
 
@@ -169,6 +206,30 @@ def make_libero_vla_vec(
             "LiberoVLA-* builds LIBERO's own environments. For others, wrap LiberoVectorEnv(..., "
             "env_factory=...) in vla_gym.wrappers.vector.FrozenVLAObservation."
         )
+    if hosts is not None:
+        if chunk_len is None or "image_size" not in kwargs:
+            model, _, chunk_len = _load(vla, None, chunk_len, "cpu")
+            kwargs.setdefault("image_size", model.image_size)
+        look = functools.partial(
+            _observe,
+            vla=vla,
+            rl_token=rl_token,
+            chunk_len=chunk_len,
+            device=device,
+            keep_images=keep_images,
+            keep_inputs=keep_inputs,
+        )
+        inner = [] if wrap_envs is None else [wrap_envs]
+        wrappers = [*kwargs.pop("vector_wrappers", ()), *inner, look]
+        return make_libero_vec(
+            suite,
+            num_envs,
+            hosts=hosts,
+            vector_wrappers=wrappers,
+            gpu=device.startswith("cuda"),
+            chunk_len=stride or chunk_len,
+            **kwargs,
+        )
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     kwargs.setdefault("image_size", model.image_size)
     # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
@@ -181,6 +242,23 @@ def make_libero_vla_vec(
     except BaseException:
         envs.close()
         raise
+
+
+def _observe(
+    envs: Any,
+    *,
+    vla: str | FrozenVLA,
+    rl_token: str | RLTokenEncoder | None,
+    chunk_len: int,
+    device: str,
+    keep_images: bool,
+    keep_inputs: bool,
+) -> VectorFrozenVLAObservation:
+    """Let a VLA, which is loaded where this is called, look at the frames of environments."""
+    from vla_gym.wrappers.vector import FrozenVLAObservation
+
+    model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+    return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
 
 
 def _load(

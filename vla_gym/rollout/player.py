@@ -9,7 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.envs.registration import make_libero_vec
 from vla_gym.errors import ConfigError
+from vla_gym.remote.shards import Hosts
 from vla_gym.rollout.episodes import Episode, Start
 from vla_gym.rollout.policies import Info, Policy
 from vla_gym.rollout.workers import ExpertActs
@@ -31,6 +33,7 @@ def make_envs(
     *,
     num_envs: int = 8,
     workers: int | None = None,
+    hosts: str | Hosts | None = None,
     env_wrappers: Sequence[Wrapper] = (),
     **env_kwargs: Any,
 ) -> LiberoVectorEnv:
@@ -42,6 +45,7 @@ def make_envs(
         policy: Says what it must see, and the rows of its chunks.
         num_envs: Environments at once.
         workers: Worker processes; None: one a core; 0: none.
+        hosts: Machines, see :func:`vla_gym.envs.registration.make_libero_vec`; None: this one.
         env_wrappers: Applied to each environment in its worker.
         **env_kwargs: Further arguments of :class:`LiberoVectorEnv`: ``assets``, ``physics``, ...
     """
@@ -57,7 +61,8 @@ def make_envs(
     }
     if workers is not None:
         workers = min(workers, num_envs)
-    envs = LiberoVectorEnv(num_envs, suite, workers=workers, **{**kwargs, **env_kwargs})
+    kwargs |= {"hosts": hosts, "workers": workers, **env_kwargs}
+    envs = make_libero_vec(suite, num_envs, **kwargs)
     wrap = getattr(policy, "wrap_envs", None)
     if wrap is None:
         return envs

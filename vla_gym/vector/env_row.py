@@ -59,7 +59,12 @@ class EnvRow:
     """
 
     def __init__(
-        self, env: gym.Env[Any, Any], index: int, table: Mapping[str, np.ndarray], same_step: bool
+        self,
+        env: gym.Env[Any, Any],
+        index: int,
+        table: Mapping[str, np.ndarray],
+        same_step: bool,
+        first: int = 0,
     ) -> None:
         """Take over an environment.
 
@@ -68,8 +73,9 @@ class EnvRow:
             index: Its row.
             table: The shared arrays, see ``shared_memory.table_layout``.
             same_step: Whether an ended episode is followed by a reset in the same step.
+            first: Number of row 0's environment where the table is that of a part.
         """
-        self.env, self.index, self._same_step = env, index, same_step
+        self.env, self.index, self._number, self._same_step = env, index, first + index, same_step
         self._table = table
         names = list(leaves(env.observation_space))
         # Rows of one environment as arrays; [()] keeps a view even of a scalar column.
@@ -129,7 +135,7 @@ class EnvRow:
             reset_seed = seed
         elif self._seeks:
             other = int(table["plays_as"][i])
-            self._unwrapped.seek(seed, episode, *((other,) if other != i else ()))
+            self._unwrapped.seek(seed, episode, *((other,) if other != self._number else ()))
         elif table["reseed"][i]:
             # A restarted environment that cannot be put to its next episode: as reproducible.
             reset_seed = int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vla_gym.vector.env_row import EnvRowState, Extras
-from vla_gym.vector.shared_memory import RESET, STEP, TEXT_INFO
+from vla_gym.vector.shared_memory import OF_RESETS, RESET, STEP, TEXT_INFO
 
 # Remembered of the last whole observation, for the infos of a step that a dead worker took away.
 _REMEMBERED = (
@@ -26,6 +26,7 @@ class EnvTable:
 
     Attributes:
         columns: The shared arrays, see ``shared_memory.table_layout``.
+        first: Number of environment 0 in the vector environment that this one is a part of.
         half: (N,) which half of the double buffer holds the current observation.
         busy: (N,) a command is under way.
         each: (N,) its answer comes by itself, not with those of the worker's others.
@@ -42,8 +43,9 @@ class EnvTable:
         finished: Environments whose command is done and not collected yet, in order.
     """
 
-    def __init__(self, n: int) -> None:
-        """Describe environments that are not built yet."""
+    def __init__(self, n: int, first: int = 0) -> None:
+        """Describe environments that are not built yet; their numbers begin at ``first``."""
+        self.first = first
         self.columns: dict[str, np.ndarray] = {}
         self.half = np.zeros(n, np.int8)
         self.busy, self.each, self.ended = np.zeros(n, bool), np.zeros(n, bool), np.ones(n, bool)
@@ -69,7 +71,27 @@ class EnvTable:
         columns = self.columns
         self.seeds[ids], self.next_episode[ids] = seeds, 0
         columns["seed"][ids], columns["episode"][ids] = seeds, 0
-        columns["reseed"][ids], columns["plays_as"][ids] = True, ids
+        columns["reseed"][ids], columns["plays_as"][ids] = True, self.first + ids
+
+    def take(self, ids: np.ndarray, ops: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Take over from another table what environments are to do, and which episode follows.
+
+        Args:
+            ids: (n,) environments.
+            ops: (n,) what they do next.
+            rows: (n, ...) each: ``action``; with a reset also the columns ``OF_RESETS``.
+        """
+        self.columns["action"][ids] = rows["action"]
+        reset = ops == RESET
+        again = ids[reset]
+        if len(again):
+            for name in OF_RESETS:
+                self.columns[name][again] = rows[name][reset]
+            self.seeds[again], self.next_episode[again] = (
+                rows["seed"][reset],
+                rows["episode"][reset],
+            )
+            self.lost[again] = False
 
     def state(self, i: int, played: EnvRowState) -> EnvRowState:
         """Return the state of environment i, of which the worker knows what it has played."""

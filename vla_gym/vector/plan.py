@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class EnvPlan:
     Attributes:
         num_envs: N.
         make_env: Builds environment ``i``.
+        first: Number of environment 0 in the vector environment that this one is a part of.
         group_size: So many consecutive environments play the same.
         suite: Suite name; None with a factory.
         task_lists: Task ids of each environment, or one list for all.
@@ -43,6 +45,7 @@ class EnvPlan:
     task_lists: tuple[tuple[int, ...], ...] = ()
     plain: bool = False
     scenes: Mapping[str, Any] | None = None
+    first: int = 0
 
     @classmethod
     def make(
@@ -101,13 +104,29 @@ class EnvPlan:
         }
         return cls(num_envs, make, group_size, suite, lists, not env_wrappers, scenes)
 
+    def part(self, env_ids: range) -> EnvPlan:
+        """Return the plan of consecutive environments alone; they play what they play in all.
+
+        Raises:
+            ConfigError: If they are none, or not of this plan.
+        """
+        inside = 0 <= env_ids.start < env_ids.stop <= self.num_envs
+        if not isinstance(env_ids, range) or env_ids.step != 1 or not inside:
+            raise ConfigError(
+                f"env_ids must be a range of consecutive numbers within 0..{self.num_envs - 1}, "
+                f"got {env_ids}."
+            )
+        first = env_ids.start
+        make = functools.partial(_build_later, first=first, make=self.make_env)
+        return dataclasses.replace(self, num_envs=len(env_ids), make_env=make, first=first)
+
     def tasks_of(self, env_id: int) -> tuple[Task, ...]:
         """Return the tasks of one environment."""
         if not 0 <= env_id < self.num_envs:
             raise ConfigError(f"env_id must be in 0..{self.num_envs - 1}, got {env_id}.")
         if self.suite is None:
             return ()
-        tasks = self.task_lists[env_id % len(self.task_lists)]
+        tasks = self.task_lists[(self.first + env_id) % len(self.task_lists)]
         return tuple(get_suite(self.suite).tasks[i] for i in tasks)
 
     def seeds(
@@ -123,7 +142,8 @@ class EnvPlan:
             ConfigError: Wrong length, a negative seed, or seeds that tear a group apart.
         """
         if isinstance(seed, int | np.integer):
-            seeds: list[int | None] = [int(seed) + i for i in range(self.num_envs)]
+            number = int(seed) + self.first
+            seeds: list[int | None] = [number + i for i in range(self.num_envs)]
         else:
             seeds = list(seed)
         if len(seeds) != self.num_envs:
@@ -134,8 +154,8 @@ class EnvPlan:
             raise ConfigError(f"Seeds must not be negative, got {values.min()}.")
         keys: dict[int, int] = {}
         for i, value in zip(rows.tolist(), values.tolist(), strict=True):
-            key = value - i % self.group_size
-            if keys.setdefault(i // self.group_size, key) != key:
+            group, place = divmod(self.first + i, self.group_size)
+            if keys.setdefault(group, value - place) != value - place:
                 raise ConfigError(
                     f"With group_size={self.group_size} the seeds of a group must follow each "
                     f"other, so that it plays the same layouts; got {seeds}."
@@ -195,6 +215,12 @@ def _build(
     for wrapper in wrappers:
         env = wrapper(env)
     return env
+
+
+def _build_later(
+    index: int, first: int, make: Callable[[int], gym.Env[Any, Any]]
+) -> gym.Env[Any, Any]:
+    return make(first + index)
 
 
 def _libero_env(

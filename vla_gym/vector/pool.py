@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +19,40 @@ from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Worker, WorkerSpec
 
 
-class LocalPool:
-    """The environments in this process: one worker that does everything at once.
+class Pool(Protocol):
+    """Workers as the trainer sees them; see :class:`~vla_gym.vector.process_pool.ProcessPool`.
 
-    Its methods are those of :class:`~vla_gym.vector.process_pool.ProcessPool`.
+    Attributes:
+        blocks: Environment ids of each worker.
     """
+
+    blocks: list[np.ndarray]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that run on this machine."""
+
+    def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
+        """Make the table, which the workers fill."""
+
+    def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
+        """Have environments of a worker do what their rows say, with reset options by id."""
+
+    def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
+        """Call a method of rows; the results come as an event."""
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Wait for events; an empty list after ``timeout`` seconds, or if nothing is under way."""
+
+    def start(self, worker: int) -> None:
+        """Start a worker that failed again."""
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+class LocalPool:
+    """The environments in this process: one worker that does everything at once."""
 
     pids: tuple[int, ...] = ()
 
@@ -74,9 +103,6 @@ class LocalPool:
         self._columns.clear()
 
 
-Pool = LocalPool | ProcessPool
-
-
 def start_pool(
     plan: EnvPlan,
     workers: int | None,
@@ -96,7 +122,10 @@ def start_pool(
     wanted = len(os.sched_getaffinity(0)) if workers is None else as_integer(workers, "workers", 0)
     num_workers = max(1, min(wanted, plan.num_envs))
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)
-    specs = [WorkerSpec(w, tuple(block.tolist()), plan.make_env) for w, block in enumerate(blocks)]
+    specs = [
+        WorkerSpec(w, tuple(block.tolist()), plan.make_env, plan.first)
+        for w, block in enumerate(blocks)
+    ]
     if wanted == 0:
         return LocalPool(specs[0], interrupts)
 

@@ -27,15 +27,19 @@ class Runner:
         worker_of: (N,) worker of each environment.
         spaces: What all environments look like.
         broken: Why nothing works any more, or None.
+        tell: What a restart is told to.
     """
 
-    def __init__(self, pool: Pool, mode: AutoresetMode, *, max_restarts: int) -> None:
+    def __init__(
+        self, pool: Pool, mode: AutoresetMode, *, max_restarts: int, first: int = 0
+    ) -> None:
         """Wait until the workers of a pool have built their environments.
 
         Args:
             pool: The workers.
             mode: Autoreset mode.
             max_restarts: Failures of a worker in which none of its episodes ends, before giving up.
+            first: See :class:`EnvTable`.
 
         Raises:
             ConfigError: If the spaces differ or don't fit into arrays.
@@ -43,10 +47,11 @@ class Runner:
         """
         self.pool, self.blocks, self.mode = pool, pool.blocks, mode
         self.broken: str | None = None
+        self.tell: Callable[[str], None] = warn_of_restart
         self._max_restarts = max_restarts
         n = sum(len(block) for block in self.blocks)
         self.worker_of = np.concatenate([np.full(len(b), w) for w, b in enumerate(self.blocks)])
-        self.table = EnvTable(n)
+        self.table = EnvTable(n, first)
         # Of each worker: failures since an episode of its environments ended, its spaces once they
         # are built, whether the answer to a call is under way, and that answer.
         self._failures = np.zeros(len(self.blocks), np.int64)
@@ -75,16 +80,20 @@ class Runner:
         self, ids: np.ndarray, options: Mapping[int, dict[str, Any]], *, each: bool = False
     ) -> None:
         """Have environments reset."""
-        self.table.options |= options
         self.table.lost[ids] = False
-        self._launch(ids, np.full(len(ids), RESET, np.int8), each)
+        self.launch(ids, np.full(len(ids), RESET, np.int8), options, each=each)
 
     def step(self, ids: np.ndarray, *, each: bool = False) -> None:
         """Have environments execute their action, or reset where the last episode is over."""
-        self._launch(ids, np.where(self.table.ended[ids], RESET, STEP).astype(np.int8), each)
+        ops = np.where(self.table.ended[ids], RESET, STEP).astype(np.int8)
+        self.launch(ids, ops, {}, each=each)
 
-    def _launch(self, ids: np.ndarray, ops: np.ndarray, each: bool) -> None:
+    def launch(
+        self, ids: np.ndarray, ops: np.ndarray, options: Mapping[int, dict[str, Any]], *, each: bool
+    ) -> None:
+        """Have environments do what ``ops`` says, with options for those that are reset."""
         table = self.table
+        table.options |= options
         table.begin(ids, ops, each)
         if table.lost.any():
             for i in ids[table.lost[ids]].tolist():
@@ -173,6 +182,10 @@ class Runner:
             self._ready[worker] = event.value
         elif event.kind == "failed":
             return self._recover(worker, event.value)
+        elif event.kind == "restarted":
+            self.table.restarted[event.ids], self.table.killed[event.value] = True, True
+        elif event.kind == "told":
+            self.tell(event.value)
         elif worker in self._called:  # calls come one at a time, and before the next step
             self._called.discard(worker)
             self._values[worker] = event.value
@@ -209,8 +222,7 @@ class Runner:
         again = self.table.lose(block, self.mode)
         if len(again):
             self._dispatch(again)
-        note = "The worker was restarted."
-        warnings.warn(f"{message}\n{note}", WorkerRestartWarning, stacklevel=_outside())
+        self.tell(f"{message}\nThe worker was restarted.")
         return None
 
     def _describe(self, worker: int, failure: Failure) -> str:
@@ -227,11 +239,17 @@ class Runner:
             episode, task = table.next_episode[i] - 1, ""
             if episode >= 0 and int(table.known["info_set"][i]) & INFO_BITS["task_id"]:
                 task = f"task {table.known['info/task_id'][i]}, "
-            names.append(f"{i} ({task}episode {episode})" if episode >= 0 else f"{i}")
+            number = table.first + i
+            names.append(f"{number} ({task}episode {episode})" if episode >= 0 else f"{number}")
         return (
             f"Worker {worker} with environments {', '.join(names)} failed during {doing}. It "
             f"{failure.reason}"
         )
+
+
+def warn_of_restart(message: str) -> None:
+    """Warn the caller of the vector environment."""
+    warnings.warn(message, WorkerRestartWarning, stacklevel=_outside())
 
 
 def _outside() -> int:

@@ -23,6 +23,10 @@ _ALIGNMENT = 64  # a cache line, so that two arrays never share one
 
 # What an environment is asked to do.
 STEP, RESET = 1, 2
+#: Columns that say which episode a reset begins.
+OF_RESETS = ("seed", "episode", "reseed", "plays_as")
+#: How the names of columns begin that workers write, but for observations.
+OF_WORKERS = ("reward", "terminated", "truncated", "did_reset", "info", "final_info", "episode_")
 
 #: Infos that travel as numbers; any other info is pickled. Types as in ``LiberoEnv``.
 INFO_TYPES: dict[str, type] = {

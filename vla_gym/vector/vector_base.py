@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.suites import Task
@@ -17,8 +18,10 @@ from vla_gym.vector.batch import Batch
 from vla_gym.vector.env_row import EnvRowState
 from vla_gym.vector.env_table import EnvTable
 from vla_gym.vector.plan import EnvPlan
+from vla_gym.vector.pool import Pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
 from vla_gym.vector.runner import Runner
+from vla_gym.vector.shared_memory import OF_WORKERS
 
 
 class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
@@ -27,6 +30,8 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     :class:`~vla_gym.vector.LiberoVectorEnv` makes the attributes below and adds them.
     """
 
+    autoreset_mode: AutoresetMode
+    copy: bool
     _plan: EnvPlan
     _runner: Runner
     _table: EnvTable
@@ -38,6 +43,32 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     # What is under way, for error messages; after Ctrl-C its outcome is thrown away.
     _waiting: str | None
     _interrupted: bool
+
+    def _take_over(self, pool: Pool, max_restarts: int, copy: bool) -> None:
+        """Wait for the workers of a pool, and become the vector environment over them."""
+        try:
+            self._runner = Runner(
+                pool, self.autoreset_mode, max_restarts=max_restarts, first=self._plan.first
+            )
+        except BaseException:
+            pool.close()
+            raise
+        self._finalizer = weakref.finalize(self, pool.close)
+        self.closed, self.copy = False, copy
+        self.num_envs = self._plan.num_envs
+        self._table, found = self._runner.table, self._runner.spaces
+        self.metadata = {**found.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = found.render_mode
+        self.single_observation_space = found.observation_space
+        self.single_action_space = found.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._batch = Batch(
+            self._table, self.autoreset_mode, self.single_observation_space, copy=copy
+        )
+        self._everyone = np.arange(self.num_envs)
+        self._seeded = self._interrupted = False
+        self._waiting = None
 
     # What is where
 
@@ -138,6 +169,63 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """End the workers; whatever is under way is lost."""
         del kwargs
         self._finalizer()
+
+    # As a part of a larger vector environment, whose table is elsewhere: see vla_gym.remote
+
+    def begin(
+        self,
+        ids: np.ndarray,
+        ops: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        options: Mapping[int, dict[str, Any]],
+        *,
+        each: bool,
+    ) -> None:
+        """Begin what another table asks of environments; ``recv`` returns what comes of it.
+
+        Args:
+            ids: (n,) environments with nothing under way, ascending.
+            ops: (n,) ``STEP`` or ``RESET``.
+            rows: See ``EnvTable.take``.
+            options: Of resets, by environment.
+            each: Whether they may be received one by one.
+        """
+        self._assert_open()
+        self._table.take(ids, ops, rows)
+        self._seeded = True
+        self._runner.launch(ids, ops, options, each=each)
+
+    def tell_restarts(self, tell: Callable[[str], None]) -> None:
+        """Have restarts of workers told to a function; without it they are warnings."""
+        self._runner.tell = tell
+
+    def going(self) -> np.ndarray:
+        """Return the environments that were begun and not received."""
+        return np.union1d(np.flatnonzero(self._table.busy), self._table.finished).astype(np.int64)
+
+    def num_done(self) -> int:
+        """Return how many environments are done and not received."""
+        return len(self._table.finished)
+
+    def end(self) -> None:
+        """Wait for all that is under way and throw it away."""
+        self._runner.wait(self._runner.idle)
+        self._collected()
+
+    def written(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what workers wrote into the rows of environments, but for observations."""
+        columns = self._table.columns
+        return {name: columns[name][ids] for name in columns if name.startswith(OF_WORKERS)}
+
+    def new_texts(self, ids: np.ndarray) -> dict[int, str]:
+        """Return the instructions that the last command of environments changed."""
+        found = {i: self._table.extras[i].text for i in ids.tolist() if i in self._table.extras}
+        return {i: text for i, text in found.items() if text is not None}
+
+    def call_rows(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
+        """Call a method of ``EnvRow`` with arguments by environment."""
+        self._idle(method, list(calls))
+        return self._runner.call(calls, method)
 
     # Inside
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -10,14 +9,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
-from vla_gym.vector.batch import Arrays, Batch
+from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
 from vla_gym.vector.pool import start_pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
-from vla_gym.vector.runner import Runner
 from vla_gym.vector.vector_base import VectorEnvBase
 
 
@@ -60,6 +57,7 @@ class LiberoVectorEnv(VectorEnvBase):
         max_restarts: int = 5,
         step_timeout: float = 60.0,
         start_timeout: float = 300.0,
+        env_ids: range | None = None,
         **env_kwargs: Any,
     ) -> None:
         """Start the workers and build the environments; simulations are built at the first reset.
@@ -85,6 +83,8 @@ class LiberoVectorEnv(VectorEnvBase):
             step_timeout: A worker without progress for so many seconds counts as hung.
             start_timeout: The same while it starts, until it has answered once; also for
                 compiling scenes that are new here.
+            env_ids: Make these consecutive ones of the N environments alone, say one machine's
+                part of them. Row k is environment ``env_ids[k]``: it plays what that one plays.
             **env_kwargs: Passed on to ``vla_gym.envs.libero.LiberoEnv``: ``assets``, ``chunk_len``,
                 ``cameras``, ``image_size``, ``gamma``, ``init_states``, ``render_mode``...
 
@@ -106,7 +106,8 @@ class LiberoVectorEnv(VectorEnvBase):
             env_factory=env_factory,
             env_kwargs=env_kwargs,
         )
-        self.num_envs, self.copy = num_envs, copy
+        if env_ids is not None:
+            self._plan = self._plan.part(env_ids)
         self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
         self._interrupts = Interrupts()
         pool = start_pool(
@@ -117,27 +118,7 @@ class LiberoVectorEnv(VectorEnvBase):
             step_timeout=step_timeout,
             start_timeout=start_timeout,
         )
-        try:
-            self._runner = Runner(pool, self.autoreset_mode, max_restarts=max_restarts)
-        except BaseException:
-            pool.close()
-            raise
-        self._finalizer = weakref.finalize(self, pool.close)
-        self.closed = False
-        self._table, found = self._runner.table, self._runner.spaces
-        self.metadata = {**found.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = found.render_mode
-        self.single_observation_space = found.observation_space
-        self.single_action_space = found.action_space
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self._batch = Batch(
-            self._table, self.autoreset_mode, self.single_observation_space, copy=copy
-        )
-        self._everyone = np.arange(num_envs)
-        self._seeded = False
-        self._waiting: str | None = None
-        self._interrupted = False
+        self._take_over(pool, max_restarts, copy)
 
     # Lock-step use
 

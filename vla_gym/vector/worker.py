@@ -31,7 +31,9 @@ class Event(NamedTuple):
     ``kind`` is ``"ready"`` (the :class:`EnvSpaces` of its environments), ``"done"`` (ids, extras by
     environment id), ``"value"`` (results of a call), ``"raised"`` (an exception and the ids that
     it left undone; the worker goes on) or ``"failed"`` (a :class:`Failure`; a worker itself says
-    its own error of this package or None, and the traceback).
+    its own error of this package or None, and the traceback). A remote part also says
+    ``"restarted"``: the ids of environments whose worker there was restarted during their command,
+    and as value those that lost a step by it; and ``"told"``: what to warn of.
     ``answers`` says how many answers an exception stands for.
     """
 
@@ -68,11 +70,13 @@ class WorkerSpec:
         worker: Index of the worker.
         env_ids: Its environments.
         make_env: Builds environment ``i``.
+        first: Number of environment 0 in the vector environment that this one is a part of.
     """
 
     worker: int
     env_ids: tuple[int, ...]
     make_env: Callable[[int], gym.Env[Any, Any]]
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class Worker:
         Raises:
             ConfigError: If the spaces of two of them differ.
         """
-        self.index = spec.worker
+        self.index, self._first = spec.worker, spec.first
         self._envs = {index: spec.make_env(index) for index in spec.env_ids}
         found = EnvSpaces.of(self._envs[spec.env_ids[0]])
         for index, env in self._envs.items():
@@ -124,7 +128,9 @@ class Worker:
     def attach(self, columns: dict[str, np.ndarray], same_step: bool) -> None:
         """Take over the rows of the table."""
         self._progress = columns["progress"]
-        self._rows = {i: EnvRow(e, i, columns, same_step) for i, e in self._envs.items()}
+        self._rows = {
+            i: EnvRow(env, i, columns, same_step, self._first) for i, env in self._envs.items()
+        }
 
     def run(
         self, ids: Sequence[int], options: Mapping[int, dict[str, Any]], each: bool
@@ -142,7 +148,7 @@ class Worker:
                 yield Event("raised", self.index, left, error, len(left) if each else 1)
                 return
             except Exception as error:
-                error.add_note(f"It was raised by environment {i}.")
+                error.add_note(f"It was raised by environment {self._first + i}.")
                 raise
             self._progress[self.index] += 1
             if found:

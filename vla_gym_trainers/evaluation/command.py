@@ -192,6 +192,7 @@ def _play(
             facts=facts,
             num_envs=config.num_envs,
             workers=config.workers,
+            hosts=config.hosts,
             **settings,
         ):
             episodes.append(episode)

@@ -24,7 +24,7 @@ class EvalConfig(PolicyConfig):
     """Play a policy on LIBERO's official initial states, count successes, write a result card.
 
     Every task is played from its states 0 .. episodes-1, each once, greedily. The results do not
-    depend on --num-envs and --workers.
+    depend on --num-envs, --workers and --hosts.
 
     Examples:
       vla-gym eval --suite spatial object goal --out runs/mini
@@ -49,6 +49,8 @@ class EvalConfig(PolicyConfig):
     """Environments at once."""
     workers: int | None = None
     """Worker processes; default: one a core; 0: none."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     torch_threads: int = 1
     """Threads of torch, which the rounding may depend on too."""
 

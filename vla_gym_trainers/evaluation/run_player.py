@@ -108,9 +108,12 @@ def make_run_player(
     num_envs: int,
     workers: int | None,
     world_model: str | None = None,
+    hosts: str | None = None,
     **settings: Any,
 ) -> RunPlayer:
     """Load a run's VLA and encoder, and make environments for them, with further settings.
+
+    Films are made on this machine, whatever ``hosts`` says.
 
     Raises:
         ConfigError, WeightsError: If they cannot be loaded or do not fit each other.
@@ -124,5 +127,7 @@ def make_run_player(
     seen = None if world_model is None else load_world_model(world_model, device, vlas={vla: model})
     policy = ActorPolicy(None, model, encoder, length, world_model=seen)
     name = get_suite(suite).name
-    envs = make_envs(name, task_ids, policy, num_envs=num_envs, workers=workers, **settings)
+    envs = make_envs(
+        name, task_ids, policy, num_envs=num_envs, workers=workers, hosts=hosts, **settings
+    )
     return RunPlayer(envs, length, model, encoder, seen, **settings)

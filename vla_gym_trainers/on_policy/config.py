@@ -47,6 +47,7 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
         *CheckpointSettings.resumable,
         "total_steps",
         "workers",
+        "hosts",
         "eval_states",
     )
 
@@ -67,6 +68,8 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
     """Environments at once, in each process."""
     workers: int | None = None
     """Worker processes of the environments; default: one a core; 0: none."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     task_sampling: Literal["balanced", "uniform", "round_robin"] = "balanced"
     """Order of tasks; with uniform, processes play together what one with all environments does."""
     episodes_per_env: int | None = 4

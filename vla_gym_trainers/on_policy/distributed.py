@@ -63,6 +63,24 @@ class ProcessGroup:
                 dist.broadcast(p.detach(), src=0)
 
 
+def local_rank() -> int | None:
+    """Return which process of this machine this one is; None if it is alone."""
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return None if alone else int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def local_device(device: str) -> str:
+    """Return the torch device of this process: each process of a machine has a GPU of its own."""
+    rank = local_rank()
+    return device if rank is None or not device.startswith("cuda") else f"cuda:{rank}"
+
+
+def local_rendering(device: str) -> dict[str, list[int]]:
+    """Return arguments of environments that draw on the GPU of this process, if it has one."""
+    rank = local_rank()
+    return {} if rank is None or not device.startswith("cuda") else {"render_devices": [rank]}
+
+
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Join the processes that ``torchrun`` started; alone without it.
@@ -75,7 +93,7 @@ def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
         yield ProcessGroup(device="cpu")
         return
     on_gpu = device.startswith("cuda")
-    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu"
+    local = local_device(device) if on_gpu else "cpu"
     if on_gpu:
         torch.cuda.set_device(local)
     timeout = datetime.timedelta(minutes=TIMEOUT_MINUTES)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vla_gym.envs.registration import make_libero_vec
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_suite, get_task
@@ -19,6 +20,7 @@ from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
 from vla_gym.vla.mini import MiniBackend
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributed import local_device, local_rendering
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
@@ -98,7 +100,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     Raises:
         ConfigError: If the VLA cannot be trained that way, or other settings do not fit it.
     """
-    vla = load(config.vla, device=config.device) if vla is None else vla
+    vla = load(config.vla, device=local_device(config.device)) if vla is None else vla
     chunk_len = check_chunk_len(config.chunk_len, vla)
     world_model = None
     if config.world_model is not None:
@@ -209,10 +211,12 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
     tasks = config.tasks()
     shared: dict[str, Any] = {
         "workers": config.workers,
+        "hosts": config.hosts,
         "task_ids": list(tasks),
         "chunk_len": networks.chunk_len,
         "image_size": networks.image_size,
         "gamma": config.gamma,
+        **local_rendering(config.device),
     }
 
     def train() -> LiberoVectorEnv:
@@ -221,13 +225,13 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
             "group_size": config.group_size,
             "autoreset_mode": "SAME_STEP",
         }
-        return LiberoVectorEnv(
-            config.num_envs, config.suite, **own, **shared, **config.env_kwargs()
+        return make_libero_vec(
+            config.suite, config.num_envs, **own, **shared, **config.env_kwargs()
         )
 
     def evaluation() -> LiberoVectorEnv:
         own: dict[str, Any] = {"autoreset_mode": "DISABLED"}
-        return LiberoVectorEnv(config.eval_envs, config.suite, **own, **shared, **config.own_look())
+        return make_libero_vec(config.suite, config.eval_envs, **own, **shared, **config.own_look())
 
     limit = max(get_task(config.suite, task_id).max_control_steps for task_id in tasks)
     return EnvFactories(train, evaluation, limit, tuple(tasks))

@@ -22,7 +22,7 @@ from vla_gym.vla.base import FrozenVLA
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
-from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.distributed import ProcessGroup, local_device
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
@@ -108,7 +108,8 @@ class RLTokenPPOPolicy(Policy):
         """
         from vla_gym.rl_token import choose_rl_token
 
-        encoder = choose_rl_token(config.rl_token, vla, config.device)
+        device = local_device(config.device)
+        encoder = choose_rl_token(config.rl_token, vla, device)
         token_dim = vla.hidden_size if encoder is None else encoder.dim
         suite = get_suite(config.suite)
         actor = RLTokenActor(
@@ -122,7 +123,7 @@ class RLTokenPPOPolicy(Policy):
             action_scale=suite.action.scales,
             memory_size=config.memory_size,
             world_memory_size=world_memory_size,
-        ).to(config.device)
+        ).to(device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
 

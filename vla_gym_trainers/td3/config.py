@@ -180,6 +180,7 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
         *CheckpointSettings.resumable,
         "total_timesteps",
         "workers",
+        "hosts",
         "eval_states",
         "checkpoint_every",
         "videos",
@@ -200,6 +201,8 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
     """Environments at once."""
     workers: int | None = None
     """Worker processes of the environments; None: none for one environment, else one a core."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     seed: int = 0
     """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
     device: str = "cpu"
@@ -244,6 +247,11 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")
+        if self.vla_update_freq and self.hosts:
+            raise ConfigError(
+                "vla_update_freq trains the VLA of this process, and with hosts the frames are "
+                "seen by others: leave one of the two out."
+            )
         if self.vla_update_freq and self.guard_layouts:
             raise ConfigError(
                 "guard_layouts hands tasks back to the frozen VLA, which a run with "

@@ -209,6 +209,7 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
     settings: dict[str, Any] = {
         "suite": config.suite,
         "workers": workers,
+        "hosts": config.hosts,
         "task_ids": list(config.task_ids),
         "task_sampling": "uniform",
         "gamma": config.gamma,
@@ -237,6 +238,7 @@ def make_player(config: TD3RunConfig) -> RunPlayer:
         num_envs=EVAL_ENVS,
         workers=config.workers,
         world_model=config.world_model,
+        hosts=config.hosts,
         **_features(config),
         **config.own_look(),
     )

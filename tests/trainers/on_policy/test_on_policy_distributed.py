@@ -10,7 +10,12 @@ import torch
 from on_policy_toys import collected, shuffled, tiny_policy
 
 from vla_gym_trainers.on_policy.config import PPOConfig
-from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
+from vla_gym_trainers.on_policy.distributed import (
+    ProcessGroup,
+    local_device,
+    local_rendering,
+    process_group,
+)
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.phases import Phase
 
@@ -104,3 +109,12 @@ def test_alone_without_torchrun(monkeypatch):
     with process_group() as among:
         assert (among.rank, among.size) == (0, 1)
         assert among.sum([1.0, 2.0]).tolist() == [1.0, 2.0]
+
+
+def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert local_device("cuda:3") == "cuda:3" and local_rendering("cuda") == {}
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert [local_device(name) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
+    assert local_rendering("cuda") == {"render_devices": [1]} and local_rendering("cpu") == {}

@@ -1,0 +1,148 @@
+"""Requests of many simulators share forward passes; weights go by version."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from mini_vla import random_inputs
+from vector_reference import assert_same
+
+from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.remote.inference import InferenceServer, RemoteVLA, pack_weights, vla_facts
+from vla_gym.vla import load
+from vla_gym.vla.base import VLAOutput
+
+
+class RowVLA:
+    """Row i of the output says what row i of the input was; counts its batches."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "rows", 4, 1, 2, 8
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.entered, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(self.model.weight)
+
+    def infer(self, images, instructions, proprio):
+        self.batches.append(len(instructions))
+        assert set(images) == {"agentview", "wrist"}
+        self.entered.set()
+        assert self.gate.wait(20)
+        if "break" in instructions:
+            raise ValueError("a broken row")
+        rows = [[float(p[0]), float(len(t))] for p, t in zip(proprio, instructions, strict=True)]
+        hidden = torch.tensor(rows)[:, None] * self.model.weight.item()
+        return VLAOutput(hidden, hidden[:, :, :1].repeat(1, 4, 7))
+
+
+def request(*numbers, text="go"):
+    images = {view: np.zeros((len(numbers), 8, 8, 3), np.uint8) for view in ("agentview", "wrist")}
+    return images, [text] * len(numbers), np.array([[n] * 8 for n in numbers], np.float32)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def make(vla=None, **kwargs):
+        servers.append(InferenceServer(vla or RowVLA(), **kwargs))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def test_what_waits_shares_a_forward_pass_up_to_max_rows(serve):
+    vla = RowVLA()
+    vla.gate.clear()
+    server = serve(vla, max_rows=5, max_wait_s=0.0)
+    first = server.infer(*request(1))
+    assert vla.entered.wait(20)
+    waiting = [server.infer(*request(*rows)) for rows in ((2, 3), (4,), (5, 6, 7), (8,) * 7)]
+    vla.gate.set()
+    found = [future.result(20) for future in (first, *waiting)]
+    # (5, 6, 7) would be row 6 of the second pass; more than max_rows come alone.
+    assert vla.batches == [1, 3, 3, 7]
+    numbers = [answer.hidden[:, 0, 0].tolist() for answer in found]
+    assert numbers == [[1], [2, 3], [4], [5, 6, 7], [8] * 7]
+    stats = server.stats()
+    assert (stats["requests"], stats["rows"], stats["forwards"]) == (5, 14, 4)
+
+
+def test_a_request_waits_for_others_no_longer_than_max_wait(serve):
+    vla = RowVLA()
+    server = serve(vla, max_rows=64, max_wait_s=0.4)
+    began = time.monotonic()
+    futures = [server.infer(*request(i)) for i in range(3)]
+    for future in futures:
+        future.result(20)
+    assert vla.batches == [3] and 0.35 < time.monotonic() - began < 5
+    server.infer(*request(0)).result(20)
+    assert server.stats()["waited"] >= 0.35 * 2
+
+
+def test_new_weights_come_between_two_passes_and_old_ones_never(serve):
+    vla = RowVLA()
+    server = serve(vla, max_wait_s=0.0)
+    weights = [pack_weights({"weight": torch.full((1, 1), float(i))}) for i in range(4)]
+    assert server.infer(*request(1)).result(20).version == 0
+    assert server.publish(2, weights[2]).result(20) == 2
+    answer = server.infer(*request(1)).result(20)
+    assert answer.version == 2 and answer.hidden[0, 0, 0] == 2.0
+    assert server.publish(1, weights[1]).result(20) == 2  # came late
+    assert server.infer(*request(1)).result(20).hidden[0, 0, 0] == 2.0
+    for wrong, match in (
+        ({"bias": torch.zeros(1)}, "no parameters called bias"),
+        ({"weight": torch.zeros(2, 2)}, "other shapes"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            server.publish(9, pack_weights(wrong)).result(20)
+    assert server.stats()["version"] == 2
+
+
+def test_errors_and_deadlines(serve):
+    vla = RowVLA()
+    server = serve(vla, max_wait_s=0.0)
+    remote = RemoteVLA(vla_facts(vla), server.infer, timeout=0.2)
+    with pytest.raises(ValueError, match="a broken row"):
+        remote.infer(*request(1, text="break"))
+    vla.gate.clear()
+    with pytest.raises(WorkerError, match="did not answer within 0.2 s"):
+        remote.infer(*request(1))
+    vla.gate.set()
+    assert remote.infer(*request(5)).hidden[0, 0, 0] == 5.0
+    for wrong in ({"max_rows": 0}, {"max_wait_s": -1.0}):
+        with pytest.raises(ConfigError, match="max_rows"):
+            serve(**wrong)
+
+
+def test_mini_answers_from_afar_as_it_does_at_hand(serve):
+    vla = load("mini")
+    images, texts, proprio = random_inputs(3, size=vla.image_size)
+    server = serve(vla)
+    remote = RemoteVLA(vla_facts(vla), server.infer)
+    assert remote.input_size == 64
+    here, there = vla.infer(images, texts, proprio), remote.infer(images, texts, proprio)
+    assert torch.equal(here.hidden.float(), there.hidden)
+    assert torch.equal(here.actions, there.actions)
+
+
+def test_environments_take_a_remote_vla_for_the_vla(serve):
+    vla = load("mini")
+    remote = RemoteVLA(vla_facts(vla), serve(vla).infer)
+    kwargs = {"task_ids": 7, "assets": "lite", "max_control_steps": 16, "workers": 0}
+    played = []
+    for model in (vla, remote):
+        envs = gym.make_vec("LiberoVLA-goal-v0", num_envs=2, vla=model, chunk_len=8, **kwargs)
+        obs, _ = envs.reset(seed=4)
+        played.append((obs, envs.step(obs["vla_action"])))
+        envs.close()
+    assert_same(played[1], played[0])

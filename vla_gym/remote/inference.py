@@ -1,0 +1,305 @@
+"""One VLA for many simulators: requests wait in a queue and share forward passes.
+
+::
+
+    RemoteVLA.infer (a simulator)  --+
+    RemoteVLA.infer (another one)  --+--> InferenceServer: one forward pass --> rows back to each
+    publish (the learner)          --+    of up to max_rows rows, or what came within max_wait_s
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, VLAOutput
+from vla_gym.vla.preprocess import area_downsample
+
+if TYPE_CHECKING:
+    from vla_gym.vla.base import FrozenVLA
+
+_CLOSE_S = 10.0  # for the forward pass under way
+
+
+class Inferred(NamedTuple):
+    """What a request gets back: arrays of its own rows.
+
+    Attributes:
+        hidden: (B, M, H) float32.
+        actions: (B, C, action size) float32.
+        version: Of the weights, 0 for those that were loaded.
+    """
+
+    hidden: np.ndarray
+    actions: np.ndarray
+    version: int
+
+
+@dataclass
+class InferenceStats:
+    """What a server has done so far.
+
+    Attributes:
+        requests, rows, forwards: How many.
+        seconds: Time in forward passes.
+        waited: Sum over requests of seconds from arrival to the begin of their forward pass.
+        version: Of the weights now.
+    """
+
+    requests: int = 0
+    rows: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    version: int = 0
+
+
+class _Request(NamedTuple):
+    images: dict[str, np.ndarray]
+    instructions: list[str]
+    proprio: np.ndarray
+    came: float
+    future: Future[Inferred]
+
+
+_Item = _Request | Callable[[], None] | None
+
+
+class InferenceServer:
+    """A VLA and the thread that alone touches it."""
+
+    def __init__(self, vla: FrozenVLA, *, max_rows: int = 64, max_wait_s: float = 0.005) -> None:
+        """Start the thread.
+
+        Args:
+            vla: The model. Row i of a batch must not depend on the other rows, so that a request
+                gets what it would get alone, but for the rounding of batched matrix products.
+            max_rows: Rows of one forward pass; a request with more has one of its own.
+            max_wait_s: So many seconds after a request came, its forward pass begins, however
+                few rows there are.
+
+        Raises:
+            ConfigError: If a number is out of range.
+        """
+        if max_rows < 1 or max_wait_s < 0.0:
+            raise ConfigError(
+                f"Expected max_rows >= 1 and max_wait_s >= 0, got {max_rows} and {max_wait_s}."
+            )
+        self._vla, self._max_rows, self._max_wait = vla, max_rows, max_wait_s
+        self._stats = InferenceStats()
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="vla-gym-inference", daemon=True)
+        self._thread.start()
+
+    def infer(
+        self, images: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> Future[Inferred]:
+        """Ask for a forward pass; see ``FrozenVLA.infer``. The future raises what that raises."""
+        future: Future[Inferred] = Future()
+        now = time.monotonic()
+        self._queue.put(_Request(dict(images), instructions, proprio, now, future))
+        return future
+
+    def publish(self, version: int, weights: bytes) -> Future[int]:
+        """Replace weights before the next forward pass, if they are newer than those in use.
+
+        Args:
+            version: Of these weights, from 1.
+            weights: A safetensors file of parameters of the network, by their names: all of them,
+                or those that are trained, such as LoRA adapters.
+
+        Returns:
+            A future of the version that is in use then.
+        """
+        future: Future[int] = Future()
+
+        def change() -> None:
+            try:
+                if version > self._stats.version:
+                    _load(self._vla, weights)
+                    self._stats.version = version
+                future.set_result(self._stats.version)
+            except Exception as error:
+                future.set_exception(error)
+
+        self._queue.put(change)
+        return future
+
+    def stats(self) -> dict[str, Any]:
+        """Return :class:`InferenceStats` as a dict."""
+        return asdict(self._stats)
+
+    def close(self) -> None:
+        """End the thread when it has answered what came before."""
+        self._queue.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _serve(self) -> None:
+        item: _Item = self._queue.get()
+        while item is not None:
+            if isinstance(item, _Request):
+                batch, following = self._gather(item)
+                self._forward(batch)
+                item = self._queue.get() if following == () else following
+            else:
+                item()
+                item = self._queue.get()
+
+    def _gather(self, first: _Request) -> tuple[list[_Request], Any]:
+        """Return a batch, and what came next and does not belong to it; () for nothing."""
+        batch, rows, end = [first], len(first.instructions), first.came + self._max_wait
+        while rows < self._max_rows:
+            pause = end - time.monotonic()
+            try:
+                item = self._queue.get(timeout=pause) if pause > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(item, _Request) or not self._fits(first, item, rows):
+                return batch, item
+            batch.append(item)
+            rows += len(item.instructions)
+        return batch, ()
+
+    def _fits(self, first: _Request, other: _Request, rows: int) -> bool:
+        same = all(first.images[k].shape[1:] == v.shape[1:] for k, v in other.images.items())
+        return same and rows + len(other.instructions) <= self._max_rows
+
+    def _forward(self, batch: list[_Request]) -> None:
+        began, stats = time.monotonic(), self._stats
+        try:
+            output = self._vla.infer(
+                {k: np.concatenate([r.images[k] for r in batch]) for k in batch[0].images},
+                [text for request in batch for text in request.instructions],
+                np.concatenate([request.proprio for request in batch]),
+            )
+            hidden = output.hidden.detach().float().cpu().numpy()
+            actions = output.actions.detach().float().cpu().numpy()
+        except Exception as error:
+            for request in batch:
+                request.future.set_exception(error)
+            return
+        stats.forwards += 1
+        stats.seconds += time.monotonic() - began
+        row = 0
+        for request in batch:
+            rows = slice(row, row + len(request.instructions))
+            row = rows.stop
+            stats.requests, stats.rows = stats.requests + 1, stats.rows + rows.stop - rows.start
+            stats.waited += began - request.came
+            request.future.set_result(
+                Inferred(hidden[rows].copy(), actions[rows].copy(), stats.version)
+            )
+
+
+def vla_facts(vla: FrozenVLA) -> dict[str, Any]:
+    """Return the attributes of a VLA that :class:`RemoteVLA` has as well."""
+    names = ("name", "horizon", "num_hidden_tokens", "hidden_size", "image_size")
+    return {
+        **{name: getattr(vla, name) for name in names},
+        "cameras": tuple(getattr(vla, "cameras", CAMERAS)),
+        "action_size": getattr(vla, "action_size", ACTION_SIZE),
+        "proprio_size": getattr(vla, "proprio_size", PROPRIO_SIZE),
+        "heads": tuple(getattr(vla, "heads", ("l1",))),
+        "head": getattr(vla, "head", "l1"),
+        "input_size": getattr(vla, "input_size", None),
+    }
+
+
+class RemoteVLA:
+    """A frozen VLA that is elsewhere; it follows the ``FrozenVLA`` protocol.
+
+    Renders are shrunk to the VLA's ``input_size`` before they travel, where it has one.
+
+    Attributes:
+        version: Of the weights that the last rows were made with.
+    """
+
+    name: str
+    horizon: int
+    num_hidden_tokens: int
+    hidden_size: int
+    image_size: int
+    cameras: tuple[str, ...]
+    action_size: int
+    proprio_size: int
+    heads: tuple[str, ...]
+    head: str
+    input_size: int | None
+
+    def __init__(
+        self,
+        facts: Mapping[str, Any],
+        ask: Callable[[dict[str, np.ndarray], list[str], np.ndarray], Future[Inferred]],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        """Take over what is known of the VLA.
+
+        Args:
+            facts: From :func:`vla_facts`.
+            ask: ``InferenceServer.infer``, or what reaches it.
+            timeout: Seconds for an answer.
+        """
+        for name, value in facts.items():
+            setattr(self, name, value)
+        self._ask, self._timeout, self.version = ask, timeout, 0
+
+    def infer(
+        self, images: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> VLAOutput:
+        """Predict one action chunk per row, see ``FrozenVLA.infer``.
+
+        Raises:
+            WorkerError: If there is no answer in time, or who should answer is lost.
+        """
+        import torch
+
+        small, side = {view: np.asarray(images[view]) for view in self.cameras}, self.input_size
+        if side is not None:
+            small = {view: area_downsample(pictures, side) for view, pictures in small.items()}
+        try:
+            found = self._ask(small, instructions, proprio).result(self._timeout)
+        except (TimeoutError, FutureTimeoutError) as error:
+            raise WorkerError(
+                f"The inference server of the VLA {self.name!r} did not answer within "
+                f"{self._timeout:g} s."
+            ) from error
+        self.version = found.version
+        # Copies: arrays that have travelled may be read-only.
+        return VLAOutput(
+            torch.from_numpy(np.array(found.hidden)), torch.from_numpy(np.array(found.actions))
+        )
+
+
+def pack_weights(parameters: Mapping[str, Any]) -> bytes:
+    """Return parameters, by their names in the network, as ``InferenceServer.publish`` wants."""
+    from safetensors.torch import save
+
+    return save({name: p.detach().cpu().contiguous() for name, p in parameters.items()})
+
+
+def _load(vla: Any, weights: bytes) -> None:
+    from safetensors.torch import load
+
+    found = load(weights)
+    model: Any = getattr(vla, "model", None)
+    own = {} if model is None else model.state_dict()
+    unknown = sorted(set(found) - set(own))
+    if unknown:
+        raise ConfigError(
+            f"The VLA {vla.name!r} has no parameters called {', '.join(unknown[:3])}: publish "
+            "those of the same network, with adapters added alike."
+        )
+    wrong = [name for name, value in found.items() if value.shape != own[name].shape]
+    if wrong:
+        raise ConfigError(f"Published parameters have other shapes: {', '.join(wrong[:3])}.")
+    model.load_state_dict(found, strict=False)

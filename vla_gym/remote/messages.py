@@ -1,0 +1,202 @@
+"""What a part of a vector environment is told and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from vla_gym.vector.env_row import Extras
+from vla_gym.vector.shared_memory import INFO_BITS
+
+_NONE = np.zeros(1, np.uint64)
+# Infos that the receiver makes again from columns.
+_MADE_AGAIN = ("final_obs", "final_info", "episode_stats", "worker_restarted")
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """What a part is built from.
+
+    Attributes:
+        num_envs: Environments of all parts.
+        suite: Suite name, None with a factory.
+        kwargs: Further arguments of ``LiberoVectorEnv``.
+        env_ids: The part's environments.
+        vector_wrappers: Applied to the part, in this order.
+    """
+
+    num_envs: int
+    suite: str | Sequence[str] | None
+    kwargs: Mapping[str, Any]
+    env_ids: range
+    vector_wrappers: Sequence[Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]] = ()
+
+    def build(self) -> tuple[Any, Any]:
+        """Return the ``LiberoVectorEnv`` of the part, and the same with its wrappers."""
+        from vla_gym.vector import LiberoVectorEnv
+
+        base = LiberoVectorEnv(
+            self.num_envs, self.suite, env_ids=self.env_ids, copy=False, **self.kwargs
+        )
+        envs: Any = base
+        try:
+            for wrapper in self.vector_wrappers:
+                envs = wrapper(envs)
+        except BaseException:
+            base.close()
+            raise
+        return base, envs
+
+
+class Reply(NamedTuple):
+    """An answer.
+
+    Attributes:
+        kind: ``"ready"`` (value: ``EnvSpaces``), ``"done"`` (:class:`Rows`), ``"value"`` (results
+            of a call, and columns of observations), ``"raised"`` (an exception; ``ids`` were left
+            undone) or ``"begun"``.
+        value: See there.
+        ids: See there.
+        warnings: Of workers that were restarted meanwhile.
+    """
+
+    kind: str
+    value: Any = None
+    ids: Sequence[int] = ()
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What n environments of a part have done; all numbers are the part's own, from 0.
+
+    Attributes:
+        ids: (n,) environments, ascending.
+        columns: (n, ...) each: columns of the table, observations as ``obs/...``.
+        final_ids: (m,) environments whose episode ended and that were reset in the same step.
+        finals: (m, ...) each: their columns ``final_obs/...`` and ``final_info/...``.
+        extras: Infos that have no column, by environment.
+        restarted: Environments whose worker was restarted.
+        killed: Those that lost a step by it and were reset in the same step.
+    """
+
+    ids: np.ndarray
+    columns: dict[str, np.ndarray]
+    final_ids: np.ndarray
+    finals: dict[str, np.ndarray] = field(default_factory=dict)
+    extras: dict[int, Extras] = field(default_factory=dict)
+    restarted: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    killed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(
+        cls,
+        result: tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]],
+        written: Mapping[str, np.ndarray],
+        texts: Mapping[int, str],
+    ) -> Rows:
+        """Put together what a part's ``recv`` returned.
+
+        Args:
+            result: Of the outermost wrapper, whose rewards, flags and infos count.
+            written: ``VectorEnvBase.written`` of the same environments.
+            texts: New instructions by environment.
+        """
+        obs, rewards, terminated, truncated, infos = result
+        ids: np.ndarray = infos["env_id"]
+        unset = {
+            f"{prefix}/{key}"
+            for prefix in ("info", "final_info")
+            for key, bit in INFO_BITS.items()
+            if not (written.get(f"{prefix}_set", _NONE) & np.uint64(bit)).any()
+        }
+        written = {name: rows for name, rows in written.items() if name not in unset}
+        columns = {name: rows for name, rows in written.items() if not name.startswith("final_")}
+        columns |= {"reward": rewards, "terminated": terminated, "truncated": truncated}
+        columns |= flatten(obs)
+        ended = np.flatnonzero(infos.get("_final_obs", np.zeros(0, bool)))
+        finals = {}
+        if len(ended):
+            finals = {n: rows[ended] for n, rows in written.items() if n.startswith("final_")}
+            last = [flatten(infos["final_obs"][row], "final_obs") for row in ended]
+            finals |= {name: np.stack([one[name] for one in last]) for name in last[0]}
+        restarted = infos.get("worker_restarted", np.zeros(len(ids), bool))
+        # Where the mode resets in the same step, the row's flags alone do not tell.
+        lost = infos.get("final_info", {}).get("worker_restarted", np.zeros(len(ids), bool))
+        return cls(
+            ids,
+            columns,
+            ids[ended],
+            finals,
+            _extras(ids, infos, written, texts),
+            ids[restarted],
+            ids[lost],
+        )
+
+
+def flatten(value: Any, name: str = "obs") -> dict[str, np.ndarray]:
+    """Return the arrays of an observation by the names of the table's columns."""
+    if isinstance(value, Mapping):
+        found: dict[str, np.ndarray] = {}
+        for key, inner in value.items():
+            found |= flatten(inner, f"{name}/{key}")
+        return found
+    return {name: np.asarray(value)}
+
+
+def _extras(
+    ids: np.ndarray,
+    infos: Mapping[str, Any],
+    written: Mapping[str, np.ndarray],
+    texts: Mapping[int, str],
+) -> dict[int, Extras]:
+    """Return what has no column, for the environments that have any of it."""
+    other = _beside_columns(infos, written["info_set"])
+    final: dict[str, Any] = {}
+    if "final_info" in infos:
+        final = _beside_columns(infos["final_info"], written["final_info_set"])
+    if not (other or final or texts):
+        return {}
+    extras = {}
+    for row, i in enumerate(ids.tolist()):
+        found = Extras(info_row(other, row), info_row(final, row), texts.get(i))
+        if found:
+            extras[i] = found
+    return extras
+
+
+def _beside_columns(infos: Mapping[str, Any], present: np.ndarray) -> dict[str, Any]:
+    """Return the infos with masks of the rows in which they are in no column.
+
+    Args:
+        infos: Of n rows.
+        present: (n,) bits of the infos that are in columns.
+    """
+    found: dict[str, Any] = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None or key in _MADE_AGAIN:
+            continue
+        if key in INFO_BITS:
+            mask = mask & ((present & np.uint64(INFO_BITS[key])) == 0)
+        if mask.any():
+            found |= {key: values, f"_{key}": mask}
+    return found
+
+
+def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the infos that a row has, as the environment gave them."""
+    found = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None or not mask[row]:
+            continue
+        value = info_row(values, row) if isinstance(values, Mapping) else values[row]
+        # Gymnasium makes arrays of Python's bools, but not of NumPy's.
+        is_bool = isinstance(value, np.bool_) and values.dtype == bool
+        found[key] = bool(value) if is_bool else value
+    return found

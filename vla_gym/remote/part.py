@@ -1,0 +1,220 @@
+"""A part of a vector environment: takes messages in order and answers them, in its own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+import vla_gym
+from vla_gym.errors import AssetError, ConfigError, VlaGymError, WorkerError
+from vla_gym.remote.messages import PartSpec, Reply, Rows, flatten
+from vla_gym.vector.worker import EnvSpaces
+
+#: While a part waits for its environments, it looks so often whether it is told something else.
+_LOOK_S = 0.002
+# A part that is asked for its share of what is wanted, and has some of it, waits so long for the
+# rest: the others may have more, and a slow environment must hold up nobody.
+_PATIENCE_S = 0.02
+
+
+def asset_digest(assets: str | None) -> str | None:
+    """Return the digest of an asset pack here; None if there is none of that name."""
+    from vla_gym.assets import resolve_asset_pack
+
+    if assets is None:
+        return None
+    try:
+        return resolve_asset_pack(assets).digest
+    except AssetError:
+        return None
+
+
+class Part:
+    """One vector environment and the thread that alone touches it.
+
+    The commands of :meth:`submit`:
+        ``start``: build it; see :meth:`_start`.
+        ``run``: begin steps and resets; with ``each`` they are received by ``recv``, else the
+        answer is what they did.
+        ``recv``: of what was begun with ``each``, these environments; or so many, or fewer if the
+        rest takes long. A later ``recv`` replaces one that still waits, which is answered without
+        rows.
+        ``call``: methods of ``EnvRow``, on environments with nothing under way.
+        ``close``: end it.
+    """
+
+    def __init__(self) -> None:
+        """Wait for the first command."""
+        self._inbox: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Reply]]]
+        self._inbox = queue.SimpleQueue()
+        self._base: Any = None
+        self._envs: Any = None
+        self._told: list[str] = []
+        # What the ``recv`` that waits is for, and since when.
+        self._asked: tuple[Future[Reply], Sequence[int] | int, float] | None = None
+        self._thread = threading.Thread(target=self._serve, name="vla-gym-part", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: str, *arguments: Any) -> Future[Reply]:
+        """Give a command; commands are taken in the order in which they are given.
+
+        Returns:
+            A future of the answer. It never raises: exceptions are answers.
+        """
+        future: Future[Reply] = Future()
+        self._inbox.put((command, arguments, future))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                command, arguments, future = self._inbox.get(block=self._asked is None)
+            except queue.Empty:
+                self._look()
+                continue
+            if command == "recv":
+                self._replace_asked((future, arguments[0], time.monotonic()))
+                continue
+            method = getattr(self, f"_{command}")
+            future.set_result(self._reply(functools.partial(method, *arguments)))
+            if command == "close":
+                self._replace_asked(None)
+                return
+
+    def _reply(self, method: Callable[[], Reply]) -> Reply:
+        try:
+            reply = method()
+        except Exception as error:
+            reply = Reply("raised", portable(error))
+        if reply.kind == "waiting":
+            return reply
+        told, self._told[:] = tuple(self._told), []
+        return reply._replace(warnings=told)
+
+    def _replace_asked(
+        self, asked: tuple[Future[Reply], Sequence[int] | int, float] | None
+    ) -> None:
+        if self._asked is not None:
+            self._asked[0].set_result(Reply("begun"))
+        self._asked = asked
+
+    def _look(self) -> None:
+        """Answer the ``recv`` that waits, if enough is done."""
+        assert self._asked is not None
+        future, wanted, since = self._asked
+        if isinstance(wanted, int) and time.monotonic() > since + _PATIENCE_S:
+            wanted = max(1, min(wanted, self._base.num_done()))
+        reply = self._reply(functools.partial(self._receive, wanted))
+        if reply.kind != "waiting":
+            self._asked = None
+            future.set_result(reply)
+
+    # Commands
+
+    def _start(self, version: str, assets: str | None, digest: str | None, payload: bytes) -> Reply:
+        """Build the environments, if this is the same package with the same assets.
+
+        Args:
+            version: Of the caller's package.
+            assets: Name of the asset pack; None if none is played.
+            digest: Of the caller's pack.
+            payload: A cloudpickled :class:`PartSpec`.
+        """
+        if version != vla_gym.__version__:
+            raise ConfigError(
+                f"This program runs vla_gym {version}, the node has {vla_gym.__version__}: install "
+                f"vla-gym=={version} there."
+            )
+        if digest is not None and (mine := asset_digest(assets)) != digest:
+            raise ConfigError(
+                f"The asset pack {assets!r} has digest {digest[:12]} here and "
+                f"{mine[:12] if mine else 'is missing'} on the node: both need the same pack, see "
+                "'vla-gym assets'."
+            )
+        spec: PartSpec = pickle.loads(payload)
+        self._base, self._envs = spec.build()
+        self._base.tell_restarts(self._told.append)
+        envs = self._envs
+        spaces = EnvSpaces(
+            envs.single_observation_space,
+            envs.single_action_space,
+            dict(envs.metadata),
+            envs.render_mode,
+        )
+        return Reply("ready", spaces)
+
+    def _run(
+        self,
+        ids: np.ndarray,
+        ops: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        options: Mapping[int, dict[str, Any]],
+        each: bool,
+    ) -> Reply:
+        self._base.begin(ids, ops, rows, options, each=each)
+        if each:
+            return Reply("begun")
+        try:
+            return self._rows(self._envs.recv(env_ids=ids))
+        except Exception:
+            with contextlib.suppress(VlaGymError):
+                self._base.end()
+            raise
+
+    def _receive(self, wanted: Sequence[int] | int) -> Reply:
+        going = self._base.going()
+        chosen: dict[str, Any] = {"env_ids": wanted}
+        if isinstance(wanted, int):
+            chosen = {"min_envs": min(wanted, len(going))}
+        elif not np.isin(wanted, going).all():  # an error has left some of them undone
+            chosen = {"env_ids": np.intersect1d(wanted, going)}
+        if not len(going) or not len(chosen.get("env_ids", going)):
+            return Reply("begun")
+        try:
+            return self._rows(self._envs.recv(timeout=_LOOK_S, **chosen))
+        except TimeoutError:
+            return Reply("waiting")
+        except Exception as error:
+            undone = np.setdiff1d(going, self._base.going()).tolist()
+            return Reply("raised", portable(error), undone)
+
+    def _rows(self, result: Any) -> Reply:
+        ids = result[4]["env_id"]
+        rows = Rows.of(result, self._base.written(ids), self._base.new_texts(ids))
+        return Reply("done", rows)
+
+    def _call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> Reply:
+        ids = list(calls)
+        if method == "get_state":
+            return Reply("value", (self._envs.get_state(ids), {}))
+        if method == "set_state":
+            obs = self._envs.set_state([state for (state,) in calls.values()], ids)
+            rows = {name: values[ids].copy() for name, values in flatten(obs).items()}
+            return Reply("value", ([None] * len(ids), rows))
+        return Reply("value", (self._base.call_rows(calls, method), {}))
+
+    def _close(self) -> Reply:
+        if self._envs is not None:
+            self._envs.close()
+        return Reply("begun")
+
+
+def portable(error: Exception) -> Exception:
+    """Return an exception that can be pickled, with a note of where it was raised."""
+    text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(Exception):
+        copy: Exception = pickle.loads(cloudpickle.dumps(error))
+        copy.add_note(f"It was raised in a part of the vector environment:\n{text}")
+        return copy
+    return WorkerError(text)

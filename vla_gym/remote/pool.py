@@ -1,0 +1,330 @@
+"""The parts of a vector environment as its workers: messages out, events in."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+import vla_gym
+from vla_gym.errors import VlaGymError, WorkerError
+from vla_gym.remote.messages import PartSpec, Reply, Rows
+from vla_gym.remote.part import asset_digest
+from vla_gym.remote.shards import Hosts, Shard
+from vla_gym.vector.processes.interrupts import Interrupts
+from vla_gym.vector.shared_memory import OF_RESETS, RESET, Layout, map_arrays
+from vla_gym.vector.worker import Event, Failure
+
+_CLOSE_S = 5.0  # for a part to close its environments
+_AGAIN_S = 0.5  # between two attempts to place a part
+
+
+@dataclass(eq=False)
+class Wanted:
+    """What is waited for: of the environments that were begun one by one.
+
+    Attributes:
+        ids: These; None: any.
+        count: So many of any; None: all.
+    """
+
+    ids: frozenset[int] | None = None
+    count: int | None = None
+
+
+@dataclass(eq=False)
+class _Link:
+    """One part, and what it has been told and not answered; environments by the part's numbers."""
+
+    worker: int
+    shard: Shard
+    since: float  # when it was told something, or has last answered
+    limit: float
+    first: int
+    ready: bool = False
+    again_at: float | None = None  # when it is to be placed again
+    obituary: str = ""  # of the last one that did not come up
+    command: str = "start"
+    pending: dict[Future[Reply], tuple[str, np.ndarray]] = field(default_factory=dict)
+    sent: list[tuple[str, tuple[Any, ...], np.ndarray]] = field(default_factory=list)
+    going: set[int] = field(default_factory=set)  # begun one by one
+    asking: Future[Reply] | None = None
+    asked: Wanted | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.pending) or self.again_at is not None
+
+
+class RemotePool:
+    """Parts that run ``vla_gym.remote.part.Part``, as workers of one vector environment.
+
+    A part that is lost, that does not answer in time or cannot be built is reported as a worker
+    that failed, and placed again by :meth:`start`. One that is lost before it has answered once
+    is placed again here, until ``start_timeout``: its machine may have died, another may come.
+
+    Attributes:
+        blocks: Environment ids of each part.
+        wanted: What the next :meth:`poll` is for.
+    """
+
+    pids: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        specs: Sequence[PartSpec],
+        hosts: Hosts,
+        interrupts: Interrupts,
+        *,
+        assets: str | None,
+        step_timeout: float,
+        start_timeout: float,
+    ) -> None:
+        """Begin to place the parts; ``"ready"`` events tell when they are built.
+
+        Args:
+            specs: One per part.
+            hosts: Where they are placed; closed with the pool.
+            interrupts: Tells when a wait may be interrupted.
+            assets: Name of the asset pack that every node must have as this machine has it.
+            step_timeout: See :class:`LiberoVectorEnv`. A part watches its own workers; one that is
+                silent for both timeouts together counts as lost.
+            start_timeout: See there.
+        """
+        self.blocks = [np.array(spec.env_ids) for spec in specs]
+        self.wanted = Wanted()
+        self._hosts, self._interrupts = hosts, interrupts
+        self._start_timeout, self._limit = start_timeout, start_timeout + step_timeout
+        digest = asset_digest(assets)
+        self._starts = [
+            (vla_gym.__version__, assets, digest, cloudpickle.dumps(spec)) for spec in specs
+        ]
+        self._columns: dict[str, np.ndarray] = {}
+        self._links: dict[int, _Link] = {}
+        # Filled by the threads that receive.
+        self._answers: queue.SimpleQueue[tuple[_Link, Future[Reply]]] = queue.SimpleQueue()
+        try:
+            for worker in range(len(specs)):
+                self.start(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, layout: Layout, *, same_step: bool) -> dict[str, np.ndarray]:
+        """Return the table, in memory of this process; parts have tables of their own."""
+        del same_step
+        self._columns = map_arrays(layout)
+        return self._columns
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where each part is."""
+        return tuple(link.shard.place for _, link in sorted(self._links.items()))
+
+    # Commands
+
+    def start(self, worker: int) -> None:
+        """Place a part, at first or after it was lost."""
+        shard, first = self._hosts.place(worker), int(self.blocks[worker][0])
+        self._links[worker] = _Link(worker, shard, time.monotonic(), self._start_timeout, first)
+        self._send(self._links[worker], "start", self._starts[worker])
+
+    def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
+        """Have environments of a part do what their rows say, with reset options by id."""
+        link, columns = self._links[worker], self._columns
+        ops, local = columns["op"][ids], ids - link.first
+        names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
+        rows = {name: columns[name][ids] for name in names}
+        own = {i - link.first: options[i] for i in ids.tolist() if i in options}
+        if each:
+            link.going.update(local.tolist())
+        self._send(link, "run", (local, ops, rows, own, each), local)
+
+    def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
+        """Call a method of rows; the results come as an event."""
+        link = self._links[worker]
+        local = np.array(ids) - link.first
+        calls = dict(zip(local.tolist(), arguments, strict=True))
+        self._send(link, "call", (calls, method), local)
+
+    def _send(
+        self, link: _Link, command: str, arguments: tuple[Any, ...], ids: Any = ()
+    ) -> Future[Reply] | None:
+        """Tell a part something; one that is not up yet may have to be told again."""
+        if link.ready:
+            link.command = command
+            link.since = link.since if link.pending else time.monotonic()
+        elif command != "recv":
+            link.sent.append((command, arguments, ids))
+        return None if link.again_at is not None else self._submit(link, command, arguments, ids)
+
+    def _submit(
+        self, link: _Link, command: str, arguments: tuple[Any, ...], ids: Any
+    ) -> Future[Reply]:
+        future = link.shard.submit(command, *arguments)
+        link.pending[future] = (command, np.asarray(ids, np.int64))
+        future.add_done_callback(lambda done: self._answers.put((link, done)))
+        return future
+
+    def _ask(self) -> None:
+        """Ask parts for what was begun one by one and is wanted now."""
+        wanted = self.wanted
+        total = sum(len(link.going) for link in self._links.values())
+        for link in self._links.values():
+            if link.asked is wanted or not link.going or link.again_at is not None:
+                continue
+            asked: list[int] | int = sorted(link.going)
+            if wanted.ids is not None:
+                asked = [i for i in sorted(link.going) if link.first + i in wanted.ids]
+            elif wanted.count is not None:  # its share: who has done it is asked for more
+                asked = math.ceil(max(1, wanted.count) * len(link.going) / total)
+            if asked:
+                link.asked = wanted
+                link.asking = self._send(link, "recv", (asked,))
+
+    # Events
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Wait for events; an empty list after ``timeout`` seconds, or if nothing is under way."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            self._place_again()
+            self._ask()
+            busy = [link for link in self._links.values() if link.busy]
+            if not busy and timeout is None:
+                return []
+            until = [link.again_at or link.since + link.limit for link in busy]
+            pause = max(
+                0.0, min([3600.0, end - time.monotonic(), *(at - time.monotonic() for at in until)])
+            )
+            events: list[Event] = []
+            with contextlib.suppress(queue.Empty):
+                events += self._take(*self._interrupts.wait(self._answers.get, timeout=pause))
+                while True:
+                    events += self._take(*self._answers.get_nowait())
+            events += self._expired()
+            if events or time.monotonic() >= end:
+                return events
+
+    def _expired(self) -> list[Event]:
+        now = time.monotonic()
+        late = [
+            link for link in self._links.values() if link.busy and now >= link.since + link.limit
+        ]
+        return [self._fail(link, *self._why_late(link)) for link in late]
+
+    def _why_late(self, link: _Link) -> tuple[str, Exception | None]:
+        if link.ready:
+            return f"did not answer in {link.limit:g} s", None
+        text = (
+            f"The environments {self.blocks[link.worker].tolist()} have not come up in "
+            f"{link.limit:g} s on {link.shard.place}.{link.obituary} See whether the "
+            "machines are there ('ray status'), or give a longer start_timeout."
+        )
+        return "has not come up", WorkerError(text)
+
+    def _take(self, link: _Link, future: Future[Reply]) -> list[Event]:
+        """Return the events of an answer."""
+        if future not in link.pending or self._links.get(link.worker) is not link:
+            return []  # of a part that was given up
+        command, ids = link.pending.pop(future)
+        try:
+            reply = future.result()
+        except Exception as error:
+            return self._lost(link, error)
+        if command == "start" and reply.kind == "raised":
+            return [self._fail(link, "could not be built", reply.value)]
+        if command == "start":
+            link.ready, link.limit, link.sent = True, self._limit, []
+        if link.ready:
+            link.since = time.monotonic()
+        if future is link.asking:
+            link.asking = link.asked = None
+        told = [Event("told", link.worker, (), text) for text in reply.warnings]
+        return told + self._events(link, ids, reply)
+
+    def _events(self, link: _Link, ids: np.ndarray, reply: Reply) -> list[Event]:
+        worker, first = link.worker, link.first
+        if reply.kind == "ready":
+            return [Event("ready", worker, (), reply.value)]
+        if reply.kind == "done":
+            return self._done(link, reply.value)
+        if reply.kind == "raised":
+            undone = np.union1d(ids, np.array(reply.ids, np.int64)).astype(np.int64)
+            link.going.difference_update(undone.tolist())
+            return [Event("raised", worker, (undone + first).tolist(), reply.value)]
+        if reply.kind == "value":
+            values, rows = reply.value
+            self._write(ids + first, rows)
+            return [Event("value", worker, (), values)]
+        return []
+
+    def _done(self, link: _Link, rows: Rows) -> list[Event]:
+        worker, first = link.worker, link.first
+        self._write(rows.ids + first, rows.columns)
+        self._write(rows.final_ids + first, rows.finals)
+        link.going.difference_update(rows.ids.tolist())
+        if self.wanted.count is not None:
+            self.wanted.count -= len(rows.ids)
+        events = []
+        if len(rows.restarted):
+            killed = (rows.killed + first).tolist()
+            events.append(Event("restarted", worker, (rows.restarted + first).tolist(), killed))
+        extras = {first + i: extra for i, extra in rows.extras.items()}
+        return [*events, Event("done", worker, (rows.ids + first).tolist(), extras)]
+
+    def _write(self, ids: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        columns = self._columns
+        for name, values in rows.items():
+            if name == "obs" or name.startswith("obs/"):
+                columns[name][columns["half"][ids], ids] = values
+            else:
+                columns[name][ids] = values
+
+    def _lost(self, link: _Link, error: Exception) -> list[Event]:
+        text = str(error).strip()
+        reason = f"is lost: {type(error).__name__}" + (f": {text}" if text else "")
+        if link.ready or not self._hosts.passes(link.worker, error):
+            return [self._fail(link, reason, raised=not link.ready)]
+        link.shard.kill()
+        link.pending.clear()
+        link.obituary = f" Lately a part of it {reason}."
+        link.asking = link.asked = None
+        link.again_at = time.monotonic() + _AGAIN_S
+        return []
+
+    def _place_again(self) -> None:
+        """Place parts again that were lost with their machine before they came up."""
+        for link in self._links.values():
+            if link.again_at is not None and time.monotonic() >= link.again_at:
+                link.again_at, link.shard = None, self._hosts.place(link.worker)
+                for command, arguments, ids in link.sent:
+                    self._submit(link, command, arguments, ids)
+
+    def _fail(
+        self, link: _Link, reason: str, error: Exception | None = None, *, raised: bool = False
+    ) -> Event:
+        del self._links[link.worker]
+        link.shard.kill()
+        own = error if isinstance(error, VlaGymError) else None
+        reason += f" (on {link.shard.place})" + ("" if error is None else f": {error}")
+        failure = Failure(reason, own, raised or error is not None, link.ready, link.command)
+        return Event("failed", link.worker, (), failure)
+
+    def close(self) -> None:
+        """End all parts: idle ones close their environments, others are killed."""
+        links, self._links = self._links, {}
+        closing = [link.shard.submit("close") for link in links.values() if not link.busy]
+        wait(closing, _CLOSE_S)
+        for link in links.values():
+            link.shard.kill()
+        self._hosts.close()
+        self._columns.clear()

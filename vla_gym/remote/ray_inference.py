@@ -1,0 +1,201 @@
+"""Inference servers as Ray actors: one a GPU, or one a node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.remote.inference import (
+    InferenceServer,
+    Inferred,
+    RemoteVLA,
+    pack_weights,
+    vla_facts,
+)
+from vla_gym.remote.ray_hosts import RayHosts, import_ray
+
+_NAMESPACE = "vla_gym"
+
+
+class InferenceActor:
+    """Runs an :class:`InferenceServer` in a process of its own."""
+
+    def __init__(
+        self, spec: str, device: str, prepare: Callable[[Any], None] | None, **settings: Any
+    ) -> None:
+        """Load the VLA where this is called."""
+        from vla_gym.vla import load
+
+        self._vla = load(spec, device=device)
+        if prepare is not None:
+            prepare(self._vla)
+        self._server = InferenceServer(self._vla, **settings)
+
+    async def facts(self) -> dict[str, Any]:
+        """See :func:`vla_facts`."""
+        return vla_facts(self._vla)
+
+    async def infer(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> Inferred:
+        """See :meth:`InferenceServer.infer`."""
+        return await asyncio.wrap_future(self._server.infer(images, instructions, proprio))
+
+    async def publish(self, version: int, weights: bytes) -> int:
+        """See :meth:`InferenceServer.publish`."""
+        return await asyncio.wrap_future(self._server.publish(version, weights))
+
+    async def stats(self) -> dict[str, Any]:
+        """See :meth:`InferenceServer.stats`."""
+        return self._server.stats()
+
+
+class AskActors:
+    """Asks actors by turns, by their names, so that it can be sent to other machines."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        """Know them; they are looked up when they are first asked."""
+        self._names = names
+        self._turns: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_names": self._names, "_turns": None}
+
+    def __call__(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> Future[Inferred]:
+        """Return a future of the answer of the actor whose turn it is."""
+        if self._turns is None:
+            ray = import_ray()
+            found = [ray.get_actor(name, namespace=_NAMESPACE) for name in self._names]
+            self._turns = itertools.cycle(found)
+        future: Future[Inferred] = (
+            next(self._turns).infer.remote(images, instructions, proprio).future()
+        )
+        return future
+
+
+class RayInference:
+    """Inference actors that simulators on any node ask, and a learner gives new weights.
+
+    An actor that dies is started again by Ray, and what it was asked is asked again; until the
+    next :meth:`publish` it infers with the weights that it loads, which ``version`` records.
+
+    Attributes:
+        version: Of the weights that were published last.
+        in_use: Version that each actor had after the last :meth:`publish`.
+    """
+
+    def __init__(
+        self,
+        vla: str,
+        *,
+        hosts: str = "ray",
+        actors: int = 1,
+        device: str = "cpu",
+        prepare: Callable[[Any], None] | None = None,
+        max_rows: int = 64,
+        max_wait_s: float = 0.005,
+        max_staleness: int = 0,
+        max_restarts: int = 5,
+        timeout: float = 300.0,
+    ) -> None:
+        """Start the actors and wait until they have loaded the VLA.
+
+        Args:
+            vla: Name or directory of the VLA; a directory must be there on every node.
+            hosts: See :class:`~vla_gym.remote.vector_env.RemoteVectorEnv`.
+            actors: How many. On CUDA each gets a GPU.
+            device: Torch device in the actors.
+            prepare: Called with the VLA in each actor, say to add LoRA adapters.
+            max_rows: See :class:`InferenceServer`.
+            max_wait_s: See :class:`InferenceServer`.
+            max_staleness: :meth:`publish` returns when every actor has weights at most so many
+                versions old.
+            max_restarts: Of each actor.
+            timeout: Seconds for loading, and for an answer.
+
+        Raises:
+            ConfigError: If a number is out of range, or Ray or its cluster is missing.
+            WorkerError: If the VLA cannot be loaded.
+        """
+        if actors < 1 or max_staleness < 0:
+            raise ConfigError(
+                f"Expected actors >= 1 and max_staleness >= 0, got {actors}, {max_staleness}."
+            )
+        gpu = device.startswith("cuda")
+        self._hosts, self._ray = RayHosts(hosts, timeout, gpu=gpu), import_ray()
+        self._timeout, self._max_staleness, self.version = timeout, max_staleness, 0
+        self._pending: list[dict[int, Any]] = [{} for _ in range(actors)]
+        self.in_use = [0] * actors
+        run = uuid.uuid4().hex[:12]
+        self._names = tuple(f"inference-{run}-{i}" for i in range(actors))
+        options: dict[str, Any] = {"max_restarts": max_restarts, "max_task_retries": -1}
+        options |= {"num_cpus": 0, "num_gpus": int(gpu), "max_concurrency": 1000}
+        remote = self._ray.remote(InferenceActor)
+        self._actors = [
+            remote.options(
+                name=name, namespace=_NAMESPACE, scheduling_strategy="SPREAD", **options
+            ).remote(vla, device, prepare, max_rows=max_rows, max_wait_s=max_wait_s)
+            for name in self._names
+        ]
+        try:
+            facts = [actor.facts.remote() for actor in self._actors]
+            self._facts = self._ray.get(facts, timeout=timeout)[0]
+        except Exception as error:
+            self.close()
+            raise WorkerError(
+                f"The inference actors of the VLA {vla!r} did not come up within {timeout:g} s: "
+                f"{error}"
+            ) from error
+
+    def vla(self) -> RemoteVLA:
+        """Return the VLA as environments take it; it can be sent to other machines."""
+        return RemoteVLA(self._facts, AskActors(self._names), timeout=self._timeout)
+
+    def publish(self, parameters: Mapping[str, Any]) -> int:
+        """Give all actors new weights; return their version.
+
+        Args:
+            parameters: By name; see :func:`~vla_gym.remote.inference.pack_weights`.
+
+        Raises:
+            WorkerError: If an actor is not up to date within ``timeout`` seconds.
+        """
+        self.version += 1
+        shared = self._ray.put(pack_weights(parameters))
+        for actor, pending in zip(self._actors, self._pending, strict=True):
+            pending[self.version] = actor.publish.remote(self.version, shared)
+        oldest = self.version - self._max_staleness
+        try:
+            for i, pending in enumerate(self._pending):
+                for version in sorted(pending):
+                    if version <= oldest:
+                        self.in_use[i] = self._ray.get(pending.pop(version), timeout=self._timeout)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(f"An inference actor did not take new weights: {error}") from error
+        return self.version
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return what each actor has done, see ``InferenceStats``."""
+        found: list[dict[str, Any]] = self._ray.get(
+            [actor.stats.remote() for actor in self._actors], timeout=self._timeout
+        )
+        return found
+
+    def close(self) -> None:
+        """End the actors."""
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor, no_restart=True)
+        if actors:
+            self._hosts.close()
