@@ -113,7 +113,7 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     preset.write_text(f"vla: {spec}\n")
     with pytest.raises(ConfigError, match="names a class"):
         load_preset(RLTokenConfig, str(preset))
-    monkeypatch.setattr(trained, "load_policy", str)
+    monkeypatch.setattr(trained, "load_policy", lambda path, **_: str(path))
     (tmp_path / "config.json").write_text(json.dumps({"vla": spec}))
     with pytest.raises(ConfigError, match="comes from a file"):
         trained.load_trained(tmp_path)
