@@ -94,6 +94,7 @@ def test_a_rollout_logs_their_means() -> None:
         collector.collect(policy, rollout, seed=seed)
         metrics = rollout_metrics(rollout)
         lengths = rollout.data["valid"].sum(1).tolist()
+        assert rollout.reward_terms.counts["novelty"] == sum(lengths), "of this rollout alone"
         novelty = [0.1 * k for n in lengths for k in range(1, int(n) + 1)]
         assert metrics["rollout/reward_novelty"] == pytest.approx(np.mean(novelty))
         assert metrics["rollout/reward_task"] == pytest.approx(
