@@ -310,3 +310,16 @@ sim.step(np.zeros(7))
     assert result.returncode == 0, result.stderr
     assert "unstable" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_in_picture_is_within_the_cameras_field_of_view(sim: LiberoSim) -> None:
+    """In the camera's own axes: it looks along -z; half the picture's side is tan(fovy / 2) z."""
+    name = "robot0_eye_in_hand"
+    camera, depth = sim.data.camera(name), 0.3
+    half = depth * np.tan(np.deg2rad(sim._model.camera(name).fovy[0]) / 2)
+    places = [(x, y) for x in (-1.01, -0.99, 0.0, 0.99, 1.01) for y in (-1.01, -0.99, 0.99, 1.01)]
+    for side in (-1.0, 1.0):
+        local = np.array([(half * x, half * y, side * depth) for x, y in places])
+        points = camera.xpos + local @ camera.xmat.reshape(3, 3).T
+        expected = [side < 0 and max(abs(x), abs(y)) < 1.0 for x, y in places]
+        assert sim.in_picture(name, points).tolist() == expected

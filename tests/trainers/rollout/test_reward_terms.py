@@ -1,0 +1,114 @@
+"""Terms of rewards: added up over pieces, one mean for each log, in TD3 and on-policy training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from on_policy_toys import tiny_policy, toy_rollout
+from resume_target import TINY, make_toy_player
+from toy_env import ToyReach
+from toy_token_env import toy_factory
+
+import vla_gym_trainers.td3.train as td3
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym_trainers.on_policy.collector import RolloutCollector
+from vla_gym_trainers.on_policy.targets import rollout_metrics
+from vla_gym_trainers.rollout.chunks import ChunkEnvs
+from vla_gym_trainers.runs.metrics import column, read_metrics
+from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
+from vla_gym_trainers.td3.config import TD3RunConfig
+
+
+class Paid(gym.Wrapper):
+    """Rewards with two terms: the task's, and a tenth of the step's number."""
+
+    count = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.count = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.count += 1
+        paid = {"task": reward, "novelty": 0.1 * self.count}
+        return obs, sum(paid.values()), terminated, truncated, info | {"reward_terms": paid}
+
+    def get_state(self) -> Any:
+        return self.count, self.env.get_wrapper_attr("get_state")()
+
+    def set_state(self, state: Any) -> Any:
+        self.count, inner = state
+        return self.env.get_wrapper_attr("set_state")(inner)
+
+
+class InPieces(ToyReach):
+    def __init__(self) -> None:
+        super().__init__(max_control_steps=22)
+        self.action_space = spaces.Box(-1.0, 1.0, (2, 7), np.float32)
+
+
+def vector(env: Any, num_envs: int = 2) -> LiberoVectorEnv:
+    return LiberoVectorEnv(
+        num_envs,
+        env_factory=lambda i: Paid(env(i)),
+        workers=0,
+        autoreset_mode="SAME_STEP",
+    )
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_chunk_has_the_terms_of_all_that_it_executed(pieces: bool) -> None:
+    """Episodes of 24 control steps in six chunks of four; of 22 in eleven pieces of two."""
+    envs = ChunkEnvs(vector(lambda _: InPieces() if pieces else ToyReach()))
+    obs, everyone = envs.reset(seed=0), np.arange(2)
+    seen: list[list[float]] = [[], []]
+    ended = np.zeros(2, bool)
+    while not ended.all():
+        running, step = envs.begin(np.zeros_like(obs["vla_action"]), everyone), None
+        while step is None:
+            step = running.recv()
+        for i in np.flatnonzero(~ended):
+            terms = step.infos[i]["reward_terms"]
+            assert terms["task"] == 0.0
+            seen[i].append(terms["novelty"])
+        ended |= step.dones
+    numbers = [(1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11,)]
+    expected = [0.1 * sum(n) for n in numbers] if pieces else [0.1 * n for n in range(1, 7)]
+    for row in seen:
+        assert row == pytest.approx(expected)
+    assert envs.reward_terms.counts == {"task": 12, "novelty": 12}
+    assert envs.reward_terms.sums["novelty"] == pytest.approx(2 * sum(expected))
+
+
+def test_a_rollout_logs_their_means() -> None:
+    policy = tiny_policy()
+    envs = vector(toy_factory(), 4)
+    collector, rollout = RolloutCollector(envs), toy_rollout(policy=policy)
+    for seed in (7, 8):
+        collector.collect(policy, rollout, seed=seed)
+        metrics = rollout_metrics(rollout)
+        lengths = rollout.data["valid"].sum(1).tolist()
+        assert rollout.reward_terms.counts["novelty"] == sum(lengths), "of this rollout alone"
+        novelty = [0.1 * k for n in lengths for k in range(1, int(n) + 1)]
+        assert metrics["rollout/reward_novelty"] == pytest.approx(np.mean(novelty))
+        assert metrics["rollout/reward_task"] == pytest.approx(
+            metrics["rollout/success"] * metrics["rollout/episodes"] / metrics["rollout/chunks"]
+        )
+    envs.close()
+    assert not any(key.startswith("rollout/reward_") for key in rollout_metrics(toy_rollout()))
+
+
+def test_td3_logs_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(td3, "make_vec", lambda _: sb3_vec_env(vector(lambda _: ToyReach())))
+    monkeypatch.setattr(td3, "make_player", make_toy_player)
+    td3.train_td3(TD3RunConfig(**{**TINY, "eval_every": 0}, run_dir=tmp_path))
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    for name, low, high in (("novelty", 0.2, 0.5), ("task", 0.0, 0.3)):
+        _, values = column(rows, f"rollout/reward_{name}")
+        assert len(values) > 3 and low < np.mean(values) < high
