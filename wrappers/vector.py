@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 
 from vla_gym.suites import get_task
+from vla_gym.vector.shared_memory import RESET
 from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
 from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vla_features import VLAFeatures
@@ -111,6 +112,13 @@ class FrozenVLAObservation(VectorObservationWrapper):
         env: Any = self.env
         env.reset_send(env_ids, **kwargs)
         self._last.begins[slice(None) if env_ids is None else np.asarray(env_ids)] = True
+
+    @if_env_has
+    def begin(self, ids: np.ndarray, ops: np.ndarray, *args: Any, each: bool) -> None:
+        """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
+        env: Any = self.env
+        env.begin(ids, ops, *args, each=each)
+        self._last.begins[ids[ops == RESET]] = True
 
     @if_env_has
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:

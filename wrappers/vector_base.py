@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
+
+from vla_gym.vector.shared_memory import RESET
 
 Obs = dict[str, Any]
 Step = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -125,7 +127,7 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     It takes note of the actions that environments are stepped with, and of steps that begin an
     episode instead. A subclass gives ``_convert_reset`` and ``_convert_step``, and says with
     ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept. ``step_async``, ``send``,
-    ``reset_send``, ``get_state`` and ``set_state`` are there where the wrapped environment has
+    ``reset_send``, ``begin``, ``get_state`` and ``set_state`` are there where the wrapped environment has
     them.
     """
 
@@ -165,6 +167,15 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         env: Any = self.env
         env.reset_send(env_ids, **kwargs)
         self._resetting[self._everyone if env_ids is None else np.atleast_1d(env_ids)] = True
+
+    @if_env_has
+    def begin(
+        self, ids: np.ndarray, ops: np.ndarray, rows: Mapping[str, np.ndarray], *args: Any, each: bool
+    ) -> None:
+        """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
+        env: Any = self.env
+        env.begin(ids, ops, rows, *args, each=each)
+        self._actions[ids], self._resetting[ids] = rows["action"], ops == RESET
 
     @if_env_has
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:

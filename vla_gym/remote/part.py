@@ -162,7 +162,7 @@ class Part:
         options: Mapping[int, dict[str, Any]],
         each: bool,
     ) -> Reply:
-        self._base.begin(ids, ops, rows, options, each=each)
+        self._envs.begin(ids, ops, rows, options, each=each)
         if each:
             return Reply("begun")
         try:
