@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from part_hosts import BreakableHosts
 from remote_play import play_groups, play_whoever_is_done
-from stub_envs import LIMIT, Fault, Gate, stub_factory
+from stub_envs import LIMIT, Fault, Gate, StubEnv, stub_factory
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
@@ -32,8 +32,17 @@ from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.policies import RandomPolicy
+from vla_gym.vector import LiberoVectorEnv
 
 pytest_plugins = ("vector_fixtures",)
+
+
+class NoSeekStub(StubEnv):
+    """A stub as other people's environments are: each reset goes on from the last one."""
+
+    @property
+    def seek(self):
+        raise AttributeError("seek")
 
 
 @pytest.fixture
@@ -267,6 +276,39 @@ def test_a_worker_that_dies_in_a_part(make_vec, once, stub_server, mode):
         assert result[4]["final_info"]["worker_restarted"].tolist() == [i == 4 for i in range(6)]
     advance(envs, expected, 5)
     assert once.reached() == 1 and expected.lost == [0, 0, 0, 0, 1, 0]
+
+
+@by_mode
+def test_environments_that_cannot_seek_go_on_as_reproducibly(once, stub_server, mode):
+    """After a worker of a part died: as they do without parts."""
+    played = []
+    for hosts in (None, ThreadHosts(2)):
+        faults = [once("SIGKILL", episode=1)]
+
+        def make(index: int, faults=faults):
+            env = NoSeekStub(index, faults=faults if index == 3 else (), script=[(2, LIMIT)])
+            return env
+
+        kwargs = {"env_factory": make, "workers": 2, "autoreset_mode": mode}
+        envs = (
+            LiberoVectorEnv(4, **kwargs)
+            if hosts is None
+            else RemoteVectorEnv(4, hosts=hosts, **kwargs)
+        )
+        envs.reset(seed=3)
+        shown = []
+        with pytest.warns(WorkerRestartWarning):
+            for _ in range(8):
+                obs, _, terminated, truncated, _ = envs.step(np.zeros((4, 3), np.float32))
+                shown.append(obs)
+                over = terminated | truncated
+                if mode == DISABLED and over.any():
+                    shown.append(envs.reset(options={"reset_mask": over})[0])
+        # Those of the killed worker: parts have others.
+        played.append([obs["proprio"][3] for obs in shown])
+        envs.close()
+    assert once.reached() == 2
+    assert_same(played[1], played[0])
 
 
 def test_errors_of_the_package_are_raised_here(make_vec):
