@@ -130,6 +130,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         ids = range(self.num_envs) if env_ids is None else np.asarray(env_ids).tolist()
         return self._last.save(ids, env.get_state(env_ids))
 
+    @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
         """Bring environments to states that ``get_state`` returned.
 
@@ -141,11 +142,12 @@ class FrozenVLAObservation(VectorObservationWrapper):
             ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
         env: Any = self.env
-        suites = env.get_attr("suite")
+        stateful = self._features.memory.is_stateful
+        suites = () if stateful else env.get_attr("suite")
         obs = env.set_state(self._last.check(states), env_ids)
         every = np.arange(self.num_envs)
         fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
-        if not self._features.memory.is_stateful:
+        if not stateful:
             # A state may be of another task, and no info comes with it.
             for i in fresh:
                 self._last.instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction

@@ -277,4 +277,5 @@ def test_what_is_refused():
         SyncVectorEnv([lambda: PictureEnv(size=SIZE)]), make_vla(), rl_token=None
     )
     envs.reset(seed=0)
-    assert not hasattr(envs, "get_state")  # as the environments below
+    for name in ("get_state", "set_state", "begin"):
+        assert not hasattr(envs, name)  # as the environments below
