@@ -170,7 +170,12 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
 
     @if_env_has
     def begin(
-        self, ids: np.ndarray, ops: np.ndarray, rows: Mapping[str, np.ndarray], *args: Any, each: bool
+        self,
+        ids: np.ndarray,
+        ops: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        *args: Any,
+        each: bool,
     ) -> None:
         """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
         env: Any = self.env

@@ -16,6 +16,7 @@ from stub_envs import stub_factory
 from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, assert_same, by_mode
 from world_model_toys import toy_model
 
+from vla_gym.errors import ConfigError
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.vector import LiberoVectorEnv
@@ -109,3 +110,32 @@ def test_send_and_recv_with_resets_inside_episodes(make_both, given, mode):
                 shown.append(envs.recv(env_ids=[2], timeout=60))
         played.append(shown)
     assert_same(*played)
+
+
+@by_mode
+@by_wrapper
+def test_states_go_on_in_any_part(make_both, given, mode):
+    """Saved inside episodes and at their ends, pickled, and restored in another order."""
+    played = []
+    for envs in make_both(given, mode):
+        envs.reset(seed=5)
+        play(envs, mode, range(3))
+        states = pickle.loads(pickle.dumps(envs.get_state([3, 0, 1])))
+        play(envs, mode, range(3, 6))
+        shown = [envs.set_state(states, [0, 1, 3])]
+        played.append([*shown, *play(envs, mode, range(6, 12))])
+    assert_same(*played)
+
+
+@pytest.mark.parametrize("given", [history, stateful_vla])
+def test_a_state_of_an_unwrapped_part_is_refused(make_both, given):
+    """With the wrapper's own error, and one that was saved with the wrapper goes on."""
+    _, envs = make_both(given, NEXT_STEP)
+    plain = RemoteVectorEnv(N, hosts=ThreadHosts(1), env_factory=given()["env_factory"], workers=0)
+    for each in (envs, plain):
+        each.reset(seed=5)
+    with pytest.raises(ConfigError, match="HistoryState|saved without one"):
+        envs.set_state(plain.get_state())
+    obs, *_ = envs.step(actions_of(envs, 0))
+    assert_same(envs.set_state(envs.get_state()), obs)
+    plain.close()
