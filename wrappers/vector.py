@@ -11,7 +11,13 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.suites import get_task
 from vla_gym.vector.shared_memory import RESET
-from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
+from vla_gym.wrappers.vector_base import (
+    Obs,
+    Step,
+    VectorObservationWrapper,
+    if_env_has,
+    told_to_begin,
+)
 from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vla_features import VLAFeatures
 from vla_gym.wrappers.vla_state import LastFrames
@@ -166,10 +172,10 @@ class FrozenVLAObservation(VectorObservationWrapper):
         env_ids = self._env_ids(infos)
         # What died with its worker shows its last frame again.
         dead = truncations & infos.get("worker_restarted", False)
+        ended = terminations | truncations
+        self._last.begins[env_ids] |= told_to_begin(infos, ended)
         obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)), dead)
-        self._last.begins[env_ids] = terminations | truncations
-        if "final_obs" in infos:
-            self._last.begins[env_ids] &= ~infos["_final_obs"]
+        self._last.begins[env_ids] = ended & np.logical_not(infos.get("_final_obs", False))
         return obs, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _convert(

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from vla_gym.vector.shared_memory import RESET
 
@@ -127,8 +126,8 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     It takes note of the actions that environments are stepped with, and of steps that begin an
     episode instead. A subclass gives ``_convert_reset`` and ``_convert_step``, and says with
     ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept. ``step_async``, ``send``,
-    ``reset_send``, ``begin``, ``get_state`` and ``set_state`` are there where the wrapped environment has
-    them.
+    ``reset_send``, ``begin``, ``get_state`` and ``set_state`` are there where the wrapped
+    environment has them.
     """
 
     def __init__(self, env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray]) -> None:
@@ -136,7 +135,6 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         super().__init__(env)
         n = env.num_envs
         self._everyone = np.arange(n)
-        self._resets_next = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
         # What each environment is doing, and whether its next step is a reset.
         self._actions = np.zeros((n, *(env.single_action_space.shape or ())), np.float32)
         self._resetting, self._ended = np.zeros(n, bool), np.zeros(n, bool)
@@ -228,10 +226,10 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
             0 where nothing was, and where a worker died over it; a large number if nobody says.
         """
         env_ids = self._env_ids(infos)
-        begun, executed = self._resetting[env_ids], _executed_steps(infos, ended)
+        begun = self._resetting[env_ids] | told_to_begin(infos, ended)
+        executed = _executed_steps(infos, ended)
         executed[begun] = 0
-        if self._resets_next:
-            self._ended[env_ids] = ended
+        self._ended[env_ids] = ended & np.logical_not(infos.get("_final_obs", False))
         return env_ids, begun, executed
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
@@ -249,6 +247,17 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     def _restore(self, env_id: int, state: Any) -> None:
         """Take over what a state has kept."""
         raise NotImplementedError
+
+
+def told_to_begin(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:
+    """Return which rows (n,) bool of a step say by ``elapsed_steps`` that an episode begins there.
+
+    An exception out of a step ends episodes of which no flag tells: the next step resets them.
+    """
+    if "elapsed_steps" not in infos:
+        return np.zeros(len(ended), bool)
+    begun: np.ndarray = infos["_elapsed_steps"] & (infos["elapsed_steps"] == 0) & ~ended
+    return begun
 
 
 def _executed_steps(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:
