@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from forks import in_fork
 from part_hosts import BreakableHosts
 from remote_play import play_groups, play_whoever_is_done
 from stub_envs import LIMIT, Fault, Gate, StubEnv, stub_factory
@@ -360,6 +362,39 @@ def test_bad_arguments(make_vec):
             make_vec(2, **wrong)
     with pytest.raises(ConfigError, match="autoreset_mode"):
         make_vec(2, autoreset_mode="LATER")
+    for ids in ([0, 1], np.arange(2), (), range(0, 4, 2), range(2, 2), range(3, 9)):
+        with pytest.raises(ConfigError, match="env_ids must be a range of consecutive numbers"):
+            LiberoVectorEnv(4, env_factory=stub_factory(), workers=0, env_ids=ids)
+
+
+def test_what_cannot_be_sent_is_one_error_and_no_host_stays(make_vec, monkeypatch):
+    hosts = BreakableHosts(2)
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="cannot be sent to other machines.*lock"):
+        make_vec(2, hosts, {0: {"faults": [lock]}})
+    assert hosts.closed == 1 and not hosts.placed
+
+    def broken(_):
+        raise OSError("a broken disk")
+
+    monkeypatch.setattr("vla_gym.remote.pool.asset_digest", broken)
+    with pytest.raises(OSError, match="a broken disk"):
+        make_vec(2, hosts)
+    assert hosts.closed == 2 and not hosts.placed
+
+
+def test_a_fork_cannot_close_its_parents_parts(make_vec):
+    hosts = BreakableHosts(2)
+    envs = make_vec(2, hosts, script=[(9, LIMIT)])
+    envs.reset(seed=0)
+
+    def close():
+        envs.close()
+        if hosts.closed:
+            raise WorkerError("the hosts are closed")
+
+    assert in_fork(close) == "" and hosts.closed == 0
+    envs.step(np.zeros((2, 3), np.float32))
 
 
 def test_closing_is_quick_and_final(make_vec):

@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 import vla_gym
-from vla_gym.errors import VlaGymError, WorkerError
+from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.remote.messages import PartSpec, Reply, Rows
 from vla_gym.remote.part import asset_digest
 from vla_gym.remote.shards import Hosts, Shard
@@ -103,15 +103,13 @@ class RemotePool:
         self.wanted = Wanted()
         self._hosts, self._interrupts = hosts, interrupts
         self._start_timeout, self._limit = start_timeout, start_timeout + step_timeout
-        digest = asset_digest(assets)
-        self._starts = [
-            (vla_gym.__version__, assets, digest, cloudpickle.dumps(spec)) for spec in specs
-        ]
         self._columns: dict[str, np.ndarray] = {}
         self._links: dict[int, _Link] = {}
         # Filled by the threads that receive.
         self._answers: queue.SimpleQueue[tuple[_Link, Future[Reply]]] = queue.SimpleQueue()
         try:
+            digest = asset_digest(assets)
+            self._starts = [(vla_gym.__version__, assets, digest, _packed(spec)) for spec in specs]
             for worker in range(len(specs)):
                 self.start(worker)
         except BaseException:
@@ -321,6 +319,8 @@ class RemotePool:
 
     def close(self) -> None:
         """End all parts: idle ones close their environments, others are killed."""
+        if self._interrupts.in_fork:
+            return  # the parts are not ours
         links, self._links = self._links, {}
         closing = [link.shard.submit("close") for link in links.values() if not link.busy]
         wait(closing, _CLOSE_S)
@@ -328,3 +328,14 @@ class RemotePool:
             link.shard.kill()
         self._hosts.close()
         self._columns.clear()
+
+
+def _packed(spec: PartSpec) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(spec)
+    except Exception as error:
+        raise ConfigError(
+            f"The environments cannot be sent to other machines: {error}. Give arguments, "
+            "factories and vector_wrappers that cloudpickle can pack."
+        ) from error
+    return packed
