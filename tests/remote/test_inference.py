@@ -15,7 +15,8 @@ from on_policy_toys import tiny_vla
 from vector_reference import assert_same
 
 from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.remote.inference import InferenceServer, RemoteVLA, pack_weights, vla_facts
+from vla_gym.remote.inference import InferenceServer, pack_weights
+from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 from vla_gym.vla import load
 from vla_gym.vla.base import VLAOutput
 

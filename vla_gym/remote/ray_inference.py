@@ -13,14 +13,9 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.remote.inference import (
-    InferenceServer,
-    Inferred,
-    RemoteVLA,
-    pack_weights,
-    vla_facts,
-)
+from vla_gym.remote.inference import InferenceServer, Inferred, pack_weights
 from vla_gym.remote.ray_hosts import RayHosts, import_ray
+from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 
 _NAMESPACE = "vla_gym"
 
