@@ -44,7 +44,12 @@ def world_model() -> dict[str, Any]:
     return {"env_factory": lambda _: Pictures(), "wrapper": wrapper, "parts": 1}
 
 
-by_wrapper = pytest.mark.parametrize("given", [history, stateful_vla, world_model])
+def stacked() -> dict[str, Any]:
+    found = stateful_vla()
+    return found | {"wrapper": lambda envs: found["wrapper"](History(envs, 3))}
+
+
+by_wrapper = pytest.mark.parametrize("given", [history, stateful_vla, world_model, stacked])
 
 
 @pytest.fixture
