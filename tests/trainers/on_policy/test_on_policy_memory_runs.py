@@ -15,7 +15,8 @@ from toy_memory_env import ProprioVLA, memory_envs, memory_factories
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym_trainers.evaluation.trained import ActorPolicy, load_policy
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
+from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.train import train

@@ -17,8 +17,9 @@ from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.run_player import RunPlayer
-from vla_gym_trainers.evaluation.trained import ActorPolicy, load_policy, load_trained
+from vla_gym_trainers.evaluation.trained import load_policy, load_trained
 from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
