@@ -16,6 +16,7 @@ from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.world_model.protocol import (
     WorldModel,
     load_world_model,
+    model_folder,
     world_memory_size,
 )
 
@@ -149,7 +150,8 @@ def load_trained(
         "rl_token": token,
     }
     if world_model is not None:
-        policy.identity["world_model"] = _settings(path)["world_model"]
+        folder = model_folder(_settings(path)["world_model"])
+        policy.identity["world_model"] = vla_identity(folder, "-world-model")
     return policy
 
 

@@ -170,6 +170,11 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
             raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
         self.check_policy()
         self.check_world_model()
+        if self.world_model is not None and self.policy != "rl-token" and not self.rewards:
+            raise ConfigError(
+                f"policy {self.policy} does not see a world model's memory: give rewards, which it "
+                "is paid by then, or leave world_model out."
+            )
         self.check_memory(self.policy, self.micro_batch_size)
         if self.episodes_per_env is None:
             self.check_rows(self.rollout_chunks)

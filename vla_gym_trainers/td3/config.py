@@ -143,7 +143,8 @@ class TD3Config(FineTuneConfig):
             ("vla_learning_rate encoder_learning_rate anchor_weight lora_alpha", 0.0, infinity),
             ("learning_starts critic_warmup_steps ahead residual_basis", 0, infinity),
             ("utd_ratio bc_weight pessimism noise_white noise_chunk", 0.0, infinity),
-            ("gamma mc_weight reference_dropout noise_correlation", 0.0, 1.0),
+            ("learning_rate target_policy_noise target_noise_clip", 0.0, infinity),
+            ("gamma tau mc_weight reference_dropout noise_correlation", 0.0, 1.0),
             ("n_critics", 2, infinity),  # twin critics at least
         ):
             for name in names.split():
@@ -251,7 +252,12 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
         if self.pays_for_more and self.value_range == (0.0, 1.0):
             raise ConfigError(
                 f"value_range (0, 1) holds the task's returns, rewards {' '.join(self.rewards)} "
-                "come to more: give another one, or None."
+                "come to others: give another one, or None."
+            )
+        if self.stride and self.world_model is not None:
+            raise ConfigError(
+                "With a stride the world model's memory would see each piece of a chunk in "
+                "training, and whole chunks when the policy is evaluated: leave one of the two out."
             )
         if self.learning_starts >= self.total_timesteps:
             raise ConfigError(
