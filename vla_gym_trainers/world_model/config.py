@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,6 +106,9 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
             raise ConfigError(f"No sequences: ask for at least one of {', '.join(counts)}.")
         if not 0.0 <= self.noise <= 1.0:
             raise ConfigError(f"Expected 0 <= noise <= 1, got {self.noise}.")
+        for name in ("learning_rate", "tokenizer_learning_rate"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}.")
 
     def check(self) -> None:
         """Check what needs the suites; not when the settings are made, as they may be a preset's.

@@ -205,11 +205,13 @@ class WorldModelObservation(VectorEpisodeWrapper):
         )
 
     def _check(self, state: Any) -> RememberedState:
-        size = self.world_model.state_size
-        if not isinstance(state, RememberedState) or state.memory.shape != (size,):
+        sizes = (self.world_model.state_size,), (self.world_model.num_tokens,)
+        known = isinstance(state, RememberedState)
+        if not known or (np.shape(state.memory), np.shape(state.tokens)) != sizes:
             raise ConfigError(
-                f"Expected a RememberedState of get_state() with a memory of {size} numbers, got "
-                f"{type(state).__name__}: both environments need the same world model."
+                f"Expected a RememberedState of get_state() with a memory of {sizes[0][0]} numbers "
+                f"and {sizes[1][0]} tokens, got {type(state).__name__}: both environments need the "
+                "same world model."
             )
         return state
 
