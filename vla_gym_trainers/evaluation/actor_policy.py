@@ -56,7 +56,10 @@ class ActorPolicy:
         self._vla_memory = None if vla is None else VLAMemory(vla)
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
-        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self._views: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self.cameras = self._views
+        if world_model is not None:  # which may look where the VLA does not
+            self.cameras = tuple(dict.fromkeys((*self._views, *world_model.cameras, "wrist")))
         self.identity: dict[str, Any] = {"kind": "trained"}
         self._memory = EpisodeMemory(getattr(model, "carried", {}))
 
@@ -77,7 +80,7 @@ class ActorPolicy:
     ) -> tuple[np.ndarray, np.ndarray]:
         features = observations
         if self._vla_memory is not None:
-            images = {camera: observations[camera] for camera in self.cameras}
+            images = {camera: observations[camera] for camera in self._views}
             proprio = observations["proprio"]
             vla = in_episodes(self._vla_memory, infos)
             told = [info["instruction"] for info in infos]

@@ -15,6 +15,7 @@ from watching_model import watching_model
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.vla.base import VLAOutput
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
@@ -224,3 +225,25 @@ def test_each_process_has_its_world_model_on_its_own_device(monkeypatch):
     config = PPOConfig(world_model="x", policy="rl-token", device="cuda")
     with pytest.raises(Loaded, match="^cuda:1$"):
         networks.make_networks(config, tiny_vla())
+
+
+class OneView:
+    """A VLA that does not look at the wrist camera, which the world model does."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "one", 8, 1, 32, 64
+    cameras = ("agentview",)
+
+    def infer(self, images, instructions, proprio):
+        assert set(images) == {"agentview"} and len(instructions) == len(proprio)
+        return VLAOutput(torch.zeros(len(proprio), 1, 32), torch.zeros(len(proprio), 8, 7))
+
+
+def test_who_plays_observes_what_the_world_model_sees():
+    policy = ActorPolicy(None, OneView(), None, 4, world_model=seeing_model())
+    assert policy.cameras == ("agentview", "wrist")
+    envs = toy_envs(1, autoreset_mode="DISABLED")
+    try:
+        episodes = list(rollout(policy.wrap_envs(envs), policy, sampled_starts("goal", (0,), 1, 7)))
+    finally:
+        envs.close()
+    assert len(episodes) == 1
