@@ -100,11 +100,12 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     Raises:
         ConfigError: If the VLA cannot be trained that way, or other settings do not fit it.
     """
-    vla = load(config.vla, device=local_device(config.device)) if vla is None else vla
+    device = local_device(config.device)
+    vla = load(config.vla, device=device) if vla is None else vla
     chunk_len = check_chunk_len(config.chunk_len, vla)
     world_model = None
     if config.world_model is not None:
-        world_model = load_world_model(config.world_model, config.device, vlas={config.vla: vla})
+        world_model = load_world_model(config.world_model, device, vlas={config.vla: vla})
     torch.manual_seed(config.seed)
     policy: Policy
     teacher: Teacher

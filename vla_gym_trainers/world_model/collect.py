@@ -121,7 +121,8 @@ class SequencePolicy:
         self._keep_agentview = keep_agentview
         self.name, self.chunk_len = behaviour, chunk_len
         self.expert = behaviour == "expert"
-        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self._views: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self.cameras = tuple(dict.fromkeys((*self._views, *CAMERAS)))
         self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
         self._seen: dict[Start, list[dict[str, np.ndarray]]] = {}
@@ -155,7 +156,7 @@ class SequencePolicy:
         shape = self._vla.hidden_size, self.chunk_len
 
         def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-            images = {camera: batch[camera] for camera in self.cameras}
+            images = {camera: batch[camera] for camera in self._views}
             texts = [info["instruction"] for info in told]
             out = self._vla.infer(images, texts, batch["proprio"])
             features = out.hidden.mean(dim=1).float().cpu().numpy()

@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     proprio: np.ndarray
 
 
-class EpisodeMemory:
+class WorldMemory:
     """The states of N episodes and the tokens of their last wrist frames.
 
     Attributes:

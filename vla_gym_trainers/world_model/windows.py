@@ -23,7 +23,7 @@ class Windows:
     zero until a window has come by, and where an episode begins.
 
     Attributes:
-        episodes: Episodes that were begun (sequential), or windows / windows an epoch.
+        episodes: Episodes that were begun (sequential), or windows that were drawn.
     """
 
     def __init__(

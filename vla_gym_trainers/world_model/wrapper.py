@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from vla_gym.errors import ConfigError
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
 from vla_gym_trainers.world_model import rewards as terms
-from vla_gym_trainers.world_model.memory import EpisodeMemory, Seen
+from vla_gym_trainers.world_model.memory import Seen, WorldMemory
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
 
 
@@ -103,7 +103,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         memory = spaces.Box(-np.inf, np.inf, (world_model.state_size,), np.float32)
         self.single_observation_space = spaces.Dict({**inner.spaces, WORLD_MEMORY: memory})
         self.observation_space = batch_space(self.single_observation_space, count)
-        self._memory = EpisodeMemory(self.world_model, count)
+        self._memory = WorldMemory(self.world_model, count)
         self._instructions = np.full(count, None, dtype=object)
 
     def _convert_reset(
@@ -205,11 +205,13 @@ class WorldModelObservation(VectorEpisodeWrapper):
         )
 
     def _check(self, state: Any) -> RememberedState:
-        size = self.world_model.state_size
-        if not isinstance(state, RememberedState) or state.memory.shape != (size,):
+        sizes = (self.world_model.state_size,), (self.world_model.num_tokens,)
+        known = isinstance(state, RememberedState)
+        if not known or (np.shape(state.memory), np.shape(state.tokens)) != sizes:
             raise ConfigError(
-                f"Expected a RememberedState of get_state() with a memory of {size} numbers, got "
-                f"{type(state).__name__}: both environments need the same world model."
+                f"Expected a RememberedState of get_state() with a memory of {sizes[0][0]} numbers "
+                f"and {sizes[1][0]} tokens, got {type(state).__name__}: both environments need the "
+                "same world model."
             )
         return state
 

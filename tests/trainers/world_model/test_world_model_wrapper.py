@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import pickle
 import signal
@@ -16,7 +18,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, Pictures
-from world_model_toys import CHUNK_LEN, toy_model
+from world_model_toys import CHUNK_LEN, TOKENIZER, toy_model
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -347,6 +349,10 @@ def test_states_go_on_elsewhere(mode):
     bigger.reset(seed=0)
     with pytest.raises(ConfigError, match="memory of 16 numbers"):
         bigger.set_state(states, [0, 1])
+    finer = make(mode, model=toy_model(tokenizer=dataclasses.replace(TOKENIZER, grid_size=1)))
+    finer.reset(seed=0)
+    with pytest.raises(ConfigError, match="and 1 tokens"):
+        finer.set_state(states, [0, 1])
 
 
 def _one(infos: dict[str, Any], row: int) -> dict[str, Any]:
