@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 from vla_gym.suites import get_task
 from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
 from vla_gym.wrappers.vector_history import History
+from vla_gym.wrappers.vector_plain_spaces import PlainSpaces
 from vla_gym.wrappers.vla_features import VLAFeatures
 from vla_gym.wrappers.vla_state import LastFrames
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
 
-__all__ = ["FrozenVLAObservation", "History"]
+__all__ = ["FrozenVLAObservation", "History", "PlainSpaces"]
 
 
 class FrozenVLAObservation(VectorObservationWrapper):
