@@ -3,5 +3,6 @@
 from vla_gym.wrappers.action_chunk import ActionChunk
 from vla_gym.wrappers.frozen_vla import FrozenVLAObservation
 from vla_gym.wrappers.history import History
+from vla_gym.wrappers.plain_spaces import PlainSpaces
 
-__all__ = ["ActionChunk", "FrozenVLAObservation", "History"]
+__all__ = ["ActionChunk", "FrozenVLAObservation", "History", "PlainSpaces"]

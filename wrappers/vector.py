@@ -19,6 +19,7 @@ from vla_gym.wrappers.vector_base import (
     told_to_begin,
 )
 from vla_gym.wrappers.vector_history import History
+from vla_gym.wrappers.vector_plain_spaces import PlainSpaces
 from vla_gym.wrappers.vla_features import VLAFeatures
 from vla_gym.wrappers.vla_state import LastFrames
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla.base import FrozenVLA
 
-__all__ = ["FrozenVLAObservation", "History"]
+__all__ = ["FrozenVLAObservation", "History", "PlainSpaces"]
 
 
 class FrozenVLAObservation(VectorObservationWrapper):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -16,10 +16,13 @@ Step = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
+if TYPE_CHECKING:
+    _Wrapper = gym.vector.VectorWrapper[Obs, np.ndarray, Obs, np.ndarray, np.ndarray]
+else:
+    _Wrapper = gym.vector.VectorWrapper  # takes no parameters in Gymnasium 1.2
 
-class VectorObservationWrapper(
-    gym.vector.VectorWrapper[Obs, np.ndarray, Obs, np.ndarray, np.ndarray]
-):
+
+class VectorObservationWrapper(_Wrapper):
     """Converts the observations of any vector environment, ``LiberoVectorEnv`` included.
 
     Gymnasium's class of this name refuses the autoreset mode SAME_STEP and knows neither

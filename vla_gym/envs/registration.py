@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vla_gym.vector import LiberoVectorEnv
     from vla_gym.vla.base import FrozenVLA
     from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
+    from vla_gym.wrappers.vector import PlainSpaces as VectorPlainSpaces
 
 
 Env = gym.Env[dict[str, Any], np.ndarray]
@@ -99,6 +100,9 @@ def make_libero_vla(
     chunk_len: int | None = None,
     device: str = "cpu",
     keep_images: bool = False,
+    flat: bool = False,
+    obs_keys: Sequence[str] | None = None,
+    string_infos: bool = True,
     render_mode: str | None = None,
     **env_kwargs: Any,
 ) -> Env:
@@ -111,21 +115,27 @@ def make_libero_vla(
         chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
         device: Torch device of the VLA and of the RL token where they are given by name.
         keep_images: Whether the camera images stay in the observation.
+        flat: One float32 vector as observation, one as action; see
+            :class:`vla_gym.wrappers.PlainSpaces`.
+        obs_keys: The entries of the observation that are kept, in this order; None for all.
+        string_infos: Whether infos may hold texts such as ``instruction``.
         render_mode: See :func:`make_libero`.
         **env_kwargs: Passed on to :class:`vla_gym.envs.libero.LiberoEnv`.
 
     Raises:
-        ConfigError: If ``chunk_len`` is not in 1..horizon.
+        ConfigError: If ``chunk_len`` is not in 1..horizon, or ``obs_keys`` names no entries.
         WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
     """
     from vla_gym.envs.libero import LiberoEnv
-    from vla_gym.wrappers import FrozenVLAObservation
+    from vla_gym.wrappers import FrozenVLAObservation, PlainSpaces
 
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     env_kwargs.setdefault("image_size", model.image_size)
     mode = _frames(render_mode)
     env = LiberoEnv(suite, chunk_len=chunk_len, render_mode=mode, **env_kwargs)
-    wrapped = FrozenVLAObservation(env, model, encoder, keep_images)
+    wrapped: Env = FrozenVLAObservation(env, model, encoder, keep_images)
+    if _wants_plain(flat, obs_keys, string_infos):
+        wrapped = PlainSpaces(wrapped, flat, obs_keys, string_infos)
     return HumanRendering(wrapped) if render_mode == "human" else wrapped
 
 
@@ -165,10 +175,13 @@ def make_libero_vla_vec(
     device: str = "cpu",
     keep_images: bool = False,
     keep_inputs: bool = False,
+    flat: bool = False,
+    obs_keys: Sequence[str] | None = None,
+    string_infos: bool = True,
     wrap_envs: Callable[[Any], Any] | None = None,
     hosts: str | Hosts | None = None,
     **kwargs: Any,
-) -> VectorFrozenVLAObservation | LiberoVectorEnv:
+) -> VectorFrozenVLAObservation | LiberoVectorEnv | VectorPlainSpaces:
     """Build many LIBERO environments that share one frozen VLA, which stays in this process.
 
     With ``hosts`` there is one on each machine beside its environments, and what travels is its
@@ -186,20 +199,23 @@ def make_libero_vla_vec(
         device: Torch device of the VLA and of the RL token where they are given by name.
         keep_images: Whether the camera images stay in the observation.
         keep_inputs: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+        flat: See :func:`make_libero_vla`, as ``obs_keys`` and ``string_infos``.
+        obs_keys: See there.
+        string_infos: See there.
         wrap_envs: Puts a vector wrapper between the environments and the VLA's.
         hosts: See :func:`make_libero_vec`.
         **kwargs: Passed on to :class:`vla_gym.vector.LiberoVectorEnv`: ``workers``,
             ``autoreset_mode``, ... and the arguments of :class:`vla_gym.envs.libero.LiberoEnv`.
 
     Raises:
-        ConfigError: If ``chunk_len`` is not in 1..horizon, the environments do not fit the VLA, or
-            an ``env_factory`` is given.
+        ConfigError: If ``chunk_len`` is not in 1..horizon, ``obs_keys`` names no entries, the
+            environments do not fit the VLA, or an ``env_factory`` is given.
         WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
         WorkerError: If the environments can't be built.
     """
     from vla_gym.errors import ConfigError
     from vla_gym.vector import LiberoVectorEnv
-    from vla_gym.wrappers.vector import FrozenVLAObservation
+    from vla_gym.wrappers.vector import FrozenVLAObservation, PlainSpaces
 
     if kwargs.get("env_factory") is not None:
         raise ConfigError(
@@ -221,7 +237,7 @@ def make_libero_vla_vec(
         )
         inner = [] if wrap_envs is None else [wrap_envs]
         wrappers = [*kwargs.pop("vector_wrappers", ()), *inner, look]
-        return make_libero_vec(
+        envs: Any = make_libero_vec(
             suite,
             num_envs,
             hosts=hosts,
@@ -230,18 +246,28 @@ def make_libero_vla_vec(
             chunk_len=stride or chunk_len,
             **kwargs,
         )
-    model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
-    kwargs.setdefault("image_size", model.image_size)
-    # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
-    kwargs.setdefault("copy", False)
-    envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
+    else:
+        model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+        kwargs.setdefault("image_size", model.image_size)
+        # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
+        kwargs.setdefault("copy", False)
+        envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
-        if wrap_envs is not None:
-            envs = wrap_envs(envs)
-        return FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
+        if hosts is None:
+            envs = envs if wrap_envs is None else wrap_envs(envs)
+            envs = FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
+        if _wants_plain(flat, obs_keys, string_infos):
+            envs = PlainSpaces(envs, flat, obs_keys, string_infos)
+        made: VectorFrozenVLAObservation | LiberoVectorEnv | VectorPlainSpaces = envs
+        return made
     except BaseException:
         envs.close()
         raise
+
+
+def _wants_plain(flat: Any, obs_keys: Any, string_infos: Any) -> bool:
+    """Tell whether one of these arguments of PlainSpaces is not what is there without it."""
+    return not (flat is False and obs_keys is None and string_infos is True)
 
 
 def _observe(

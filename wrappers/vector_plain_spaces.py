@@ -1,0 +1,99 @@
+"""PlainSpaces for many environments at once, over any vector environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from vla_gym.wrappers.plain_spaces import PlainForm
+from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
+
+
+class PlainSpaces(VectorObservationWrapper):
+    """Give N environments spaces and infos that every RL library takes.
+
+    Each row is that of :class:`vla_gym.wrappers.PlainSpaces`. Any autoreset mode: in SAME_STEP
+    ``infos["final_obs"]`` holds final observations in the same form, (D,) float32 with ``flat``.
+    ``step_async``, ``send``, ``recv``, ``get_state`` and ``set_state`` work where the wrapped
+    environment has them, every other attribute of it is reached through the wrapper.
+
+    Attributes:
+        form: What converts.
+    """
+
+    def __init__(
+        self,
+        env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray],
+        flat: bool = True,
+        obs_keys: Sequence[str] | None = None,
+        string_infos: bool = True,
+    ) -> None:
+        """Wrap a vector of environments with Dict observations.
+
+        Args:
+            env: For example ``LiberoVLA-*``.
+            flat: Whether an environment's observation and action are vectors.
+            obs_keys: The entries of the observation that are kept, in this order; None for all, in
+                the order of the observation space. Without ``flat`` the observation is a Dict.
+            string_infos: Whether infos may hold texts such as ``instruction``.
+
+        Raises:
+            ConfigError: If the observation is no Dict, an entry does not exist, is named twice or
+                cannot be made a vector, or the action is no Box.
+        """
+        super().__init__(env)
+        self.form = PlainForm(
+            env.single_observation_space, env.single_action_space, flat, obs_keys, string_infos
+        )
+        self.single_observation_space = self.form.observation_space
+        self.single_action_space = self.form.action_space
+        self.observation_space = batch_space(self.form.observation_space, env.num_envs)
+        self.action_space = batch_space(self.form.action_space, env.num_envs)
+
+    def step(self, actions: np.ndarray) -> Step:
+        """Step all environments.
+
+        Raises:
+            InvalidActionError: Wrong shape.
+        """
+        return super().step(self.form.actions(actions, self.num_envs))
+
+    @if_env_has
+    def step_async(self, actions: np.ndarray) -> None:
+        """Begin a step; see the wrapped environment."""
+        env: Any = self.env
+        env.step_async(self.form.actions(actions, self.num_envs))
+
+    @if_env_has
+    def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
+        """Begin a step in some environments; see the wrapped environment."""
+        env: Any = self.env
+        env.send(self.form.actions(actions, len(np.atleast_1d(env_ids))), env_ids)
+
+    @if_env_has
+    def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Any:
+        """Bring environments to states of ``get_state``; return the observations of all."""
+        env: Any = self.env
+        return self.form.observations(env.set_state(states, env_ids))
+
+    def _convert_reset(
+        self,
+        obs: Obs,
+        infos: dict[str, Any],
+        env_ids: np.ndarray,  # noqa: ARG002
+    ) -> tuple[Any, dict[str, Any]]:
+        return self.form.observations(obs), self.form.infos(infos)
+
+    def _convert_step(self, result: Step) -> Step:
+        obs, rewards, terminations, truncations, infos = result
+        infos = self.form.infos(infos)
+        if "final_obs" in infos:
+            final_obs = infos["final_obs"].copy()
+            for row in np.flatnonzero(infos["_final_obs"]).tolist():
+                final_obs[row] = self.form.observation(final_obs[row])
+            infos = {**infos, "final_obs": final_obs}
+        return self.form.observations(obs), rewards, terminations, truncations, infos
