@@ -42,7 +42,10 @@ class StatesConfig(SuitesSettings):
     rollout_noise: float = 0.15
     """Noise on its executed actions, so that states beside the VLA's path are known too."""
     num_workers: int = 0
-    """Processes that simulate; the VLA runs in this one. 0: none but this one."""
+    """Processes that simulate; the VLA runs in this one. 0: none but this one. With hosts: on each
+    of them."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     seed: int = 0
     """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
     its number, whatever the worker count."""

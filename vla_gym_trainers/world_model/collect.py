@@ -40,6 +40,7 @@ class CollectSettings(Protocol):
     chunk_len: int
     noise: float
     num_workers: int
+    hosts: str | None
     num_envs: int
     seed: int
     progress: bool
@@ -94,6 +95,7 @@ def collect(
                 starts[name],
                 num_envs=config.num_envs,
                 workers=config.num_workers,
+                hosts=config.hosts,
                 env_wrappers=[record],
                 **config.env_kwargs(),
             ):

@@ -41,7 +41,9 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     num_envs: int = 8
     """Environments at once while episodes are played."""
     num_workers: int = 1
-    """Processes that simulate; 0: none but this one."""
+    """Processes that simulate, with hosts on each of them; 0: none but this one."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     codebook_size: int = 512
     """Tokens that a place of a frame can have."""
     code_size: int = 16
