@@ -237,7 +237,7 @@ def test_several_machines_write_the_same_file(
     (path,) = record_demos(spread, progress=False)
     assert path.read_bytes() == recorded.read_bytes()
     # As if each had a folder of its own:
-    monkeypatch.setattr(DemoRecorder, "_write", lambda self, success_step: None)
+    monkeypatch.setattr(DemoRecorder, "_write", lambda *_: None)
     with pytest.raises(DemoError, match="must be a folder that all machines share"):
         record_demos(replace(spread, overwrite=True), progress=False)
 
