@@ -131,7 +131,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
         "torch_threads": config.torch_threads,
         "progress": config.progress,
     }
-    if config.policy == "rl-token":
+    if config.needs_its_run:
         trained: dict[str, Any] = {"policy": str(run.path)}
     else:
         common["head"] = HEADS.get(config.policy)

@@ -10,7 +10,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
 from vla_gym.suites import Task, get_task, suite_tasks
 from vla_gym_trainers.runs.settings import CheckpointSettings
-from vla_gym_trainers.world_model.data import BEHAVIOURS
+from vla_gym_trainers.world_model.data import COLLECTED
 
 
 @dataclass
@@ -102,7 +102,7 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
         Raises:
             ConfigError: If a value is out of range.
         """
-        counts = tuple(f"{name}_episodes" for name in BEHAVIOURS)
+        counts = tuple(f"{name}_episodes" for name in COLLECTED)
         positive = {"chunk_len", "num_envs", "validation_episodes", "bptt_length", "threads"}
         positive |= {"steps", "batch_size", "tokenizer_steps", "tokenizer_batch_size"}
         rest = {*counts, "num_workers", "seed", "commitment", "weight_decay"}
@@ -137,7 +137,7 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
 
     def episodes(self, *, held_out: bool) -> dict[str, int]:
         """Return the episodes a task by behaviour, for training or for validation."""
-        counts = {name: int(getattr(self, f"{name}_episodes")) for name in BEHAVIOURS}
+        counts = {name: int(getattr(self, f"{name}_episodes")) for name in COLLECTED}
         if held_out:
             return {name: self.validation_episodes * (count > 0) for name, count in counts.items()}
         return counts
