@@ -97,6 +97,14 @@ class Sequences:
             first += int(numbers[-1]) + 1
         return cls(**{k: np.concatenate(v) for k, v in columns.items()}, tasks=tasks)
 
+    def since(self, row: int) -> Sequences:
+        """Return the rows from an episode's first one on."""
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        # Pictures may have been left out.
+        return Sequences(
+            **{k: v[row:] if len(v) else v for k, v in columns.items()}, tasks=self.tasks
+        )
+
     def without_frames(self) -> Sequences:
         """Return the same without pictures: a model is trained by tokens."""
         return dataclasses.replace(self, frames=self.frames[:0], agentview=self.agentview[:0])
