@@ -209,6 +209,18 @@ def _settings(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def needs_its_run(path: Path) -> bool:
+    """Tell whether a run has trained a VLA that hides views, or remembers: no plain VLA plays it.
+
+    Args:
+        path: A run directory, or a file.
+    """
+    if not path.is_dir() or policy_file(path) is not None:
+        return False
+    settings = _settings(path)
+    return bool(settings.get("hidden_cameras") or settings.get("memory_size"))
+
+
 def trained_vla(run_dir: Path, vla: str) -> str | None:
     """Return what :func:`vla_gym.vla.load` takes for the VLA that a run has trained.
 

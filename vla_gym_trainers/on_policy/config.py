@@ -22,7 +22,7 @@ _AT_LEAST_1 = (
     *("num_envs", "total_steps", "rollout_chunks", "group_size", "groups", "value_replay"),
     *("epochs", "num_minibatches", "micro_batch_size", "cloning_epochs", "cloning_minibatches"),
     *("eval_envs", "eval_layouts", "torch_threads", "learn_threads", "residual_basis"),
-    *("lora_r", "stochastic_steps", "bptt_length"),
+    *("lora_r", "stochastic_steps", "bptt_length", "history"),
 )
 _AT_LEAST_0 = (
     *("ahead", "eval_every", "eval_states", "value_epochs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from vla_gym.errors import ConfigError
@@ -205,6 +206,12 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     rollout_device: str | None = None
     """Torch device of the VLA and of the actor that collects; None for the learner's."""
 
+    explore_with: Path | None = None
+    """Run of vla-gym-train explorer or adversarial whose chunks, without further noise, are played
+    in the warm-up in place of the VLA's; what success is does not change."""
+    explore_share: float = 1.0
+    """Share of the environments that it plays in, the first ones."""
+
     total_timesteps: int = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
 
@@ -238,6 +245,13 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")
+        if not 0.0 <= self.explore_share <= 1.0:
+            raise ConfigError(f"explore_share must be in [0, 1], got {self.explore_share}.")
+        if self.explore_with is not None and (self.stride or self.hosts):
+            raise ConfigError(
+                "explore_with plays whole chunks on this machine, got stride "
+                f"{self.stride} and hosts {self.hosts}: leave them out."
+            )
         if self.vla_update_freq and self.hosts:
             raise ConfigError(
                 "vla_update_freq trains the VLA of this process, and with hosts the frames are "

@@ -9,7 +9,7 @@ from typing import ClassVar
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.settings import CheckpointSettings
 from vla_gym_trainers.runs.tasks import SuitesSettings
-from vla_gym_trainers.world_model.data import BEHAVIOURS
+from vla_gym_trainers.world_model.data import COLLECTED
 
 
 @dataclass
@@ -99,7 +99,7 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
         Raises:
             ConfigError: If a value is out of range.
         """
-        counts = tuple(f"{name}_episodes" for name in BEHAVIOURS)
+        counts = tuple(f"{name}_episodes" for name in COLLECTED)
         positive = {"chunk_len", "num_envs", "validation_episodes", "bptt_length", "threads"}
         positive |= {"steps", "batch_size", "tokenizer_steps", "tokenizer_batch_size"}
         rest = {*counts, "num_workers", "seed", "commitment", "weight_decay"}
@@ -123,7 +123,7 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
 
     def episodes(self, *, held_out: bool) -> dict[str, int]:
         """Return the episodes a task by behaviour, for training or for validation."""
-        counts = {name: int(getattr(self, f"{name}_episodes")) for name in BEHAVIOURS}
+        counts = {name: int(getattr(self, f"{name}_episodes")) for name in COLLECTED}
         if held_out:
             return {name: self.validation_episodes * (count > 0) for name, count in counts.items()}
         return counts

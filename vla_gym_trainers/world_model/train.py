@@ -14,6 +14,7 @@ from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import is_stateful
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.world_model.behaviours import by_behaviour
 from vla_gym_trainers.world_model.collect import FRAME_SIZE, collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
@@ -157,6 +158,7 @@ def _results(teacher: Teacher, held: Sequences) -> dict[str, Any]:
         "validation": validate(teacher, held),
     }
     if not teacher.is_tokenizing:
+        results["behaviours"] = by_behaviour(model, held)
         results["memory_probe"] = {
             "recall": recall(model, teacher.train, held),
             "objects": object_memory(model, teacher.train, held),

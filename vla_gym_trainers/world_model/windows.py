@@ -93,6 +93,12 @@ class Windows:
         self._end = self._bounds[episode, 1] - 1
         self._state = self._stored[torch.from_numpy(self._row)]
 
+    def store(self, states: Tensor) -> None:
+        """Take the states (N, S) after all rows in the place of the stored ones."""
+        self._stored = torch.zeros_like(states)
+        self._stored[1:] = states[:-1]
+        self._stored[torch.from_numpy(self._data.bounds()[:, 0])] = 0.0
+
     def keep(self, states: Tensor) -> None:
         """Take the states (B, T, S) after the steps of the last batch."""
         states = states.cpu()

@@ -103,7 +103,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         memory = spaces.Box(-np.inf, np.inf, (world_model.state_size,), np.float32)
         self.single_observation_space = spaces.Dict({**inner.spaces, WORLD_MEMORY: memory})
         self.observation_space = batch_space(self.single_observation_space, count)
-        self._memory = WorldMemory(self.world_model, count)
+        self.memory = WorldMemory(self.world_model, count)
         self._instructions = np.full(count, None, dtype=object)
 
     def _convert_reset(
@@ -169,9 +169,9 @@ class WorldModelObservation(VectorEpisodeWrapper):
             for i in stepped.tolist()
         ]
         rows += [(_row(obs, i), texts[i]) for i in fresh.tolist()]
-        after, paid = self._memory.rows(ids), {name: np.zeros(len(ids)) for name in terms.TERMS}
+        after, paid = self.memory.rows(ids), {name: np.zeros(len(ids)) for name in terms.TERMS}
         if rows:
-            after[stepped], found = self._memory.advance(
+            after[stepped], found = self.memory.advance(
                 _batch(self.world_model.cameras, rows),
                 ids[stepped],
                 ids[fresh],
@@ -193,13 +193,13 @@ class WorldModelObservation(VectorEpisodeWrapper):
         return chunks.reshape(len(chunks), self._actions[0].size)
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
-        return {**obs, WORLD_MEMORY: self._memory.rows(env_ids)}
+        return {**obs, WORLD_MEMORY: self.memory.rows(env_ids)}
 
     def _save(self, env_id: int, state: Any) -> RememberedState:
         return RememberedState(
             env=state,
-            memory=self._memory.rows(np.array([env_id]))[0],
-            tokens=self._memory.tokens[env_id].cpu().numpy().copy(),
+            memory=self.memory.rows(np.array([env_id]))[0],
+            tokens=self.memory.tokens[env_id].cpu().numpy().copy(),
             instruction=self._instructions[env_id],
             ended=bool(self._ended[env_id]),
         )
@@ -216,8 +216,8 @@ class WorldModelObservation(VectorEpisodeWrapper):
         return state
 
     def _restore(self, env_id: int, state: RememberedState) -> None:
-        self._memory.states[env_id] = torch.from_numpy(state.memory)
-        self._memory.tokens[env_id] = torch.from_numpy(state.tokens)
+        self.memory.states[env_id] = torch.from_numpy(state.memory)
+        self.memory.tokens[env_id] = torch.from_numpy(state.tokens)
         self._instructions[env_id] = state.instruction
 
 
