@@ -33,6 +33,7 @@ from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 __all__ = [
@@ -204,7 +205,11 @@ def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
 
 
 def make_vec(config: TD3RunConfig) -> VecEnv:
-    """Make the environments of the training."""
+    """Make the environments of the training.
+
+    Raises:
+        ConfigError: If ``explore_with`` names no explorer's run.
+    """
     num_envs, workers = config.num_envs, config.workers
     if workers is None and num_envs == 1:
         workers = 0
@@ -222,6 +227,8 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         settings["stride"] = config.stride
     if config.vla_update_freq:
         settings["keep_inputs"] = True
+    if config.explore_with is not None:
+        newest_of(config.explore_with, (STUDENT, ADVERSARIAL), "--explore-with")
     if config.world_model is not None or config.explore_with is not None:
         settings["wrap_envs"] = partial(_wrapped, config=config, device=settings["device"])
     return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)

@@ -17,6 +17,8 @@ from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.train import format_behaviours
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import load_preset
+from vla_gym_trainers.td3.config import TD3RunConfig
+from vla_gym_trainers.td3.train import make_vec
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +130,8 @@ def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tm
     for changes, text in wrong:
         with pytest.raises(ConfigError, match=text):
             explore(AdversarialConfig, tmp_path / "c", **changes)
+    with pytest.raises(ConfigError, match="'vla-gym-train adversarial', this is one of 'world-mod"):
+        make_vec(TD3RunConfig(explore_with=teacher))
     with pytest.raises(ConfigError, match="--teacher .*, this is one of 'explorer'"):
         explore(ExplorerConfig, tmp_path / "c", teacher=str(explorer.run_dir))
     with pytest.raises(ConfigError, match=r"has no data/train\.npz of phase 1"):
