@@ -13,6 +13,7 @@ from vla_gym_trainers.explorer.train import train_explorer
 from vla_gym_trainers.on_policy.networks import EnvFactories
 from vla_gym_trainers.on_policy.train import OnPolicyRun
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.world_model.model import GRUWorldModel
 
 SMALL: dict[str, Any] = {
     "num_envs": 4,
@@ -29,6 +30,21 @@ SMALL: dict[str, Any] = {
     "progress": False,
 }
 ADVERSARIAL = {"world_updates": 3, "world_batch_size": 4, "world_bptt_length": 2}
+
+
+class OwnWorldModel:
+    """A world model of somebody's own, which offers the protocol and no more."""
+
+    def __init__(self, model: GRUWorldModel) -> None:
+        model.use_vla(tiny_vla())
+        self._model = model
+
+    @classmethod
+    def from_pretrained(cls, path: str, device: str = "cpu") -> OwnWorldModel:
+        return cls(GRUWorldModel.from_pretrained(path, device))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def explore(kind: type[Any], folder: Path, **changes: Any) -> OnPolicyRun:

@@ -34,7 +34,8 @@ class ExplorerConfig(PPOConfig):
     """Weights of the terms that it is paid by; terms: memory_divergence, uncertainty,
     prediction_error, task."""
     policy: PolicyKind = "gaussian"
-    """How the VLA acts and is trained: gaussian, flow, own or tokens; gaussian has a memory."""
+    """How the VLA acts and is trained: gaussian, flow, own or tokens; gaussian alone has a memory,
+    others need memory_size=0 and history=1."""
     hidden_cameras: tuple[str, ...] = ("agentview",)
     """Views that the explorer does not see; the VLA is shown black there."""
     chunk_len: int | None = 4
@@ -68,6 +69,11 @@ class ExplorerConfig(PPOConfig):
         self.world_model = self.teacher
         super().__post_init__()
         self.check_ranges({"compare_episodes": 0})
+        if self.policy == "rl-token":  # it would see the world model's memory
+            raise ConfigError(
+                "An explorer is the VLA itself: take policy gaussian, flow, own or tokens, not "
+                "rl-token."
+            )
 
     def check_world_model(self) -> None:
         """Check the rewards; which world model gives them is known when a run begins."""
@@ -135,8 +141,15 @@ class AdversarialConfig(ExplorerConfig):
         positive = ("total_iterations", "world_batch_size", "world_bptt_length", "replay_steps")
         zero = ("world_updates", "world_weight_decay")
         self.check_ranges({**dict.fromkeys(positive, 1), **dict.fromkeys(zero, 0)})
+        windows = round(self.world_batch_size * self.teacher_share)
         if not 0.0 <= self.teacher_share < 1.0:
             raise ConfigError(f"teacher_share must be in [0, 1), got {self.teacher_share}.")
+        if self.teacher_share and not 0 < windows < self.world_batch_size:
+            raise ConfigError(
+                f"teacher_share {self.teacher_share} of world_batch_size {self.world_batch_size} "
+                f"windows are {windows}: at least one must be phase 1's and one the explorer's, or "
+                "give teacher_share=0."
+            )
         if not 0.0 < self.world_learning_rate < float("inf"):
             raise ConfigError(
                 f"world_learning_rate must be positive, got {self.world_learning_rate}."
@@ -162,6 +175,12 @@ class AdversarialConfig(ExplorerConfig):
         names = [field.name for field in dataclasses.fields(PolicySettings)]
         kept = {name: getattr(theirs, name) for name in (*names, "vla", "chunk_len")}
         teacher = theirs.teacher if self.teacher is None else self.teacher
+        for name, value in (("vla", theirs.vla), ("teacher", str(teacher))):
+            if value.startswith("class:") and value != getattr(self, name):
+                raise ConfigError(
+                    f"{self.explorer} names a class to import as its {name}, {value}: only the "
+                    f"command line may; if you trust it, add --{name} {value}."
+                )
         mine = dataclasses.replace(self, world_model=None, teacher=None)
         found = dataclasses.replace(mine, teacher=teacher, **kept)
         return super(AdversarialConfig, found).resolved()

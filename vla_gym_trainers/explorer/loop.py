@@ -29,6 +29,7 @@ from vla_gym_trainers.world_model.pictures import write_pictures
 from vla_gym_trainers.world_model.protocol import load_world_model
 from vla_gym_trainers.world_model.recorder import StepRecorder
 from vla_gym_trainers.world_model.teacher import tokenised
+from vla_gym_trainers.world_model.windows import check_length
 
 
 @dataclass
@@ -59,6 +60,7 @@ class ExplorerLoop(Loop):
 
     Attributes:
         metrics: Of the last iteration, beside PPO's.
+        world_model: The world model.
     """
 
     config: ExplorerConfig
@@ -69,6 +71,7 @@ class ExplorerLoop(Loop):
         """Begin, or go on from the run's checkpoint; see :class:`Loop`.
 
         Raises:
+            ConfigError: If the world model is of a class of its own, which is not filmed.
             WeightsError: If the checkpoint is another phase's.
         """
         self.metrics: dict[str, float] = {}
@@ -76,21 +79,13 @@ class ExplorerLoop(Loop):
             check_phase(run.checkpoint, config.phase)
             self.metrics = run.checkpoint.state["metrics"]
         super().__init__(config, run, group, stack, **parts)
-
-    @property
-    def world_model(self) -> GRUWorldModel:
-        """The world model.
-
-        Raises:
-            ConfigError: If it is of another class.
-        """
         model = self.networks.world_model
         if not isinstance(model, GRUWorldModel):
             raise ConfigError(
                 f"Expected a world model of 'vla-gym-train world-model', got "
                 f"{type(model).__name__}: a class of your own gives rewards to ppo and grpo."
             )
-        return model
+        self.world_model = model
 
     def after_update(self, rollout: Rollout) -> dict[str, float]:
         """Return the state coverage of a rollout."""
@@ -166,14 +161,21 @@ class AdversarialLoop(ExplorerLoop):
             **parts: See :class:`Loop`.
 
         Raises:
-            ConfigError: If there are several processes, or the explorer does not fit.
+            ConfigError: If there are several processes, windows are longer than episodes, or the
+                explorer does not fit.
             WeightsError: If a checkpoint is another phase's, or damaged.
         """
         if group.size > 1:
             raise ConfigError("Phase 3 runs in one process: leave torchrun out.")
         super().__init__(config, run, group, stack, **parts)
-        model = self.world_model
+        model, chunks = self.world_model, self._buffers[0].num_chunks
+        if config.world_bptt_length > chunks:
+            raise ConfigError(
+                f"world_bptt_length must be at most {chunks}, the steps of the longest episode, "
+                f"got {config.world_bptt_length}."
+            )
         if taught is not None:
+            check_length(taught, config.world_bptt_length)
             taught.tokens = tokenised(model, taught)
             taught = taught.without_frames()
         self.updates = WorldModelUpdates(model, config, taught)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -62,7 +63,7 @@ def load_player(
         batch_size: Rows of a forward pass.
 
     Raises:
-        ConfigError: If the settings do not fit the VLA.
+        ConfigError: If it is no run, or its settings do not fit the VLA.
         WeightsError: If the run has no parameters yet, or a file is damaged.
     """
     config = read_settings(run / "config.json", _settings_class(run))
@@ -103,7 +104,9 @@ def newest_parameters(run: Path) -> Path:
 
 def _settings_class(run: Path) -> type[OnPolicyConfig]:
     """Return the settings of the command that a run is of, told by what it alone has."""
-    names = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    names: Any = ()  # a file that cannot be read is refused as settings, with a message
+    with contextlib.suppress(OSError, ValueError):
+        names = json.loads((run / "config.json").read_text(encoding="utf-8"))
     kinds = (("explorer", AdversarialConfig), ("teacher", ExplorerConfig))
     return next(
         (kind for name, kind in (*kinds, ("gae_lambda", PPOConfig)) if name in names), GRPOConfig

@@ -99,15 +99,18 @@ class MemorySettings:
         Raises:
             ConfigError: If they do not.
         """
+        if self.memory_size and policy not in ("rl-token", "gaussian"):
+            raise ConfigError(
+                f"policy {policy} has no memory: give memory_size=0 and history=1, got "
+                f"{self.memory_size} and {self.history}."
+            )
         if self.history != 1 and (policy != "gaussian" or not self.memory_size):
             raise ConfigError(
                 f"history is of the memory of policy gaussian, got policy {policy} with "
-                f"memory_size {self.memory_size}: leave history out."
+                f"memory_size {self.memory_size}: give history=1."
             )
         if not self.memory_size:
             return
-        if policy not in ("rl-token", "gaussian"):
-            raise ConfigError(f"policy {policy} has no memory: leave memory_size out.")
         if self.sequential_training and micro_batch_size < self.bptt_length:
             raise ConfigError(
                 f"micro_batch_size ({micro_batch_size}) must be at least bptt_length "
@@ -145,7 +148,7 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
             raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
         if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
-            raise ConfigError(f"policy {self.policy} sees all cameras: leave hidden_cameras out.")
+            raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
         if not 0.0 <= self.noise_correlation < 1.0:
             raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
         if self.policy != "tokens" and self.fresh_heads:

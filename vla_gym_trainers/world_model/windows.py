@@ -139,7 +139,7 @@ def check_length(data: Sequences, length: int) -> None:
     if longest < length + 1:
         raise ConfigError(
             f"Expected sequences of at least bptt_length={length} steps and one more, the longest "
-            f"has {longest}: lower bptt_length or chunk_len."
+            f"has {longest}: lower bptt_length (world_bptt_length in phase 3) or chunk_len."
         )
 
 

@@ -9,10 +9,12 @@ from explorer_toys import ADVERSARIAL, explore, fake_run
 from on_policy_toys import tiny_vla
 from safetensors.torch import load_file
 from watching_model import watching_model
+from world_model_toys import toy_sequences
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.explorer import player as players
+from vla_gym_trainers.explorer import train as explorer_train
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.train import format_behaviours
 from vla_gym_trainers.runs.run_dir import RunDir
@@ -141,6 +143,55 @@ def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tm
     with pytest.raises(ConfigError, match="takes turns over whole episodes"):
         AdversarialConfig(ahead=1)
     assert not (tmp_path / "c").exists()
+
+
+def test_settings_that_do_not_fit_an_explorer_are_one_clear_error_each():
+    with pytest.raises(ConfigError, match="take policy gaussian, flow, own or tokens, not rl-tok"):
+        ExplorerConfig(policy="rl-token", hidden_cameras=(), history=1)
+    with pytest.raises(ConfigError, match="flow has no memory: give memory_size=0 and history=1"):
+        ExplorerConfig(policy="flow")
+    assert ExplorerConfig(policy="flow", memory_size=0, history=1).hidden_cameras
+    for batch, share in ((1, 0.5), (16, 0.98), (8, 0.05)):
+        with pytest.raises(ConfigError, match="at least one must be phase 1's and one the explor"):
+            AdversarialConfig(world_batch_size=batch, teacher_share=share)
+    assert AdversarialConfig(world_batch_size=1, teacher_share=0.0)
+
+
+def test_a_world_model_that_cannot_be_filmed_is_refused_at_the_start(model_folder, tmp_path):
+    teacher = f"class:explorer_toys:OwnWorldModel:{model_folder}"
+    with pytest.raises(ConfigError, match="got OwnWorldModel: a class of your own gives rewards"):
+        explore(ExplorerConfig, tmp_path / "run", teacher=teacher, total_steps=1)
+    assert not RunDir(tmp_path / "run").checkpoints()
+
+
+def test_windows_longer_than_episodes_are_refused_at_the_start(explorer, tmp_path, monkeypatch):
+    settings = {**ADVERSARIAL, "explorer": explorer.run_dir, "total_iterations": 1}
+    long = {**settings, "teacher_share": 0.0, "world_bptt_length": 6}
+    with pytest.raises(ConfigError, match="world_bptt_length must be at most 5, the steps of the"):
+        explore(AdversarialConfig, tmp_path / "a", **long)
+    monkeypatch.setattr(explorer_train, "_taught", lambda _: toy_sequences((2, 2)))
+    with pytest.raises(ConfigError, match=r"the longest has 2: lower .* \(world_bptt_length in"):
+        explore(AdversarialConfig, tmp_path / "b", **settings)
+
+
+@pytest.mark.parametrize("name", ["vla", "teacher"])
+def test_a_class_that_an_explorers_run_names_is_not_imported(explorer, tmp_path, name):
+    part, own = tmp_path / "part", "class:nowhere:Class:/path"
+    shutil.copytree(explorer.run_dir, part)
+    config = json.loads((part / "config.json").read_text())
+    config |= {name: own} | ({"world_model": own} if name == "teacher" else {})
+    (part / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"as its {name}, {own}: only .* add --{name} {own}"):
+        AdversarialConfig(explorer=part).resolved()
+    assert getattr(AdversarialConfig(explorer=part, **{name: own}).resolved(), name) == own
+
+
+def test_who_loads_a_player_from_no_run_gets_one_clear_error(tmp_path):
+    for text in (None, "{", "[1]"):
+        if text is not None:
+            (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"config\.json is no run's configuration"):
+            players.load_player(tmp_path)
 
 
 def test_a_checkpoint_of_another_phase_is_refused(explorer, model_folder, tmp_path):
