@@ -56,7 +56,8 @@ class ExplorerActions(VectorEpisodeWrapper):
         Args:
             env: Its infos hold ``instruction``, its observations cameras, proprio and task.
             explorer: See :func:`.player.load_player`.
-            share: Of the environments that explore, the first ones, in [0, 1].
+            share: Of the environments that explore, the first ones, in [0, 1]; at least one of
+                them, but for 0.
 
         Raises:
             ConfigError: If the explorer's chunks or images are others.
@@ -74,7 +75,7 @@ class ExplorerActions(VectorEpisodeWrapper):
                 f"give them chunk_len={explorer.chunk_len} and no stride, or another explorer."
             )
         n = env.num_envs
-        self.explorer, self._count = explorer, round(share * n)
+        self.explorer, self._count = explorer, max(round(share * n), share > 0.0)
         names = (*cameras, "proprio", "task_id")
         self._seen = {k: np.zeros((n, *(found[k].shape or ())), found[k].dtype) for k in names}
         self._texts = np.full(n, None, dtype=object)

@@ -101,6 +101,11 @@ def test_a_share_of_the_environments_explores():
     assert (found[1] == 0.25).all() and (found[0] != 0.25).any() and (given == 0.25).all()
     assert envs.explore(given[1:], np.array([1])) is not None
     envs.close()
+    for share, count in ((0.1, 1), (0.0, 0)):  # a share explores, however few there are
+        few = exploring(share)
+        few.reset(seed=5)
+        assert ((few.explore(given, np.arange(2)) != 0.25).any(axis=(1, 2)).sum()) == count
+        few.close()
 
 
 def test_saved_states_hold_the_explorers_memory():
