@@ -90,7 +90,7 @@ class GRUWorldModel(nn.Module):
         self.proprio_size, self.cameras = sizes.proprio_size, sizes.cameras
         self.num_tokens, self.codebook_size = code.num_tokens, code.codebook_size
         self.image_size = sizes.image_size
-        self._vla: FrozenVLA | None = None
+        self._vla: tuple[FrozenVLA, ...] = ()
         self.tokenizer = FrameTokenizer(sizes.tokenizer)
         proprio = _proprio_width(sizes.proprio_size)
         self.feature_mean: Tensor
@@ -120,12 +120,13 @@ class GRUWorldModel(nn.Module):
             ConfigError: If it is a class of somebody's own: give it with :meth:`use_vla`, or by
                 name to who loads the model.
         """
-        if self._vla is None:
+        if not self._vla:
             from vla_gym.vla import load
 
             # The name comes from a file.
-            self._vla = load(self.sizes.vla, device=str(self.position.device), allow_class=False)
-        return self._vla
+            device = str(self.position.device)
+            self._vla = (load(self.sizes.vla, device=device, allow_class=False),)
+        return self._vla[0]
 
     def use_vla(self, vla: FrozenVLA) -> None:
         """Take features from a VLA that is loaded already.
@@ -138,7 +139,8 @@ class GRUWorldModel(nn.Module):
                 f"The world model was trained on {self.sizes.feature_size} features of the VLA "
                 f"{self.sizes.vla!r}, got {vla.name!r} with {vla.hidden_size}."
             )
-        self._vla = vla
+        # In a tuple: a VLA that is a module itself would become a part of this one, with its weights.
+        self._vla = (vla,)
 
     # The protocol
 

@@ -42,8 +42,11 @@ class StepRecorder:
         return {**kept, "actions": np.zeros_like(rows["actions"][row])}
 
     def pop(self) -> Sequences | None:
-        """Return the episodes that are over and forget them; None if none has a step."""
-        over = [episode for episode in self._over if len(episode) > 1]
+        """Return the episodes that are over and forget them; None if none has a step.
+
+        One in which a number is not finite is left out: a model would learn nothing else any more.
+        """
+        over = [episode for episode in self._over if len(episode) > 1 and _is_finite(episode)]
         self._over = []
         if not over:
             return None
@@ -65,3 +68,7 @@ class StepRecorder:
             objects=np.full((len(rows), 0, 4), np.nan, np.float32),
             tasks=[""],
         )
+
+
+def _is_finite(episode: list[Row]) -> bool:
+    return all(bool(np.isfinite(value).all()) for row in episode for value in row.values())

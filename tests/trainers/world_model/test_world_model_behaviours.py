@@ -90,6 +90,16 @@ def test_a_recorder_keeps_episodes_in_order_with_the_action_that_follows():
     assert found.features.ravel().tolist() == [20, 21, 22] and recorder.pop() is None
 
 
+def test_a_recorder_leaves_out_episodes_with_numbers_that_are_not_finite():
+    recorder = StepRecorder(CHUNK_LEN)
+    both, nobody = np.array([0, 1]), np.zeros(0, np.int64)
+    recorder.take(nobody, both, rows_of([10, 20], [0, 0]))
+    broken = rows_of([11, 21], [1, 2])
+    broken["proprio"][0, 0] = np.nan
+    recorder.take(both, both, {k: np.concatenate([v, v]) for k, v in broken.items()})
+    assert recorder.pop().features.ravel().tolist() == [20, 21]
+
+
 @pytest.mark.parametrize("episode", [0, 1])
 def test_windows_start_from_the_states_that_they_are_given(episode):
     data = toy_sequences((4, 5))

@@ -95,6 +95,20 @@ def test_features_are_the_mean_hidden_state():
         model.use_vla(other)
 
 
+def test_a_vla_that_is_a_module_does_not_become_a_part_of_the_model(tmp_path):
+    class Module(torch.nn.Module, TellingVLA):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    model, own = toy_model(), Module()
+    before = model.state_dict().keys()
+    model.use_vla(own)
+    assert model.vla is own and model.state_dict().keys() == before
+    model.save_pretrained(tmp_path)
+    GRUWorldModel.from_pretrained(tmp_path)
+
+
 def test_proprioception_has_no_jump_where_the_hand_points_down():
     """The axis-angle flips its sign there; the state must not move."""
     model, given = toy_model(), inputs(2)
