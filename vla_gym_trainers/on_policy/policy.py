@@ -86,6 +86,7 @@ class Policy(ABC):
         value_size: H.
         image_size: Of the frames that it observes, in pixels.
         memory_size: S, size of the recurrent state; 0: no memory.
+        frozen: A VLA beside the networks that nobody trains, or None; copies share it.
     """
 
     vla: Any
@@ -96,6 +97,7 @@ class Policy(ABC):
     value_size: int
     image_size: int
     memory_size: int = 0
+    frozen: Any = None
 
     @abstractmethod
     def observe(
@@ -268,7 +270,7 @@ class Policy(ABC):
         For who acts while this one learns, and for a reference that stays: costs the memory of the
         trained parameters alone. Its parameters are changed by :meth:`load_state_dict` only.
         """
-        shared: dict[int, Any] = {}
+        shared: dict[int, Any] = {id(self.frozen): self.frozen}
         changing = {id(tensor) for tensor in self.named_tensors().values()}
         for module in self.networks().values():
             for tensor in (*module.parameters(), *module.buffers()):

@@ -88,7 +88,7 @@ class RecurrentGaussianPolicy(GaussianPolicy):
             **rest: See :class:`GaussianPolicy`; ``value_head`` reads as many numbers more.
         """
         super().__init__(vla, **rest)
-        self._frozen, size = frozen, frozen.hidden_size
+        self.frozen, size = frozen, frozen.hidden_size
         executed = chunk_len, self.chunk_shape[1]
         self.memory = ViewMemory(
             size, executed[0] * executed[1], self.chunk_shape, memory_size, history
@@ -110,7 +110,7 @@ class RecurrentGaussianPolicy(GaussianPolicy):
     ) -> Observation:
         """Return what is stored of any VLA's observations, and the frozen VLA's features."""
         seen = super().observe(observation, texts, vla)
-        hidden = self._frozen.infer(*self._inputs(seen, texts)).hidden
+        hidden = self.frozen.infer(*self._inputs(seen, texts)).hidden
         return {**seen, FEATURES: hidden.float().mean(dim=1).cpu().numpy()}
 
     def remember(self, observation: Observation) -> Tensor:

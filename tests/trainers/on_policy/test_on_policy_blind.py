@@ -110,6 +110,13 @@ def test_what_is_learnt_from_is_what_was_played():
     torch.testing.assert_close(found, batch["log_probs"], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("trainable", ["lora", "full"])
+def test_copies_share_the_frozen_vla_that_the_memory_looks_through(trainable):
+    policy = blind(trainable=trainable)
+    twin = policy.copy()
+    assert twin.frozen is policy.frozen and twin.memory is not policy.memory
+
+
 def test_memory_adapters_and_value_learn():
     policy = blind()
     rollout = played(policy)
