@@ -144,3 +144,21 @@ def test_a_state_of_an_unwrapped_part_is_refused(make_both, given):
     obs, *_ = envs.step(actions_of(envs, 0))
     assert_same(envs.set_state(envs.get_state()), obs)
     plain.close()
+
+
+@pytest.mark.parametrize("given", [history, stateful_vla, stacked])
+def test_a_state_of_a_wrapped_part_is_refused_without_the_wrapper(make_both, given):
+    """In parts and around one vector environment; what comes from without one still goes on."""
+    wrapped = make_both(given, NEXT_STEP)
+    settings = {"env_factory": given()["env_factory"], "workers": 0}
+    plain = [RemoteVectorEnv(N, hosts=ThreadHosts(2), **settings), LiberoVectorEnv(N, **settings)]
+    for each in (*wrapped, *plain):
+        each.reset(seed=5)
+    for into in plain:
+        for envs in wrapped:
+            with pytest.raises(ConfigError, match="saved with a wrapper around the vector env"):
+                into.set_state(envs.get_state())
+        obs, *_ = into.step(actions_of(into, 0))
+        assert_same(into.set_state(into.get_state()), obs)
+    for each in plain:
+        each.close()

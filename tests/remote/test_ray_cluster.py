@@ -186,6 +186,11 @@ def test_an_actor_that_cannot_be_built_is_one_error(make_vec):
         envs.step(np.zeros((2, 3), np.float32))
 
 
+def frames(vla):
+    shape = (1, vla.image_size, vla.image_size, 3)
+    return {view: np.zeros(shape, np.uint8) for view in vla.cameras}, ["open the drawer"]
+
+
 def test_inference_actors_serve_the_simulators_of_all_nodes(cluster):
     inference = RayInference("mini", actors=1, timeout=60)
     arguments = {"task_ids": 7, "assets": "lite", "max_control_steps": 16, "workers": 0}
@@ -222,6 +227,15 @@ def test_inference_actors_serve_the_simulators_of_all_nodes(cluster):
         remote.step(seen[0]["vla_action"])
         assert inference.stats()[0]["version"] == 0
         assert inference.publish({weight: value + 1.0}) == 2 and inference.in_use == [2]
+        # What the VLA says of its inputs is its own error; an actor that stays dead is a lost one.
+        vla, known = inference.vla(), inference.vla()
+        with pytest.raises(Exception, match="(?s)proprio.*") as raised:
+            vla.infer(*frames(vla), np.zeros((1, 3), np.float32))
+        assert not isinstance(raised.value, WorkerError)
+        inference._ray.kill(inference._actors[0], no_restart=True)
+        for asked in (vla, known):
+            with pytest.raises(WorkerError, match="The inference actor is lost"):
+                asked.infer(*frames(asked), np.zeros((1, 8), np.float32))
     finally:
         local.close()
         remote.close()

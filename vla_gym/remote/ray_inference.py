@@ -67,15 +67,35 @@ class AskActors:
     def __call__(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> Future[Inferred]:
-        """Return a future of the answer of the actor whose turn it is."""
-        if self._turns is None:
-            ray = import_ray()
-            found = [ray.get_actor(name, namespace=_NAMESPACE) for name in self._names]
-            self._turns = itertools.cycle(found)
-        future: Future[Inferred] = (
-            next(self._turns).infer.remote(images, instructions, proprio).future()
-        )
-        return future
+        """Return a future of the answer of the actor whose turn it is.
+
+        It raises what the actor raises, WorkerError where the actor is lost.
+        """
+        answer: Future[Inferred] = Future()
+        ray = import_ray()
+
+        def pass_on(done: Future[Inferred]) -> None:
+            error: Any = done.exception()
+            if error is None:
+                answer.set_result(done.result())
+            elif isinstance(error, ray.exceptions.RayTaskError):  # raised in the actor, not by Ray
+                answer.set_exception(error)
+            else:
+                answer.set_exception(_lost(error))
+
+        try:
+            if self._turns is None:
+                found = [ray.get_actor(name, namespace=_NAMESPACE) for name in self._names]
+                self._turns = itertools.cycle(found)
+            asked = next(self._turns).infer.remote(images, instructions, proprio)
+        except (ValueError, ray.exceptions.RayError) as error:  # ValueError: no actor of that name
+            raise _lost(error) from error
+        asked.future().add_done_callback(pass_on)
+        return answer
+
+
+def _lost(error: Exception) -> WorkerError:
+    return WorkerError(f"The inference actor is lost: {type(error).__name__}: {error}")
 
 
 class RayInference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +33,21 @@ class EnvRowState:
     plays_as: int = 0
     ended: bool = False
     infos: Mapping[str, Any] = field(default_factory=dict)
+
+
+def row_in(state: Any) -> EnvRowState | None:
+    """Return the state of the row that wrappers have put theirs around; None if there is none."""
+    while state is not None and not isinstance(state, EnvRowState):
+        state = getattr(state, "env", None)
+    return state
+
+
+def raise_of_wrapper(state: Any) -> NoReturn:
+    """Refuse what a wrapper has saved around the state of a row, or no state at all."""
+    raise ConfigError(
+        f"Expected an EnvRowState of get_state(), got {type(state).__name__}: a state that was "
+        "saved with a wrapper around the vector environment needs the same one here."
+    )
 
 
 class Extras(NamedTuple):
@@ -176,7 +191,13 @@ class EnvRow:
         return EnvRowState(self._method("get_state")(), self._return, self._length)
 
     def set_state(self, state: EnvRowState) -> None:
-        """Continue from a state; the observation goes into the row."""
+        """Continue from a state; the observation goes into the row.
+
+        Raises:
+            ConfigError: If it was saved in a part of a vector environment, with its wrappers.
+        """
+        if row_in(state.env) is not None:
+            raise_of_wrapper(state.env)
         rows = self._halves[self._table["half"][self.index]]
         if self._draws:
             self._unwrapped.image_out = None

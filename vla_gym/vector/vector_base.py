@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
-from vla_gym.vector.env_row import EnvRowState
+from vla_gym.vector.env_row import EnvRowState, raise_of_wrapper
 from vla_gym.vector.env_table import EnvTable
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.pool import Pool
@@ -123,10 +123,16 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             The observations of all environments.
+
+        Raises:
+            ConfigError: If there are not as many, or one was saved with a wrapper.
         """
         ids = self._idle("set_state", env_ids).tolist()
         if len(ids) != len(states):
             raise ConfigError(f"Got {len(states)} states for {len(ids)} environments.")
+        for state in states:
+            if not isinstance(state, EnvRowState):
+                raise_of_wrapper(state)
         self._batch.align()
         self._table.columns["half"][ids] = self._table.half[ids]
         self._runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
