@@ -106,7 +106,9 @@ class WorldModelUpdates:
         columns = zip(*(window for window, _ in drawn), strict=True)
         window = Window(*(torch.cat(column).to(device) for column in columns))
         state = torch.cat([before for _, before in drawn]).to(device)
+        self.model.train()  # cuDNN has no gradients of a GRU otherwise
         loss, accuracy, _ = window_loss(self.model, window, state)
+        self.model.eval()
         self._optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, 1.0)

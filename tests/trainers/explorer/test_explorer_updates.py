@@ -36,6 +36,16 @@ def test_cycles_lower_the_error_on_the_explorers_data():
     )
 
 
+def test_gradients_are_taken_in_training_mode_alone():
+    """CuDNN refuses the backward pass of a GRU that is in evaluation mode."""
+    updates, modes = updates_of(world_updates=2), set()
+    updates.model.gru.register_forward_hook(
+        lambda gru, *_: modes.add((gru.training, torch.is_grad_enabled()))
+    )
+    updates.cycle(cue_sequences(4), 0)
+    assert modes == {(True, True), (False, False)} and not updates.model.training
+
+
 def test_phase_1s_data_keep_the_model_from_forgetting():
     known, new = cue_sequences(8), cue_sequences(8, seed=1)
     new.tokens[:] = 5  # elsewhere all is otherwise
