@@ -185,7 +185,9 @@ class AdversarialLoop(ExplorerLoop):
             self.updates.restore(run.checkpoint, config.phase)
         else:
             assert config.explorer is not None
-            self.policy.load_state_dict(load_parameters(newest_parameters(config.explorer)))
+            parameters = load_parameters(newest_parameters(config.explorer))
+            for policy in filter(None, (self.policy, self.networks.reference)):
+                policy.load_state_dict(parameters)
 
     def _is_over(self) -> bool:
         return super()._is_over() or self.progress.iteration >= self.config.total_iterations

@@ -118,6 +118,13 @@ def _policy_of(folder):
     return {name: saved[name] for name in ("lora_r", "teacher")}
 
 
+def test_phase_3_is_held_to_the_explorer_that_it_began_with(explorer, tmp_path):
+    settings = {**ADVERSARIAL, "explorer": explorer.run_dir, "teacher_share": 0.0}
+    explore(AdversarialConfig, tmp_path / "run", kl_coef=0.1, total_iterations=1, **settings)
+    reference = RunDir(tmp_path / "run").checkpoints()[-1] / "reference.safetensors"
+    assert same(load_file(reference), load_file(explorer.run_dir / "last.safetensors"))
+
+
 def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tmp_path, capsys):
     assert main(["explorer", "--run-dir", str(tmp_path / "a")]) == 2
     assert "Phase 2 needs phase 1: add --teacher RUN" in capsys.readouterr().err
