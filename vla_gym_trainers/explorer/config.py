@@ -54,7 +54,8 @@ class ExplorerConfig(PPOConfig):
     """Control steps between greedy evaluations of the task's success on sampled layouts; 0: none.
     With some, the best of them is kept in place of the last explorer."""
     eval_states: int | None = 0
-    """Official states a task at the end, for start and explorer; None: all; 0 skips it."""
+    """Official states a task at the end, for the VLA, which sees all, and the explorer; None: all;
+    0 skips it."""
     compare_episodes: int = 1
     """Episodes a task of random actions, the VLA and the explorer at the end, on the same held-out
     layouts, of which the card tells rewards and state coverage; 0: none."""

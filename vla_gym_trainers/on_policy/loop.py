@@ -192,8 +192,9 @@ class Loop:
             metrics |= targets.metrics | self.learner.update(
                 rollout, targets.advantages, targets.keep, targets.returns, phase
             )
+            metrics |= self.after_update(rollout)
         pipeline.publish()
-        metrics |= self.after_update(rollout) | {
+        metrics |= {
             "rollout/staleness": float(collected.staleness),
             "train/skipped_total": float(self.learner.skipped),
             "phase/epsilon": phase.epsilon,

@@ -17,6 +17,7 @@ from vla_gym_trainers.explorer import player as players
 from vla_gym_trainers.explorer import train as explorer_train
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.train import format_behaviours
+from vla_gym_trainers.explorer.updates import WorldModelUpdates
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import load_preset
 from vla_gym_trainers.td3.config import TD3RunConfig
@@ -116,6 +117,20 @@ def _policy_of(folder):
     """Who acts and learns is the explorer's, as a resumed run's settings say as well."""
     saved = json.loads((folder / "config.json").read_text())
     return {name: saved[name] for name in ("lora_r", "teacher")}
+
+
+def test_the_world_model_learns_with_the_threads_of_learning(explorer, tmp_path, monkeypatch):
+    threads, cycle = [], WorldModelUpdates.cycle
+
+    def counting(*args):
+        threads.append(torch.get_num_threads())
+        return cycle(*args)
+
+    monkeypatch.setattr(WorldModelUpdates, "cycle", counting)
+    settings = {**ADVERSARIAL, "explorer": explorer.run_dir, "teacher_share": 0.0}
+    more = {"total_iterations": 1, "learn_threads": 2}
+    explore(AdversarialConfig, tmp_path / "run", **settings, **more)
+    assert threads == [2] and torch.get_num_threads() == 1
 
 
 def test_phase_3_is_held_to_the_explorer_that_it_began_with(explorer, tmp_path):
