@@ -66,20 +66,20 @@ def train(
         ConfigError: If the run directory holds another run, or settings do not fit each other.
     """
     with process_group(config.device) as group:
-        if group.size > 1 and config.run_dir is None and config.resume is None:
-            raise ConfigError("With several processes, give a --run-dir.")
         total = config.total_steps if total is None else total
-        run = Run(config, total=total, unit="env_step", is_main=group.rank == 0)
-        return _train(config, run, group, partial(kind, vla=vla, envs=envs), envs is None)
+        return _train(config, group, partial(kind, vla=vla, envs=envs), total, envs is None)
 
 
 def _train(
     config: OnPolicyConfig,
-    run: Run,
     group: ProcessGroup,
     make_loop: Callable[..., Loop],
+    total: int,
     is_libero: bool,
 ) -> OnPolicyRun:
+    if group.size > 1 and config.run_dir is None and config.resume is None:
+        raise ConfigError("With several processes, give a --run-dir.")
+    run = Run(config, total=total, unit="env_step", is_main=group.rank == 0)
     torch.set_num_threads(config.torch_threads)
     group.sum([0.0])  # all have looked for a checkpoint before process 0 writes anything
     with run, ExitStack() as stack:

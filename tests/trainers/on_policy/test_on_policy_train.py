@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.mini import MiniBackend
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
-from vla_gym_trainers.on_policy.loop import rollout_seed
+from vla_gym_trainers.on_policy.loop import Loop, rollout_seed
 from vla_gym_trainers.on_policy.networks import EnvFactories, make_networks
-from vla_gym_trainers.on_policy.train import train
+from vla_gym_trainers.on_policy.train import _train, train
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import read_settings
 
@@ -256,19 +257,22 @@ def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, ahead):
     assert rows == sorted(rows) and steps in rows and rows[-1] >= 400
 
 
+def train_in(among, config, kind=Loop):
+    """Train in a world that a process is in already: train() would join a second time."""
+    make_loop = partial(kind, vla=tiny_vla(), envs=toy_factories(config))
+    return _train(config, among, make_loop, config.total_steps, False)
+
+
 def test_a_request_to_one_of_two_processes_stops_both(tmp_path):
     def job(among):
-        from vla_gym_trainers.on_policy import train as module
-
-        class Stopped(module.Loop):
+        class Stopped(Loop):
             def train(self):
                 self.run.stop.is_made = among.rank == 1
                 super().train()
 
-        module.Loop = Stopped
         config = GRPOConfig(**{**SMALL, "group_size": 2, "num_envs": 2, "run_dir": tmp_path / "x"})
         try:
-            module._train(config, among, tiny_vla(), toy_factories(config))
+            train_in(among, config, Stopped)
         except KeyboardInterrupt:
             return "stopped"
         return "went on"
@@ -289,11 +293,7 @@ def test_two_processes_run_as_one_with_all_environments(tmp_path):
     def job(among):
         assert among.size == 2
         config = GRPOConfig(**{**SMALL, **changes, "num_envs": 2})
-        # The job runs inside a world of its own already: train() would join a second time.
-        from vla_gym_trainers.on_policy import train as module
-
-        result = module._train(config, among, tiny_vla(), toy_factories(config))
-        return len(result.card)
+        return len(train_in(among, config).card)
 
     sizes = two_processes(tmp_path, job)
     assert sizes[0] > 0 == sizes[1]
