@@ -1,4 +1,4 @@
-"""``vla-gym-train mini | rl-token | probe | world-model | td3 | ppo | grpo``."""
+"""``vla-gym-train COMMAND``: the trainers' commands, see :data:`COMMANDS`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ COMMANDS = {
         "F1's world model: a memory that predicts what the wrist camera will see",
         "world_model.config:WorldModelConfig",
         "world_model.train:main",
+    ),
+    "explorer": (
+        "F1's phase 2: PPO of a VLA that sees the wrist alone, paid by a world model",
+        "explorer.config:ExplorerConfig",
+        "explorer.train:main",
+    ),
+    "adversarial": (
+        "F1's phase 3: the explorer and the world model against each other",
+        "explorer.config:AdversarialConfig",
+        "explorer.train:main",
     ),
     "td3": (
         "TD3+BC on LIBERO tasks, starting at the frozen VLA",

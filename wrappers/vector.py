@@ -10,7 +10,14 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 
 from vla_gym.suites import get_task
-from vla_gym.wrappers.vector_base import Obs, Step, VectorObservationWrapper, if_env_has
+from vla_gym.vector.shared_memory import RESET
+from vla_gym.wrappers.vector_base import (
+    Obs,
+    Step,
+    VectorObservationWrapper,
+    if_env_has,
+    told_to_begin,
+)
 from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vector_plain_spaces import PlainSpaces
 from vla_gym.wrappers.vla_features import VLAFeatures
@@ -114,6 +121,13 @@ class FrozenVLAObservation(VectorObservationWrapper):
         self._last.begins[slice(None) if env_ids is None else np.asarray(env_ids)] = True
 
     @if_env_has
+    def begin(self, ids: np.ndarray, ops: np.ndarray, *args: Any, each: bool) -> None:
+        """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
+        env: Any = self.env
+        env.begin(ids, ops, *args, each=each)
+        self._last.begins[ids[ops == RESET]] = True
+
+    @if_env_has
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
         """Return the wrapped environment's states, all by default; they can be pickled.
 
@@ -123,6 +137,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         ids = range(self.num_envs) if env_ids is None else np.asarray(env_ids).tolist()
         return self._last.save(ids, env.get_state(env_ids))
 
+    @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
         """Bring environments to states that ``get_state`` returned.
 
@@ -134,11 +149,12 @@ class FrozenVLAObservation(VectorObservationWrapper):
             ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
         env: Any = self.env
-        suites = env.get_attr("suite")
+        stateful = self._features.memory.is_stateful
+        suites = () if stateful else env.get_attr("suite")
         obs = env.set_state(self._last.check(states), env_ids)
         every = np.arange(self.num_envs)
         fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
-        if not self._features.memory.is_stateful:
+        if not stateful:
             # A state may be of another task, and no info comes with it.
             for i in fresh:
                 self._last.instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction
@@ -157,10 +173,10 @@ class FrozenVLAObservation(VectorObservationWrapper):
         env_ids = self._env_ids(infos)
         # What died with its worker shows its last frame again.
         dead = truncations & infos.get("worker_restarted", False)
+        ended = terminations | truncations
+        self._last.begins[env_ids] |= told_to_begin(infos, ended)
         obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)), dead)
-        self._last.begins[env_ids] = terminations | truncations
-        if "final_obs" in infos:
-            self._last.begins[env_ids] &= ~infos["_final_obs"]
+        self._last.begins[env_ids] = ended & np.logical_not(infos.get("_final_obs", False))
         return obs, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _convert(

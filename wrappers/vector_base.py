@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
+
+from vla_gym.vector.shared_memory import RESET
 
 Obs = dict[str, Any]
 Step = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -128,8 +129,8 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     It takes note of the actions that environments are stepped with, and of steps that begin an
     episode instead. A subclass gives ``_convert_reset`` and ``_convert_step``, and says with
     ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept. ``step_async``, ``send``,
-    ``reset_send``, ``get_state`` and ``set_state`` are there where the wrapped environment has
-    them.
+    ``reset_send``, ``begin``, ``get_state`` and ``set_state`` are there where the wrapped
+    environment has them.
     """
 
     def __init__(self, env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray]) -> None:
@@ -137,7 +138,6 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         super().__init__(env)
         n = env.num_envs
         self._everyone = np.arange(n)
-        self._resets_next = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
         # What each environment is doing, and whether its next step is a reset.
         self._actions = np.zeros((n, *(env.single_action_space.shape or ())), np.float32)
         self._resetting, self._ended = np.zeros(n, bool), np.zeros(n, bool)
@@ -168,6 +168,20 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         env: Any = self.env
         env.reset_send(env_ids, **kwargs)
         self._resetting[self._everyone if env_ids is None else np.atleast_1d(env_ids)] = True
+
+    @if_env_has
+    def begin(
+        self,
+        ids: np.ndarray,
+        ops: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        *args: Any,
+        each: bool,
+    ) -> None:
+        """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
+        env: Any = self.env
+        env.begin(ids, ops, rows, *args, each=each)
+        self._actions[ids], self._resetting[ids] = rows["action"], ops == RESET
 
     @if_env_has
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
@@ -215,10 +229,10 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
             0 where nothing was, and where a worker died over it; a large number if nobody says.
         """
         env_ids = self._env_ids(infos)
-        begun, executed = self._resetting[env_ids], _executed_steps(infos, ended)
+        begun = self._resetting[env_ids] | told_to_begin(infos, ended)
+        executed = _executed_steps(infos, ended)
         executed[begun] = 0
-        if self._resets_next:
-            self._ended[env_ids] = ended
+        self._ended[env_ids] = ended & np.logical_not(infos.get("_final_obs", False))
         return env_ids, begun, executed
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
@@ -236,6 +250,17 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     def _restore(self, env_id: int, state: Any) -> None:
         """Take over what a state has kept."""
         raise NotImplementedError
+
+
+def told_to_begin(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:
+    """Return which rows (n,) bool of a step say by ``elapsed_steps`` that an episode begins there.
+
+    An exception out of a step ends episodes of which no flag tells: the next step resets them.
+    """
+    if "elapsed_steps" not in infos:
+        return np.zeros(len(ended), bool)
+    begun: np.ndarray = infos["_elapsed_steps"] & (infos["elapsed_steps"] == 0) & ~ended
+    return begun
 
 
 def _executed_steps(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ from vla_gym.demos.files import (
 from vla_gym.demos.record import _Job, record_demos
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
+from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, play
 from vla_gym.rollout.noise import ActionNoise
 from vla_gym.suites import get_task
@@ -228,6 +229,19 @@ def test_a_stopped_run_goes_on_and_makes_the_same_file(
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_several_machines_write_the_same_file(
+    config: DemosConfig, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts: Any = ThreadHosts(2)
+    spread = replace(config, output=str(tmp_path), num_envs=2, hosts=hosts)
+    (path,) = record_demos(spread, progress=False)
+    assert path.read_bytes() == recorded.read_bytes()
+    # As if each had a folder of its own:
+    monkeypatch.setattr(DemoRecorder, "_write", lambda *_: None)
+    with pytest.raises(DemoError, match="must be a folder that all machines share"):
+        record_demos(replace(spread, overwrite=True), progress=False)
+
+
 def test_next_attempt_wastes_none_and_fills_gaps(config: DemosConfig, recorded: Path) -> None:
     job = _Job(config, load_task_model(get_task("goal", TASK)), recorded)
     assert job.next_attempt() == 0
@@ -280,6 +294,7 @@ def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> 
         {"seed": -1},
         {"noise": 2.0},
         {"num_workers": -1},
+        {"num_envs": 0},
         {"image_size": 8},
         {"suite": ("10",)},
         {"task_ids": (10,)},

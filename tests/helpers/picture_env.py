@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import gymnasium as gym
@@ -78,3 +79,42 @@ class QuietEnv(PictureEnv):
         *result, info = super().step(action)
         del info["instruction"]
         return *result, info
+
+
+class Pictures(PictureEnv):
+    """Pictures whose episodes can be sought and saved; the last chunk of one is cut short."""
+
+    def __init__(self, size=4):
+        super().__init__(size, chunk_len=2)
+        self._known = None
+
+    def seek(self, seed, episode, env_index=None):
+        del env_index
+        self._known = seed, episode
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._known = seed, 0
+        if self._known is not None:
+            known, self._known = self._known, (self._known[0], self._known[1] + 1)
+            seed = 1000 * known[0] + known[1]
+        obs, info = super().reset(seed=seed, options=options)
+        self.length = 1 + int(self.np_random.integers(5))
+        return obs, info | {"executed_steps": 0}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        cut = terminated and self.length % 2 == 1
+        return obs, reward, terminated, truncated, info | {"executed_steps": 2 - cut}
+
+    def _observe(self):
+        obs = super()._observe()
+        self.last = obs | {"proprio": self.np_random.normal(size=8).astype(np.float32)}
+        return self.last
+
+    def get_state(self):
+        return copy.deepcopy({k: v for k, v in vars(self).items() if not k.endswith("_space")})
+
+    def set_state(self, state):
+        vars(self).update(copy.deepcopy(state))
+        return self.last

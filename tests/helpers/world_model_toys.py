@@ -27,6 +27,7 @@ class TellingVLA:
 
     def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: Any) -> Any:
         assert all(type(text) is str for text in instructions) and len(proprio) == len(instructions)
+        assert set(images) == set(self.cameras)
         self.batches.append(len(instructions))
         rows = zip(images["agentview"], images["wrist"], instructions, strict=True)
         told = [(a.mean() / 255.0, w.mean() / 255.0, len(text) / 20.0) for a, w, text in rows]

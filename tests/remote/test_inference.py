@@ -9,11 +9,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from memory_vla import GRUVLA
 from mini_vla import random_inputs
+from on_policy_toys import tiny_vla
 from vector_reference import assert_same
 
 from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.remote.inference import InferenceServer, RemoteVLA, pack_weights, vla_facts
+from vla_gym.remote.inference import InferenceServer, pack_weights
+from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 from vla_gym.vla import load
 from vla_gym.vla.base import VLAOutput
 
@@ -122,6 +125,67 @@ def test_errors_and_deadlines(serve):
     for wrong in ({"max_rows": 0}, {"max_wait_s": -1.0}):
         with pytest.raises(ConfigError, match="max_rows"):
             serve(**wrong)
+
+
+def test_a_stateful_vla_is_refused():
+    with pytest.raises(ConfigError, match="has a state, which an inference server does not carry"):
+        InferenceServer(GRUVLA(tiny_vla()))
+
+
+def test_who_no_longer_waits_holds_up_nobody(serve):
+    vla = RowVLA()
+    vla.gate.clear()
+    server = serve(vla, max_wait_s=0.0)
+    weights = [pack_weights({"weight": torch.full((1, 1), float(i))}) for i in range(3)]
+    first = server.infer(*request(1))
+    assert vla.entered.wait(20)
+    assert not first.cancel()  # too late
+    assert server.infer(*request(2, 2)).cancel() and server.publish(1, weights[1]).cancel()
+    third, fourth = server.infer(*request(3)), server.publish(2, weights[2])
+    assert server.infer(*request(4)).cancel()
+    fifth = server.infer(*request(5))
+    vla.gate.set()
+    assert (first.result(20).hidden[0, 0, 0], third.result(20).hidden[0, 0, 0]) == (1.0, 3.0)
+    assert fourth.result(20) == 2 and fifth.result(20).hidden[0, 0, 0] == 10.0
+    assert vla.batches == [1, 1, 1] and server.stats()["requests"] == 3
+
+
+def test_requests_that_do_not_fit_together_are_apart(serve):
+    vla = RowVLA()
+    vla.gate.clear()
+    server = serve(vla, max_wait_s=0.0)
+    first = server.infer(*request(1))
+    assert vla.entered.wait(20)
+    images, texts, proprio = request(2)
+    one_view = {"agentview": images["agentview"]}
+    wrong = [
+        server.infer(images | {"third": images["wrist"]}, texts, proprio),
+        server.infer(one_view, texts, proprio),
+        server.infer(one_view, texts, proprio),
+    ]
+    narrow = server.infer(images, texts, proprio[:, :5])
+    last = server.infer(*request(3))
+    vla.gate.set()
+    for future in wrong:
+        with pytest.raises(AssertionError):
+            future.result(20)
+    found = [future.result(20).hidden[0, 0, 0] for future in (first, narrow, last)]
+    assert found == [1.0, 2.0, 3.0] and vla.batches == [1, 1, 2, 1, 1]
+
+
+def test_a_closed_server_answers_what_came_before_and_refuses_the_rest():
+    vla = RowVLA()
+    vla.gate.clear()
+    server = InferenceServer(vla, max_wait_s=0.0)
+    before = [server.infer(*request(i)) for i in range(3)]
+    vla.gate.set()
+    server.close()
+    assert [future.result(0).hidden[0, 0, 0] for future in before] == [0.0, 1.0, 2.0]
+    server.close()
+    weights = pack_weights({"weight": torch.ones(1, 1)})
+    for late in (server.infer(*request(9)), server.publish(1, weights)):
+        with pytest.raises(WorkerError, match="inference server .* is closed"):
+            late.result(0)
 
 
 def test_mini_answers_from_afar_as_it_does_at_hand(serve):

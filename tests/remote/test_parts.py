@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from forks import in_fork
 from part_hosts import BreakableHosts
 from remote_play import play_groups, play_whoever_is_done
-from stub_envs import LIMIT, Fault, Gate, stub_factory
+from stub_envs import LIMIT, Fault, Gate, StubEnv, stub_factory
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
@@ -32,8 +34,17 @@ from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.policies import RandomPolicy
+from vla_gym.vector import LiberoVectorEnv
 
 pytest_plugins = ("vector_fixtures",)
+
+
+class NoSeekStub(StubEnv):
+    """A stub as other people's environments are: each reset goes on from the last one."""
+
+    @property
+    def seek(self):
+        raise AttributeError("seek")
 
 
 @pytest.fixture
@@ -269,6 +280,39 @@ def test_a_worker_that_dies_in_a_part(make_vec, once, stub_server, mode):
     assert once.reached() == 1 and expected.lost == [0, 0, 0, 0, 1, 0]
 
 
+@by_mode
+def test_environments_that_cannot_seek_go_on_as_reproducibly(once, stub_server, mode):
+    """After a worker of a part died: as they do without parts."""
+    played = []
+    for hosts in (None, ThreadHosts(2)):
+        faults = [once("SIGKILL", episode=1)]
+
+        def make(index: int, faults=faults):
+            env = NoSeekStub(index, faults=faults if index == 3 else (), script=[(2, LIMIT)])
+            return env
+
+        kwargs = {"env_factory": make, "workers": 2, "autoreset_mode": mode}
+        envs = (
+            LiberoVectorEnv(4, **kwargs)
+            if hosts is None
+            else RemoteVectorEnv(4, hosts=hosts, **kwargs)
+        )
+        envs.reset(seed=3)
+        shown = []
+        with pytest.warns(WorkerRestartWarning):
+            for _ in range(8):
+                obs, _, terminated, truncated, _ = envs.step(np.zeros((4, 3), np.float32))
+                shown.append(obs)
+                over = terminated | truncated
+                if mode == DISABLED and over.any():
+                    shown.append(envs.reset(options={"reset_mask": over})[0])
+        # Those of the killed worker: parts have others.
+        played.append([obs["proprio"][3] for obs in shown])
+        envs.close()
+    assert once.reached() == 2
+    assert_same(played[1], played[0])
+
+
 def test_errors_of_the_package_are_raised_here(make_vec):
     with pytest.raises(ConfigError, match="stub error in init"):
         make_vec(4, stubs={3: {"faults": [Fault("error", "init")]}})
@@ -318,6 +362,39 @@ def test_bad_arguments(make_vec):
             make_vec(2, **wrong)
     with pytest.raises(ConfigError, match="autoreset_mode"):
         make_vec(2, autoreset_mode="LATER")
+    for ids in ([0, 1], np.arange(2), (), range(0, 4, 2), range(2, 2), range(3, 9)):
+        with pytest.raises(ConfigError, match="env_ids must be a range of consecutive numbers"):
+            LiberoVectorEnv(4, env_factory=stub_factory(), workers=0, env_ids=ids)
+
+
+def test_what_cannot_be_sent_is_one_error_and_no_host_stays(make_vec, monkeypatch):
+    hosts = BreakableHosts(2)
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="cannot be sent to other machines.*lock"):
+        make_vec(2, hosts, {0: {"faults": [lock]}})
+    assert hosts.closed == 1 and not hosts.placed
+
+    def broken(_):
+        raise OSError("a broken disk")
+
+    monkeypatch.setattr("vla_gym.remote.pool.asset_digest", broken)
+    with pytest.raises(OSError, match="a broken disk"):
+        make_vec(2, hosts)
+    assert hosts.closed == 2 and not hosts.placed
+
+
+def test_a_fork_cannot_close_its_parents_parts(make_vec):
+    hosts = BreakableHosts(2)
+    envs = make_vec(2, hosts, script=[(9, LIMIT)])
+    envs.reset(seed=0)
+
+    def close():
+        envs.close()
+        if hosts.closed:
+            raise WorkerError("the hosts are closed")
+
+    assert in_fork(close) == "" and hosts.closed == 0
+    envs.step(np.zeros((2, 3), np.float32))
 
 
 def test_closing_is_quick_and_final(make_vec):

@@ -15,7 +15,7 @@ from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.rollout import Episode, Start, make_envs, play, rollout
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.vla import load
-from vla_gym_trainers.evaluation.trained import ActorPolicy
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import in_fork
 from stub_envs import LIMIT, stub_factory
 
-from vla_gym.errors import WorkerError
 from vla_gym.vector import LiberoVectorEnv
 
 ACTIONS = np.zeros((2, 3), np.float32)
@@ -24,27 +23,6 @@ USES: dict[str, Callable[[LiberoVectorEnv], Any]] = {
     "get_state": lambda envs: envs.get_state(),
     "call": lambda envs: envs.call("render"),
 }
-
-
-def in_fork(function: Callable[[], Any]) -> str:
-    """Return what a fork of this process raises, as text; "" for nothing."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-            text = ""
-        except WorkerError as error:
-            text = str(error)
-        except BaseException as error:
-            text = repr(error)
-        os.write(write, text.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    return text
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 from picture_env import PictureEnv
-from stub_envs import ACTION_DIM, LIMIT, SUCCESS, StubEnv, stub_action, stub_image
+from stub_envs import ACTION_DIM, LIMIT, SUCCESS, Fault, StubEnv, stub_action, stub_image
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
@@ -309,6 +309,40 @@ def test_states_of_a_vector(make, way, mode):
     for i in range(4):
         assert_same(rows(obs, i), expected.last[i], f"env {i} after env 1 was set")
     advance(envs, expected, 10)
+
+
+@by_way
+@pytest.mark.parametrize(("mode", "other"), [(NEXT_STEP, SAME_STEP), (DISABLED, NEXT_STEP)])
+def test_a_state_whose_episode_is_over_goes_on_in_another_mode(make, way, mode, other):
+    envs, goes_on = (make(way, 2, SCRIPTS, autoreset_mode=each) for each in (mode, other))
+    for each in (envs, goes_on):
+        each.reset(seed=60)
+    envs.step(np.stack([stub_action(60 + i, 0, 0) for i in range(2)]))  # the end of env 1's
+    obs = goes_on.set_state(envs.get_state())
+    seen = []
+    for _ in range(6):
+        actions = np.stack([stub_action(*check(rows(obs, i))) for i in range(2)])
+        obs, *_ = goes_on.step(actions)
+        seen.append(check(rows(obs, 1))[1:])
+    assert seen == [(1, step) for step in range(6)]
+
+
+@by_way
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_an_episode_that_an_error_ended(make, way, mode):
+    """The next step resets the environment, of which nothing was said before."""
+    faults = [Fault("error", step=3)]
+    envs = make(way, 1, {0: {"faults": faults, **SCRIPTS[0]}}, autoreset_mode=mode)
+    obs, _ = envs.reset(seed=5)
+    seen = []
+    for turn in range(6):
+        actions = stub_action(*check(rows(obs, 0)))[None]
+        if turn == 2:
+            with pytest.raises(ConfigError, match="stub error"):
+                envs.step(actions)
+        obs, *_ = envs.step(actions)
+        seen.append(check(rows(obs, 0))[1:])
+    assert seen[:4] == [(0, 1), (0, 2), (1, 0), (1, 1)]
 
 
 def test_states_that_do_not_fit_change_nothing(make):

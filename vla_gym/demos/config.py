@@ -34,7 +34,12 @@ class DemosConfig(EnvSettings):
     image_size: int = 128
     """Height and width of both cameras' images in pixels."""
     num_workers: int | None = None
-    """Processes; None: one per core; 0: no subprocess."""
+    """Processes, with hosts on each of them; None: one per core; 0: no subprocess."""
+    num_envs: int | None = None
+    """Environments at once; None: one a process of this machine."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster; all of
+    them write to OUTPUT, which must be on a file system that they share."""
     overwrite: bool = False
     """Record again what exists."""
 
@@ -80,3 +85,5 @@ class DemosConfig(EnvSettings):
             raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
         if self.num_workers is not None and self.num_workers < 0:
             raise ConfigError(f"num_workers must be at least 0, got {self.num_workers}.")
+        if self.num_envs is not None and self.num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, got {self.num_envs}.")

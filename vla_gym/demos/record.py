@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
     Raises:
         ConfigError: A file exists that was made with other settings, or another run is recording
             into the folder.
-        DemoError: An expert fails far too often.
+        DemoError: An expert fails far too often, or a machine does not share the folder.
         WorkerError: A worker process fails again and again. What was recorded is kept.
     """
     config.check()
@@ -136,7 +136,16 @@ class _Job:
         return number if hopes < self.config.num_demos and number < limit else None
 
     def end_attempt(self, number: int, success: bool) -> None:
-        """Take note of an attempt; the worker has written a success before."""
+        """Take note of an attempt; the worker has written a success before.
+
+        Raises:
+            DemoError: If it is not there: the worker is on a machine with a folder of its own.
+        """
+        if success and not part_path(self.folder, number).exists():
+            raise DemoError(
+                f"A success of {self.name} was written, but is not in {self.folder}: with hosts, "
+                "--output must be a folder that all machines share, under the same path."
+            )
         if not success:
             (self.folder / f"{number:05d}.failed").touch()
         self.outcomes[number] = success
@@ -192,15 +201,18 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
 
     workers = config.num_workers if config.num_workers is not None else os.cpu_count() or 1
     total = len(waiting) * config.num_demos
-    num_envs = max(1, min(workers, total))
+    num_envs = min(config.num_envs or max(1, workers), total)
     policy = ExpertPolicy()
+    # A worker may have another working folder.
+    shared = replace(config, output=str(Path(config.output).expanduser().resolve()), hosts=None)
     envs = make_envs(
         suite.name,
         waiting,
         policy,
         num_envs=num_envs,
-        workers=workers,
-        env_wrappers=[functools.partial(DemoRecorder, config=config)],
+        workers=config.num_workers if config.hosts else workers,
+        hosts=config.hosts,
+        env_wrappers=[functools.partial(DemoRecorder, config=shared)],
         render_mode="rgb_array",  # the recorder draws: its renderers are opened before the fork
         image_size=config.image_size,
         step_timeout=STEP_TIMEOUT,

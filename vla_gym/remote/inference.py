@@ -14,15 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, VLAOutput
-from vla_gym.vla.preprocess import area_downsample
+from vla_gym.vla.stateful import is_stateful
 
 if TYPE_CHECKING:
     from vla_gym.vla.base import FrozenVLA
@@ -70,6 +68,11 @@ class _Request(NamedTuple):
     came: float
     future: Future[Inferred]
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of a row by camera, and that of proprioception."""
+        rows = {**self.images, "proprio": self.proprio}
+        return {name: array.shape[1:] for name, array in rows.items()}
+
 
 _Item = _Request | Callable[[], None] | None
 
@@ -88,8 +91,13 @@ class InferenceServer:
                 few rows there are.
 
         Raises:
-            ConfigError: If a number is out of range.
+            ConfigError: If a number is out of range, or the VLA has a state.
         """
+        if is_stateful(vla):
+            raise ConfigError(
+                f"The VLA {vla.name!r} has a state, which an inference server does not carry: "
+                "load it where the environments are."
+            )
         if max_rows < 1 or max_wait_s < 0.0:
             raise ConfigError(
                 f"Expected max_rows >= 1 and max_wait_s >= 0, got {max_rows} and {max_wait_s}."
@@ -97,16 +105,22 @@ class InferenceServer:
         self._vla, self._max_rows, self._max_wait = vla, max_rows, max_wait_s
         self._stats = InferenceStats()
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._lock, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._serve, name="vla-gym-inference", daemon=True)
         self._thread.start()
 
     def infer(
         self, images: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> Future[Inferred]:
-        """Ask for a forward pass; see ``FrozenVLA.infer``. The future raises what that raises."""
+        """Ask for a forward pass; see ``FrozenVLA.infer``.
+
+        Returns:
+            A future that raises what ``FrozenVLA.infer`` raises, WorkerError of a closed server.
+        """
         future: Future[Inferred] = Future()
-        now = time.monotonic()
-        self._queue.put(_Request(dict(images), instructions, proprio, now, future))
+        views = {view: np.asarray(rows) for view, rows in images.items()}
+        request = _Request(views, list(instructions), np.asarray(proprio), time.monotonic(), future)
+        self._put(request, future)
         return future
 
     def publish(self, version: int, weights: bytes) -> Future[int]:
@@ -118,11 +132,13 @@ class InferenceServer:
                 or those that are trained, such as LoRA adapters.
 
         Returns:
-            A future of the version that is in use then.
+            A future of the version that is in use then; it raises WorkerError of a closed server.
         """
         future: Future[int] = Future()
 
         def change() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 if version > self._stats.version:
                     _load(self._vla, weights)
@@ -131,8 +147,17 @@ class InferenceServer:
             except Exception as error:
                 future.set_exception(error)
 
-        self._queue.put(change)
+        self._put(change, future)
         return future
+
+    def _put(self, item: _Item, future: Future[Any]) -> None:
+        with self._lock:  # nothing may come after what ends the thread: nobody would answer
+            if not self._closed:
+                self._queue.put(item)
+                return
+        future.set_exception(
+            WorkerError(f"The inference server of the VLA {self._vla.name!r} is closed.")
+        )
 
     def stats(self) -> dict[str, Any]:
         """Return :class:`InferenceStats` as a dict."""
@@ -140,7 +165,9 @@ class InferenceServer:
 
     def close(self) -> None:
         """End the thread when it has answered what came before."""
-        self._queue.put(None)
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
         self._thread.join(_CLOSE_S)
 
     def _serve(self) -> None:
@@ -170,11 +197,13 @@ class InferenceServer:
         return batch, ()
 
     def _fits(self, first: _Request, other: _Request, rows: int) -> bool:
-        same = all(first.images[k].shape[1:] == v.shape[1:] for k, v in other.images.items())
-        return same and rows + len(other.instructions) <= self._max_rows
+        return first.shapes() == other.shapes() and rows + len(other.instructions) <= self._max_rows
 
     def _forward(self, batch: list[_Request]) -> None:
         began, stats = time.monotonic(), self._stats
+        batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
+        if not batch:
+            return
         try:
             output = self._vla.infer(
                 {k: np.concatenate([r.images[k] for r in batch]) for k in batch[0].images},
@@ -198,86 +227,6 @@ class InferenceServer:
             request.future.set_result(
                 Inferred(hidden[rows].copy(), actions[rows].copy(), stats.version)
             )
-
-
-def vla_facts(vla: FrozenVLA) -> dict[str, Any]:
-    """Return the attributes of a VLA that :class:`RemoteVLA` has as well."""
-    names = ("name", "horizon", "num_hidden_tokens", "hidden_size", "image_size")
-    return {
-        **{name: getattr(vla, name) for name in names},
-        "cameras": tuple(getattr(vla, "cameras", CAMERAS)),
-        "action_size": getattr(vla, "action_size", ACTION_SIZE),
-        "proprio_size": getattr(vla, "proprio_size", PROPRIO_SIZE),
-        "heads": tuple(getattr(vla, "heads", ("l1",))),
-        "head": getattr(vla, "head", "l1"),
-        "input_size": getattr(vla, "input_size", None),
-    }
-
-
-class RemoteVLA:
-    """A frozen VLA that is elsewhere; it follows the ``FrozenVLA`` protocol.
-
-    Renders are shrunk to the VLA's ``input_size`` before they travel, where it has one.
-
-    Attributes:
-        version: Of the weights that the last rows were made with.
-    """
-
-    name: str
-    horizon: int
-    num_hidden_tokens: int
-    hidden_size: int
-    image_size: int
-    cameras: tuple[str, ...]
-    action_size: int
-    proprio_size: int
-    heads: tuple[str, ...]
-    head: str
-    input_size: int | None
-
-    def __init__(
-        self,
-        facts: Mapping[str, Any],
-        ask: Callable[[dict[str, np.ndarray], list[str], np.ndarray], Future[Inferred]],
-        *,
-        timeout: float = 60.0,
-    ) -> None:
-        """Take over what is known of the VLA.
-
-        Args:
-            facts: From :func:`vla_facts`.
-            ask: ``InferenceServer.infer``, or what reaches it.
-            timeout: Seconds for an answer.
-        """
-        for name, value in facts.items():
-            setattr(self, name, value)
-        self._ask, self._timeout, self.version = ask, timeout, 0
-
-    def infer(
-        self, images: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> VLAOutput:
-        """Predict one action chunk per row, see ``FrozenVLA.infer``.
-
-        Raises:
-            WorkerError: If there is no answer in time, or who should answer is lost.
-        """
-        import torch
-
-        small, side = {view: np.asarray(images[view]) for view in self.cameras}, self.input_size
-        if side is not None:
-            small = {view: area_downsample(pictures, side) for view, pictures in small.items()}
-        try:
-            found = self._ask(small, instructions, proprio).result(self._timeout)
-        except (TimeoutError, FutureTimeoutError) as error:
-            raise WorkerError(
-                f"The inference server of the VLA {self.name!r} did not answer within "
-                f"{self._timeout:g} s."
-            ) from error
-        self.version = found.version
-        # Copies: arrays that have travelled may be read-only.
-        return VLAOutput(
-            torch.from_numpy(np.array(found.hidden)), torch.from_numpy(np.array(found.actions))
-        )
 
 
 def pack_weights(parameters: Mapping[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pickle
 import queue
@@ -19,6 +20,7 @@ import numpy as np
 import vla_gym
 from vla_gym.errors import AssetError, ConfigError, VlaGymError, WorkerError
 from vla_gym.remote.messages import PartSpec, Reply, Rows, flatten
+from vla_gym.vector.env_row import EnvRowState
 from vla_gym.vector.worker import EnvSpaces
 
 #: While a part waits for its environments, it looks so often whether it is told something else.
@@ -162,7 +164,7 @@ class Part:
         options: Mapping[int, dict[str, Any]],
         each: bool,
     ) -> Reply:
-        self._base.begin(ids, ops, rows, options, each=each)
+        self._envs.begin(ids, ops, rows, options, each=each)
         if each:
             return Reply("begun")
         try:
@@ -197,9 +199,10 @@ class Part:
     def _call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> Reply:
         ids = list(calls)
         if method == "get_state":
-            return Reply("value", (self._envs.get_state(ids), {}))
+            return Reply("value", ([_as_row(state) for state in self._envs.get_state(ids)], {}))
         if method == "set_state":
-            obs = self._envs.set_state([state for (state,) in calls.values()], ids)
+            states = [state.env if _row_in(state.env) else state for (state,) in calls.values()]
+            obs = self._envs.set_state(states, ids)
             rows = {name: values[ids].copy() for name, values in flatten(obs).items()}
             return Reply("value", ([None] * len(ids), rows))
         return Reply("value", (self._base.call_rows(calls, method), {}))
@@ -208,6 +211,20 @@ class Part:
         if self._envs is not None:
             self._envs.close()
         return Reply("begun")
+
+
+def _row_in(state: Any) -> EnvRowState | None:
+    """Return the state of the row that wrappers have put theirs around; None if there is none."""
+    while state is not None and not isinstance(state, EnvRowState):
+        state = getattr(state, "env", None)
+    return state
+
+
+def _as_row(state: Any) -> EnvRowState:
+    """Return a state of the outermost wrapper as that of a row, whose ``env`` it then is."""
+    row = _row_in(state)
+    assert row is not None
+    return row if row is state else dataclasses.replace(row, env=state)
 
 
 def portable(error: Exception) -> Exception:

@@ -8,60 +8,22 @@ import queue
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 import vla_gym
-from vla_gym.errors import VlaGymError, WorkerError
+from vla_gym.errors import ConfigError, VlaGymError, WorkerError
+from vla_gym.remote.links import Link, Wanted
 from vla_gym.remote.messages import PartSpec, Reply, Rows
 from vla_gym.remote.part import asset_digest
-from vla_gym.remote.shards import Hosts, Shard
+from vla_gym.remote.shards import Hosts
 from vla_gym.vector.processes.interrupts import Interrupts
-from vla_gym.vector.shared_memory import OF_RESETS, RESET, Layout, map_arrays
+from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Failure
 
 _CLOSE_S = 5.0  # for a part to close its environments
-_AGAIN_S = 0.5  # between two attempts to place a part
-
-
-@dataclass(eq=False)
-class Wanted:
-    """What is waited for: of the environments that were begun one by one.
-
-    Attributes:
-        ids: These; None: any.
-        count: So many of any; None: all.
-    """
-
-    ids: frozenset[int] | None = None
-    count: int | None = None
-
-
-@dataclass(eq=False)
-class _Link:
-    """One part, and what it has been told and not answered; environments by the part's numbers."""
-
-    worker: int
-    shard: Shard
-    since: float  # when it was told something, or has last answered
-    limit: float
-    first: int
-    ready: bool = False
-    again_at: float | None = None  # when it is to be placed again
-    obituary: str = ""  # of the last one that did not come up
-    command: str = "start"
-    pending: dict[Future[Reply], tuple[str, np.ndarray]] = field(default_factory=dict)
-    sent: list[tuple[str, tuple[Any, ...], np.ndarray]] = field(default_factory=list)
-    going: set[int] = field(default_factory=set)  # begun one by one
-    asking: Future[Reply] | None = None
-    asked: Wanted | None = None
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.pending) or self.again_at is not None
 
 
 class RemotePool:
@@ -103,15 +65,13 @@ class RemotePool:
         self.wanted = Wanted()
         self._hosts, self._interrupts = hosts, interrupts
         self._start_timeout, self._limit = start_timeout, start_timeout + step_timeout
-        digest = asset_digest(assets)
-        self._starts = [
-            (vla_gym.__version__, assets, digest, cloudpickle.dumps(spec)) for spec in specs
-        ]
         self._columns: dict[str, np.ndarray] = {}
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         # Filled by the threads that receive.
-        self._answers: queue.SimpleQueue[tuple[_Link, Future[Reply]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Link, Future[Reply]]] = queue.SimpleQueue()
         try:
+            digest = asset_digest(assets)
+            self._starts = [(vla_gym.__version__, assets, digest, _packed(spec)) for spec in specs]
             for worker in range(len(specs)):
                 self.start(worker)
         except BaseException:
@@ -134,61 +94,17 @@ class RemotePool:
     def start(self, worker: int) -> None:
         """Place a part, at first or after it was lost."""
         shard, first = self._hosts.place(worker), int(self.blocks[worker][0])
-        self._links[worker] = _Link(worker, shard, time.monotonic(), self._start_timeout, first)
-        self._send(self._links[worker], "start", self._starts[worker])
+        link = Link(worker, first, shard, self._start_timeout, self._answers)
+        self._links[worker] = link
+        link.send("start", self._starts[worker])
 
     def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments of a part do what their rows say, with reset options by id."""
-        link, columns = self._links[worker], self._columns
-        ops, local = columns["op"][ids], ids - link.first
-        names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
-        rows = {name: columns[name][ids] for name in names}
-        own = {i - link.first: options[i] for i in ids.tolist() if i in options}
-        if each:
-            link.going.update(local.tolist())
-        self._send(link, "run", (local, ops, rows, own, each), local)
+        self._links[worker].run(ids, self._columns, options, each=each)
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows; the results come as an event."""
-        link = self._links[worker]
-        local = np.array(ids) - link.first
-        calls = dict(zip(local.tolist(), arguments, strict=True))
-        self._send(link, "call", (calls, method), local)
-
-    def _send(
-        self, link: _Link, command: str, arguments: tuple[Any, ...], ids: Any = ()
-    ) -> Future[Reply] | None:
-        """Tell a part something; one that is not up yet may have to be told again."""
-        if link.ready:
-            link.command = command
-            link.since = link.since if link.pending else time.monotonic()
-        elif command != "recv":
-            link.sent.append((command, arguments, ids))
-        return None if link.again_at is not None else self._submit(link, command, arguments, ids)
-
-    def _submit(
-        self, link: _Link, command: str, arguments: tuple[Any, ...], ids: Any
-    ) -> Future[Reply]:
-        future = link.shard.submit(command, *arguments)
-        link.pending[future] = (command, np.asarray(ids, np.int64))
-        future.add_done_callback(lambda done: self._answers.put((link, done)))
-        return future
-
-    def _ask(self) -> None:
-        """Ask parts for what was begun one by one and is wanted now."""
-        wanted = self.wanted
-        total = sum(len(link.going) for link in self._links.values())
-        for link in self._links.values():
-            if link.asked is wanted or not link.going or link.again_at is not None:
-                continue
-            asked: list[int] | int = sorted(link.going)
-            if wanted.ids is not None:
-                asked = [i for i in sorted(link.going) if link.first + i in wanted.ids]
-            elif wanted.count is not None:  # its share: who has done it is asked for more
-                asked = math.ceil(max(1, wanted.count) * len(link.going) / total)
-            if asked:
-                link.asked = wanted
-                link.asking = self._send(link, "recv", (asked,))
+        self._links[worker].call(ids, method, arguments)
 
     # Events
 
@@ -197,7 +113,9 @@ class RemotePool:
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             self._place_again()
-            self._ask()
+            total = sum(len(link.going) for link in self._links.values())
+            for link in self._links.values():
+                link.ask(self.wanted, total)
             busy = [link for link in self._links.values() if link.busy]
             if not busy and timeout is None:
                 return []
@@ -221,7 +139,7 @@ class RemotePool:
         ]
         return [self._fail(link, *self._why_late(link)) for link in late]
 
-    def _why_late(self, link: _Link) -> tuple[str, Exception | None]:
+    def _why_late(self, link: Link) -> tuple[str, Exception | None]:
         if link.ready:
             return f"did not answer in {link.limit:g} s", None
         text = (
@@ -231,7 +149,7 @@ class RemotePool:
         )
         return "has not come up", WorkerError(text)
 
-    def _take(self, link: _Link, future: Future[Reply]) -> list[Event]:
+    def _take(self, link: Link, future: Future[Reply]) -> list[Event]:
         """Return the events of an answer."""
         if future not in link.pending or self._links.get(link.worker) is not link:
             return []  # of a part that was given up
@@ -242,16 +160,11 @@ class RemotePool:
             return self._lost(link, error)
         if command == "start" and reply.kind == "raised":
             return [self._fail(link, "could not be built", reply.value)]
-        if command == "start":
-            link.ready, link.limit, link.sent = True, self._limit, []
-        if link.ready:
-            link.since = time.monotonic()
-        if future is link.asking:
-            link.asking = link.asked = None
+        link.heard(command, future, self._limit)
         told = [Event("told", link.worker, (), text) for text in reply.warnings]
         return told + self._events(link, ids, reply)
 
-    def _events(self, link: _Link, ids: np.ndarray, reply: Reply) -> list[Event]:
+    def _events(self, link: Link, ids: np.ndarray, reply: Reply) -> list[Event]:
         worker, first = link.worker, link.first
         if reply.kind == "ready":
             return [Event("ready", worker, (), reply.value)]
@@ -267,7 +180,7 @@ class RemotePool:
             return [Event("value", worker, (), values)]
         return []
 
-    def _done(self, link: _Link, rows: Rows) -> list[Event]:
+    def _done(self, link: Link, rows: Rows) -> list[Event]:
         worker, first = link.worker, link.first
         self._write(rows.ids + first, rows.columns)
         self._write(rows.final_ids + first, rows.finals)
@@ -289,28 +202,22 @@ class RemotePool:
             else:
                 columns[name][ids] = values
 
-    def _lost(self, link: _Link, error: Exception) -> list[Event]:
+    def _lost(self, link: Link, error: Exception) -> list[Event]:
         text = str(error).strip()
         reason = f"is lost: {type(error).__name__}" + (f": {text}" if text else "")
         if link.ready or not self._hosts.passes(link.worker, error):
             return [self._fail(link, reason, raised=not link.ready)]
-        link.shard.kill()
-        link.pending.clear()
-        link.obituary = f" Lately a part of it {reason}."
-        link.asking = link.asked = None
-        link.again_at = time.monotonic() + _AGAIN_S
+        link.give_up(reason)
         return []
 
     def _place_again(self) -> None:
         """Place parts again that were lost with their machine before they came up."""
         for link in self._links.values():
             if link.again_at is not None and time.monotonic() >= link.again_at:
-                link.again_at, link.shard = None, self._hosts.place(link.worker)
-                for command, arguments, ids in link.sent:
-                    self._submit(link, command, arguments, ids)
+                link.go_on_with(self._hosts.place(link.worker))
 
     def _fail(
-        self, link: _Link, reason: str, error: Exception | None = None, *, raised: bool = False
+        self, link: Link, reason: str, error: Exception | None = None, *, raised: bool = False
     ) -> Event:
         del self._links[link.worker]
         link.shard.kill()
@@ -321,6 +228,8 @@ class RemotePool:
 
     def close(self) -> None:
         """End all parts: idle ones close their environments, others are killed."""
+        if self._interrupts.in_fork:
+            return  # the parts are not ours
         links, self._links = self._links, {}
         closing = [link.shard.submit("close") for link in links.values() if not link.busy]
         wait(closing, _CLOSE_S)
@@ -328,3 +237,14 @@ class RemotePool:
             link.shard.kill()
         self._hosts.close()
         self._columns.clear()
+
+
+def _packed(spec: PartSpec) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(spec)
+    except Exception as error:
+        raise ConfigError(
+            f"The environments cannot be sent to other machines: {error}. Give arguments, "
+            "factories and vector_wrappers that cloudpickle can pack."
+        ) from error
+    return packed

@@ -13,14 +13,9 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import ConfigError, WorkerError
-from vla_gym.remote.inference import (
-    InferenceServer,
-    Inferred,
-    RemoteVLA,
-    pack_weights,
-    vla_facts,
-)
+from vla_gym.remote.inference import InferenceServer, Inferred, pack_weights
 from vla_gym.remote.ray_hosts import RayHosts, import_ray
+from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 
 _NAMESPACE = "vla_gym"
 
@@ -175,21 +170,27 @@ class RayInference:
         for actor, pending in zip(self._actors, self._pending, strict=True):
             pending[self.version] = actor.publish.remote(self.version, shared)
         oldest = self.version - self._max_staleness
-        try:
-            for i, pending in enumerate(self._pending):
-                for version in sorted(pending):
-                    if version <= oldest:
-                        self.in_use[i] = self._ray.get(pending.pop(version), timeout=self._timeout)
-        except self._ray.exceptions.RayError as error:
-            raise WorkerError(f"An inference actor did not take new weights: {error}") from error
+        for i, pending in enumerate(self._pending):
+            for version in sorted(pending):
+                if version <= oldest:
+                    self.in_use[i] = self._get(pending.pop(version), "take new weights")
         return self.version
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return what each actor has done, see ``InferenceStats``."""
-        found: list[dict[str, Any]] = self._ray.get(
-            [actor.stats.remote() for actor in self._actors], timeout=self._timeout
-        )
+        """Return what each actor has done, see ``InferenceStats``.
+
+        Raises:
+            WorkerError: If an actor does not say so within ``timeout`` seconds.
+        """
+        asked = [actor.stats.remote() for actor in self._actors]
+        found: list[dict[str, Any]] = self._get(asked, "tell what it has done")
         return found
+
+    def _get(self, asked: Any, what: str) -> Any:
+        try:
+            return self._ray.get(asked, timeout=self._timeout)
+        except self._ray.exceptions.RayError as error:  # GetTimeoutError is one
+            raise WorkerError(f"An inference actor did not {what}: {error}") from error
 
     def close(self) -> None:
         """End the actors."""

@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vla_gym.errors import ConfigError
+from vla_gym.remote.links import Wanted
 from vla_gym.remote.messages import PartSpec
-from vla_gym.remote.pool import RemotePool, Wanted
+from vla_gym.remote.pool import RemotePool
 from vla_gym.remote.shards import Hosts
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.batch import Arrays

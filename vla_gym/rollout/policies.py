@@ -123,8 +123,6 @@ def episode_key(seed: int, info: Info) -> list[int]:
 
 def in_episodes(memory: VLAMemory, infos: Sequence[Info]) -> FrozenVLA:
     """Return the VLA for one look at rows; a stateful one goes on with their episodes."""
-    if not memory.is_stateful:
-        return memory.vla
     begins = [info["elapsed_steps"] == 0 for info in infos]
     return memory.at([info["env_id"] for info in infos], begins)
 

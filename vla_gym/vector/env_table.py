@@ -85,8 +85,10 @@ class EnvTable:
         reset = ops == RESET
         again = ids[reset]
         if len(again):
+            own = self.columns["reseed"][again]  # of a worker that was restarted here
             for name in OF_RESETS:
                 self.columns[name][again] = rows[name][reset]
+            self.columns["reseed"][again] |= own
             self.seeds[again], self.next_episode[again] = (
                 rows["seed"][reset],
                 rows["episode"][reset],

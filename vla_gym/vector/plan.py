@@ -110,8 +110,8 @@ class EnvPlan:
         Raises:
             ConfigError: If they are none, or not of this plan.
         """
-        inside = 0 <= env_ids.start < env_ids.stop <= self.num_envs
-        if not isinstance(env_ids, range) or env_ids.step != 1 or not inside:
+        is_range = isinstance(env_ids, range) and env_ids.step == 1
+        if not is_range or not 0 <= env_ids.start < env_ids.stop <= self.num_envs:
             raise ConfigError(
                 f"env_ids must be a range of consecutive numbers within 0..{self.num_envs - 1}, "
                 f"got {env_ids}."

@@ -59,7 +59,7 @@ class LocalPool:
     def __init__(self, spec: WorkerSpec, interrupts: Interrupts) -> None:
         """Build the environments."""
         self.blocks = [np.array(spec.env_ids)]
-        self._owner, self._interrupts = os.getpid(), interrupts
+        self._interrupts = interrupts
         self._worker = Worker(spec)
         self._columns: dict[str, np.ndarray] = {}
         self._events = [self._worker.ready]
@@ -97,7 +97,7 @@ class LocalPool:
 
     def close(self) -> None:
         """Close the environments."""
-        if os.getpid() != self._owner:
+        if self._interrupts.in_fork:
             return  # a fork of the trainer
         self._worker.close()
         self._columns.clear()

@@ -81,7 +81,6 @@ class ProcessPool:
         # The message of nearly every step.
         self._run_all = [pickle.dumps(("run", list(spec.env_ids), {}, False)) for spec in specs]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
-        self._owner = os.getpid()
         self._poller = select.poll()
         self._handles: dict[int, WorkerHandle] = {}
         self._server: ProcessServer | None = None
@@ -260,7 +259,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """End all workers: idle ones close their environments, others are killed."""
-        if os.getpid() != self._owner:
+        if self._interrupts.in_fork:
             return  # a fork of the trainer: the workers are not ours
         handles, self._handles = self._handles, {}
         for handle in handles.values():

@@ -95,10 +95,11 @@ def read_card(path: Path) -> EvalCard:
             f"{SCHEMA}, got {kind!r} and {content.get('schema') if kind else None}."
         )
     try:
-        for key in ("protocol", "versions", "environment"):
+        for key in ("versions", "environment"):
             content[key]
+        starts_of(content["protocol"])
         return EvalCard(file, content, tuple(map(from_row, content["results"]["episodes"])))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged: {error!r}. Evaluate again.") from error
 
 

@@ -17,6 +17,7 @@ from vla_gym.suites.libero.protocols import PROTOCOLS, EvalProtocol, ProtocolNam
 from vla_gym.suites.libero.suite import LiberoSuite
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.summary import can_be_confused
+from vla_gym_trainers.runs.tasks import each_once
 
 
 @dataclass
@@ -93,10 +94,8 @@ class EvalConfig(PolicyConfig):
         """
         suites = [get_suite(suite) for suite in self.suite]
         for what, values in (("--suite", [s.name for s in suites]), ("--task-ids", self.task_ids)):
-            if values is not None and (not values or len(set(values)) != len(values)):
-                raise ConfigError(
-                    f"{what} needs at least one value, each once; got {list(values)}."
-                )
+            if values is not None:
+                each_once(what, values)
         tasks = [(suite, i) for suite in suites for i in parse_tasks(suite, self.task_ids)]
         if len({suite.tasks[i] for suite, i in tasks}) != len(tasks):
             raise ConfigError(f"--suite names tasks twice: {list(self.suite)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vla_gym.envs.checks import as_integer
 from vla_gym.envs.settings import EnvSettings
@@ -114,18 +114,32 @@ class PolicyConfig(EnvSettings):
                 f"--policy {self.policy}: expected {', '.join(POLICIES)}, a run directory of "
                 "vla-gym-train or its policy.safetensors; there is no such file."
             )
-        return self._trained_on_tokens(path) or self._trained(path)
+        return self._trained_on_tokens(path) or self._of_run(path) or self._trained(path)
+
+    def _of_run(self, path: Path) -> Policy | None:
+        """Return a policy that sees less or remembers more than its VLA, if a run has trained one.
+
+        It sees what it saw in training.
+        """
+        from vla_gym_trainers.evaluation.trained import needs_its_run
+        from vla_gym_trainers.explorer.player import load_player
+
+        if not needs_its_run(path):
+            return None
+        settings: dict[str, Any] = {"device": self.device, "batch_size": self.batch_size}
+        return self._checked(load_player(path, vla=self.vla, **settings))
 
     def _trained_on_tokens(self, path: Path) -> VLAPolicy | None:
         """Return the VLA that PPO or GRPO has trained, if it is a run of theirs."""
         from vla_gym_trainers.evaluation.trained import (
             HEADS,
+            needs_its_run,
             policy_file,
             trained_on,
             trained_vla,
         )
 
-        if policy_file(path) is not None:
+        if policy_file(path) is not None or needs_its_run(path):
             return None
         of_run, _, kind = trained_on(path)
         vla = trained_vla(path, self.vla or of_run)
@@ -153,6 +167,9 @@ class PolicyConfig(EnvSettings):
             device=self.device,
             trust_pickle=self.trust_pickle,
         )
+        return self._checked(policy)
+
+    def _checked(self, policy: Policy) -> Policy:
         if self.chunk_len not in (None, policy.chunk_len):
             raise ConfigError(
                 f"The policy acts in chunks of {policy.chunk_len}, not of {self.chunk_len}: leave "

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vla_gym.rollout import Episode, Start, make_envs, rollout
 from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.summary import compare, summarize
-from vla_gym_trainers.evaluation.trained import ActorPolicy
 from vla_gym_trainers.world_model.protocol import WorldModel, load_world_model
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from vla_gym.errors import WeightsError
+from vla_gym.errors import VlaGymError, WeightsError
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import Policy
 
@@ -63,12 +63,14 @@ def load_checkpoint(folder: Path, learner: Learner, reference: Policy | None) ->
     """
     try:
         numbers = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
-    except (OSError, EOFError, ValueError, KeyError, RuntimeError) as error:
+        learner.policy.load_state_dict(load_parameters(folder / "policy.safetensors"))
+        if reference is not None:
+            reference.load_state_dict(load_parameters(folder / "reference.safetensors"))
+        learner.load_state_dict(numbers)
+    except VlaGymError:
+        raise
+    except Exception as error:  # OS, zip, pickle, key and shape errors alike
         raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
-    learner.policy.load_state_dict(load_parameters(folder / "policy.safetensors"))
-    if reference is not None:
-        reference.load_state_dict(load_parameters(folder / "reference.safetensors"))
-    learner.load_state_dict(numbers)
 
 
 @dataclass

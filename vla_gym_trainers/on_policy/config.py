@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_suite
 from vla_gym_trainers.on_policy.policy_settings import PolicySettings
 from vla_gym_trainers.runs.settings import CheckpointSettings
+from vla_gym_trainers.runs.tasks import TaskSettings
 from vla_gym_trainers.world_model.settings import WorldModelSettings
 
 RatioLevel = Literal["factor", "chunk", "chunk-mean"]
@@ -22,7 +22,7 @@ _AT_LEAST_1 = (
     *("num_envs", "total_steps", "rollout_chunks", "group_size", "groups", "value_replay"),
     *("epochs", "num_minibatches", "micro_batch_size", "cloning_epochs", "cloning_minibatches"),
     *("eval_envs", "eval_layouts", "torch_threads", "learn_threads", "residual_basis"),
-    *("lora_r", "stochastic_steps", "bptt_length"),
+    *("lora_r", "stochastic_steps", "bptt_length", "history"),
 )
 _AT_LEAST_0 = (
     *("ahead", "eval_every", "eval_states", "value_epochs"),
@@ -39,7 +39,7 @@ _NOT_NEGATIVE = ("entropy_coef", "kl_coef", "teacher_noise", "value_coef", "valu
 
 
 @dataclass
-class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, CheckpointSettings):
+class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, CheckpointSettings):
     """What PPO and GRPO share."""
 
     # Not checkpoint_every: all environments begin new episodes there.
@@ -54,10 +54,6 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
     #: Settings that are gone, at the value at which a run may go on without them.
     retired: ClassVar[dict[str, object]] = {"hybrid": False}
 
-    suite: str = "goal"
-    """Suite name."""
-    task_ids: tuple[int, ...] | None = None
-    """Tasks to train on; default: all of the suite."""
     vla: str = "mini"
     """The VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
     device: str = "cpu"
@@ -66,10 +62,6 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
     """Control steps executed a chunk; default: the VLA's horizon."""
     num_envs: int = 16
     """Environments at once, in each process."""
-    workers: int | None = None
-    """Worker processes of the environments; default: one a core; 0: none."""
-    hosts: str | None = None
-    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     task_sampling: Literal["balanced", "uniform", "round_robin"] = "balanced"
     """Order of tasks; with uniform, processes play together what one with all environments does."""
     episodes_per_env: int | None = 4
@@ -163,7 +155,7 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
         lowest = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
         self.check_ranges({k: low for k, low in lowest.items() if hasattr(self, k)})
         _check_ranges(self)
-        self.check_env()
+        self.check_tasks()
         if (self.eval_states or 0) > (states := get_suite(self.suite).num_init_states):
             raise ConfigError(f"eval_states must be at most {states}.")
         if self.num_envs % self.group_size:
@@ -178,6 +170,11 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
             raise ConfigError(f"skip_factor must exceed 1, got {self.skip_factor}.")
         self.check_policy()
         self.check_world_model()
+        if self.world_model is not None and self.policy != "rl-token" and not self.rewards:
+            raise ConfigError(
+                f"policy {self.policy} does not see a world model's memory: give rewards, which it "
+                "is paid by then, or leave world_model out."
+            )
         self.check_memory(self.policy, self.micro_batch_size)
         if self.episodes_per_env is None:
             self.check_rows(self.rollout_chunks)
@@ -188,12 +185,6 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, EnvSettings, Checkpoint
             )
         if self.policy == "flow" and self.entropy_coef:
             raise ConfigError("A flow's entropy is a constant: leave entropy_coef out.")
-
-    def tasks(self) -> tuple[int, ...]:
-        """Return the tasks that are trained on."""
-        if self.task_ids is not None:
-            return self.task_ids
-        return tuple(range(len(get_suite(self.suite).tasks)))
 
 
 def _check_ranges(config: OnPolicyConfig) -> None:

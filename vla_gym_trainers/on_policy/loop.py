@@ -98,9 +98,8 @@ class Loop:
         self.learner = Learner(policy, config, reference=reference, group=group)
         self._envs = envs or libero_envs(config, self.networks)
         train_envs = stack.enter_context(closing(self._envs.train()))
-        self.collector = RolloutCollector(
-            self.networks.watched(train_envs, config.reward_weights()), groups=config.groups
-        )
+        self.train_envs = self.networks.watched(train_envs, config.reward_weights())
+        self.collector = RolloutCollector(self.train_envs, groups=config.groups)
         # What acts and what is written must not be what is learnt and what is read.
         self._acting = policy.copy() if config.ahead else policy
         self._buffers = [self._new_buffer() for _ in range(config.ahead + 1)]
@@ -184,6 +183,7 @@ class Loop:
         self._enter(phase, rollout)
         metrics = rollout_metrics(rollout, self.group)
         progress.count(metrics, collected.staleness)
+        progress.iteration += 1
         if not self.run.is_checkpoint_due(progress.steps) and not self._is_over():
             pipeline.begin()
         began = time.perf_counter()
@@ -193,8 +193,7 @@ class Loop:
                 rollout, targets.advantages, targets.keep, targets.returns, phase
             )
         pipeline.publish()
-        progress.iteration += 1
-        metrics |= {
+        metrics |= self.after_update(rollout) | {
             "rollout/staleness": float(collected.staleness),
             "train/skipped_total": float(self.learner.skipped),
             "phase/epsilon": phase.epsilon,
@@ -212,6 +211,10 @@ class Loop:
         if self.run.is_checkpoint_due(progress.steps) and not pipeline.num_waiting:
             self.collector.restart()
             self.save()
+
+    def after_update(self, rollout: Rollout) -> dict[str, float]:  # noqa: ARG002
+        """Do what else belongs to an iteration; return its metrics."""
+        return {}
 
     def _snapshot(self) -> tuple[Phase, dict[str, Tensor] | None]:
         """Return the phase and the parameters of the next rollout; None for those of now."""
@@ -262,12 +265,17 @@ class Loop:
         if not self.run.is_main:
             self.run.plan_checkpoint(steps)
             return
-        state = {
-            "progress": self.progress,
-            "validation": None if self.validation is None else self.validation.state(),
-        }
-        with self.run.new_checkpoint(steps, state) as folder:
-            save_checkpoint(folder, self.learner, self.networks.reference)
+        with self.run.new_checkpoint(steps, self.plain()) as folder:
+            self.write(folder)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that is plain data."""
+        validation = None if self.validation is None else self.validation.state()
+        return {"progress": self.progress, "validation": validation}
+
+    def write(self, folder: Path) -> None:
+        """Write the files of a checkpoint."""
+        save_checkpoint(folder, self.learner, self.networks.reference)
 
     def finish(self) -> None:
         """Write the last parameters, and take over the best ones if there are any."""
@@ -277,3 +285,7 @@ class Loop:
             if best.is_file():
                 self.policy.load_state_dict(load_parameters(best))
             self.networks.save(self.run.dir.path)
+
+    def results(self) -> dict[str, Any]:
+        """Return what else goes into the result card, when the environments are closed."""
+        return {}

@@ -23,6 +23,7 @@ from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import local_device, local_rendering
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
+from vla_gym_trainers.on_policy.recurrent_vla import RecurrentGaussianPolicy
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
 from vla_gym_trainers.on_policy.student import (
     check_stateless,
@@ -100,11 +101,12 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     Raises:
         ConfigError: If the VLA cannot be trained that way, or other settings do not fit it.
     """
-    vla = load(config.vla, device=local_device(config.device)) if vla is None else vla
+    device = local_device(config.device)
+    vla = load(config.vla, device=device) if vla is None else vla
     chunk_len = check_chunk_len(config.chunk_len, vla)
     world_model = None
     if config.world_model is not None:
-        world_model = load_world_model(config.world_model, config.device, vlas={config.vla: vla})
+        world_model = load_world_model(config.world_model, device, vlas={config.vla: vla})
     torch.manual_seed(config.seed)
     policy: Policy
     teacher: Teacher
@@ -114,15 +116,17 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         teacher = vla_chunks
     else:
         check_stateless(vla, f"with --policy {config.policy}")
-        policy, adapters = _vla_policy(config, vla)
-        teacher = _kind(config, vla, None).act
+        policy, adapters = _vla_policy(config, vla, chunk_len)
+        teacher = _kind(config, vla).act
         if config.policy == "tokens":
             teacher = VLATeacher(vla, config.teacher_head)
     reference = policy.copy() if config.kl_coef > 0.0 else None
     return Networks(policy, adapters, teacher, reference, vla.image_size, chunk_len, world_model)
 
 
-def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapters | None]:
+def _vla_policy(
+    config: OnPolicyConfig, vla: Any, chunk_len: int
+) -> tuple[VLAPolicy, LoraAdapters | None]:
     modules = {name for name, _ in vla.model.named_modules()}
     exclude = tuple(name for name in config.heads_without_adapters() if name in modules)
     lora = LoraSettings(
@@ -148,25 +152,47 @@ def _vla_policy(config: OnPolicyConfig, vla: Any) -> tuple[VLAPolicy, LoraAdapte
     )
     if config.gradient_checkpointing:
         checkpoint_layers(student)
-    head = None
+    head, memory = None, dict[str, Any]()
     if isinstance(config, PPOConfig):
-        head = ValueHead(vla.hidden_size).to(next(vla.model.parameters()).device)
-    return _kind(config, student, head), adapters
+        size = vla.hidden_size + config.memory_size
+        head = ValueHead(size).to(next(vla.model.parameters()).device)
+    if config.memory_size:
+        memory = {"frozen": vla, "chunk_len": chunk_len, "history": config.history}
+        memory["memory_size"] = config.memory_size
+    return _kind(config, student, head, memory), adapters
 
 
-def _kind(config: OnPolicyConfig, student: Any, head: ValueHead | None) -> VLAPolicy:
+def _kind(
+    config: OnPolicyConfig,
+    student: Any,
+    head: ValueHead | None = None,
+    memory: Mapping[str, Any] | None = None,
+) -> VLAPolicy:
+    """Return the VLA as a policy that sees what the configuration lets it see."""
+    policy = _seeing_all(config, student, head, memory or {})
+    if config.hidden_cameras:
+        policy.hide(config.hidden_cameras)
+    return policy
+
+
+def _seeing_all(
+    config: OnPolicyConfig, student: Any, head: ValueHead | None, memory: Mapping[str, Any]
+) -> VLAPolicy:
     if config.policy == "gaussian":
         scales: Sequence[float] = (1.0,) * getattr(student, "action_size", ACTION_SIZE)
         if isinstance(student, MiniBackend):  # others' units are normalised already
             scales = get_suite(config.suite).action.scales
-        return GaussianPolicy(
+        kind: Any = RecurrentGaussianPolicy if memory else GaussianPolicy
+        gaussian: VLAPolicy = kind(
             student,
             sigmas=[config.sigma * scale for scale in scales],
             min_sigma=config.min_sigma / config.sigma,
             learn_sigma=config.learn_sigma,
             correlation=config.noise_correlation,
             value_head=head,
+            **memory,
         )
+        return gaussian
     if config.policy == "flow":
         return FlowPolicy(
             student,

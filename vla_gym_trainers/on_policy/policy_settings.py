@@ -8,6 +8,7 @@ from typing import Literal
 from vla_gym.errors import ConfigError
 
 Trainable = Literal["lora", "heads", "full"]
+PolicyKind = Literal["tokens", "gaussian", "flow", "own", "rl-token"]
 
 #: Heads of the package's backends, and the one that a policy's loss reaches.
 _HEADS = ("action_head", "token_head", "flow_head")
@@ -18,6 +19,8 @@ _REACHED = {"tokens": "token_head", "gaussian": "action_head", "flow": "flow_hea
 class VLASettings:
     """Of the policies that are the VLA itself: all but ``rl-token``."""
 
+    hidden_cameras: tuple[str, ...] = ()
+    """gaussian, flow, own: views that the policy does not see; the VLA is shown black there."""
     trainable: Trainable = "lora"
     """What of the VLA is trained: lora (adapters), heads (some modules alone), full."""
     heads: tuple[str, ...] | None = None
@@ -78,7 +81,9 @@ class MemorySettings:
     """Of policies with a recurrent memory, which are learnt from by sequences."""
 
     memory_size: int = 0
-    """rl-token: numbers of a recurrent memory (a GRU) of the episode; 0: none."""
+    """rl-token, gaussian: numbers of a recurrent memory (a GRU) of the episode; 0: none."""
+    history: int = 1
+    """gaussian: last views that its memory takes in at each chunk, this one included."""
     sequential_training: bool = True
     """Learn from windows of successive chunks, through the memory of the chunks before in the
     window; else from single chunks, each with the memory that it starts from."""
@@ -94,9 +99,14 @@ class MemorySettings:
         Raises:
             ConfigError: If they do not.
         """
+        if self.history != 1 and (policy != "gaussian" or not self.memory_size):
+            raise ConfigError(
+                f"history is of the memory of policy gaussian, got policy {policy} with "
+                f"memory_size {self.memory_size}: leave history out."
+            )
         if not self.memory_size:
             return
-        if policy != "rl-token":
+        if policy not in ("rl-token", "gaussian"):
             raise ConfigError(f"policy {policy} has no memory: leave memory_size out.")
         if self.sequential_training and micro_batch_size < self.bptt_length:
             raise ConfigError(
@@ -121,7 +131,7 @@ class MemorySettings:
 class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
     """Who acts, with the settings of each kind of policy."""
 
-    policy: Literal["tokens", "gaussian", "flow", "own", "rl-token"] = "tokens"
+    policy: PolicyKind = "tokens"
     """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
     actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or
     rl-token, a small network on the VLA's RL token that corrects the frozen VLA's chunks."""
@@ -134,12 +144,19 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
         """
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
             raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
+        if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
+            raise ConfigError(f"policy {self.policy} sees all cameras: leave hidden_cameras out.")
         if not 0.0 <= self.noise_correlation < 1.0:
             raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
         if self.policy != "tokens" and self.fresh_heads:
             raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
         if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
             raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
+
+    @property
+    def needs_its_run(self) -> bool:
+        """Whether who plays the policy needs more of its run than a VLA."""
+        return self.policy == "rl-token" or bool(self.hidden_cameras or self.memory_size)
 
     def trained_heads(self) -> tuple[str, ...]:
         """Return the modules that trainable=heads trains; see ``heads``."""

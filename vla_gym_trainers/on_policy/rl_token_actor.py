@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -195,11 +194,13 @@ class RLTokenActor(nn.Module):
         """Read what :meth:`save` wrote, on the CPU.
 
         Raises:
-            WeightsError: If a file is missing or damaged.
+            WeightsError: If a file is missing or damaged, or holds numbers that are not finite.
         """
         try:
             actor = cls(**json.loads((folder / SIZES).read_text(encoding="utf-8")))
             actor.load_state_dict(load_file(folder / WEIGHTS))
-        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        except Exception as error:  # OS, JSON, size, memory, safetensors and shape errors alike
             raise WeightsError(f"{folder} holds no whole RL-token actor: {error}") from error
+        if not all(value.isfinite().all() for value in actor.state_dict().values()):
+            raise WeightsError(f"{folder} holds weights that are not finite: take earlier ones.")
         return actor.eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,9 +10,6 @@ from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.reward_terms import RewardTerms
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.on_policy.policy import Policy
 
 #: Shape of one row and dtype.
 ArraySpec = tuple[tuple[int, ...], torch.dtype]
@@ -23,6 +20,23 @@ _RESULTS: dict[str, torch.dtype] = {
     **dict.fromkeys(("terminated", "truncated", "valid", "by_teacher"), torch.bool),
     **dict.fromkeys(("instruction", "executed", "group"), torch.int64),
 }
+
+
+class StoredPolicy(Protocol):
+    """What a rollout must know of the policy whose chunks it holds; see :class:`.policy.Policy`."""
+
+    observation: dict[str, ArraySpec]
+    sample: ArraySpec
+    factors: tuple[int, ...]
+    value_size: int
+
+    @property
+    def carried(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what is carried from chunk to chunk."""
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether there is a value head."""
 
 
 class Rollout:
@@ -57,7 +71,7 @@ class Rollout:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: StoredPolicy,
         num_envs: int,
         num_chunks: int,
         episodes: int | None,

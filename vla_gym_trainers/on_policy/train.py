@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,12 @@ class OnPolicyRun:
 
 
 def train(
-    config: OnPolicyConfig, *, vla: Any = None, envs: EnvFactories | None = None
+    config: OnPolicyConfig,
+    *,
+    vla: Any = None,
+    envs: EnvFactories | None = None,
+    kind: Callable[..., Loop] = Loop,
+    total: int | None = None,
 ) -> OnPolicyRun:
     """Train; with ``eval_states``, evaluate start and policy on the official states; write a card.
 
@@ -52,6 +59,8 @@ def train(
         config: All settings; ``resume`` and ``auto_resume`` say whether a run goes on.
         vla: A backend in place of the one that the configuration names.
         envs: Environments in place of LIBERO's; there are no films and no final evaluation then.
+        kind: Makes the loop.
+        total: Control steps that the progress bar counts to; default: ``total_steps``.
 
     Raises:
         ConfigError: If the run directory holds another run, or settings do not fit each other.
@@ -59,18 +68,22 @@ def train(
     with process_group(config.device) as group:
         if group.size > 1 and config.run_dir is None and config.resume is None:
             raise ConfigError("With several processes, give a --run-dir.")
-        return _train(config, group, vla, envs)
+        total = config.total_steps if total is None else total
+        run = Run(config, total=total, unit="env_step", is_main=group.rank == 0)
+        return _train(config, run, group, partial(kind, vla=vla, envs=envs), envs is None)
 
 
 def _train(
-    config: OnPolicyConfig, group: ProcessGroup, vla: Any, envs: EnvFactories | None
+    config: OnPolicyConfig,
+    run: Run,
+    group: ProcessGroup,
+    make_loop: Callable[..., Loop],
+    is_libero: bool,
 ) -> OnPolicyRun:
     torch.set_num_threads(config.torch_threads)
-    is_libero = envs is None
-    run = Run(config, total=config.total_steps, unit="env_step", is_main=group.rank == 0)
     group.sum([0.0])  # all have looked for a checkpoint before process 0 writes anything
     with run, ExitStack() as stack:
-        loop = Loop(config, run, group, stack, vla=vla, envs=envs)
+        loop = make_loop(config, run, group, stack)
         if run.is_main:
             sys.stdout.write(f"{describe(loop.policy)}\n")
         with run.training():
@@ -89,6 +102,8 @@ def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict
             "best": loop.validation.best,
             "history": [list(pair) for pair in loop.validation.history],
         }
+    if is_libero:
+        results |= loop.results()
     if is_libero and config.eval_states != 0:
         results["evaluation"] = final_evaluation(config, run.dir)
     return run.write_card(results, {**config.world_facts(), **machine_facts()})
@@ -131,7 +146,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
         "torch_threads": config.torch_threads,
         "progress": config.progress,
     }
-    if config.policy == "rl-token":
+    if config.needs_its_run:
         trained: dict[str, Any] = {"policy": str(run.path)}
     else:
         common["head"] = HEADS.get(config.policy)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
-from vla_gym.rollout.policies import Info, Observations, in_episodes
+from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_episodes
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
@@ -27,7 +27,12 @@ Choose = Callable[[Observation, Sequence[str]], Any]
 
 
 class GreedyPlayer:
-    """Lets a policy or a teacher play episodes, greedily; see ``rollout.Policy``."""
+    """Lets a policy or a teacher play episodes, greedily; see ``rollout.Policy``.
+
+    Attributes:
+        memory: What is carried from chunk to chunk, by environment.
+        batch_size: Rows of a forward pass.
+    """
 
     expert = False
     cameras: tuple[str, ...] = CAMERAS
@@ -39,18 +44,22 @@ class GreedyPlayer:
         self.image_size, self.name = policy.image_size, "policy"
         self.wrap_envs: Callable[[Any], Any] | None = None
         self.identity: dict[str, Any] = {"kind": "student"}
-        self._memory = EpisodeMemory(policy.carried)
+        self.memory, self.batch_size = EpisodeMemory(policy.carried), BATCH_SIZE
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the chunks."""
-        return self._memory.act(self._forward, observations, infos)
+        return self.memory.act(self._forward, observations, infos, self.batch_size)
+
+    def _act(self, seen: Observation, texts: Sequence[str], infos: Sequence[Info]) -> Any:  # noqa: ARG002
+        return self._choose(seen, texts)
 
     def _forward(
         self, observations: dict[str, np.ndarray], infos: list[Info]
     ) -> tuple[np.ndarray, np.ndarray]:
         texts, vla = [info["instruction"] for info in infos], in_episodes(self._vla_memory, infos)
         seen = self._policy.observe(observations, texts, vla)
-        act = self._choose(seen | {name: observations[name] for name in self._memory.shapes}, texts)
+        seen |= {name: observations[name] for name in self.memory.shapes}
+        act = self._act(seen, texts, infos)
         chunks = np.clip(act.actions[:, : self.chunk_len].cpu().numpy(), -1.0, 1.0)
         memory = getattr(act, "next_memory", None)  # a teacher has none
         if memory is None:

@@ -41,6 +41,8 @@ class VLAPolicy(Policy):
 
     Attributes:
         vla: The backend.
+        cameras: Views that it is shown.
+        hidden: Views that it is shown black, see :meth:`hide`.
         stored_size: Side in pixels at which frames are kept.
     """
 
@@ -63,6 +65,7 @@ class VLAPolicy(Policy):
         self.vla, self.value_head = vla, value_head
         self.stored_size = int(getattr(vla, "input_size", vla.image_size))
         self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self.hidden: tuple[str, ...] = ()
         proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
         frame: ArraySpec = ((self.stored_size, self.stored_size, 3), torch.uint8)
         self.observation = {camera: frame for camera in self.cameras}
@@ -70,6 +73,21 @@ class VLAPolicy(Policy):
         self.observation["task_id"] = (), torch.int64
         self.chunk_shape = (vla.horizon, getattr(vla, "action_size", ACTION_SIZE))
         self.value_size, self.image_size = vla.hidden_size, vla.image_size
+
+    def hide(self, cameras: Sequence[str]) -> None:
+        """Show the VLA black in the place of some views, which are no longer observed.
+
+        Raises:
+            ConfigError: If it has no such view, or none would be left.
+        """
+        seen = tuple(camera for camera in self.cameras if camera not in cameras)
+        if not seen or not set(cameras) <= set(self.cameras):
+            raise ConfigError(
+                f"Expected some, not all, of the VLA's cameras {', '.join(self.cameras)} to be "
+                f"hidden, got {', '.join(cameras)}."
+            )
+        self.cameras, self.hidden = seen, tuple(cameras)
+        self.observation = {k: v for k, v in self.observation.items() if k not in cameras}
 
     def observe(
         self,
@@ -101,6 +119,8 @@ class VLAPolicy(Policy):
 
     def _inputs(self, observation: Observation, instructions: Sequence[str]) -> tuple[Any, ...]:
         frames = {camera: observation[camera] for camera in self.cameras}
+        black = np.zeros_like(frames[self.cameras[0]])
+        frames |= dict.fromkeys(self.hidden, black)
         return frames, list(instructions), observation["proprio"]
 
     def _value_input(self, features: Tensor) -> Tensor | None:

@@ -120,6 +120,7 @@ def states_of_episodes(
                 # Half of them fill the VLA's batch while the others simulate.
                 num_envs=max(2 * BATCH_SIZE, config.num_workers),
                 workers=config.num_workers,
+                hosts=config.hosts,
                 env_wrappers=[noisy, ShowObject],
                 **config.env_kwargs(),
             ):

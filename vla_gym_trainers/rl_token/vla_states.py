@@ -14,13 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
-from vla_gym.experts import EXPERT_TASKS
-from vla_gym.suites import Task, get_task, suite_tasks
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
+from vla_gym_trainers.runs.tasks import SuitesSettings
 
 PLAYERS = ("demos", "expert", "vla")
 # Observations in one forward of the VLA.
@@ -28,13 +26,11 @@ BATCH = 32
 
 
 @dataclass
-class StatesConfig(EnvSettings):
+class StatesConfig(SuitesSettings):
     """Which states are visited; options of the commands that need them."""
 
     suites: tuple[str, ...] = ("spatial", "object", "goal")
     """Suites whose tasks are played."""
-    task_ids: tuple[int, ...] | None = None
-    """Tasks of each of these suites; None: all."""
     expert_episodes: int = 6
     """Episodes a task of the scripted expert with noise, on sampled layouts."""
     expert_noise: float = 0.15
@@ -46,7 +42,10 @@ class StatesConfig(EnvSettings):
     rollout_noise: float = 0.15
     """Noise on its executed actions, so that states beside the VLA's path are known too."""
     num_workers: int = 0
-    """Processes that simulate; the VLA runs in this one. 0: none but this one."""
+    """Processes that simulate; the VLA runs in this one. 0: none but this one. With hosts: on each
+    of them."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     seed: int = 0
     """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
     its number, whatever the worker count."""
@@ -68,22 +67,7 @@ class StatesConfig(EnvSettings):
                 raise ConfigError(f"Expected 0 <= {name} <= 1, got {getattr(self, name)}.")
         if self.frame_stride < 1:
             raise ConfigError(f"Expected frame_stride >= 1, got {self.frame_stride}.")
-        self.check_env()
-        tasks = self.tasks()
-        if not tasks:
-            raise ConfigError("Expected at least one suite and one task.")
-        lacking = [t.key for t in tasks if t.task_id not in EXPERT_TASKS.get(t.suite, ())]
-        if self.expert_episodes and lacking:
-            raise ConfigError(
-                f"No expert plays {', '.join(lacking)}: set expert_episodes=0 and use "
-                "rollout_episodes alone."
-            )
-
-    def tasks(self) -> list[Task]:
-        """Return the tasks in the order of suites and ids."""
-        if self.task_ids is None:
-            return [task for suite in self.suites for task in suite_tasks(suite)]
-        return [get_task(suite, i) for suite in self.suites for i in self.task_ids]
+        self.check_tasks(need_expert=self.expert_episodes > 0)
 
 
 @dataclass

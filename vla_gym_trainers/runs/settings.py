@@ -171,7 +171,7 @@ def load_preset(kind: type[Config], preset: str) -> Config:
         raise ConfigError(f"Preset {preset} is not valid yaml: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"Preset {preset} must map field names to values.")
-    for key in ("vla", "world_model"):
+    for key in ("vla", "world_model", "teacher"):
         if str(values.get(key, "")).startswith("class:"):
             raise ConfigError(
                 f"Preset {preset} names a class to import as its {key}: only the command line "

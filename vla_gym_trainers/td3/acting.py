@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 #: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
 #: own deadlines, with restarts of its workers, are shorter.
 BLOCK_SECONDS = 3600.0
+
+
+#: From chunks (n, C, action size) for n environments and their numbers to others.
+Explore = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class ActorWeights(NamedTuple):
@@ -126,6 +130,7 @@ class ChunkPlayer:
         exploration: ChunkNoise,
         config: TD3Config,
         begun: int,
+        explore: Explore | None = None,
     ) -> None:
         """Put together what plays.
 
@@ -135,7 +140,9 @@ class ChunkPlayer:
             exploration: Noise, added to every chunk.
             config: Its ``learning_starts`` and ``train_freq`` are used.
             begun: Chunks collected before.
+            explore: Puts an explorer's chunks in the place of the warm-up's.
         """
+        self._explore = explore
         self.collector, self.acting, self.exploration = collector, acting, exploration
         self.config, self.begun = config, begun
         self._block: list[Transition] = []
@@ -157,10 +164,12 @@ class ChunkPlayer:
         played = int(self._played[env_ids[0]])
         is_warm_up = self.begun + played * len(self._played) < self.config.learning_starts
         # Collecting may be ahead of learning: an untrained plain actor is no policy yet.
-        is_warm_up |= not self._trained
-        mean = obs["vla_action"] if is_warm_up else self.acting.act(obs)
+        is_trained = self._trained and not is_warm_up
+        mean = self.acting.act(obs) if is_trained else obs["vla_action"]
         noise = self.exploration.sample(env_ids)
         actions = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
+        if is_warm_up and self._explore is not None:
+            actions = self._explore(actions, env_ids)
         if played == len(self._block):
             self._block.append(Transition.empty(len(self._played), obs, actions))
         transition = self._block[played]

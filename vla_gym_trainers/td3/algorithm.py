@@ -236,7 +236,11 @@ class TD3BC(TD3):
         assert self.env is not None and self.exploration is not None
         obs: Any = None if getattr(self.env, "needs_reset", False) else own(self._last_obs)
         self._collector = Collector(envs_of(self.env), self.config.groups, obs)
-        player = ChunkPlayer(self._collector, self.acting, self.exploration, self.config, begun)
+        # Of an ExplorerActions, if there is one around the environments.
+        explore = getattr(getattr(self.env, "vector_env", None), "explore", None)
+        player = ChunkPlayer(
+            self._collector, self.acting, self.exploration, self.config, begun, explore
+        )
         self.pipeline = Pipeline(
             lambda weights, _: player.collect(weights, self.clock),
             lambda: ActorWeights.of(self.policy, self._critics_are_warm),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError, VlaGymError, WeightsError
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -86,7 +86,8 @@ def load_checkpoint(
         The algorithm, ready for ``learn(..., reset_num_timesteps=False)``, and ``run_state``.
 
     Raises:
-        WeightsError: If a file is missing, damaged or of another format.
+        WeightsError: If a file is missing, damaged or of another version.
+        ConfigError: If it is of another VLA or of other adapters.
     """
     try:
         with open(folder / "loop.pkl", "rb") as file:
@@ -105,8 +106,12 @@ def load_checkpoint(
             model.replay_buffer = pickle.load(file)
         if model.fine_tuner is not None:
             load_vla(folder / "vla.pt", model.fine_tuner)
-    except (OSError, EOFError, pickle.UnpicklingError, KeyError) as error:
-        raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
+    except VlaGymError:
+        raise
+    except Exception as error:  # OS, zip and whatever pickles of another version raise
+        raise WeightsError(
+            f"{folder} is no whole checkpoint of this version and run: {error}"
+        ) from error
     model.buffer_size = model.replay_buffer.buffer_size
     model.replay_buffer.device = model.device
     last_obs = copy.deepcopy(model._last_obs)

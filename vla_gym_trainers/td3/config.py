@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
-from vla_gym.suites import get_suite, get_task
+from vla_gym.suites import get_suite
 from vla_gym.suites.libero.spec import ACTION
 from vla_gym_trainers.runs.settings import CheckpointSettings
+from vla_gym_trainers.runs.tasks import TaskSettings
 from vla_gym_trainers.world_model.settings import WorldModelSettings
 
 Actor = Literal["residual", "plain"]
@@ -143,7 +144,8 @@ class TD3Config(FineTuneConfig):
             ("vla_learning_rate encoder_learning_rate anchor_weight lora_alpha", 0.0, infinity),
             ("learning_starts critic_warmup_steps ahead residual_basis", 0, infinity),
             ("utd_ratio bc_weight pessimism noise_white noise_chunk", 0.0, infinity),
-            ("gamma mc_weight reference_dropout noise_correlation", 0.0, 1.0),
+            ("learning_rate target_policy_noise target_noise_clip", 0.0, infinity),
+            ("gamma tau mc_weight reference_dropout noise_correlation", 0.0, 1.0),
             ("n_critics", 2, infinity),  # twin critics at least
         ):
             for name in names.split():
@@ -172,7 +174,7 @@ class TD3Config(FineTuneConfig):
 
 
 @dataclass
-class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSettings):
+class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettings):
     """Train TD3+BC on sampled layouts and evaluate on official states."""
 
     algorithm: ClassVar[str] = "td3"
@@ -186,8 +188,6 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
         "videos",
     )
 
-    suite: str = "goal"
-    """Suite name."""
     task_ids: tuple[int, ...] = (9,)
     """Tasks to train on; one policy for all of them."""
     vla: str = "mini"
@@ -199,16 +199,18 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
     """Control steps executed per chunk; None executes the VLA's whole horizon."""
     num_envs: int = 1
     """Environments at once."""
-    workers: int | None = None
-    """Worker processes of the environments; None: none for one environment, else one a core."""
-    hosts: str | None = None
-    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     seed: int = 0
     """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
     device: str = "cpu"
     """Torch device of the learner."""
     rollout_device: str | None = None
     """Torch device of the VLA and of the actor that collects; None for the learner's."""
+
+    explore_with: Path | None = None
+    """Run of vla-gym-train explorer or adversarial whose chunks, without further noise, are played
+    in the warm-up in place of the VLA's; what success is does not change."""
+    explore_share: float = 1.0
+    """Share of the environments that it plays in, the first ones."""
 
     total_timesteps: int = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
@@ -239,14 +241,17 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
         )
         lowest |= dict.fromkeys(("num_envs", "total_timesteps", "eval_layouts"), 1)
         self.check_ranges(lowest)
-        self.check_env()
-        for task_id in self.task_ids:
-            get_task(self.suite, task_id)
-        if not self.task_ids:
-            raise ConfigError("task_ids is empty: give at least one task.")
+        self.check_tasks()
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")
+        if not 0.0 <= self.explore_share <= 1.0:
+            raise ConfigError(f"explore_share must be in [0, 1], got {self.explore_share}.")
+        if self.explore_with is not None and (self.stride or self.hosts):
+            raise ConfigError(
+                "explore_with plays whole chunks on this machine, got stride "
+                f"{self.stride} and hosts {self.hosts}: leave them out."
+            )
         if self.vla_update_freq and self.hosts:
             raise ConfigError(
                 "vla_update_freq trains the VLA of this process, and with hosts the frames are "
@@ -261,7 +266,12 @@ class TD3RunConfig(TD3Config, WorldModelSettings, EnvSettings, CheckpointSetting
         if self.pays_for_more and self.value_range == (0.0, 1.0):
             raise ConfigError(
                 f"value_range (0, 1) holds the task's returns, rewards {' '.join(self.rewards)} "
-                "come to more: give another one, or None."
+                "come to others: give another one, or None."
+            )
+        if self.stride and self.world_model is not None:
+            raise ConfigError(
+                "With a stride the world model's memory would see each piece of a chunk in "
+                "training, and whole chunks when the policy is evaluated: leave one of the two out."
             )
         if self.learning_starts >= self.total_timesteps:
             raise ConfigError(

@@ -186,7 +186,7 @@ class RLTokenPolicy(BasePolicy):
             raise ValueError(f"format {header['format']}, expected {_FORMAT}")
         sizes = [header[name] for name in _SIZES]
         guarded, num_tasks = header["guarded_tasks"], header["num_tasks"]
-        remembered = header["world_memory_dim"]
+        remembered = header.get("world_memory_dim", 0)  # files of before have none
         numbers = [*sizes, remembered, *guarded, *([] if num_tasks is None else [num_tasks])]
         if any(type(n) is not int or not 0 <= n <= _LARGEST for n in numbers) or min(sizes) < 1:
             raise ValueError(f"sizes and tasks must be positive integers, got {numbers}")

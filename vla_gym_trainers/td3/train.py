@@ -19,6 +19,8 @@ from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.evaluation.tables import print_results
+from vla_gym_trainers.explorer.actions import ExplorerActions
+from vla_gym_trainers.explorer.player import load_player
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
@@ -31,6 +33,7 @@ from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 __all__ = [
@@ -202,7 +205,11 @@ def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
 
 
 def make_vec(config: TD3RunConfig) -> VecEnv:
-    """Make the environments of the training."""
+    """Make the environments of the training.
+
+    Raises:
+        ConfigError: If ``explore_with`` names no explorer's run.
+    """
     num_envs, workers = config.num_envs, config.workers
     if workers is None and num_envs == 1:
         workers = 0
@@ -220,14 +227,23 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         settings["stride"] = config.stride
     if config.vla_update_freq:
         settings["keep_inputs"] = True
-    if config.world_model is not None:
-        settings["wrap_envs"] = partial(
-            WorldModelObservation,
-            world_model=config.world_model,
-            rewards=config.reward_weights(),
-            device=settings["device"],
-        )
+    if config.explore_with is not None:
+        newest_of(config.explore_with, (STUDENT, ADVERSARIAL), "--explore-with")
+    if config.world_model is not None or config.explore_with is not None:
+        settings["wrap_envs"] = partial(_wrapped, config=config, device=settings["device"])
     return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)
+
+
+def _wrapped(envs: Any, config: TD3RunConfig, device: str) -> Any:
+    """Return environments with the world model's memory and with the explorer's actions."""
+    if config.world_model is not None:
+        envs = WorldModelObservation(
+            envs, config.world_model, config.reward_weights(), device=device
+        )
+    if config.explore_with is not None:
+        explorer = load_player(config.explore_with, seed=config.seed, device=device)
+        envs = ExplorerActions(envs, explorer, config.explore_share)
+    return envs
 
 
 def make_player(config: TD3RunConfig) -> RunPlayer:

@@ -1,4 +1,4 @@
-"""Collect sequences for a world model: random, VLA's and expert's episodes on sampled layouts."""
+"""Collect sequences for a world model: episodes of each behaviour on sampled layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
-from vla_gym.rollout import Info, Start, play
+from vla_gym.rollout import Info, Policy, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.rollout.policies import BATCH_SIZE, Observations, episode_key, in_fixed_batches
 from vla_gym.suites import Task, get_suite, get_task
@@ -23,7 +23,7 @@ from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
 
 #: Each behaviour sees layouts of its own, and others than the RL token's with the same seed.
-FIRST_SEED = {"random": 40_000, "vla": 50_000, "expert": 60_000}
+FIRST_SEED = {"random": 40_000, "vla": 50_000, "expert": 60_000, "explorer": 70_000}
 #: Side of the frames that a world model predicts, in pixels.
 FRAME_SIZE = 64
 #: Movable objects of a scene whose positions are recorded, at most.
@@ -40,6 +40,7 @@ class CollectSettings(Protocol):
     chunk_len: int
     noise: float
     num_workers: int
+    hosts: str | None
     num_envs: int
     seed: int
     progress: bool
@@ -52,7 +53,12 @@ class CollectSettings(Protocol):
 
 
 def collect(
-    vla: FrozenVLA, config: CollectSettings, counts: dict[str, int], *, held_out: bool = False
+    vla: FrozenVLA,
+    config: CollectSettings,
+    counts: dict[str, int],
+    *,
+    held_out: bool = False,
+    explorer: Policy | None = None,
 ) -> Sequences:
     """Play episodes and keep what a world model learns from.
 
@@ -65,6 +71,8 @@ def collect(
         counts: Episodes a task by behaviour.
         held_out: Play other layouts, which no training episode of any seed begins in, and keep the
             main camera's frames for pictures.
+        explorer: Who plays the explorer's episodes. With one, episode n of a task begins in the
+            same layout whoever plays it.
 
     Raises:
         WorkerError: If a worker fails again and again.
@@ -72,7 +80,7 @@ def collect(
     tasks = config.tasks()
     base = config.seed + (EVAL_SEED if held_out else 0)
     starts = {
-        name: [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(counts[name])]
+        name: [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(counts.get(name, 0))]
         for name in BEHAVIOURS
     }
     found: dict[tuple[str, Start], Sequences] = {}
@@ -81,10 +89,12 @@ def collect(
         total=total, desc=f"{what} episodes", unit="episode", disable=not config.progress
     ) as bar:
         for name in BEHAVIOURS:
-            player = SequencePolicy(vla, name, config.chunk_len, base, keep_agentview=held_out)
+            player = SequencePolicy(
+                vla, name, config.chunk_len, base, keep_agentview=held_out, explorer=explorer
+            )
             record = functools.partial(
                 RecordedEpisodes,
-                seed=FIRST_SEED[name] + base,
+                seed=FIRST_SEED[name if explorer is None else "explorer"] + base,
                 noise=0.0 if name == "random" else config.noise,
                 expert=player.expert,
                 chunk_len=config.chunk_len,
@@ -94,6 +104,7 @@ def collect(
                 starts[name],
                 num_envs=config.num_envs,
                 workers=config.num_workers,
+                hosts=config.hosts,
                 env_wrappers=[record],
                 **config.env_kwargs(),
             ):
@@ -106,7 +117,14 @@ class SequencePolicy:
     """Acts as one of the behaviours and keeps what is seen at every step."""
 
     def __init__(
-        self, vla: FrozenVLA, behaviour: str, chunk_len: int, seed: int, *, keep_agentview: bool
+        self,
+        vla: FrozenVLA,
+        behaviour: str,
+        chunk_len: int,
+        seed: int,
+        *,
+        keep_agentview: bool,
+        explorer: Policy | None = None,
     ) -> None:
         """Choose who acts.
 
@@ -116,12 +134,15 @@ class SequencePolicy:
             chunk_len: Control steps of a step.
             seed: Of random actions.
             keep_agentview: Whether the main camera's frames are kept, too.
+            explorer: Acts as ``"explorer"``.
         """
         self._vla, self._behaviour, self._seed = vla, behaviour, seed
+        self._explorer = explorer
         self._keep_agentview = keep_agentview
         self.name, self.chunk_len = behaviour, chunk_len
         self.expert = behaviour == "expert"
-        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self._views: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self.cameras = tuple(dict.fromkeys((*self._views, *CAMERAS)))
         self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
         self._seen: dict[Start, list[dict[str, np.ndarray]]] = {}
@@ -131,6 +152,9 @@ class SequencePolicy:
         features, chunks = self._look(observations, infos)
         if self._behaviour == "random":
             chunks = np.stack([random_chunk(self._seed, info, self.chunk_len) for info in infos])
+        elif self._behaviour == "explorer":
+            assert self._explorer is not None
+            chunks = self._explorer.act(observations, infos)
         for row, info in enumerate(infos):
             start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
             if info["elapsed_steps"] == 0:  # perhaps again, after its worker died
@@ -155,7 +179,7 @@ class SequencePolicy:
         shape = self._vla.hidden_size, self.chunk_len
 
         def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-            images = {camera: batch[camera] for camera in self.cameras}
+            images = {camera: batch[camera] for camera in self._views}
             texts = [info["instruction"] for info in told]
             out = self._vla.infer(images, texts, batch["proprio"])
             features = out.hidden.mean(dim=1).float().cpu().numpy()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
-from vla_gym.experts import EXPERT_TASKS
-from vla_gym.suites import Task, get_task, suite_tasks
 from vla_gym_trainers.runs.settings import CheckpointSettings
-from vla_gym_trainers.world_model.data import BEHAVIOURS
+from vla_gym_trainers.runs.tasks import SuitesSettings
+from vla_gym_trainers.world_model.data import COLLECTED
 
 
 @dataclass
-class WorldModelConfig(EnvSettings, CheckpointSettings):
+class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """Train F1's world model (its phase 1, the teacher): a memory that predicts the wrist camera.
 
     Episodes are played and kept in data/; a tokenizer of wrist frames is trained, then the model.
@@ -27,10 +26,6 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
 
     vla: str = "mini"
     """VLA whose features the memory takes in, and which plays the vla episodes."""
-    suites: tuple[str, ...] = ("goal",)
-    """Suites whose tasks are played."""
-    task_ids: tuple[int, ...] | None = None
-    """Tasks of each of these suites; None: all."""
     chunk_len: int = 4
     """Control steps of a step: the model predicts the frame after so many."""
     random_episodes: int = 8
@@ -46,7 +41,9 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
     num_envs: int = 8
     """Environments at once while episodes are played."""
     num_workers: int = 1
-    """Processes that simulate; 0: none but this one."""
+    """Processes that simulate, with hosts on each of them; 0: none but this one."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     codebook_size: int = 512
     """Tokens that a place of a frame can have."""
     code_size: int = 16
@@ -102,7 +99,7 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
         Raises:
             ConfigError: If a value is out of range.
         """
-        counts = tuple(f"{name}_episodes" for name in BEHAVIOURS)
+        counts = tuple(f"{name}_episodes" for name in COLLECTED)
         positive = {"chunk_len", "num_envs", "validation_episodes", "bptt_length", "threads"}
         positive |= {"steps", "batch_size", "tokenizer_steps", "tokenizer_batch_size"}
         rest = {*counts, "num_workers", "seed", "commitment", "weight_decay"}
@@ -111,6 +108,9 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
             raise ConfigError(f"No sequences: ask for at least one of {', '.join(counts)}.")
         if not 0.0 <= self.noise <= 1.0:
             raise ConfigError(f"Expected 0 <= noise <= 1, got {self.noise}.")
+        for name in ("learning_rate", "tokenizer_learning_rate"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}.")
 
     def check(self) -> None:
         """Check what needs the suites; not when the settings are made, as they may be a preset's.
@@ -119,25 +119,11 @@ class WorldModelConfig(EnvSettings, CheckpointSettings):
             ConfigError: If there is no task, or one without an expert.
             UnknownTaskError: If there is no such suite or task.
         """
-        self.check_env()
-        tasks = self.tasks()
-        if not tasks:
-            raise ConfigError("Expected at least one suite and one task.")
-        lacking = [t.key for t in tasks if t.task_id not in EXPERT_TASKS.get(t.suite, ())]
-        if self.expert_episodes and lacking:
-            raise ConfigError(
-                f"No expert plays {', '.join(lacking)}: set expert_episodes=0, or leave them out."
-            )
-
-    def tasks(self) -> list[Task]:
-        """Return the tasks in the order of suites and ids."""
-        if self.task_ids is None:
-            return [task for suite in self.suites for task in suite_tasks(suite)]
-        return [get_task(suite, i) for suite in self.suites for i in self.task_ids]
+        self.check_tasks(need_expert=self.expert_episodes > 0)
 
     def episodes(self, *, held_out: bool) -> dict[str, int]:
         """Return the episodes a task by behaviour, for training or for validation."""
-        counts = {name: int(getattr(self, f"{name}_episodes")) for name in BEHAVIOURS}
+        counts = {name: int(getattr(self, f"{name}_episodes")) for name in COLLECTED}
         if held_out:
             return {name: self.validation_episodes * (count > 0) for name, count in counts.items()}
         return counts

@@ -13,8 +13,9 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.suites import Task, get_task
 from vla_gym_trainers.runs.run_dir import replacing
 
-#: Who can have played an episode.
-BEHAVIOURS = ("random", "vla", "expert")
+#: Who can have played an episode, and who of them a world model is first trained on.
+BEHAVIOURS = ("random", "vla", "expert", "explorer")
+COLLECTED = BEHAVIOURS[:3]
 
 
 @dataclass
@@ -25,7 +26,8 @@ class Sequences:
     the observation before its last chunk.
 
     Attributes:
-        frames: (N, S, S, 3) uint8, what the wrist camera shows.
+        frames: (N, S, S, 3) uint8, what the wrist camera shows, or of no rows where tokens are all
+            that is needed.
         agentview: (N, S, S, 3) uint8, or of no rows where it is not kept: for pictures only.
         features: (N, F) float32, see ``WorldModel.features``.
         proprio: (N, proprio size) float32.
@@ -94,6 +96,18 @@ class Sequences:
             columns["episode"][-1] = first + numbers
             first += int(numbers[-1]) + 1
         return cls(**{k: np.concatenate(v) for k, v in columns.items()}, tasks=tasks)
+
+    def since(self, row: int) -> Sequences:
+        """Return the rows from an episode's first one on."""
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        # Pictures may have been left out.
+        return Sequences(
+            **{k: v[row:] if len(v) else v for k, v in columns.items()}, tasks=self.tasks
+        )
+
+    def without_frames(self) -> Sequences:
+        """Return the same without pictures: a model is trained by tokens."""
+        return dataclasses.replace(self, frames=self.frames[:0], agentview=self.agentview[:0])
 
     def save(self, path: Path) -> None:
         """Write an .npz file."""

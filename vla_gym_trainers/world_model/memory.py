@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,11 +26,19 @@ class Seen(NamedTuple):
     proprio: np.ndarray
 
 
-class EpisodeMemory:
+class Recorder(Protocol):
+    """Who keeps what a memory has taken in; see :meth:`WorldMemory.advance`."""
+
+    def take(self, stepped: np.ndarray, begun: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Take in ``features``, ``tokens``, ``proprio`` and ``actions`` of n + m rows."""
+
+
+class WorldMemory:
     """The states of N episodes and the tokens of their last wrist frames.
 
     Attributes:
-        model: The world model, frozen.
+        model: The world model; it learns nothing here.
+        recorder: Is told what was taken in, or None.
         states: (N, S).
         tokens: (N, P) int64.
     """
@@ -38,6 +46,7 @@ class EpisodeMemory:
     def __init__(self, model: WorldModel, num_envs: int) -> None:
         """Begin with initial states."""
         self.model = model
+        self.recorder: Recorder | None = None
         self.states = model.initial_state(num_envs).clone()
         size = (num_envs, model.num_tokens)
         self.tokens = torch.zeros(size, dtype=torch.long, device=self.states.device)
@@ -76,6 +85,9 @@ class EpisodeMemory:
         action, body = (torch.from_numpy(x).to(device) for x in (last, seen.proprio))
         features = model.features(seen.views, seen.instructions, seen.proprio)
         tokens = model.tokens(seen.views["wrist"])
+        if self.recorder is not None:
+            own = {"features": features.float().cpu().numpy(), "tokens": tokens.cpu().numpy()}
+            self.recorder.take(stepped, begun, {**own, "proprio": seen.proprio, "actions": last})
         after = model.update(before, features, body, action)
         found: dict[str, torch.Tensor] = {}
         if count and rewards.DIVERGENCE in wanted:

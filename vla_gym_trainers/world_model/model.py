@@ -147,7 +147,8 @@ class GRUWorldModel(nn.Module):
         self, views: Mapping[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> Tensor:
         """Return the mean of the VLA's last hidden states, (B, F) float32."""
-        return self.vla.infer(dict(views), instructions, proprio).hidden.mean(dim=1).float()
+        seen = {name: views[name] for name in self.cameras}
+        return self.vla.infer(seen, instructions, proprio).hidden.mean(dim=1).float()
 
     def tokens(self, frames: np.ndarray) -> Tensor:
         """Return the tokens (B, P) int64 of frames (B, H, W, 3) uint8 of the wrist camera."""

@@ -135,8 +135,7 @@ def load_world_model(
     from vla_gym_trainers.world_model.model import GRUWorldModel
 
     if not str(spec).startswith("class:"):
-        folder = _model_folder(Path(spec).expanduser())
-        found = GRUWorldModel.from_pretrained(folder, device=device)
+        found = GRUWorldModel.from_pretrained(model_folder(spec), device=device)
         if vlas and found.sizes.vla in vlas:
             found.use_vla(vlas[found.sizes.vla])
         return found
@@ -152,12 +151,13 @@ def load_world_model(
     return model
 
 
-def _model_folder(folder: Path) -> Path:
+def model_folder(path: str | Path) -> Path:
     """Return where a model is: the folder itself, or the ``model/`` of a run.
 
     Raises:
         WeightsError: If it is a run without a world model.
     """
+    folder = Path(path).expanduser()
     if not (folder / "checkpoints").is_dir():
         return folder
     if not (folder / "model").is_dir():

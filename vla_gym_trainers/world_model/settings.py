@@ -43,8 +43,9 @@ class WorldModelSettings:
 
     @property
     def pays_for_more(self) -> bool:
-        """Whether training is paid for anything but the task."""
-        return any(weight for name, weight in (self.reward_weights() or {}).items() if name != TASK)
+        """Whether training is paid for anything but the task, or for it otherwise than once."""
+        weights = self.reward_weights() or {TASK: 1.0}
+        return {name: weight for name, weight in weights.items() if weight} != {TASK: 1.0}
 
     def check_world_model(self) -> None:
         """Check the settings without loading anything.

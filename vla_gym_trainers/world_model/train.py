@@ -11,8 +11,10 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.suites import get_suite
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.stateful import is_stateful
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.world_model.behaviours import by_behaviour
 from vla_gym_trainers.world_model.collect import FRAME_SIZE, collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
@@ -73,21 +75,28 @@ def _sequences(run: Run, config: WorldModelConfig) -> tuple[Sequences, Sequences
             f"Expected chunk_len of at most the VLA's horizon {vla.horizon}, got "
             f"{config.chunk_len}."
         )
+    if is_stateful(vla):
+        raise ConfigError(
+            f"The VLA {vla.name!r} has a state, and a world model looks at single frames: take a "
+            "VLA without one."
+        )
+    sizes = _sizes(config, vla)  # before anything is played: they may be wrong
     sets = [
         collect(vla, config, config.episodes(held_out=held), held_out=held)
         for held in (False, True)
     ]
     for path, data in zip(paths, sets, strict=True):
         data.save(path)
-    return sets[0], sets[1], _sizes(config, vla, sets[0])
+    return sets[0], sets[1], sizes
 
 
-def _sizes(config: WorldModelConfig, vla: FrozenVLA, train: Sequences) -> WorldModelSizes:
+def _sizes(config: WorldModelConfig, vla: FrozenVLA) -> WorldModelSizes:
+    suite = get_suite(config.suites[0])
     return WorldModelSizes(
         vla=config.vla,
-        feature_size=train.features.shape[1],
-        proprio_size=train.proprio.shape[1],
-        action_size=get_suite(config.suites[0]).action.size,
+        feature_size=vla.hidden_size,
+        proprio_size=suite.proprio.size,
+        action_size=suite.action.size,
         chunk_len=config.chunk_len,
         cameras=tuple(getattr(vla, "cameras", CAMERAS)),
         image_size=vla.image_size,
@@ -149,6 +158,7 @@ def _results(teacher: Teacher, held: Sequences) -> dict[str, Any]:
         "validation": validate(teacher, held),
     }
     if not teacher.is_tokenizing:
+        results["behaviours"] = by_behaviour(model, held)
         results["memory_probe"] = {
             "recall": recall(model, teacher.train, held),
             "objects": object_memory(model, teacher.train, held),

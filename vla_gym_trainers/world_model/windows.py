@@ -23,7 +23,7 @@ class Windows:
     zero until a window has come by, and where an episode begins.
 
     Attributes:
-        episodes: Episodes that were begun (sequential), or windows / windows an epoch.
+        episodes: Episodes that were begun (sequential), or windows that were drawn.
     """
 
     def __init__(
@@ -92,6 +92,12 @@ class Windows:
         self._row = self._bounds[episode, 0] + offset
         self._end = self._bounds[episode, 1] - 1
         self._state = self._stored[torch.from_numpy(self._row)]
+
+    def store(self, states: Tensor) -> None:
+        """Take the states (N, S) after all rows in the place of the stored ones."""
+        self._stored = torch.zeros_like(states)
+        self._stored[1:] = states[:-1]
+        self._stored[torch.from_numpy(self._data.bounds()[:, 0])] = 0.0
 
     def keep(self, states: Tensor) -> None:
         """Take the states (B, T, S) after the steps of the last batch."""

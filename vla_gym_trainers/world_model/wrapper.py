@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from vla_gym.errors import ConfigError
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
 from vla_gym_trainers.world_model import rewards as terms
-from vla_gym_trainers.world_model.memory import EpisodeMemory, Seen
+from vla_gym_trainers.world_model.memory import Seen, WorldMemory
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
 
 
@@ -103,7 +103,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         memory = spaces.Box(-np.inf, np.inf, (world_model.state_size,), np.float32)
         self.single_observation_space = spaces.Dict({**inner.spaces, WORLD_MEMORY: memory})
         self.observation_space = batch_space(self.single_observation_space, count)
-        self._memory = EpisodeMemory(self.world_model, count)
+        self.memory = WorldMemory(self.world_model, count)
         self._instructions = np.full(count, None, dtype=object)
 
     def _convert_reset(
@@ -169,9 +169,9 @@ class WorldModelObservation(VectorEpisodeWrapper):
             for i in stepped.tolist()
         ]
         rows += [(_row(obs, i), texts[i]) for i in fresh.tolist()]
-        after, paid = self._memory.rows(ids), {name: np.zeros(len(ids)) for name in terms.TERMS}
+        after, paid = self.memory.rows(ids), {name: np.zeros(len(ids)) for name in terms.TERMS}
         if rows:
-            after[stepped], found = self._memory.advance(
+            after[stepped], found = self.memory.advance(
                 _batch(self.world_model.cameras, rows),
                 ids[stepped],
                 ids[fresh],
@@ -193,29 +193,31 @@ class WorldModelObservation(VectorEpisodeWrapper):
         return chunks.reshape(len(chunks), self._actions[0].size)
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
-        return {**obs, WORLD_MEMORY: self._memory.rows(env_ids)}
+        return {**obs, WORLD_MEMORY: self.memory.rows(env_ids)}
 
     def _save(self, env_id: int, state: Any) -> RememberedState:
         return RememberedState(
             env=state,
-            memory=self._memory.rows(np.array([env_id]))[0],
-            tokens=self._memory.tokens[env_id].cpu().numpy().copy(),
+            memory=self.memory.rows(np.array([env_id]))[0],
+            tokens=self.memory.tokens[env_id].cpu().numpy().copy(),
             instruction=self._instructions[env_id],
             ended=bool(self._ended[env_id]),
         )
 
     def _check(self, state: Any) -> RememberedState:
-        size = self.world_model.state_size
-        if not isinstance(state, RememberedState) or state.memory.shape != (size,):
+        sizes = (self.world_model.state_size,), (self.world_model.num_tokens,)
+        known = isinstance(state, RememberedState)
+        if not known or (np.shape(state.memory), np.shape(state.tokens)) != sizes:
             raise ConfigError(
-                f"Expected a RememberedState of get_state() with a memory of {size} numbers, got "
-                f"{type(state).__name__}: both environments need the same world model."
+                f"Expected a RememberedState of get_state() with a memory of {sizes[0][0]} numbers "
+                f"and {sizes[1][0]} tokens, got {type(state).__name__}: both environments need the "
+                "same world model."
             )
         return state
 
     def _restore(self, env_id: int, state: RememberedState) -> None:
-        self._memory.states[env_id] = torch.from_numpy(state.memory)
-        self._memory.tokens[env_id] = torch.from_numpy(state.tokens)
+        self.memory.states[env_id] = torch.from_numpy(state.memory)
+        self.memory.tokens[env_id] = torch.from_numpy(state.tokens)
         self._instructions[env_id] = state.instruction
 
 

@@ -87,6 +87,12 @@ def test_merged_shards_equal_the_whole(whole: dict[str, Any], tmp_path: Path) ->
     assert merged["protocol"] == whole["protocol"] and merged["versions"] == whole["versions"]
     assert read_card(tmp_path / "all.json").content == merged
 
+    for protocol in ({}, [], {**merged["protocol"], "tasks": 3}):
+        damaged = json.dumps({**merged, "protocol": protocol})
+        (tmp_path / "damaged.json").write_text(damaged)
+        with pytest.raises(ConfigError, match="is damaged"):
+            read_card(tmp_path / "damaged.json")
+
     half = run_merge(MergeConfig((files[0],), partial=True))
     assert half["results"]["total"]["num_episodes"] == 2
     with pytest.raises(ConfigError, match="2 of 4 episodes are missing"):

@@ -12,10 +12,12 @@ from test_on_policy_rl_token import SMALL as RL_TOKEN
 from test_on_policy_train import SMALL, rows_of
 from toy_memory_env import ProprioVLA, memory_envs, memory_factories
 
-from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym.errors import ConfigError, WeightsError, WorkerRestartWarning
 from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym_trainers.evaluation.trained import ActorPolicy, load_policy
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
+from vla_gym_trainers.evaluation.trained import load_policy
+from vla_gym_trainers.on_policy.checkpoint import load_checkpoint
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.train import train
@@ -232,3 +234,23 @@ def test_windows_longer_than_episodes_are_named_before_anything_is_played(tmp_pa
     # Without a memory, and with windows of one chunk, it does not matter.
     PPOConfig(**{**LEARNING, "bptt_length": 99})
     PPOConfig(**{**LEARNING, "memory_size": 4, "bptt_length": 99, "sequential_training": False})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scale", "words"),
+    [({}, float("nan"), "not finite"), ({"chunk_len": 10**15}, 1.0, "no whole RL-token actor")],
+)
+def test_damaged_actors_are_refused(tmp_path, sizes, scale, words):
+    actor = recurrent(chunk_len=4).actor
+    with torch.no_grad():
+        actor.log_std.mul_(scale)
+    actor.sizes |= sizes
+    actor.save(tmp_path)
+    with pytest.raises(WeightsError, match=words):
+        load_policy(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path):
+    (tmp_path / "learner.pt").write_bytes(b"no file of torch, however long it may be")
+    with pytest.raises(WeightsError, match="is no whole checkpoint"):
+        load_checkpoint(tmp_path, None, None)

@@ -15,11 +15,14 @@ from watching_model import watching_model
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
+from vla_gym.vla.base import VLAOutput
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.run_player import RunPlayer
-from vla_gym_trainers.evaluation.trained import ActorPolicy, load_policy, load_trained
+from vla_gym_trainers.evaluation.trained import load_policy, load_trained
 from vla_gym_trainers.networks import FeatureNormalizer
+from vla_gym_trainers.on_policy import networks
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
 from vla_gym_trainers.runs.settings import parse_config
@@ -171,8 +174,10 @@ def test_rewards_are_read_from_the_command_line_and_td3_wants_their_range():
     options = ["--world-model", "x", "--rewards", "task=1", "uncertainty=0.1"]
     config = parse_config(PPOConfig, options)
     assert config.reward_weights() == {"task": 1.0, "uncertainty": 0.1}
-    with pytest.raises(ConfigError, match="value_range"):
-        TD3RunConfig(world_model="x", rewards=("task=1", "uncertainty=0.1"))
+    for rewards in (("task=1", "uncertainty=0.1"), ("task=5",), ("task=0",)):
+        with pytest.raises(ConfigError, match="value_range"):
+            TD3RunConfig(world_model="x", rewards=rewards)
+    assert not TD3RunConfig(world_model="x", rewards=("task=1", "uncertainty=0")).pays_for_more
     assert parse_config(TD3RunConfig, [*options, "--value-range", "None"]).pays_for_more
 
 
@@ -186,3 +191,59 @@ def test_a_model_of_other_environments_and_a_run_without_one(model_folder, tmp_p
         load_world_model(tmp_path / "run")
     shutil.copytree(model_folder, tmp_path / "run" / "model")
     assert load_world_model(tmp_path / "run").state_size == 8
+
+
+def test_a_world_model_that_nothing_would_use_as_it_was_trained_is_refused():
+    with pytest.raises(ConfigError, match="With a stride the world model's memory"):
+        TD3RunConfig(world_model="x", stride=4)
+    with pytest.raises(ConfigError, match="policy tokens does not see a world model's memory"):
+        PPOConfig(world_model="x")
+    PPOConfig(world_model="x", policy="rl-token")
+
+
+def test_what_a_policy_is_depends_on_its_world_models_weights(tmp_path):
+    RLTokenActor(192, 4, (8,), world_memory_size=8).save(tmp_path)
+    settings = {"world_model": str(tmp_path / "model"), "rl_token": "mean"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    found = []
+    for seed in (0, 1, 0):
+        watching_model(seed, feature_size=192).save_pretrained(tmp_path / "model")
+        found.append(load_trained(tmp_path).identity)
+    assert found[0] == found[2] != found[1]
+
+
+def test_each_process_has_its_world_model_on_its_own_device(monkeypatch):
+    class Loaded(Exception):
+        pass
+
+    def load(spec, device, vlas):
+        raise Loaded(device)
+
+    monkeypatch.setattr(networks, "load_world_model", load)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    config = PPOConfig(world_model="x", policy="rl-token", device="cuda")
+    with pytest.raises(Loaded, match="^cuda:1$"):
+        networks.make_networks(config, tiny_vla())
+
+
+class OneView:
+    """A VLA that does not look at the wrist camera, which the world model does."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "one", 8, 1, 32, 64
+    cameras = ("agentview",)
+
+    def infer(self, images, instructions, proprio):
+        assert set(images) == {"agentview"} and len(instructions) == len(proprio)
+        return VLAOutput(torch.zeros(len(proprio), 1, 32), torch.zeros(len(proprio), 8, 7))
+
+
+def test_who_plays_observes_what_the_world_model_sees():
+    policy = ActorPolicy(None, OneView(), None, 4, world_model=seeing_model())
+    assert policy.cameras == ("agentview", "wrist")
+    envs = toy_envs(1, autoreset_mode="DISABLED")
+    try:
+        episodes = list(rollout(policy.wrap_envs(envs), policy, sampled_starts("goal", (0,), 1, 7)))
+    finally:
+        envs.close()
+    assert len(episodes) == 1

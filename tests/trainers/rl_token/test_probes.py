@@ -304,7 +304,7 @@ def test_bad_options_are_refused():
         ({"expert_episodes": -1}, ">= 0"),
         ({"rollout_noise": 2.0}, "rollout_noise"),
         ({"frame_stride": 0}, "frame_stride"),
-        ({"suites": ()}, "at least one suite"),
+        ({"suites": ()}, "suites and task_ids needs at least one value"),
         ({"suites": ("10",)}, "No expert plays 10_0"),
         ({"suites": ("nothing",)}, "Unknown suite"),
         ({"task_ids": (11,)}, "out of range"),

@@ -29,8 +29,9 @@ from vla_gym.rl_token import load_rl_token
 from vla_gym.vla import load
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.run_player import RunPlayer
-from vla_gym_trainers.evaluation.trained import ActorPolicy, load_trained
+from vla_gym_trainers.evaluation.trained import load_trained
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
 from vla_gym_trainers.td3.finetune import VLAFineTuner

@@ -45,6 +45,16 @@ def test_a_policy_comes_back_as_it_was(model: TD3BC, tmp_path: Path) -> None:
     assert all((value == names[key]).all() for key, value in model.policy.state_dict().items())
 
 
+def test_a_file_of_before_there_were_world_models_loads(model: TD3BC, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    model.policy.save(path)
+    old = header(path)
+    assert old.pop("world_memory_dim") == 0
+    save_file(load_file(path), path, {"rl_token_policy": json.dumps(old)})
+    obs = ToyReach().reset(seed=3)[0]
+    np.testing.assert_array_equal(load_policy(path).predict(obs)[0], model.predict(obs)[0])
+
+
 class Evil:
     """Makes a file when it is unpickled."""
 

@@ -22,10 +22,12 @@ from resume_target import TINY, make_toy_player, make_toy_vec
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers import TD3BC
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.metrics import TIME_KEYS, JsonlWriter, read_metrics
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
-from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
+from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model, resume_td3, train_td3
 
 #: Seconds for anything that takes a few: machines may be busy.
 PATIENCE = 280
@@ -262,3 +264,28 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     writer.close()
     rows = [{k: v for k, v in row.items() if k != "wall_s"} for row in read_metrics(path)]
     assert rows == [{"step": 5, "a": 1.5, "b": None, "c": 3}, {"step": 6, "a": 4.0}]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
+    config = TD3RunConfig(**TINY)
+    env = make_toy_vec(config)
+    save_checkpoint(tmp_path, build_model(config, env).learn(16), {})
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    other = whole["loop.pkl"].replace(b"vla_gym.vector", b"vla_gym.vanish")
+    assert other != whole["loop.pkl"]  # it names classes of the package
+    for name, content in (
+        ("model.zip", whole["model.zip"][:-500]),
+        ("replay.pkl", whole["replay.pkl"][:-500]),
+        ("loop.pkl", other),  # of a version whose classes are elsewhere
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WeightsError, match="is no whole checkpoint of this version"):
+            load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
+        (tmp_path / name).write_bytes(whole[name])
+    load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": -1.0}, {"tau": 5.0}])
+def test_steps_that_make_no_sense_are_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(change))} must be in"):
+        TD3RunConfig(**{**TINY, **change})

@@ -85,7 +85,8 @@ def test_without_memory_only_the_present_step_counts():
 def test_features_are_the_mean_hidden_state():
     model = toy_model()
     views = {n: np.full((2, 4, 4, 3), i, np.uint8) for i, n in enumerate(("agentview", "wrist"))}
-    features = model.features(views, ["open", "close it"], np.zeros((2, 8), np.float32))
+    blind = dict.fromkeys(("other",), np.zeros(0))  # a view that this VLA does not look at
+    features = model.features(views | blind, ["open", "close it"], np.zeros((2, 8), np.float32))
     expected = [[0.0, 1 / 255, 4 / 20], [0.0, 1 / 255, 8 / 20]]
     np.testing.assert_allclose(features.numpy(), expected, atol=1e-6)
     other = TellingVLA()

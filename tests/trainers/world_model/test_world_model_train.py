@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from memory_vla import GRUVLA
 from safetensors.torch import load_file
-from world_model_toys import toy_sequences
+from world_model_toys import TellingVLA, toy_sequences
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, WeightsError
@@ -19,6 +20,7 @@ from vla_gym.rollout import Info
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
+from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics
@@ -265,6 +267,7 @@ def test_bad_settings_are_one_clear_error(tmp_path, collected, capsys):
         ({"random_episodes": 0, "vla_episodes": 0, "expert_episodes": 0}, "No sequences"),
         ({"noise": 1.5}, "0 <= noise <= 1"),
         ({"validation_episodes": 0}, "validation_episodes must be at least 1"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
     ):
         with pytest.raises(ConfigError, match=text):
             Short(**{**TINY, **changes})
@@ -272,6 +275,10 @@ def test_bad_settings_are_one_clear_error(tmp_path, collected, capsys):
         train_world_model(Short(**{**TINY, "suites": ("goal-swap",)}, run_dir=tmp_path / "a"))
     with pytest.raises(ConfigError, match="chunk_len of at most the VLA's horizon 8, got 9"):
         train_world_model(Short(**{**TINY, "chunk_len": 9}, run_dir=tmp_path / "b"))
+    assert not collected
+    with pytest.raises(ConfigError, match="divisible by num_heads, got 30 and 4"):
+        train_world_model(Short(**{**TINY, "width": 30}, run_dir=tmp_path / "d"))
+    assert not collected, "sizes are checked before episodes are played"
     with pytest.raises(ConfigError, match="bptt_length=6 steps and one more, the longest has 6"):
         train_world_model(Short(**{**TINY, "bptt_length": 6}, run_dir=tmp_path / "c"))
 
@@ -308,3 +315,25 @@ def test_the_tiny_preset_beats_copying(tmp_path, capsys):
         obs, rewards, *_ = envs.step(envs.action_space.sample())
         assert ((rewards > 0.0) & (rewards < 1.0)).all()
     envs.close()
+
+
+class OneView(TellingVLA):
+    """Does not look at the wrist camera, whose frames are recorded all the same."""
+
+    cameras, image_size = ("agentview",), 64
+
+    def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: Any) -> Any:
+        assert set(images) == {"agentview"} and len(instructions) == len(proprio)
+        return VLAOutput(torch.zeros(len(proprio), 1, 3), torch.zeros(len(proprio), 8, 7))
+
+
+def test_a_vla_need_not_look_at_the_wrist_camera():
+    found = collect(OneView(), Short(**TINY), {"random": 1, "vla": 0, "expert": 0}, held_out=True)
+    assert len(found) > 3 and found.frames.std() > 0 and found.agentview.std() > 0
+
+
+def test_a_vla_with_a_state_is_refused(tmp_path, monkeypatch, collected):
+    monkeypatch.setattr(training, "load", lambda *_, **__: GRUVLA(load("mini")))
+    with pytest.raises(ConfigError, match="'mini-gru' has a state, and a world model looks at"):
+        train_world_model(Short(**TINY, run_dir=tmp_path))
+    assert not collected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import os
 import pickle
 import signal
@@ -16,8 +16,8 @@ import picture_env
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from picture_env import PictureEnv
-from world_model_toys import CHUNK_LEN, toy_model
+from picture_env import PictureEnv, Pictures
+from world_model_toys import CHUNK_LEN, TOKENIZER, toy_model
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -37,45 +37,6 @@ NEXT_STEP, SAME_STEP, DISABLED = (
 )
 by_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 WEIGHTS = {"task": 1.0, "memory_divergence": 0.5, "uncertainty": 0.25, "prediction_error": 2.0}
-
-
-class Pictures(PictureEnv):
-    """Pictures whose episodes can be sought and saved; the last chunk of one is cut short."""
-
-    def __init__(self) -> None:
-        super().__init__(chunk_len=CHUNK_LEN)
-        self._known: tuple[int, int] | None = None
-
-    def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
-        del env_index
-        self._known = seed, episode
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if seed is not None:
-            self._known = seed, 0
-        if self._known is not None:
-            known, self._known = self._known, (self._known[0], self._known[1] + 1)
-            seed = 1000 * known[0] + known[1]
-        obs, info = super().reset(seed=seed, options=options)
-        self.length = 1 + int(self.np_random.integers(5))
-        return obs, info | {"executed_steps": 0}
-
-    def step(self, action: np.ndarray) -> Any:
-        obs, reward, terminated, truncated, info = super().step(action)
-        cut = terminated and self.length % 2 == 1
-        return obs, reward, terminated, truncated, info | {"executed_steps": 2 - cut}
-
-    def _observe(self) -> dict[str, Any]:
-        obs = super()._observe()
-        self.last = obs | {"proprio": self.np_random.normal(size=8).astype(np.float32)}
-        return self.last
-
-    def get_state(self) -> dict[str, Any]:
-        return copy.deepcopy({k: v for k, v in vars(self).items() if not k.endswith("_space")})
-
-    def set_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        vars(self).update(copy.deepcopy(state))
-        return self.last
 
 
 class Untold(Pictures):
@@ -387,6 +348,10 @@ def test_states_go_on_elsewhere(mode):
     bigger.reset(seed=0)
     with pytest.raises(ConfigError, match="memory of 16 numbers"):
         bigger.set_state(states, [0, 1])
+    finer = make(mode, model=toy_model(tokenizer=dataclasses.replace(TOKENIZER, grid_size=1)))
+    finer.reset(seed=0)
+    with pytest.raises(ConfigError, match="and 1 tokens"):
+        finer.set_state(states, [0, 1])
 
 
 def _one(infos: dict[str, Any], row: int) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class Interrupts:
         self._waiting = self._held = False
         self._handler: Callable[[int, FrameType | None], Any] | None = None
 
+    @property
+    def in_fork(self) -> bool:
+        """Whether this process is a fork of its owner."""
+        return os.getpid() != self.owner
+
     def __enter__(self) -> None:
         """Begin to hold back."""
         if threading.get_ident() != threading.main_thread().ident:
@@ -92,7 +97,7 @@ def undivided(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         interrupts: Interrupts = self._interrupts
-        if os.getpid() != interrupts.owner:
+        if interrupts.in_fork:
             raise WorkerError(
                 f"{method.__name__}() in process {os.getpid()}, a fork of process "
                 f"{interrupts.owner}, which made these environments: make new ones in this process."

@@ -1,0 +1,53 @@
+"""Explorers of the toy environment, paid by a tiny world model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from on_policy_toys import tiny_vla, toy_envs
+from toy_token_env import LIMIT
+
+from vla_gym_trainers.explorer.train import train_explorer
+from vla_gym_trainers.on_policy.networks import EnvFactories
+from vla_gym_trainers.on_policy.train import OnPolicyRun
+from vla_gym_trainers.runs.run_dir import RunDir
+
+SMALL: dict[str, Any] = {
+    "num_envs": 4,
+    "workers": 0,
+    "num_minibatches": 2,
+    "learning_rate": 1e-2,
+    "sigma": 0.3,
+    "memory_size": 8,
+    "history": 2,
+    "bptt_length": 4,
+    "eval_envs": 2,
+    "eval_layouts": 2,
+    "compare_episodes": 0,
+    "progress": False,
+}
+ADVERSARIAL = {"world_updates": 3, "world_batch_size": 4, "world_bptt_length": 2}
+
+
+def explore(kind: type[Any], folder: Path, **changes: Any) -> OnPolicyRun:
+    """Run phase 2 or 3 on the toy."""
+    config = kind(**{**SMALL, "run_dir": folder, **changes})
+    envs = EnvFactories(
+        lambda: toy_envs(config.num_envs),
+        lambda: toy_envs(config.eval_envs, autoreset_mode="DISABLED"),
+        LIMIT,
+        (0, 1),
+    )
+    return train_explorer(config, vla=tiny_vla(), envs=envs)
+
+
+def fake_run(folder: Path, phase: str | None) -> Path:
+    """A run directory that has nothing but a checkpoint of some phase."""
+    run = RunDir(folder)
+    with run.new_checkpoint(3, 1) as draft:
+        state = {} if phase is None else {"phase": phase}
+        content = {"format": 1, "step": 3, "run": {}, "trainer": state}
+        (draft / "state.json").write_text(json.dumps(content))
+    return folder

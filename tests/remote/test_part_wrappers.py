@@ -1,0 +1,146 @@
+"""Vector wrappers that know of episodes play in parts what they play around one vector env."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from memory_vla import GRUVLA
+from on_policy_toys import tiny_vla
+from picture_env import Pictures
+from stub_envs import stub_factory
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, assert_same, by_mode
+from world_model_toys import toy_model
+
+from vla_gym.errors import ConfigError
+from vla_gym.remote.shards import ThreadHosts
+from vla_gym.remote.vector_env import RemoteVectorEnv
+from vla_gym.vector import LiberoVectorEnv
+from vla_gym.wrappers.vector import FrozenVLAObservation, History
+from vla_gym_trainers.world_model.wrapper import WorldModelObservation
+
+N = 4
+
+
+def history() -> dict[str, Any]:
+    wrapper = partial(History, length=3, frames=("image",))
+    return {"env_factory": stub_factory(), "wrapper": wrapper, "parts": 2}
+
+
+def stateful_vla() -> dict[str, Any]:
+    vla = GRUVLA(tiny_vla(), row_by_row=True)
+    wrapper = partial(FrozenVLAObservation, vla=vla, rl_token=None)
+    return {"env_factory": lambda _: Pictures(size=64), "wrapper": wrapper, "parts": 2}
+
+
+def world_model() -> dict[str, Any]:
+    """One part: the model's forward passes round with the number of rows."""
+    weights = {"task": 1.0, "memory_divergence": 0.5, "uncertainty": 0.25, "prediction_error": 2.0}
+    wrapper = partial(WorldModelObservation, world_model=toy_model(), rewards=weights)
+    return {"env_factory": lambda _: Pictures(), "wrapper": wrapper, "parts": 1}
+
+
+def stacked() -> dict[str, Any]:
+    found = stateful_vla()
+    return found | {"wrapper": lambda envs: found["wrapper"](History(envs, 3))}
+
+
+by_wrapper = pytest.mark.parametrize("given", [history, stateful_vla, world_model, stacked])
+
+
+@pytest.fixture
+def make_both():
+    """Make the same environments around one vector env and in parts; close them after the test."""
+    made: list[Any] = []
+
+    def make(given: Callable[[], dict[str, Any]], mode: Any) -> list[Any]:
+        found = given()
+        wrapper, parts = found.pop("wrapper"), ThreadHosts(found.pop("parts"))
+        found |= {"autoreset_mode": mode, "workers": 0}
+        made.append(wrapper(LiberoVectorEnv(N, **found)))
+        made.append(RemoteVectorEnv(N, hosts=parts, vector_wrappers=[wrapper], **found))
+        return made[-2:]
+
+    yield make
+    for envs in made:
+        envs.close()
+
+
+def actions_of(envs: Any, step: int) -> np.ndarray:
+    shape = envs.action_space.shape
+    return np.random.default_rng(step).uniform(-1, 1, shape).astype(np.float32)
+
+
+def play(envs: Any, mode: Any, steps: range) -> list[Any]:
+    """Step, with resets of environments that are in the midst of an episode."""
+    shown, over = [], np.zeros(N, bool)
+    for step in steps:
+        mask = over & (mode == DISABLED)
+        mask[[0, N - 1]] |= step % 4 == 3
+        if mask.any():
+            shown.append(envs.reset(options={"reset_mask": mask}))
+        shown.append(envs.step(actions_of(envs, step)))
+        over = shown[-1][2] | shown[-1][3]
+    if over.any():
+        shown.append(envs.reset(options={"reset_mask": over}))
+    return shown
+
+
+@by_mode
+@by_wrapper
+def test_lock_step_with_resets_inside_episodes(make_both, given, mode):
+    played = []
+    for envs in make_both(given, mode):
+        played.append([envs.reset(seed=5), *play(envs, mode, range(14))])
+    assert_same(*played)
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_wrapper
+def test_send_and_recv_with_resets_inside_episodes(make_both, given, mode):
+    played = []
+    for envs in make_both(given, mode):
+        envs.reset_send(seed=6)
+        shown = [envs.recv(timeout=60)]
+        for step in range(12):
+            for ids in ([1, 2], [0, 3]):
+                envs.send(actions_of(envs, step)[ids], ids)
+                shown.append(envs.recv(env_ids=ids, timeout=60))
+            if step % 4 == 2:
+                envs.reset_send([2])
+                shown.append(envs.recv(env_ids=[2], timeout=60))
+        played.append(shown)
+    assert_same(*played)
+
+
+@by_mode
+@by_wrapper
+def test_states_go_on_in_any_part(make_both, given, mode):
+    """Saved inside episodes and at their ends, pickled, and restored in another order."""
+    played = []
+    for envs in make_both(given, mode):
+        envs.reset(seed=5)
+        play(envs, mode, range(3))
+        states = pickle.loads(pickle.dumps(envs.get_state([3, 0, 1])))
+        play(envs, mode, range(3, 6))
+        shown = [envs.set_state(states, [0, 1, 3])]
+        played.append([*shown, *play(envs, mode, range(6, 12))])
+    assert_same(*played)
+
+
+@pytest.mark.parametrize("given", [history, stateful_vla])
+def test_a_state_of_an_unwrapped_part_is_refused(make_both, given):
+    """With the wrapper's own error, and one that was saved with the wrapper goes on."""
+    _, envs = make_both(given, NEXT_STEP)
+    plain = RemoteVectorEnv(N, hosts=ThreadHosts(1), env_factory=given()["env_factory"], workers=0)
+    for each in (envs, plain):
+        each.reset(seed=5)
+    with pytest.raises(ConfigError, match="HistoryState|saved without one"):
+        envs.set_state(plain.get_state())
+    obs, *_ = envs.step(actions_of(envs, 0))
+    assert_same(envs.set_state(envs.get_state()), obs)
+    plain.close()

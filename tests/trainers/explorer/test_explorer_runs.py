@@ -1,0 +1,204 @@
+"""Phases 2 and 3 on the toy: what a run leaves, going on bit for bit, phases out of order."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from explorer_toys import ADVERSARIAL, explore, fake_run
+from on_policy_toys import tiny_vla
+from safetensors.torch import load_file
+from watching_model import watching_model
+
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.cli import main
+from vla_gym_trainers.explorer import player as players
+from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
+from vla_gym_trainers.explorer.train import format_behaviours
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import load_preset
+from vla_gym_trainers.td3.config import TD3RunConfig
+from vla_gym_trainers.td3.train import make_vec
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world") / "model"
+    watching_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory, model_folder):
+    folder = tmp_path_factory.mktemp("explorer") / "run"
+    steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
+    return explore(ExplorerConfig, folder, teacher=str(model_folder), **steps)
+
+
+def rows_of(folder):
+    """Metrics without what depends on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")}
+        for row in rows
+    ]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_an_explorer_is_paid_by_the_world_model_and_logs_its_coverage(explorer):
+    rows = [row for row in rows_of(explorer.run_dir) if "rollout/env_steps" in row]
+    assert len(rows) > 2 and all(row["rollout/coverage"] > 0.0 for row in rows)
+    for row in rows:
+        assert {f"rollout/reward_{n}" for n in ("memory_divergence", "uncertainty")} <= row.keys()
+        assert "rollout/reward_task" not in row and 0.0 <= row["rollout/success"] <= 1.0
+    newest = RunDir(explorer.run_dir).checkpoints()[-1]
+    state = json.loads((newest / "state.json").read_text())["trainer"]
+    assert state["phase"] == "student" and state["metrics"]["rollout/coverage"] > 0.0
+    assert {"policy.safetensors", "learner.pt"} <= {path.name for path in newest.iterdir()}
+    assert (explorer.run_dir / "adapters").is_dir() and (explorer.run_dir / "tensorboard").is_dir()
+    config = json.loads((explorer.run_dir / "config.json").read_text())
+    assert config["lora_r"] == 8 and config["hidden_cameras"] == ["agentview"]
+
+
+def test_a_cut_off_explorer_goes_on_bit_for_bit(explorer, model_folder, tmp_path):
+    part = tmp_path / "part"
+    shutil.copytree(explorer.run_dir, part)
+    for checkpoint in RunDir(part).checkpoints()[1:]:
+        shutil.rmtree(checkpoint)
+    steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
+    explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **steps)
+    assert rows_of(part) == rows_of(explorer.run_dir)
+    ends = [load_file(folder / "last.safetensors") for folder in (explorer.run_dir, part)]
+    assert same(*ends)
+
+
+def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp_path):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    settings = {
+        **ADVERSARIAL,
+        "explorer": explorer.run_dir,
+        "teacher_share": 0.0,
+        "total_iterations": 4,
+        "checkpoint_every": 60,
+        "keep_checkpoints": 9,
+        "lora_r": 3,  # who acts is the explorer, whatever is said here
+    }
+    explore(AdversarialConfig, whole, **settings)
+    rows = [row for row in rows_of(whole) if "rollout/env_steps" in row]
+    assert len(rows) == 4 and rows[0]["rollout/reward_prediction_error"] > 0.0
+    sizes = [row["world_model/replay_steps"] for row in rows]
+    assert sizes == sorted(sizes) and sizes[-1] > sizes[0] > 0
+    # What the explorer was paid for is what the model is trained on.
+    assert rows[0]["world_model/error_before"] == pytest.approx(
+        rows[0]["rollout/reward_prediction_error"], rel=1e-4
+    )
+    assert rows[0]["world_model/error_after"] != rows[0]["world_model/error_before"]
+    before = load_file(model_folder / "model.safetensors")
+    after = load_file(whole / "model" / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and not any(name.startswith("tokenizer.") for name in changed)
+
+    shutil.copytree(whole, part)
+    first = RunDir(part).checkpoints()[0]
+    assert {"f1.pt", "replay.npz", "policy.safetensors"} <= {p.name for p in first.iterdir()}
+    explore(AdversarialConfig, part, resume=first, **{**settings, **_policy_of(whole)})
+    assert rows_of(part) == rows_of(whole)
+    assert same(load_file(part / "model" / "model.safetensors"), after)
+    assert same(*(load_file(folder / "last.safetensors") for folder in (whole, part)))
+
+
+def _policy_of(folder):
+    """Who acts and learns is the explorer's, as a resumed run's settings say as well."""
+    saved = json.loads((folder / "config.json").read_text())
+    return {name: saved[name] for name in ("lora_r", "teacher")}
+
+
+def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tmp_path, capsys):
+    assert main(["explorer", "--run-dir", str(tmp_path / "a")]) == 2
+    assert "Phase 2 needs phase 1: add --teacher RUN" in capsys.readouterr().err
+    assert main(["adversarial", "--run-dir", str(tmp_path / "b")]) == 2
+    assert "Phase 3 needs phase 2: add --explorer RUN" in capsys.readouterr().err
+    teacher = fake_run(tmp_path / "teacher", "teacher")
+    wrong = (
+        ({"explorer": teacher}, "run of 'vla-gym-train explorer', this is one of 'world-model'"),
+        ({"explorer": tmp_path / "none"}, "expected a run of .* this is none"),
+        ({"explorer": fake_run(tmp_path / "ppo", None)}, "this is none"),
+    )
+    for changes, text in wrong:
+        with pytest.raises(ConfigError, match=text):
+            explore(AdversarialConfig, tmp_path / "c", **changes)
+    with pytest.raises(ConfigError, match="'vla-gym-train adversarial', this is one of 'world-mod"):
+        make_vec(TD3RunConfig(explore_with=teacher))
+    with pytest.raises(ConfigError, match="--teacher .*, this is one of 'explorer'"):
+        explore(ExplorerConfig, tmp_path / "c", teacher=str(explorer.run_dir))
+    with pytest.raises(ConfigError, match=r"has no data/train\.npz of phase 1"):
+        explore(AdversarialConfig, tmp_path / "c", explorer=explorer.run_dir)
+    with pytest.raises(ConfigError, match="give --teacher x"):
+        ExplorerConfig(world_model="x")
+    with pytest.raises(ConfigError, match="takes turns over whole episodes"):
+        AdversarialConfig(ahead=1)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_checkpoint_of_another_phase_is_refused(explorer, model_folder, tmp_path):
+    part = tmp_path / "part"
+    shutil.copytree(explorer.run_dir, part)
+    newest = RunDir(part).checkpoints()[-1]
+    content = json.loads((newest / "state.json").read_text())
+    content["trainer"]["phase"] = "adversarial"
+    text = json.dumps(content)
+    (newest / "state.json").write_text(text)
+    sizes = json.loads((newest / "files.json").read_text())
+    (newest / "files.json").write_text(json.dumps({**sizes, "state.json": len(text)}))
+    steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
+    with pytest.raises(WeightsError, match="phase 'adversarial', expected 'student': go on with"):
+        explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **steps)
+
+
+def test_who_plays_a_blind_explorer_hides_the_same_cameras(explorer, monkeypatch):
+    from test_explorer_actions import shown
+
+    monkeypatch.setattr(players, "load", lambda *_, **__: tiny_vla())
+    for seed in (None, 3):
+        chunks = []
+        for change in ("none", "agentview", "wrist"):
+            player = players.load_player(explorer.run_dir, seed=seed)
+            chunks.append([player.act(*shown(step, change)) for step in range(2)])
+        assert (chunks[0][0] == chunks[1][0]).all() and (chunks[0][1] == chunks[1][1]).all()
+        assert (chunks[0][0] != chunks[2][0]).any() and chunks[0][0].shape == (2, 4, 7)
+
+
+def test_evaluation_plays_the_explorer_and_not_its_plain_vla(explorer, monkeypatch):
+    from vla_gym_trainers.evaluation.policy_config import PolicyConfig
+
+    monkeypatch.setattr(players, "load", lambda *_, **__: tiny_vla())
+    played = PolicyConfig(policy=str(explorer.run_dir)).make_policy()
+    assert type(played) is players.GreedyPlayer and played.identity["kind"] == "trained"
+    assert (explorer.run_dir / "vla").is_dir(), "which would be played without"
+    with pytest.raises(ConfigError, match="acts in chunks of 4, not of 8"):
+        PolicyConfig(policy=str(explorer.run_dir), chunk_len=8).make_policy()
+
+
+def test_presets():
+    for name, kind in (("explorer", ExplorerConfig), ("adversarial", AdversarialConfig)):
+        for size in ("f1_tiny", "f1"):
+            config = load_preset(kind, f"{size}_{name}")
+            assert config.chunk_len == 4 and config.film_every
+
+
+def test_a_table_of_behaviours():
+    row = {"prediction_error": 0.5, "uncertainty": 0.25, "memory_divergence": 0.1}
+    row |= {"coverage": 0.01, "object_coverage": 0.0}
+    lines = format_behaviours({"random": row}, {"random": {**row, "prediction_error": 0.75}})
+    assert lines[1].split() == [
+        "random",
+        "0.5000",
+        "0.2500",
+        "0.1000",
+        "0.0100",
+        "0.0000",
+        "0.7500",
+    ]

@@ -1,0 +1,156 @@
+"""What one part of a vector environment is told, and what it has not answered yet."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_gym.remote.messages import Reply
+from vla_gym.remote.shards import Shard
+from vla_gym.vector.shared_memory import OF_RESETS, RESET
+
+_AGAIN_S = 0.5  # between two attempts to place a part
+
+
+@dataclass(eq=False)
+class Wanted:
+    """What is waited for: of the environments that were begun one by one.
+
+    Attributes:
+        ids: These; None: any.
+        count: So many of any; None: all.
+    """
+
+    ids: frozenset[int] | None = None
+    count: int | None = None
+
+
+@dataclass(eq=False)
+class Link:
+    """One part, and what it has been told and not answered.
+
+    Attributes:
+        worker: Number of the part.
+        first: Its first environment; what is kept here are the part's own numbers, from 0.
+        shard: Reaches it.
+        limit: Seconds that it may be silent while it has something to do.
+        answers: Gets this link and a future of each answer, from the threads that receive.
+        since: When it was told something, or has last answered.
+        ready: Whether it has come up.
+        again_at: When it is to be placed again, after it was lost before it came up.
+        obituary: Of the last one that did not come up.
+        command: What it was told last.
+        pending: Commands without an answer, each with its environments.
+        going: Environments that were begun one by one.
+    """
+
+    worker: int
+    first: int
+    shard: Shard
+    limit: float
+    answers: queue.SimpleQueue[tuple[Link, Future[Reply]]]
+    since: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    again_at: float | None = None
+    obituary: str = ""
+    command: str = "start"
+    pending: dict[Future[Reply], tuple[str, np.ndarray]] = field(default_factory=dict)
+    going: set[int] = field(default_factory=set)
+    _sent: list[tuple[str, tuple[Any, ...], np.ndarray]] = field(default_factory=list)
+    _asking: Future[Reply] | None = None
+    _asked: Wanted | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is to come of it."""
+        return bool(self.pending) or self.again_at is not None
+
+    def run(
+        self,
+        ids: np.ndarray,
+        columns: Mapping[str, np.ndarray],
+        options: Mapping[int, Any],
+        *,
+        each: bool,
+    ) -> None:
+        """Have environments, by the numbers of all parts, do what their rows of a table say."""
+        ops, local = columns["op"][ids], ids - self.first
+        names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
+        rows = {name: columns[name][ids] for name in names}
+        own = {i - self.first: options[i] for i in ids.tolist() if i in options}
+        if each:
+            self.going.update(local.tolist())
+        self.send("run", (local, ops, rows, own, each), local)
+
+    def call(self, ids: Sequence[int], method: str, arguments: Sequence[Any]) -> None:
+        """Call a method of the rows of environments, by the numbers of all parts."""
+        local = np.array(ids) - self.first
+        self.send("call", (dict(zip(local.tolist(), arguments, strict=True)), method), local)
+
+    def ask(self, wanted: Wanted, total: int) -> None:
+        """Ask for what was begun one by one and is wanted now, once.
+
+        Args:
+            wanted: Of all parts.
+            total: Environments of all parts that were begun one by one.
+        """
+        if self._asked is wanted or not self.going or self.again_at is not None:
+            return
+        asked: list[int] | int = sorted(self.going)
+        if wanted.ids is not None:
+            asked = [i for i in sorted(self.going) if self.first + i in wanted.ids]
+        elif wanted.count is not None:  # its share: who has done it is asked for more
+            asked = math.ceil(max(1, wanted.count) * len(self.going) / total)
+        if asked:
+            self._asked, self._asking = wanted, self.send("recv", (asked,))
+
+    def send(self, command: str, arguments: tuple[Any, ...], ids: Any = ()) -> Future[Reply] | None:
+        """Tell the part something; one that is not up yet may have to be told again."""
+        if self.ready:
+            self.command = command
+            self.since = self.since if self.pending else time.monotonic()
+        elif command != "recv":
+            self._sent.append((command, arguments, ids))
+        return None if self.again_at is not None else self._submit(command, arguments, ids)
+
+    def _submit(self, command: str, arguments: tuple[Any, ...], ids: Any) -> Future[Reply]:
+        future = self.shard.submit(command, *arguments)
+        self.pending[future] = (command, np.asarray(ids, np.int64))
+        future.add_done_callback(lambda done: self.answers.put((self, done)))
+        return future
+
+    def heard(self, command: str, future: Future[Reply], limit: float) -> None:
+        """Take note of an answer to a command; with the first one the part is up.
+
+        Args:
+            command: That was answered.
+            future: Of the answer.
+            limit: Of a part that is up.
+        """
+        if command == "start":
+            self.ready, self.limit, self._sent = True, limit, []
+        if self.ready:
+            self.since = time.monotonic()
+        if future is self._asking:
+            self._asking = self._asked = None
+
+    def give_up(self, reason: str) -> None:
+        """End a part that was lost before it came up: it is to be placed again in a moment."""
+        self.shard.kill()
+        self.pending.clear()
+        self.obituary = f" Lately a part of it {reason}."
+        self._asking = self._asked = None
+        self.again_at = time.monotonic() + _AGAIN_S
+
+    def go_on_with(self, shard: Shard) -> None:
+        """Tell a part that was placed again all that the one before was told."""
+        self.again_at, self.shard = None, shard
+        for command, arguments, ids in self._sent:
+            self._submit(command, arguments, ids)

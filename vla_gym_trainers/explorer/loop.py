@@ -1,0 +1,216 @@
+"""The on-policy loop of an explorer, and of an explorer against its world model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import ConfigError
+from vla_gym.suites import Task, get_task
+from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
+from vla_gym_trainers.explorer.player import SamplingPlayer, newest_parameters
+from vla_gym_trainers.explorer.updates import WorldModelUpdates
+from vla_gym_trainers.on_policy.checkpoint import load_parameters
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
+from vla_gym_trainers.on_policy.loop import Loop
+from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.world_model.behaviours import by_behaviour, cells_visited
+from vla_gym_trainers.world_model.checkpoint import check_phase
+from vla_gym_trainers.world_model.collect import collect
+from vla_gym_trainers.world_model.data import Sequences
+from vla_gym_trainers.world_model.model import GRUWorldModel
+from vla_gym_trainers.world_model.pictures import write_pictures
+from vla_gym_trainers.world_model.protocol import load_world_model
+from vla_gym_trainers.world_model.recorder import StepRecorder
+from vla_gym_trainers.world_model.teacher import tokenised
+
+
+@dataclass
+class Episodes:
+    """Which episodes are played beside the training; see ``collect.CollectSettings``."""
+
+    played: list[Task]
+    look: dict[str, Any]
+    chunk_len: int
+    num_envs: int
+    num_workers: int
+    seed: int
+    hosts: str | None = None  # what is filmed and compared is played on this machine
+    noise: float = 0.0
+    progress: bool = False
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks."""
+        return self.played
+
+    def env_kwargs(self) -> dict[str, Any]:
+        """Return the arguments of environments."""
+        return self.look
+
+
+class ExplorerLoop(Loop):
+    """PPO whose films show what the world model predicts; see :class:`Loop`.
+
+    Attributes:
+        metrics: Of the last iteration, beside PPO's.
+    """
+
+    config: ExplorerConfig
+
+    def __init__(
+        self, config: ExplorerConfig, run: Run, group: ProcessGroup, stack: ExitStack, **parts: Any
+    ) -> None:
+        """Begin, or go on from the run's checkpoint; see :class:`Loop`.
+
+        Raises:
+            WeightsError: If the checkpoint is another phase's.
+        """
+        self.metrics: dict[str, float] = {}
+        if run.checkpoint is not None:
+            check_phase(run.checkpoint, config.phase)
+            self.metrics = run.checkpoint.state["metrics"]
+        super().__init__(config, run, group, stack, **parts)
+
+    @property
+    def world_model(self) -> GRUWorldModel:
+        """The world model.
+
+        Raises:
+            ConfigError: If it is of another class.
+        """
+        model = self.networks.world_model
+        if not isinstance(model, GRUWorldModel):
+            raise ConfigError(
+                f"Expected a world model of 'vla-gym-train world-model', got "
+                f"{type(model).__name__}: a class of your own gives rewards to ppo and grpo."
+            )
+        return model
+
+    def after_update(self, rollout: Rollout) -> dict[str, float]:
+        """Return the state coverage of a rollout."""
+        self.metrics = {"rollout/coverage": rollout_coverage(rollout)}
+        return self.metrics
+
+    def plain(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that is plain data."""
+        return {**super().plain(), "phase": self.config.phase, "metrics": self.metrics}
+
+    def _film(self, path: Path) -> None:
+        """Film an episode: the scene, what the wrist camera shows, what was predicted."""
+        data = self.play({"explorer": 1}, self.config.tasks()[:1])
+        data.tokens = tokenised(self.world_model, data)
+        write_pictures(path, self.world_model, data)
+
+    def play(self, counts: Mapping[str, int], task_ids: tuple[int, ...]) -> Sequences:
+        """Play held-out episodes, as many a task of each behaviour; the explorer draws."""
+        config, chunk_len = self.config, self.networks.chunk_len
+        episodes = Episodes(
+            played=[get_task(config.suite, i) for i in task_ids],
+            look=config.own_look(),
+            chunk_len=chunk_len,
+            num_envs=config.eval_envs,
+            num_workers=1 if config.workers is None else config.workers,
+            seed=config.seed,
+        )
+        player = SamplingPlayer(self.policy, chunk_len, config.seed)
+        vla = self.world_model.vla
+        return collect(vla, episodes, dict(counts), held_out=True, explorer=player)
+
+    def results(self) -> dict[str, Any]:
+        """Compare the explorer with random actions and the VLA, on the same layouts."""
+        count = self.config.compare_episodes
+        if not count:
+            return {}
+        data = self.play(dict.fromkeys(("random", "vla", "explorer"), count), self.config.tasks())
+        data.tokens = tokenised(self.world_model, data)
+        return self.compared(data)
+
+    def compared(self, data: Sequences) -> dict[str, Any]:
+        """Return what the world model makes of held-out episodes."""
+        return {"behaviours": by_behaviour(self.world_model, data, paired=True)}
+
+
+class AdversarialLoop(ExplorerLoop):
+    """Cycles of a rollout, the explorer's update and the world model's; see :class:`ExplorerLoop`.
+
+    Attributes:
+        updates: The world model's part.
+    """
+
+    config: AdversarialConfig
+
+    def __init__(
+        self,
+        config: AdversarialConfig,
+        run: Run,
+        group: ProcessGroup,
+        stack: ExitStack,
+        *,
+        taught: Sequences | None = None,
+        **parts: Any,
+    ) -> None:
+        """Begin with the explorer and the world model of the phases before, or go on.
+
+        Args:
+            config: All settings.
+            run: See :class:`Loop`.
+            group: One process.
+            stack: See :class:`Loop`.
+            taught: Phase 1's training data; None: the world model learns from the explorer alone.
+            **parts: See :class:`Loop`.
+
+        Raises:
+            ConfigError: If there are several processes, or the explorer does not fit.
+            WeightsError: If a checkpoint is another phase's, or damaged.
+        """
+        if group.size > 1:
+            raise ConfigError("Phase 3 runs in one process: leave torchrun out.")
+        super().__init__(config, run, group, stack, **parts)
+        model = self.world_model
+        if taught is not None:
+            taught.tokens = tokenised(model, taught)
+            taught = taught.without_frames()
+        self.updates = WorldModelUpdates(model, config, taught)
+        self._recorder = StepRecorder(model.chunk_len)
+        self.train_envs.memory.recorder = self._recorder
+        if run.checkpoint is not None:
+            self.updates.restore(run.checkpoint, config.phase)
+        else:
+            assert config.explorer is not None
+            self.policy.load_state_dict(load_parameters(newest_parameters(config.explorer)))
+
+    def _is_over(self) -> bool:
+        return super()._is_over() or self.progress.iteration >= self.config.total_iterations
+
+    def after_update(self, rollout: Rollout) -> dict[str, float]:
+        """Let the world model learn from what was played; return what that was like."""
+        found = self.updates.cycle(self._recorder.pop(), self.progress.iteration)
+        self.metrics = {**super().after_update(rollout), **found}
+        return self.metrics
+
+    def write(self, folder: Path) -> None:
+        """Write the files of a checkpoint, and model/ beside it."""
+        super().write(folder)
+        self.updates.save(folder)
+        self.world_model.save_pretrained(self.run.dir.path / "model")
+
+    def compared(self, data: Sequences) -> dict[str, Any]:
+        """Return it for the model as it was before phase 3, too, on the same episodes."""
+        assert self.config.teacher is not None
+        before = load_world_model(self.config.teacher, self.config.device)
+        found = by_behaviour(before, data, paired=True)
+        return {**super().compared(data), "behaviours_before": found}
+
+
+def rollout_coverage(rollout: Rollout) -> float:
+    """Return the cells of the end effector's positions, apart by task, for each control step."""
+    data, valid = rollout.data, rollout.data["valid"]
+    positions = data["proprio"][valid][:, :3].numpy()
+    steps = int(data["executed"][valid].sum())
+    return cells_visited(positions, np.asarray(data["task_id"][valid])) / max(steps, 1)

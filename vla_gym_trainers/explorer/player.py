@@ -1,0 +1,110 @@
+"""A run's policy that no plain VLA can play, since it sees less or remembers, as a player."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import WeightsError
+from vla_gym.rollout.policies import BATCH_SIZE, Info, episode_key
+from vla_gym.rollout.vla_policy import vla_identity
+from vla_gym.vla import load
+from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
+from vla_gym_trainers.on_policy.checkpoint import load_parameters
+from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
+from vla_gym_trainers.on_policy.distributed import local_device
+from vla_gym_trainers.on_policy.networks import make_networks
+from vla_gym_trainers.on_policy.policy import Observation, Policy
+from vla_gym_trainers.on_policy.validation import GreedyPlayer
+from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.settings import read_settings
+
+
+class SamplingPlayer(GreedyPlayer):
+    """Plays a policy as it acts in training: drawn, by the seed, the start and the control step."""
+
+    def __init__(self, policy: Policy, chunk_len: int, seed: int) -> None:
+        """Name who acts, the rows of a chunk that are executed, and the seed of the draws."""
+        super().__init__(policy.act, policy, chunk_len)
+        self._seed = seed
+
+    def _act(self, seen: Observation, texts: Sequence[str], infos: Sequence[Info]) -> Any:
+        keys = [
+            np.random.SeedSequence(episode_key(self._seed, info)).generate_state(2)
+            for info in infos
+        ]
+        return self._policy.act(seen, texts, np.array(keys, np.int64))
+
+
+def load_player(
+    run: Path,
+    *,
+    seed: int | None = None,
+    vla: str | None = None,
+    device: str = "cpu",
+    batch_size: int = BATCH_SIZE,
+) -> GreedyPlayer:
+    """Load what ``vla-gym-train explorer | adversarial | ppo | grpo`` has trained.
+
+    It sees what it saw in training, and remembers as it did: nothing of the world model is needed.
+
+    Args:
+        run: The run's directory.
+        seed: Of its draws; None: it acts greedily.
+        vla: The VLA that it was trained from; default: as the run's configuration names it.
+        device: Torch device.
+        batch_size: Rows of a forward pass.
+
+    Raises:
+        ConfigError: If the settings do not fit the VLA.
+        WeightsError: If the run has no parameters yet, or a file is damaged.
+    """
+    config = read_settings(run / "config.json", _settings_class(run))
+    changes: dict[str, Any] = {"world_model": None, "device": device, "vla": vla or config.vla}
+    if isinstance(config, ExplorerConfig):
+        changes["teacher"] = None
+    else:
+        changes["rewards"] = ()
+    config = dataclasses.replace(config, **changes)
+    # What a run's configuration names is a checkpoint, never a class to import.
+    loaded = load(config.vla, device=local_device(device), allow_class=vla is not None)
+    networks = make_networks(config, loaded)
+    path = newest_parameters(run)
+    networks.policy.load_state_dict(load_parameters(path))
+    chunk_len = networks.chunk_len
+    player = GreedyPlayer(networks.policy.act, networks.policy, chunk_len)
+    if seed is not None:
+        player = SamplingPlayer(networks.policy, chunk_len, seed)
+    player.name, player.batch_size = run.name, batch_size
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    player.identity = {"kind": "trained", "sha256": digest, "vla": vla_identity(config.vla)}
+    return player
+
+
+def newest_parameters(run: Path) -> Path:
+    """Return the file of the parameters to use: the best ones if any were validated, else the last.
+
+    Raises:
+        WeightsError: If there is none.
+    """
+    best, checkpoints = RunDir(run).best, RunDir(run).checkpoints()
+    if best.is_file():
+        return best
+    if not checkpoints:
+        raise WeightsError(f"{run} has no checkpoint yet: let it train until the first one.")
+    return checkpoints[-1] / "policy.safetensors"
+
+
+def _settings_class(run: Path) -> type[OnPolicyConfig]:
+    """Return the settings of the command that a run is of, told by what it alone has."""
+    names = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    kinds = (("explorer", AdversarialConfig), ("teacher", ExplorerConfig))
+    return next(
+        (kind for name, kind in (*kinds, ("gae_lambda", PPOConfig)) if name in names), GRPOConfig
+    )

@@ -1,0 +1,117 @@
+"""How behaviours differ: what a world model makes of their steps, how many states they visit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_gym_trainers.world_model import rewards
+from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
+from vla_gym_trainers.world_model.evaluate import BATCH, memory_states
+from vla_gym_trainers.world_model.protocol import WorldModel
+
+#: Side of a cell of positions, in metres.
+CELL = 0.02
+
+
+def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = CELL) -> int:
+    """Return how many different cells positions are in.
+
+    Args:
+        positions: (N, D) in metres; rows with NaN do not count.
+        groups: (N,) int: the same cell counts once for each group.
+        size: Side of a cell.
+    """
+    known = np.isfinite(positions).all(axis=1)
+    cells = np.floor(positions[known] / size).astype(np.int64)
+    return len(np.unique(np.column_stack([groups[known], cells]), axis=0))
+
+
+def state_coverage(data: Sequences, rows: np.ndarray, size: float = CELL) -> dict[str, float]:
+    """Return the cells that steps visited, for each control step.
+
+    Args:
+        data: The sequences.
+        rows: (n,) the steps: rows with a next one.
+        size: Side of a cell, in metres.
+
+    Returns:
+        ``coverage``: cells of the end effector's positions (the first three numbers of proprio),
+        apart by task; ``object_coverage``: cells, apart by task and object, of objects that are
+        farther than ``size`` from where they were in the episode's first row; 0 where no suite
+        tells of objects.
+    """
+    steps, reached = max(int(data.executed[rows].sum()), 1), rows + 1
+    arm = cells_visited(data.proprio[reached, :3], data.task[reached], size)
+    bounds = data.bounds()
+    first = np.repeat(bounds[:, 0], np.diff(bounds)[:, 0])[reached]
+    now, count = data.objects[reached, :, :3], data.objects.shape[1]
+    moved = np.linalg.norm(now - data.objects[first, :, :3], axis=2) > size  # NaN: False
+    which = data.task[reached, None] * count + np.arange(count)
+    things = cells_visited(now[moved], which[moved], size)
+    return {"coverage": arm / steps, "object_coverage": things / steps}
+
+
+@torch.no_grad()
+def step_terms(model: WorldModel, data: Sequences, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the reward terms (n,) that a world model would give for steps.
+
+    Args:
+        model: The world model.
+        data: With its tokens.
+        rows: (n,) the steps: rows with a next one.
+    """
+    states = memory_states(model, data)
+    found: list[dict[str, Tensor]] = []
+    for part in np.array_split(rows, max(1, math.ceil(len(rows) / BATCH))):
+        state, after = states[part], states[part + 1]
+        tokens, following, action = (
+            torch.from_numpy(array).to(state.device)
+            for array in (data.tokens[part], data.tokens[part + 1], data.actions[part])
+        )
+        logits = model.logits(state, tokens, action)
+        found.append(
+            {
+                rewards.DIVERGENCE: rewards.memory_divergence(state, after),
+                rewards.UNCERTAINTY: rewards.uncertainty(logits),
+                rewards.ERROR: rewards.prediction_error(logits, following),
+            }
+        )
+    return {name: torch.cat([part[name] for part in found]).cpu().numpy() for name in found[0]}
+
+
+def by_behaviour(
+    model: WorldModel, data: Sequences, *, paired: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Return, by behaviour, the means of :func:`step_terms` and :func:`state_coverage`.
+
+    Args:
+        model: The world model.
+        data: With its tokens.
+        paired: Of episode number n of every behaviour, only as many steps count as the shortest of
+            them has: all behaviours have the same starts and the same number of steps then.
+
+    Returns:
+        ``steps`` (of the environment), ``memory_divergence``, ``uncertainty``,
+        ``prediction_error``, ``coverage`` and ``object_coverage``.
+    """
+    results, bounds = dict[str, dict[str, Any]](), data.bounds()
+    who = data.behaviour[bounds[:, 0]]
+    found = [kind for kind in range(len(BEHAVIOURS)) if (who == kind).any()]
+    lengths = np.diff(bounds)[:, 0] - 1
+    if paired:
+        shortest = np.min([lengths[who == kind] for kind in found], axis=0)
+        for kind in found:
+            lengths[who == kind] = shortest
+    for kind in found:
+        spans = zip(bounds[who == kind, 0], lengths[who == kind], strict=True)
+        rows = np.concatenate([first + np.arange(length) for first, length in spans])
+        rows = rows[data.executed[rows] > 0]
+        if len(rows):
+            terms = {k: float(v.mean()) for k, v in step_terms(model, data, rows).items()}
+            results[BEHAVIOURS[kind]] = {"steps": len(rows), **terms, **state_coverage(data, rows)}
+    return results
