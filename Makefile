@@ -6,7 +6,7 @@ export VENV
 BIN := $(VENV)/bin
 TEST_PROCESSES ?= 2
 
-.PHONY: help setup demo test test-slow check format lint types bench wheel
+.PHONY: help setup demo test test-slow test-libraries check format lint types bench wheel
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: setup  ## The default test suite.
 
 test-slow: setup  ## Parity, experts and training on many episodes.
 	$(BIN)/python -m pytest -m slow --timeout=3600 $(PYTEST_ARGS)
+
+test-libraries: setup  ## Examples and buffers of seven RL libraries, in environments of their own.
+	@bash tools/libraries.sh python -m pytest -rs tests/libraries $(PYTEST_ARGS)
 
 format: setup  ## Check the formatting (ruff format rewrites it).
 	$(BIN)/ruff format --check .

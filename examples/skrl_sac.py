@@ -23,7 +23,9 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> SAC:
     layers = {"layers": [256, 256], "activations": "relu"}
     network = [{"name": "net", "input": "OBSERVATIONS", **layers}]
     models = {
-        "policy": gaussian_model(**spaces, network=network, output="tanh(ACTIONS)", clip_actions=True)
+        "policy": gaussian_model(
+            **spaces, network=network, output="tanh(ACTIONS)", clip_actions=True
+        )
     }
     network = [{"name": "net", "input": "concatenate([OBSERVATIONS, ACTIONS])", **layers}]
     for name in ("critic_1", "critic_2", "target_critic_1", "target_critic_2"):

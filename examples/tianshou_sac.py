@@ -26,7 +26,10 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> tuple[VectorR
     (observation,), action = (env.observation_space[0].shape, env.action_space[0])
     sizes = {"state_shape": observation, "hidden_sizes": [256, 256]}
     actor = ContinuousActorProbabilistic(
-        preprocess_net=Net(**sizes), action_shape=action.shape, unbounded=True, conditioned_sigma=True
+        preprocess_net=Net(**sizes),
+        action_shape=action.shape,
+        unbounded=True,
+        conditioned_sigma=True,
     )
     critic = ContinuousCritic(preprocess_net=Net(**sizes, action_shape=action.shape, concat=True))
     algorithm: Any = SAC(

@@ -30,7 +30,9 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> tuple[ReplayB
         distribution_class=TanhNormal,
         return_log_prob=True,
     )
-    critic = ValueOperator(MLP(observed + acted, 1, num_cells=[256, 256]), ["action", "observation"])
+    critic = ValueOperator(
+        MLP(observed + acted, 1, num_cells=[256, 256]), ["action", "observation"]
+    )
     loss = SACLoss(actor, critic, action_spec=env.action_spec_unbatched)
     loss.make_value_estimator(gamma=options["gamma"] ** 8)  # its time step is a chunk of 8
     targets, optimizer = SoftUpdate(loss, eps=0.995), torch.optim.Adam(loss.parameters(), 3e-4)
@@ -45,7 +47,7 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> tuple[ReplayB
         optimizer.step()
         targets.step()
     collector.shutdown()
-    return buffer, float(losses["loss_qvalue"])
+    return buffer, float(losses["loss_qvalue"].detach())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""RLlib: its example trains, its episodes are right, and so are the targets of its value function."""
+"""RLlib: its example trains, its episodes and the targets of its value function are right."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ def test_episodes_and_targets(monkeypatch):
 
     from examples.rllib_ppo import train
 
-    episodes, batches = [], []
+    rows, batches = [], []
     sample, estimate = SingleAgentEnvRunner.sample, GeneralAdvantageEstimation.__call__
 
     def recorded(self, *args, **kwargs):
         found = sample(self, *args, **kwargs)
-        episodes.extend(episode.to_numpy() for episode in found)
+        for episode in found:  # at once: the learner adds a time step to each
+            obs, rewards = np.array(episode.get_observations()), np.array(episode.get_rewards())
+            ends = np.zeros((len(rewards), 2), bool)
+            ends[-1] = episode.is_terminated, episode.is_truncated
+            rows.append((obs[:-1], obs[1:], rewards, ends))
         return found
 
     def estimated(self, *args, **kwargs):
@@ -34,12 +38,6 @@ def test_episodes_and_targets(monkeypatch):
     algorithm = train(80, **FLAT)
     algorithm.stop()
 
-    rows = []
-    for episode in episodes:
-        obs, rewards = episode.get_observations(), episode.get_rewards()
-        ends = np.zeros((len(rewards), 2), bool)
-        ends[-1] = episode.is_terminated, episode.is_truncated
-        rows.append((obs[:-1], obs[1:], rewards, ends))
     obs, next_obs, rewards, ends = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     assert len(obs) == 80
     check_transitions(obs, next_obs, rewards, ends[:, 0], ends[:, 1])

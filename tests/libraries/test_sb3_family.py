@@ -44,6 +44,7 @@ def test_replay(library, example, options):
     assert model._n_updates > 0
     # What it learns from: no bootstrap at a success alone.
     sampled = model.replay_buffer.sample(200)
-    ends = np.asarray(sampled.next_observations["clock"] if options is OPTIONS else
-                      sampled.next_observations)[:, 2]
+    ends = np.asarray(
+        sampled.next_observations["clock"] if options is OPTIONS else sampled.next_observations
+    )[:, 2]
     np.testing.assert_array_equal(np.asarray(sampled.dones).reshape(-1) == 1, ends == 1)

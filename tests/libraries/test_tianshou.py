@@ -38,8 +38,8 @@ def test_some_environments_at_a_time():
     assert truncated.all() and rewards.shape == (2,)
     obs, _ = env.reset(np.array([0]))
     assert obs[:, :3].tolist() == [[1, 0, 0]]
-    obs, *_ = env.step(np.zeros((2, 56), np.float32), [0, 1])
-    assert obs[:, :2].tolist() == [[1, 1], [0, 1]]  # the other one had not moved
+    obs, *_ = env.step(actions, [1, 0])
+    assert obs[:, :2].tolist() == [[0, 1], [1, 1]]  # the first of them had not moved
     env.close()
 
 

@@ -26,4 +26,3 @@ def test_replay():
     # The infos of the step, not of the reset that may follow it.
     np.testing.assert_allclose(after["discount"].flatten(), 0.99**8)
     np.testing.assert_array_equal(after["success"].flatten(), after["terminated"].flatten())
-

@@ -1,4 +1,4 @@
-"""What some RL libraries need so that the data that they learn from is right; see docs/libraries.md.
+"""What some RL libraries need so that they learn from the right data; see docs/libraries.md.
 
 Each module imports its library; importing this package imports none.
 """

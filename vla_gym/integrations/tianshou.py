@@ -89,7 +89,7 @@ class _Spaces(EnvWorker):
 
     def __init__(self, action_space: gym.Space[Any]) -> None:
         self.space = action_space
-        super().__init__(lambda: None)  # type: ignore[arg-type,return-value]
+        super().__init__(lambda: None)
 
     def get_env_attr(self, key: str) -> Any:
         return self.space if key == "action_space" else None
