@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from vla_gym.sim import SceneRenderer
 
 MAX_IMAGE_SIZE = 4096
+NO_RENDER_MODE = (
+    "render() returns None: make the environment with render_mode='rgb_array' for images, or with "
+    "render_mode='human' for a window."
+)
 
 
 class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
@@ -147,9 +151,13 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             "visual_profile": visual_profile,
             "max_scenes": as_integer(scene_cache_size, "scene_cache_size", 1),
         }
-        self._scenes = SceneCache(
-            physics=physics, observation_timing=observation_timing, **settle, **self.drawing
-        )
+        self._scene_options = {
+            "physics": physics,
+            "observation_timing": observation_timing,
+            **settle,
+            **self.drawing,
+        }
+        self._scenes = SceneCache(**self._scene_options)
         self._image_shape = (self.image_size, self.image_size, 3)
         self._image_out: dict[str, np.ndarray] | None = None
         fields: dict[str, spaces.Space[Any]] = {
@@ -252,7 +260,8 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
 
     def render(self) -> np.ndarray | None:
         """Return an upright image of the main camera, (S, S, 3) uint8; None without a mode."""
-        if self.render_mode != "rgb_array":
+        if self.render_mode is None:
+            gym.logger.warn(NO_RENDER_MODE)
             return None
         image = np.empty(self._image_shape, np.uint8)
         self._scenes.render(self.sim, [image], [next(iter(self._suite.cameras.values()))])
@@ -271,6 +280,22 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         if renderer is None:
             return {"gl_renderer": None, "visual_profile": None}
         return {"gl_renderer": renderer.renderer_info(), "visual_profile": renderer.profile}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickles and copies hold: no simulation, no OpenGL, no foreign arrays."""
+        left_out: dict[str, Any] = {
+            "_scenes": None,
+            "_sim": None,
+            "_models": {},
+            "_image_out": None,
+        }
+        return {**self.__dict__, **left_out, "_suite": self.suite}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`__getstate__` returned."""
+        self.__dict__.update(state)
+        self._suite = get_suite(self.suite)
+        self._scenes = SceneCache(**self._scene_options)
 
     def close(self) -> None:
         """Free the simulations, and the renderers that nobody else uses; twice is fine."""

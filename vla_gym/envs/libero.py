@@ -45,7 +45,8 @@ class LiberoEnv(LiberoEnvBase):
     :class:`~vla_gym.envs.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
     :meth:`seek` goes to any episode, ``reset(options={"task_id": t, "init_state_id": i})``
     overrides one; its look depends on (seed, episode number // ``scene_reset_interval``) alone and
-    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode.
+    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode; a pickle
+    or ``copy.deepcopy`` of the environment goes on with it too.
 
     Attributes:
         schedule: Which task and layout each episode has.
@@ -213,6 +214,20 @@ class LiberoEnv(LiberoEnvBase):
         observation = self.observe()
         self._needs_reset = state.needs_reset
         return observation
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickles and copies hold; the episode is there without its simulation."""
+        snapshot = None if self._sim is None else self._sim.get_state()
+        clutter = self._sim is not None and bool(self.task_model.clutter)
+        return {**super().__getstate__(), "_episode_saved": (snapshot, clutter)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on where the original was; nothing is drawn before the next observation."""
+        snapshot, clutter = state["_episode_saved"]
+        super().__setstate__({k: v for k, v in state.items() if k != "_episode_saved"})
+        if snapshot is not None:
+            self._sim = self._scenes.simulation(self._model(self._task_id, clutter=clutter))
+            self._sim.set_state(snapshot)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Run one control step, or one chunk of them.
