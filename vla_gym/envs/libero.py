@@ -23,6 +23,10 @@ class LiberoEnv(LiberoEnvBase):
     Observation, a Dict of:
         one entry a camera, e.g. ``agentview``, ``wrist``: (image_size, image_size, 3) uint8,
         upright;
+        with ``depth``, ``agentview_depth``...: (image_size, image_size) float32, metres along the
+        camera's axis;
+        with ``segmentation``, ``agentview_segmentation``...: (image_size, image_size) int32, geom
+        ids, -1 where nothing is; :meth:`geom_bodies` names their bodies;
         ``proprio``: float32, the suite's ``proprio.size`` numbers; of LIBERO (8,): end-effector
         position (m), axis-angle (rad), finger joints (m);
         ``task_id``: index of the task in the suite (of several suites: in all their tasks).
