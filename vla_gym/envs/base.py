@@ -45,6 +45,7 @@ class LiberoEnvBase(CameraEnv):
         visual_profile: Literal["libero", "fast"] | None = None,
         init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
         gamma: float | None = None,
+        reward: Literal["sparse", "staged"] = "sparse",
         max_control_steps: int | None = None,
         settle_steps: int | None = None,
         settle_gripper: float | None = None,
@@ -82,6 +83,8 @@ class LiberoEnvBase(CameraEnv):
             init_states: ``"sampled"`` layouts, the ``"official"`` ones in turn, or in turn those
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
+            reward: ``"sparse"``: 1 on success; ``"staged"``: by how much each control step brings
+                the share of the goal's conditions that hold closer to 1, see ``LiberoEnv``.
             max_control_steps: Step limit; default is the suite's.
             settle_steps: No-op control steps before an episode; default is the suite's, of LIBERO
                 10. LIBERO's suites alone take this and the next one.
@@ -131,6 +134,13 @@ class LiberoEnvBase(CameraEnv):
             )
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
+        check_choice(reward, "reward", ("sparse", "staged"))
+        self._staged = reward == "staged"
+        if self._staged and not self._suite.has_progress:
+            raise ConfigError(
+                f"Suite {self._suite.name!r} does not tell how much of a goal is reached, as "
+                "reward='staged' needs: leave it out."
+            )
         self.assets = default_assets() if assets is None else assets
         self.physics, self.chunk_len = physics, chunk_len
         self.image_size, self.visual_profile = int(image_size), visual_profile
@@ -191,20 +201,22 @@ class LiberoEnvBase(CameraEnv):
         return self._models[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what pickles and copies hold: no simulation, no OpenGL, no foreign arrays."""
-        left_out: dict[str, Any] = {
-            "_scenes": None,
-            "_sim": None,
-            "_models": {},
-            "_image_out": None,
-        }
-        return {**self.__dict__, **left_out, "_suite": self.suite}
+        """Return what pickles and copies hold: the simulation's state, not itself nor OpenGL."""
+        kept = self.__dict__ | {"_suite": self.suite, "_models": {}, "_image_out": None}
+        del kept["_scenes"], kept["_sim"]
+        sim = self._sim
+        saved = None if sim is None else (sim.get_state(), bool(sim.task_model.clutter))
+        return {**kept, "_saved": saved}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`__getstate__` returned."""
-        self.__dict__.update(state)
-        self._suite = get_suite(self.suite)
+        """Go on where the original was; nothing is drawn before the next observation."""
+        saved = state.pop("_saved")
+        self.__dict__.update(state, _suite=get_suite(state["suite"]), _sim=None)
         self._scenes = SceneCache(**self._scene_options)
+        if saved is not None:
+            snapshot, clutter = saved
+            self._sim = self._scenes.simulation(self._model(self._task_id, clutter=clutter))
+            self._sim.set_state(snapshot)
 
     def close(self) -> None:
         """Free the simulations, and the renderers that nobody else uses; twice is fine."""

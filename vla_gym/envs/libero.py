@@ -36,14 +36,18 @@ class LiberoEnv(LiberoEnvBase):
     row is one control step (of LIBERO 50 ms).
 
     Reward: 1.0 on success, else 0; inside a chunk it is discounted by ``gamma`` if that is given.
+    With ``reward="staged"`` it is by how much the share of the goal's conditions that hold
+    (``info["progress"]``, in [0, 1]) has grown in a control step, less than 0 if it has shrunk:
+    undiscounted rewards of an episode add up to the progress at its end minus that at its reset.
     ``terminated`` means success, ``truncated`` the step limit; they are never true together. A
     chunk stops at the first of success, limit and its end.
 
     info: ``success``, ``is_success``, ``executed_steps`` (of this call), ``elapsed_steps`` (of the
     episode), ``instruction``, ``task_id``, ``init_state_id`` (-1 for a sampled layout), with
-    several suites the task's ``suite`` and, when ``gamma`` is given, ``discount`` = gamma **
-    executed_steps. When scenes vary, ``variation``: float64 (VARIATION_WIDTH,), to be read with
-    :meth:`DomainVariation.describe <vla_gym.variation.DomainVariation.describe>`.
+    several suites the task's ``suite``, with a staged reward ``progress`` and, when ``gamma`` is
+    given, ``discount`` = gamma ** executed_steps. When scenes vary, ``variation``: float64
+    (VARIATION_WIDTH,), to be read with :meth:`DomainVariation.describe
+    <vla_gym.variation.DomainVariation.describe>`.
 
     Which episode comes next depends on (seed, episode number) alone, see
     :class:`~vla_gym.envs.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
@@ -71,6 +75,7 @@ class LiberoEnv(LiberoEnvBase):
     _elapsed = 0
     _init_state_id = -1
     _needs_reset = True
+    _progress = 0.0  # known with a staged reward alone
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -109,6 +114,7 @@ class LiberoEnv(LiberoEnvBase):
         self._sim.reset(layout)
         self._task_id, self._elapsed = task_id, 0
         self._init_state_id = layout.init_state_id
+        self._gain()
         observation = self.observe()
         self._episode += 1
         self._needs_reset = False
@@ -215,23 +221,10 @@ class LiberoEnv(LiberoEnvBase):
         self._sim.set_state(state.snapshot)
         self._task_id, self._elapsed = task_id, state.elapsed_steps
         self._init_state_id = state.init_state_id
+        self._gain()
         observation = self.observe()
         self._needs_reset = state.needs_reset
         return observation
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what pickles and copies hold; the episode is there without its simulation."""
-        snapshot = None if self._sim is None else self._sim.get_state()
-        clutter = self._sim is not None and bool(self.task_model.clutter)
-        return {**super().__getstate__(), "_episode_saved": (snapshot, clutter)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on where the original was; nothing is drawn before the next observation."""
-        snapshot, clutter = state["_episode_saved"]
-        super().__setstate__({k: v for k, v in state.items() if k != "_episode_saved"})
-        if snapshot is not None:
-            self._sim = self._scenes.simulation(self._model(self._task_id, clutter=clutter))
-            self._sim.set_state(snapshot)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Run one control step, or one chunk of them.
@@ -249,30 +242,47 @@ class LiberoEnv(LiberoEnvBase):
             )
         budget = self._limit - self._elapsed
         rows = rows.reshape(-1, rows.shape[-1])
-        if self.on_control_step or self.replace_action:
-            executed, success = self._run_rows(rows[:budget])
+        reward = 0.0
+        if self.on_control_step or self.replace_action or self._staged:
+            executed, success, reward = self._run_rows(rows[:budget])
         else:
             executed, success = self.sim.run_chunk(rows, max_steps=budget)
             self._elapsed += executed
         truncated = not success and self._elapsed >= self._limit
         self._needs_reset = success or truncated
-        reward = 0.0
-        if success:
-            reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
+        if success and not self._staged:
+            reward = self._discount(executed)
         observation = self.observe()
         return observation, reward, success, truncated, self._info(success, executed)
 
-    def _run_rows(self, rows: np.ndarray) -> tuple[int, bool]:
-        """Do what ``run_chunk`` does row by row, with the functions of every control step."""
+    def _run_rows(self, rows: np.ndarray) -> tuple[int, bool, float]:
+        """Do what ``run_chunk`` does row by row, with the functions of every control step.
+
+        Returns:
+            Control steps, success, and the staged reward; 0 without one.
+        """
+        reward = 0.0
         for executed, row in enumerate(rows, 1):
             chosen = row if self.replace_action is None else self.replace_action(row)
             _, success = self.sim.run_chunk(np.asarray(chosen, np.float64)[None])
             self._elapsed += 1
+            reward += self._discount(executed) * self._gain()
             for function in self.on_control_step:
                 function(self, self._info(success, executed))
             if success:
                 break
-        return executed, success
+        return executed, success, reward
+
+    def _discount(self, executed: int) -> float:
+        """Return how much a reward counts that is given at the end of a chunk's control step."""
+        return 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
+
+    def _gain(self) -> float:
+        """Return by how much the progress has grown since the last look at it."""
+        if not self._staged:
+            return 0.0
+        before, self._progress = self._progress, self.sim.progress()
+        return self._progress - before
 
     @property
     def _task(self) -> Task:
@@ -296,6 +306,8 @@ class LiberoEnv(LiberoEnvBase):
             info["suite"] = self._task.suite
         if self.gamma is not None:
             info["discount"] = float(self.gamma**executed)
+        if self._staged:
+            info["progress"] = self._progress
         variation = self.sim.variation
         if variation is not None:
             info["variation"] = variation
