@@ -8,7 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from vla_gym.cli.main import EXIT_OK, EXIT_USAGE, run_command
+from vla_gym.cli.main import COMPLETION, EXIT_OK, EXIT_USAGE, run_command
+from vla_gym.cli.pipes import outlive_readers
 from vla_gym_trainers.commands import import_sb3
 from vla_gym_trainers.runs.settings import parse_config
 
@@ -65,6 +66,7 @@ USAGE = (
     "usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml | --resume RUN] [options]\n\ncommands:\n"
     + "".join(f"  {name:<13}{help_}\n" for name, (help_, *_) in COMMANDS.items())
     + "\nOptions of a command, with their defaults: vla-gym-train COMMAND --help\n"
+    + f"Completion for bash and zsh: vla-gym-train {COMPLETION}\n"
 )
 
 
@@ -78,11 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 2 wrong usage or a mistake that the message explains, 130 stopped by
         Ctrl-C or SIGTERM.
     """
+    outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return EXIT_OK if arguments else EXIT_USAGE
     command, rest = arguments[0], arguments[1:]
+    if command == COMPLETION:
+        from vla_gym.cli.completion import completion_script
+
+        parsers = {name: partial(_run, name) for name in COMMANDS}
+        sys.stdout.write(completion_script("vla-gym-train", parsers))
+        return EXIT_OK
     if command not in COMMANDS:
         sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
         return EXIT_USAGE

@@ -118,7 +118,13 @@ class VLAFeatures:
         vla, shape = self.vla, action_space.shape
         action_size = getattr(vla, "action_size", ACTION_SIZE)
         proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
-        found = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {}
+        if not isinstance(observation_space, spaces.Dict):
+            raise ConfigError(
+                "The VLA looks at images, so it needs an environment that observes a Dict; got "
+                f"{observation_space}. env_wrappers come before the VLA: leave out the one that "
+                "flattens. For one vector in place of a Dict make the environment with flat=True."
+            )
+        found = observation_space.spaces
         proprio = found["proprio"].shape if "proprio" in found else None
         if (
             not set(self.views) <= set(found)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from vla_gym.cli import main as cli
@@ -61,3 +64,42 @@ def test_package_errors_become_exit_code_2(monkeypatch, capsys):
     monkeypatch.setitem(cli.COMMANDS, "doctor", fail)
     assert cli.main(["doctor"]) == 2
     assert capsys.readouterr().err == "error: expected a pack, got nothing: do this\n"
+
+
+def run_into_closed_pipe(arguments: list[str], lines: int) -> tuple[int, str]:
+    """Run a command whose reader goes after some lines; return its status and what it complains."""
+    command = [sys.executable, "-m", "vla_gym.cli.main", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, text=False
+    )
+    assert process.stdout is not None and process.stderr is not None
+    for _ in range(lines):
+        process.stdout.readline()
+    process.stdout.close()
+    complaints = process.stderr.read().decode()
+    process.stderr.close()
+    return process.wait(timeout=120), complaints
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"), [(["tasks", "--help"], 0), (["tasks"], 0), (["tasks", "--json"], 1)]
+)
+def test_a_reader_that_goes_ends_nothing(arguments, lines):
+    assert run_into_closed_pipe(arguments, lines) == (0, "")
+
+
+def test_completion_of_commands_options_and_files(tmp_path):
+    script = tmp_path / "completion.bash"
+    command = [sys.executable, "-m", "vla_gym.cli.main", cli.COMPLETION]
+    script.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    ask = """
+        source "$0"
+        complete -p vla-gym
+        for words in "do" "tasks --s" "tasks --suite go"; do
+            COMP_WORDS=(vla-gym $words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            _vla_gym; echo "${COMPREPLY[@]}"
+        done
+    """
+    bash = ["bash", "-c", ask, str(script)]
+    told = subprocess.run(bash, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert told == ["complete -o default -F _vla_gym vla-gym", "doctor", "--suite", ""]

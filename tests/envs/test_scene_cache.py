@@ -133,7 +133,9 @@ def test_sizes_and_profiles_have_renderers_of_their_own() -> None:
 def test_no_renderer_without_images() -> None:
     env, other = make(cameras=()), make(cameras=(), render_mode="rgb_array")
     env.reset(seed=0)
-    assert env.render() is None and env.renderer is None and num_renderers() == 0
+    with pytest.warns(UserWarning, match="render_mode='rgb_array'"):
+        assert env.render() is None
+    assert env.renderer is None and num_renderers() == 0
     other.reset(seed=0)
     assert other.render().shape == (SIZE, SIZE, 3) and num_renderers() == 1
     other.close()

@@ -10,12 +10,15 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from vla_gym.cli.options import parse_options
+from vla_gym.cli.pipes import outlive_readers
 from vla_gym.disk_full import disk_full_advice, is_disk_full
 from vla_gym.errors import VlaGymError
 
 #: Entry points of this group are commands too, see :func:`find_commands`.
 GROUP = "vla_gym.commands"
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 130
+#: Prints a script for the shell.
+COMPLETION = "--print-completion"
 # Columns of a table that is written to a file or another program.
 _PIPED_WIDTH = 160
 
@@ -165,7 +168,8 @@ def usage() -> str:
     lines = ["usage: vla-gym COMMAND [options]", "", "commands:"]
     for name, function in find_commands().items():
         lines.append(f"  {name:<12}{(function.__doc__ or '').splitlines()[0]}")
-    lines += ["", "Options of a command, with their defaults: vla-gym COMMAND --help", ""]
+    lines += ["", "Options of a command, with their defaults: vla-gym COMMAND --help"]
+    lines += [f"Completion for bash and zsh: vla-gym {COMPLETION}", ""]
     return "\n".join(lines)
 
 
@@ -179,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 1 the doctor found a problem, 2 wrong usage or a mistake that the
         message explains, 130 stopped.
     """
+    outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(usage())
@@ -190,6 +195,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"vla-gym {__version__}\n")
         return EXIT_OK
     commands = find_commands()
+    if command == COMPLETION:
+        from vla_gym.cli.completion import completion_script
+
+        sys.stdout.write(completion_script("vla-gym", commands))
+        return EXIT_OK
     if command not in commands:
         sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(commands)}.\n")
         return EXIT_USAGE

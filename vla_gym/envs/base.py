@@ -1,15 +1,15 @@
-"""What an environment is made of: arguments, spaces, simulation and images; no episodes."""
+"""What an environment is made of: arguments, spaces and simulation; no episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from vla_gym.assets.pack import default_assets
+from vla_gym.envs.cameras import CameraEnv
 from vla_gym.envs.checks import as_integer, check_choice, parse_init_states, parse_tasks
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
@@ -21,12 +21,10 @@ from vla_gym.variation import DomainVariation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vla_gym.sim import SceneRenderer
-
 MAX_IMAGE_SIZE = 4096
 
 
-class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
+class LiberoEnvBase(CameraEnv):
     """Arguments, spaces, simulation and images of :class:`~vla_gym.envs.libero.LiberoEnv`."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
@@ -42,9 +40,12 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         chunk_len: int | None = None,
         cameras: Sequence[str] | None = None,
         image_size: int = 256,
+        depth: bool = False,
+        segmentation: bool = False,
         visual_profile: Literal["libero", "fast"] | None = None,
         init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
         gamma: float | None = None,
+        reward: Literal["sparse", "staged"] = "sparse",
         max_control_steps: int | None = None,
         settle_steps: int | None = None,
         settle_gripper: float | None = None,
@@ -75,11 +76,15 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             cameras: Which of the suite's cameras to observe (LIBERO's are ``agentview`` and
                 ``wrist``): None for all of them, empty for none.
             image_size: Height and width of the images in pixels.
+            depth: Whether to observe ``<camera>_depth`` of each camera.
+            segmentation: Whether to observe ``<camera>_segmentation`` of each camera.
             visual_profile: ``"libero"`` (upstream's pixels) or ``"fast"`` (no anti-aliasing, no
                 reflection, no shadow). Default: ``"libero"`` on the real pack, else ``"fast"``.
             init_states: ``"sampled"`` layouts, the ``"official"`` ones in turn, or in turn those
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
+            reward: ``"sparse"``: 1 on success; ``"staged"``: by how much each control step brings
+                the share of the goal's conditions that hold closer to 1, see ``LiberoEnv``.
             max_control_steps: Step limit; default is the suite's.
             settle_steps: No-op control steps before an episode; default is the suite's, of LIBERO
                 10. LIBERO's suites alone take this and the next one.
@@ -129,6 +134,13 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             )
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
+        check_choice(reward, "reward", ("sparse", "staged"))
+        self._staged = reward == "staged"
+        if self._staged and not self._suite.has_progress:
+            raise ConfigError(
+                f"Suite {self._suite.name!r} does not tell how much of a goal is reached, as "
+                "reward='staged' needs: leave it out."
+            )
         self.assets = default_assets() if assets is None else assets
         self.physics, self.chunk_len = physics, chunk_len
         self.image_size, self.visual_profile = int(image_size), visual_profile
@@ -147,14 +159,17 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             "visual_profile": visual_profile,
             "max_scenes": as_integer(scene_cache_size, "scene_cache_size", 1),
         }
-        self._scenes = SceneCache(
-            physics=physics, observation_timing=observation_timing, **settle, **self.drawing
-        )
+        self._scene_options = {
+            "physics": physics,
+            "observation_timing": observation_timing,
+            **settle,
+            **self.drawing,
+        }
+        self._scenes = SceneCache(**self._scene_options)
         self._image_shape = (self.image_size, self.image_size, 3)
         self._image_out: dict[str, np.ndarray] | None = None
-        fields: dict[str, spaces.Space[Any]] = {
-            camera: spaces.Box(0, 255, self._image_shape, np.uint8) for camera in self.cameras
-        }
+        self.depth, self.segmentation = depth, segmentation
+        fields = self._camera_fields()
         fields["proprio"] = spaces.Box(-np.inf, np.inf, (self._suite.proprio.size,), np.float32)
         fields["task_id"] = spaces.Discrete(len(self._suite.tasks))
         self.observation_space = spaces.Dict(fields)
@@ -167,17 +182,6 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
         self._task_id = -1
         self.on_control_step: list[Callable[[Any, dict[str, Any]], None]] = []
         self.replace_action: Callable[[np.ndarray], np.ndarray] | None = None
-
-    @property
-    def sim(self) -> Any:
-        """The suite's simulation with its privileged state; LIBERO's is a ``LiberoSim``.
-
-        Raises:
-            gymnasium.error.ResetNeeded: Before the first reset.
-        """
-        if self._sim is None:
-            raise gym.error.ResetNeeded("The simulation is built at the first reset().")
-        return self._sim
 
     @property
     def task_model(self) -> Any:
@@ -196,81 +200,23 @@ class LiberoEnvBase(gym.Env[dict[str, Any], np.ndarray]):
             self._models[key] = load_task(task, self.assets, clutter=clutter)
         return self._models[key]
 
-    def observe(self) -> dict[str, Any]:
-        """Return the observation of this moment, for wrappers that have moved the simulation.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickles and copies hold: the simulation's state, not itself nor OpenGL."""
+        kept = self.__dict__ | {"_suite": self.suite, "_models": {}, "_image_out": None}
+        del kept["_scenes"], kept["_sim"]
+        sim = self._sim
+        saved = None if sim is None else (sim.get_state(), bool(sim.task_model.clutter))
+        return {**kept, "_saved": saved}
 
-        Its arrays are fresh, but for those of :attr:`image_out`.
-
-        Raises:
-            RenderError: No usable OpenGL context.
-        """
-        observation: dict[str, Any] = {}
-        if self.cameras:
-            images: Sequence[np.ndarray]
-            if self._image_out is not None:
-                images = list(self._image_out.values())
-            else:
-                images = list(np.empty((len(self.cameras), *self._image_shape), np.uint8))
-            names = [self._suite.cameras[camera] for camera in self.cameras]
-            self._scenes.render(self.sim, images, names)
-            observation = dict(zip(self.cameras, images, strict=True))
-        observation["proprio"] = self.sim.proprio()
-        observation["task_id"] = np.int64(self._task_id)
-        return observation
-
-    @property
-    def image_out(self) -> dict[str, np.ndarray] | None:
-        """Where the cameras render to: camera -> (image_size, image_size, 3) uint8, or None.
-
-        When set, observations of :meth:`reset`, :meth:`step` and :meth:`set_state` hold these very
-        arrays: they belong to the caller, who must not let them be written again while an
-        observation that holds them is in use. None (default): each observation has arrays of its
-        own.
-
-        Raises:
-            ConfigError: On setting, if a camera is missing or an array does not fit.
-        """
-        return self._image_out
-
-    @image_out.setter
-    def image_out(self, arrays: Mapping[str, np.ndarray] | None) -> None:
-        if arrays is None:
-            self._image_out = None
-            return
-        if set(arrays) != set(self.cameras):
-            raise ConfigError(
-                f"image_out must name the cameras {list(self.cameras)}, got {list(arrays)}."
-            )
-        for camera, array in arrays.items():
-            shape, dtype = np.shape(array), getattr(array, "dtype", None)
-            if shape != self._image_shape or dtype != np.uint8 or not array.flags.writeable:
-                raise ConfigError(
-                    f"image_out[{camera!r}] must be a writeable uint8 array {self._image_shape}, "
-                    f"got {dtype} {shape}."
-                )
-        self._image_out = {camera: arrays[camera] for camera in self.cameras}
-
-    def render(self) -> np.ndarray | None:
-        """Return an upright image of the main camera, (S, S, 3) uint8; None without a mode."""
-        if self.render_mode != "rgb_array":
-            return None
-        image = np.empty(self._image_shape, np.uint8)
-        self._scenes.render(self.sim, [image], [next(iter(self._suite.cameras.values()))])
-        return image
-
-    @property
-    def renderer(self) -> SceneRenderer | None:
-        """The renderer of the present scene, shared with other environments; None without one."""
-        if self._sim is None or not (self.cameras or self.render_mode == "rgb_array"):
-            return None
-        return self._scenes.renderer(self._sim.task_model)
-
-    def render_facts(self) -> dict[str, str | None]:
-        """Return GL renderer and visual profile; each None without cameras."""
-        renderer = self.renderer
-        if renderer is None:
-            return {"gl_renderer": None, "visual_profile": None}
-        return {"gl_renderer": renderer.renderer_info(), "visual_profile": renderer.profile}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on where the original was; nothing is drawn before the next observation."""
+        saved = state.pop("_saved")
+        self.__dict__.update(state, _suite=get_suite(state["suite"]), _sim=None)
+        self._scenes = SceneCache(**self._scene_options)
+        if saved is not None:
+            snapshot, clutter = saved
+            self._sim = self._scenes.simulation(self._model(self._task_id, clutter=clutter))
+            self._sim.set_state(snapshot)
 
     def close(self) -> None:
         """Free the simulations, and the renderers that nobody else uses; twice is fine."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,27 @@ def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:
     if value not in allowed:
         choices = ", ".join(repr(choice) for choice in allowed)
         raise ConfigError(f"{name} must be one of {choices}; got {value!r}.")
+
+
+def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None:
+    """Check that keyword arguments are there in one of the functions that will take them.
+
+    Args:
+        given: Names of the arguments.
+        functions: Functions and classes.
+
+    Raises:
+        ConfigError: If one is unknown; the message names the valid ones, the closest first.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [inspect.signature(function).parameters.items() for function in functions]
+    valid = sorted({name for found in parameters for name, p in found if p.kind in kinds})
+    for name in given:
+        if name not in valid:
+            close = difflib.get_close_matches(name, valid, n=3)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            rest = ", ".join([*close, *(other for other in valid if other not in close)])
+            raise ConfigError(f"Unknown argument {name!r}.{hint} Valid ones: {rest}.")
 
 
 def as_integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:

@@ -23,6 +23,10 @@ class LiberoEnv(LiberoEnvBase):
     Observation, a Dict of:
         one entry a camera, e.g. ``agentview``, ``wrist``: (image_size, image_size, 3) uint8,
         upright;
+        with ``depth``, ``agentview_depth``...: (image_size, image_size) float32, metres along the
+        camera's axis;
+        with ``segmentation``, ``agentview_segmentation``...: (image_size, image_size) int32, geom
+        ids, -1 where nothing is; :meth:`geom_bodies` names their bodies;
         ``proprio``: float32, the suite's ``proprio.size`` numbers; of LIBERO (8,): end-effector
         position (m), axis-angle (rad), finger joints (m);
         ``task_id``: index of the task in the suite (of several suites: in all their tasks).
@@ -32,20 +36,25 @@ class LiberoEnv(LiberoEnvBase):
     row is one control step (of LIBERO 50 ms).
 
     Reward: 1.0 on success, else 0; inside a chunk it is discounted by ``gamma`` if that is given.
+    With ``reward="staged"`` it is by how much the share of the goal's conditions that hold
+    (``info["progress"]``, in [0, 1]) has grown in a control step, less than 0 if it has shrunk:
+    undiscounted rewards of an episode add up to the progress at its end minus that at its reset.
     ``terminated`` means success, ``truncated`` the step limit; they are never true together. A
     chunk stops at the first of success, limit and its end.
 
     info: ``success``, ``is_success``, ``executed_steps`` (of this call), ``elapsed_steps`` (of the
     episode), ``instruction``, ``task_id``, ``init_state_id`` (-1 for a sampled layout), with
-    several suites the task's ``suite`` and, when ``gamma`` is given, ``discount`` = gamma **
-    executed_steps. When scenes vary, ``variation``: float64 (VARIATION_WIDTH,), to be read with
-    :meth:`DomainVariation.describe <vla_gym.variation.DomainVariation.describe>`.
+    several suites the task's ``suite``, with a staged reward ``progress`` and, when ``gamma`` is
+    given, ``discount`` = gamma ** executed_steps. When scenes vary, ``variation``: float64
+    (VARIATION_WIDTH,), to be read with :meth:`DomainVariation.describe
+    <vla_gym.variation.DomainVariation.describe>`.
 
     Which episode comes next depends on (seed, episode number) alone, see
     :class:`~vla_gym.envs.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
     :meth:`seek` goes to any episode, ``reset(options={"task_id": t, "init_state_id": i})``
     overrides one; its look depends on (seed, episode number // ``scene_reset_interval``) alone and
-    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode.
+    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode; a pickle
+    or ``copy.deepcopy`` of the environment goes on with it too.
 
     Attributes:
         schedule: Which task and layout each episode has.
@@ -66,6 +75,7 @@ class LiberoEnv(LiberoEnvBase):
     _elapsed = 0
     _init_state_id = -1
     _needs_reset = True
+    _progress = 0.0  # known with a staged reward alone
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -104,6 +114,7 @@ class LiberoEnv(LiberoEnvBase):
         self._sim.reset(layout)
         self._task_id, self._elapsed = task_id, 0
         self._init_state_id = layout.init_state_id
+        self._gain()
         observation = self.observe()
         self._episode += 1
         self._needs_reset = False
@@ -210,6 +221,7 @@ class LiberoEnv(LiberoEnvBase):
         self._sim.set_state(state.snapshot)
         self._task_id, self._elapsed = task_id, state.elapsed_steps
         self._init_state_id = state.init_state_id
+        self._gain()
         observation = self.observe()
         self._needs_reset = state.needs_reset
         return observation
@@ -230,30 +242,47 @@ class LiberoEnv(LiberoEnvBase):
             )
         budget = self._limit - self._elapsed
         rows = rows.reshape(-1, rows.shape[-1])
-        if self.on_control_step or self.replace_action:
-            executed, success = self._run_rows(rows[:budget])
+        reward = 0.0
+        if self.on_control_step or self.replace_action or self._staged:
+            executed, success, reward = self._run_rows(rows[:budget])
         else:
             executed, success = self.sim.run_chunk(rows, max_steps=budget)
             self._elapsed += executed
         truncated = not success and self._elapsed >= self._limit
         self._needs_reset = success or truncated
-        reward = 0.0
-        if success:
-            reward = 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
+        if success and not self._staged:
+            reward = self._discount(executed)
         observation = self.observe()
         return observation, reward, success, truncated, self._info(success, executed)
 
-    def _run_rows(self, rows: np.ndarray) -> tuple[int, bool]:
-        """Do what ``run_chunk`` does row by row, with the functions of every control step."""
+    def _run_rows(self, rows: np.ndarray) -> tuple[int, bool, float]:
+        """Do what ``run_chunk`` does row by row, with the functions of every control step.
+
+        Returns:
+            Control steps, success, and the staged reward; 0 without one.
+        """
+        reward = 0.0
         for executed, row in enumerate(rows, 1):
             chosen = row if self.replace_action is None else self.replace_action(row)
             _, success = self.sim.run_chunk(np.asarray(chosen, np.float64)[None])
             self._elapsed += 1
+            reward += self._discount(executed) * self._gain()
             for function in self.on_control_step:
                 function(self, self._info(success, executed))
             if success:
                 break
-        return executed, success
+        return executed, success, reward
+
+    def _discount(self, executed: int) -> float:
+        """Return how much a reward counts that is given at the end of a chunk's control step."""
+        return 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
+
+    def _gain(self) -> float:
+        """Return by how much the progress has grown since the last look at it."""
+        if not self._staged:
+            return 0.0
+        before, self._progress = self._progress, self.sim.progress()
+        return self._progress - before
 
     @property
     def _task(self) -> Task:
@@ -277,6 +306,8 @@ class LiberoEnv(LiberoEnvBase):
             info["suite"] = self._task.suite
         if self.gamma is not None:
             info["discount"] = float(self.gamma**executed)
+        if self._staged:
+            info["progress"] = self._progress
         variation = self.sim.variation
         if variation is not None:
             info["variation"] = variation

@@ -16,7 +16,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import HumanRendering
 
-from vla_gym.errors import RenderError
+from vla_gym.envs.checks import check_keywords
+from vla_gym.errors import ConfigError, RenderError
 from vla_gym.suites import suite_names
 
 if TYPE_CHECKING:
@@ -70,10 +71,12 @@ def make_libero(
         **kwargs: Of ``LiberoEnv``.
 
     Raises:
+        ConfigError: If an argument is unknown or out of range.
         RenderError: If there is no display for the window.
     """
     from vla_gym.envs.libero import LiberoEnv
 
+    check_keywords(kwargs, make_libero, LiberoEnv)
     env = LiberoEnv(suite, render_mode=_frames(render_mode), **kwargs)
     return HumanRendering(env) if render_mode == "human" else env
 
@@ -123,12 +126,14 @@ def make_libero_vla(
         **env_kwargs: Passed on to :class:`vla_gym.envs.libero.LiberoEnv`.
 
     Raises:
-        ConfigError: If ``chunk_len`` is not in 1..horizon, or ``obs_keys`` names no entries.
+        ConfigError: If ``chunk_len`` is not in 1..horizon, ``obs_keys`` names no entries, or an
+            argument is unknown.
         WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
     """
     from vla_gym.envs.libero import LiberoEnv
     from vla_gym.wrappers import FrozenVLAObservation, PlainSpaces
 
+    check_keywords(env_kwargs, make_libero_vla, LiberoEnv)
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     env_kwargs.setdefault("image_size", model.image_size)
     mode = _frames(render_mode)
@@ -154,13 +159,19 @@ def make_libero_vec(
         hosts: ``"ray"`` or ``"ray://host:port"``: a part of them on each node of a Ray cluster,
             see :class:`vla_gym.remote.vector_env.RemoteVectorEnv`. None: all on this machine.
         **kwargs: Of that class, or of :class:`vla_gym.vector.LiberoVectorEnv`.
+
+    Raises:
+        ConfigError: If an argument is unknown or out of range.
     """
+    from vla_gym.envs.libero import LiberoEnv
+    from vla_gym.vector import LiberoVectorEnv
+
     if hosts is not None:
         from vla_gym.remote.vector_env import RemoteVectorEnv
 
+        check_keywords(kwargs, make_libero_vec, RemoteVectorEnv, LiberoVectorEnv, LiberoEnv)
         return RemoteVectorEnv(num_envs, suite, hosts=hosts, **kwargs)
-    from vla_gym.vector import LiberoVectorEnv
-
+    check_keywords(kwargs, make_libero_vec, LiberoVectorEnv, LiberoEnv)
     return LiberoVectorEnv(num_envs, suite, **kwargs)
 
 
@@ -209,14 +220,21 @@ def make_libero_vla_vec(
 
     Raises:
         ConfigError: If ``chunk_len`` is not in 1..horizon, ``obs_keys`` names no entries, the
-            environments do not fit the VLA, or an ``env_factory`` is given.
+            environments do not fit the VLA, an ``env_factory`` is given, or an argument is
+            unknown.
         WeightsError: If the VLA's or the RL token's weights are missing or corrupt.
         WorkerError: If the environments can't be built.
     """
-    from vla_gym.errors import ConfigError
+    from vla_gym.envs.libero import LiberoEnv
     from vla_gym.vector import LiberoVectorEnv
     from vla_gym.wrappers.vector import FrozenVLAObservation, PlainSpaces
 
+    classes: list[Callable[..., Any]] = [LiberoVectorEnv, LiberoEnv]
+    if hosts is not None:
+        from vla_gym.remote.vector_env import RemoteVectorEnv
+
+        classes.append(RemoteVectorEnv)
+    check_keywords(kwargs, make_libero_vla_vec, *classes)
     if kwargs.get("env_factory") is not None:
         raise ConfigError(
             "LiberoVLA-* builds LIBERO's own environments. For others, wrap LiberoVectorEnv(..., "
@@ -294,7 +312,6 @@ def _load(
     device: str,
 ) -> tuple[FrozenVLA, RLTokenEncoder | None, int]:
     """Return the VLA, its RL-token encoder and the chunk length, which must fit the VLA."""
-    from vla_gym.errors import ConfigError
     from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
 

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Scene, its file (the renderer draws that very model), image size in pixels, profile.
 _RendererKey = tuple[str, Path, int, str]
+_GEOMETRY = "geometry"  # in place of a profile: depth and geom ids
 
 _models: dict[tuple[Task, str, str | None, Path, bool], CompiledTask] = {}
 
@@ -102,12 +103,16 @@ class _RendererPool:
     def find(self, key: _RendererKey, model: CompiledTask, user: _User) -> SceneRenderer:
         """Return the renderer of a scene, and remember who uses it."""
         from vla_gym.sim import SceneRenderer
+        from vla_gym.sim.rendering.geometry import GeometryRenderer
 
         with self.busy():
             self._users.setdefault(user, set()).add(key)
             if key not in self.renderers:
                 _, _, size, profile = key
-                self.renderers[key] = SceneRenderer(model, size, size, profile=profile)
+                if profile == _GEOMETRY:
+                    self.renderers[key] = GeometryRenderer(model, size, size)
+                else:
+                    self.renderers[key] = SceneRenderer(model, size, size, profile=profile)
                 self._evict()
             self.renderers.move_to_end(key)
             return self.renderers[key]
@@ -224,6 +229,23 @@ class SceneCache:
         with pool.busy():
             self.renderer(sim.task_model).render(sim, out, cameras)
         pool.close_unused()
+
+    def render_geometry(
+        self, sim: Simulation, cameras: Sequence[str]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return depth and geom ids; see ``GeometryRenderer.render_geometry``.
+
+        Raises:
+            RenderError: No usable OpenGL context.
+        """
+        self._user.max_renderers = 2 * self._max_scenes  # two of each scene
+        pool, model = _pool(), sim.task_model
+        key = (model.scene_key, model.mjb_path, self._image_size, _GEOMETRY)
+        with pool.busy():
+            renderer: Any = pool.find(key, model, self._user)
+            found: list[tuple[np.ndarray, np.ndarray]] = renderer.render_geometry(sim, cameras)
+        pool.close_unused()
+        return found
 
     def share_with_forks(self) -> None:
         """Let processes that this thread forks go on with its renderers, see ``fork_safety``.

@@ -11,7 +11,7 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.sim.controller_data import StepTrace
 from vla_gym.sim.model_io import SharedModel
-from vla_gym.suites.libero.goals import COMPARISONS
+from vla_gym.suites.libero.goals import COMPARISONS, goal_progress
 
 if TYPE_CHECKING:
     from vla_gym.suites.libero import TaskModel
@@ -118,6 +118,10 @@ class SimAccess:
     def qvel(self) -> np.ndarray:
         """Joint velocities, (nv,)."""
         return self._data.qvel.copy()
+
+    def progress(self) -> float:
+        """Return the share of the goal's predicates that hold now, by upstream's rules."""
+        return goal_progress(self.task_model.goal, self._data)
 
     def eef_pose(self) -> tuple[np.ndarray, np.ndarray]:
         """Return position (3,) and rotation (3, 3) of the grip site."""

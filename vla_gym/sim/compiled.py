@@ -84,7 +84,11 @@ def announce(function: Callable[..., Any], what: str) -> None:
     """
     if not is_compiled(function):
         # A warning, as for scenes: the wait would look like a hang.
-        logger.warning("Compiling %s for its first use on this machine, up to a minute.", what)
+        logger.warning(
+            "Compiling %s for its first use on this machine: up to a minute, several if other "
+            "programs keep the processor busy.",
+            what,
+        )
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:

@@ -46,6 +46,7 @@ class CombinedSuite(Suite):
         self.cameras, self.control_hz = parts[0].cameras, parts[0].control_hz
         self.action, self.proprio = parts[0].action, parts[0].proprio
         self.can_settle = all(part.can_settle for part in parts)
+        self.has_progress = all(part.has_progress for part in parts)
         self._tasks = tuple(task for part in parts for task in part.tasks)
 
     @property

@@ -210,6 +210,8 @@ class Suite(ABC):
         proprio: What proprioception holds.
         control_hz: Control steps in a second of simulated time.
         can_settle: Whether ``make_simulation`` also takes ``settle_steps`` and ``settle_gripper``.
+        has_progress: Whether simulations have ``progress()``: the share of the goal's conditions
+            that hold now, a float in [0, 1], 1 exactly where ``success()`` is true.
     """
 
     name: str
@@ -219,6 +221,7 @@ class Suite(ABC):
     proprio: ProprioSpec
     control_hz: float
     can_settle: bool = False
+    has_progress: bool = False
 
     @property
     @abstractmethod

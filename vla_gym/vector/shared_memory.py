@@ -37,6 +37,7 @@ INFO_TYPES: dict[str, type] = {
     "task_id": int,
     "init_state_id": int,
     "discount": float,
+    "progress": float,
     "variation": np.ndarray,
 }
 #: Shapes of those that are float64 arrays.

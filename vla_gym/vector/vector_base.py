@@ -169,7 +169,21 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
     def render(self) -> tuple[Any, ...]:
         """Return a frame of every environment, or None for each without a ``render_mode``."""
+        if self.render_mode is None:
+            gym.logger.warn("render() returns None: give render_mode='rgb_array'.")
+            return (None,) * self.num_envs
         return self.call("render")
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: workers and shared memory are of this process.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"A {type(self).__name__} cannot be pickled or copied: its workers belong to this "
+            "process. Make it anew there, and take along get_state(), which can be pickled."
+        )
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the workers; whatever is under way is lost."""

@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
+from vla_gym.envs.checks import check_keywords
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
@@ -96,6 +98,8 @@ class LiberoVectorEnv(VectorEnvBase):
         self.closed = True  # until there is something to close
         if max_restarts < 0 or step_timeout <= 0 or start_timeout <= 0:
             raise ConfigError("max_restarts must not be negative, timeouts must be positive.")
+        if env_factory is None:
+            check_keywords(env_kwargs, LiberoVectorEnv, LiberoEnv)
         self._plan = EnvPlan.make(
             num_envs,
             suite,

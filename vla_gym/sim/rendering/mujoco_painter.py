@@ -62,3 +62,60 @@ class MujocoPainter:
     def free(self) -> None:
         """See :meth:`Painter.free`."""
         self._context.free()
+
+
+class GeometryPainter(MujocoPainter):
+    """Draws how far things are, and which geom is seen, as ``mujoco.Renderer`` does for both."""
+
+    def __init__(self, shared: SharedModel, width: int, height: int) -> None:
+        """Upload the model; the caller holds its lock, an OpenGL context is current."""
+        super().__init__(shared, width, height, fast=True)
+        for flag in (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR):
+            self._scene.flags[flag] = 1
+        self._option.sitegroup[:] = 0  # markers and lamps, no things
+        self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
+        self._colours = np.empty((height, width, 3), np.uint8)
+        self._nearness = np.empty((height, width), np.float32)
+
+    @contextlib.contextmanager
+    def _set_up(self, width: int, height: int, fast: bool) -> Iterator[None]:
+        """As for the plain painter, without the textures, which take hundreds of megabytes."""
+        model = self._model
+        saved = (model.tex_width.copy(), model.tex_height.copy())
+        with super()._set_up(width, height, fast):
+            model.tex_width[:] = model.tex_height[:] = 1
+            try:
+                yield
+            finally:
+                model.tex_width[:], model.tex_height[:] = saved
+
+    def draw_geometry(
+        self, data: mujoco.MjData, camera: mujoco.MjvCamera
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return depth and geoms, new arrays with the first row on top.
+
+        Returns:
+            (height, width) float32, metres along the camera's axis, of the far plane where nothing
+            is; (height, width) int32 geom ids, -1 where nothing is.
+        """
+        self._update(data, camera)
+        mujoco.mjr_render(self._rect, self._scene, self._context)
+        mujoco.mjr_readPixels(self._colours, self._nearness, self._rect, self._context)
+        weights = np.array([1, 1 << 8, 1 << 16], np.int32)
+        numbers = self._colours[::-1].astype(np.int32) @ weights
+        geoms = self._scene.geoms[: self._scene.ngeom]
+        ids = np.full(len(geoms) + 1, -1, np.int32)
+        for geom in geoms:
+            if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM:
+                ids[geom.segid + 1] = geom.objid
+        return self._metres(self._nearness[::-1]), ids[numbers]
+
+    def _metres(self, nearness: np.ndarray) -> np.ndarray:
+        """Undo OpenGL's projection, reversed: 1 at the near plane, 0 at the far one."""
+        extent, planes = self._model.stat.extent, self._model.vis.map
+        near, far = np.float32(planes.znear * extent), np.float32(planes.zfar * extent)
+        # In float32, as glFrustum has them.
+        c = np.float32(0.5) * (far + near) / (far - near) - np.float32(0.5)
+        d = np.float32(0.5) * (np.float32(2) * far * near) / (far - near)
+        metres: np.ndarray = (d / (nearness.astype(np.float64) + c)).astype(np.float32)
+        return metres

@@ -95,6 +95,17 @@ class SceneRenderer:
             ConfigError: ``out`` or a camera does not fit.
         """
         images = self._images(out, len(cameras))
+        with self._drawing(sim, cameras) as (painter, data, views):
+            for image, view in zip(images, views, strict=True):
+                painter.draw(data, view, self._buffer)
+                # OpenGL's first row is the bottom one.
+                np.copyto(image, self._buffer[::-1])
+
+    @contextlib.contextmanager
+    def _drawing(
+        self, sim: Simulation, cameras: Sequence[str]
+    ) -> Iterator[tuple[Any, Any, list[mujoco.MjvCamera]]]:
+        """Give a painter, the state to draw and the cameras, while the model is locked."""
         if sim.task_model.scene_key != self._scene_key:
             raise ConfigError(
                 f"This renderer is for scene {self._scene_key!r}, the simulation plays "
@@ -103,11 +114,7 @@ class SceneRenderer:
         views = [self._camera(name) for name in cameras]
         painter = self._activate()
         with self._shared.lock:
-            data = sim.prepare_render()
-            for image, view in zip(images, views, strict=True):
-                painter.draw(data, view, self._buffer)
-                # OpenGL's first row is the bottom one.
-                np.copyto(image, self._buffer[::-1])
+            yield painter, sim.prepare_render(), views
 
     def _images(self, out: np.ndarray | Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         """Return the array of each camera.
@@ -186,13 +193,15 @@ class SceneRenderer:
         try:
             self._gl.make_current()
             with self._shared.lock:
-                self._painter = make_painter(
-                    self._shared, self.width, self.height, fast=self.profile == "fast"
-                )
+                self._painter = self._new_painter()
         except Exception as error:
             self.close()
             raise RenderError(f"MuJoCo could not use OpenGL ({error}). {_EGL_HELP}") from error
         return self._painter
+
+    def _new_painter(self) -> Painter:
+        fast = self.profile == "fast"
+        return make_painter(self._shared, self.width, self.height, fast=fast)
 
     def __del__(self) -> None:
         """Free the context; at interpreter exit its libraries may be gone already."""

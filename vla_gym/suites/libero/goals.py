@@ -165,6 +165,13 @@ def evaluate_goal(goal: Sequence[Predicate], data: Any) -> bool:
     return all(p.contact(contact_geoms) for p in goal)
 
 
+def goal_progress(goal: Sequence[Predicate], data: Any) -> float:
+    """Return the share of a goal's predicates that hold, 1 where :func:`evaluate_goal` is true."""
+    contact_geoms = data.contact.geom
+    held = [p.geometric(data) and p.contact(contact_geoms) for p in goal]
+    return sum(held) / len(held)
+
+
 def geometric_candidate(goal: Sequence[Predicate], data: Any) -> bool:
     """Return whether the goal holds apart from contacts: cheap, and necessary for success."""
     return all(p.geometric(data) for p in goal)

@@ -25,6 +25,7 @@ class LiberoSuite(Suite):
     proprio = PROPRIO
     control_hz = CONTROL_HZ
     can_settle = True
+    has_progress = True
 
     def __init__(self, name: str) -> None:
         """Name the suite, without the ``libero_`` prefix."""

@@ -1,0 +1,116 @@
+"""What a newcomer runs into: unknown arguments, render without a mode, pickles and copies."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import FlattenObservation
+
+import vla_gym  # noqa: F401
+from vla_gym.envs.libero import LiberoEnv
+from vla_gym.errors import ConfigError
+from vla_gym.vector import LiberoVectorEnv
+
+ONE = {"num_envs": 1, "workers": 0}
+VLA = {"vla": "mini-few", "rl_token": None}
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "hint"),
+    [
+        (functools.partial(gym.make, "Libero-goal-v0"), "image_siz", "image_size"),
+        (functools.partial(gym.make, "LiberoVLA-goal-v0", **VLA), "keep_image", "keep_images"),
+        (functools.partial(gym.make_vec, "Libero-goal-v0", **ONE), "worker", "workers"),
+        (functools.partial(gym.make_vec, "LiberoVLA-goal-v0", **ONE, **VLA), "strid", "stride"),
+        (functools.partial(gym.make_vec, "Libero-v0", **ONE, suite="goal"), "task_id", "task_ids"),
+        (functools.partial(LiberoVectorEnv, 1, "goal", workers=0), "wrappers", "env_wrappers"),
+    ],
+)
+def test_unknown_arguments_are_told_the_valid_ones(make, wrong, hint):
+    with pytest.raises(ConfigError) as told:
+        make(**{wrong: 1})
+    text = str(told.value)
+    assert text.startswith(f"Unknown argument {wrong!r}. Did you mean {hint}")
+    assert f"Valid ones: {hint}" in text and "scene_cache_size" in text
+
+
+def test_an_argument_that_resembles_nothing():
+    with pytest.raises(ConfigError, match=r"^Unknown argument 'xyzzy'\. Valid ones: assets, "):
+        gym.make("Libero-goal-v0", xyzzy=1)
+
+
+def test_a_flattened_environment_under_a_vla_is_told_of_flat():
+    with pytest.raises(ConfigError, match="flat=True"):
+        gym.make_vec("LiberoVLA-goal-v0", **ONE, **VLA, env_wrappers=[FlattenObservation])
+
+
+def test_render_without_a_mode_says_so():
+    envs = LiberoVectorEnv(2, "goal", workers=0, cameras=())
+    with pytest.warns(UserWarning, match="render_mode='rgb_array'"):
+        assert envs.render() == (None, None)
+    envs.close()
+
+
+ACTIONS = np.random.default_rng(0).uniform(-1, 1, (6, 7)).astype(np.float32)
+
+
+def play(env, actions):
+    return [env.step(action) for action in actions]
+
+
+def assert_same(ours, theirs):
+    for (obs, *rest), (expected, *others) in zip(ours, theirs, strict=True):
+        assert rest[:3] == others[:3]
+        assert rest[3].keys() == others[3].keys()
+        assert all(np.array_equal(rest[3][key], others[3][key]) for key in rest[3])
+        assert all(np.array_equal(obs[key], expected[key]) for key in expected)
+
+
+def through_pickle(env):
+    return pickle.loads(pickle.dumps(env))
+
+
+@pytest.mark.parametrize("twin", [through_pickle, copy.deepcopy])
+@pytest.mark.parametrize("variation", [None, "strong"])
+def test_a_pickled_environment_goes_on_with_its_episode_and_the_next(twin, variation):
+    env = LiberoEnv("goal", task_ids=[7, 8], image_size=32, variation=variation)
+    env.reset(seed=3)
+    env.step(ACTIONS[0])
+    other = twin(env)
+    assert other._sim is not None and other.sim.data is not env.sim.data
+    assert_same(play(other, ACTIONS[1:]), play(env, ACTIONS[1:]))
+    obs, info = other.reset()
+    expected, expected_info = env.reset()
+    assert_same([(obs, 0, 0, 0, info)], [(expected, 0, 0, 0, expected_info)])
+    env.close()
+    other.close()
+
+
+def test_an_environment_that_was_never_reset_can_be_pickled():
+    env = LiberoEnv("goal", task_ids=8, image_size=32)
+    other = through_pickle(env)
+    obs, expected = other.reset(seed=1)[0], env.reset(seed=1)[0]
+    assert all(np.array_equal(obs[key], expected[key]) for key in expected)
+    with pytest.raises(gym.error.ResetNeeded):
+        through_pickle(LiberoEnv("goal")).step(ACTIONS[0])
+
+
+def test_an_environment_with_a_vla_can_be_pickled():
+    env = gym.make("LiberoVLA-goal-v0", task_ids=8, **VLA)
+    obs, _ = env.reset(seed=0)
+    env.step(obs["vla_action"])
+    other = through_pickle(env)
+    assert_same([other.step(obs["vla_action"])], [env.step(obs["vla_action"])])
+
+
+def test_a_vector_environment_says_why_it_cannot_be_pickled():
+    envs = LiberoVectorEnv(1, "goal", workers=0, cameras=())
+    for twin in (through_pickle, copy.deepcopy):
+        with pytest.raises(TypeError, match="its workers belong to this process"):
+            twin(envs)
+    envs.close()
