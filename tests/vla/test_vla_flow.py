@@ -233,7 +233,7 @@ def test_infer_is_deterministic_and_rows_are_independent(name, noise):
         part = vla.infer(
             {k: v[order] for k, v in images.items()}, [texts[i] for i in order], proprio[order]
         )
-        torch.testing.assert_close(part.hidden, batch.hidden[order], rtol=0, atol=1e-5)
+        torch.testing.assert_close(part.hidden, batch.hidden[order], rtol=2e-5, atol=1e-5)
         torch.testing.assert_close(part.actions, batch.actions[order], rtol=0, atol=1e-5)
 
 
