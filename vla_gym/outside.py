@@ -6,6 +6,7 @@ readers check no field by hand. An error names the file, the field, what was exp
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -26,7 +27,9 @@ MAX_BYTES, MAX_DEPTH, MAX_VALUES, MAX_PATH = 64 * 2**20, 64, 2_000_000, 1024
 #: A size of a network, and how many layers it has: far above any that exists, so that a sum of
 #: products of them is no surprise.
 Size = Annotated[int, Meta(ge=1, le=2**24)]
-Layers = Annotated[int, Meta(ge=0, le=1024)]
+Layers = Annotated[int, Meta(ge=0, le=256)]
+#: Side of an image in pixels.
+ImageSide = Annotated[int, Meta(ge=1, le=4096)]
 #: How many actions a chunk has, and how many tasks, states, steps there are.
 ChunkLength = Annotated[int, Meta(ge=1, le=1000)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -91,6 +94,11 @@ def to_type(
     """
     if problem := _out_of_bounds(values):
         raise _refused(error, f"{origin} {problem}", advice)
+    if dataclasses.is_dataclass(kind) and isinstance(values, dict):
+        names = sorted(field.name for field in dataclasses.fields(kind))
+        if unknown := sorted(str(key) for key in values.keys() - set(names)):
+            problem = f"has unknown keys {unknown}; {kind.__name__} has {', '.join(names)}"
+            raise _refused(error, f"{origin} {problem}", advice)
     try:
         return msgspec.convert(values, kind, dec_hook=_custom)
     except (msgspec.ValidationError, RecursionError) as reason:

@@ -219,11 +219,6 @@ def from_plain(kind: type[Config], values: Mapping[str, Any], origin: str) -> Co
         ConfigError: If there are unknown keys, a value is of another type, or the dataclass refuses
             one.
     """
-    names = {field.name for field in dataclasses.fields(kind)}
-    if unknown := sorted(values.keys() - names):
-        raise ConfigError(
-            f"{origin} has unknown keys {unknown}; {kind.__name__} has {', '.join(sorted(names))}."
-        )
     return to_type(values, kind, origin)
 
 
