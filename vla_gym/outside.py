@@ -62,7 +62,7 @@ def read_yaml(path: Any, kind: type[T], error: _Error = ConfigError, advice: str
     try:
         values = yaml.safe_load(io.BytesIO(data))
     except (yaml.YAMLError, ValueError, RecursionError) as reason:
-        raise _refused(error, f"{path} is not valid YAML: {_one_line(reason)}", advice) from reason
+        raise _refused(error, f"{path} is not valid YAML: {one_line(reason)}", advice) from reason
     return to_type(values, kind, str(path), error, advice)
 
 
@@ -73,7 +73,7 @@ def parse_json(
     try:
         values = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as reason:
-        raise _refused(error, f"{origin} is no valid JSON: {_one_line(reason)}", advice) from reason
+        raise _refused(error, f"{origin} is no valid JSON: {one_line(reason)}", advice) from reason
     return to_type(values, kind, origin, error, advice)
 
 
@@ -86,11 +86,11 @@ def to_type(
         values: What a parser returned.
         kind: See :func:`read_json`; a dataclass may check itself in ``__post_init__``.
         origin: Where they are from, for errors.
-        error: Raised for whatever is wrong, except for what the dataclass itself raises.
+        error: Raised for whatever is wrong.
         advice: Ends the error.
 
     Raises:
-        VlaGymError: Of class ``error``, or the dataclass's own.
+        VlaGymError: Of class ``error``.
     """
     if problem := _out_of_bounds(values):
         raise _refused(error, f"{origin} {problem}", advice)
@@ -102,8 +102,8 @@ def to_type(
     try:
         return msgspec.convert(values, kind, dec_hook=_custom)
     except (msgspec.ValidationError, RecursionError) as reason:
-        if isinstance(reason.__cause__, VlaGymError):
-            raise reason.__cause__ from None
+        if isinstance(reason.__cause__, VlaGymError):  # the dataclass's own, whole sentences
+            raise error(f"{origin}: {reason.__cause__} {advice}".rstrip()) from reason
         raise _refused(error, f"{origin}: {_explained(reason, values)}", advice) from reason
 
 
@@ -121,6 +121,20 @@ def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> byte
         raise _refused(error, f"{path} does not exist", advice) from reason
     except (OSError, ValueError) as reason:  # the second: a null byte in the path
         raise _refused(error, f"{_short(str(path))} cannot be read: {reason}", advice) from reason
+
+
+def check_path(path: object) -> None:
+    """Check that a path from a command line or a file is one that a file can have.
+
+    Raises:
+        ConfigError: If it is longer than :data:`MAX_PATH`, or has null bytes.
+    """
+    text = str(path)
+    if len(text) > MAX_PATH or "\0" in text:
+        raise ConfigError(
+            f"Expected a path of at most {MAX_PATH} characters without null bytes, got "
+            f"{_short(text)} of {len(text)}."
+        )
 
 
 def _whole(file: IO[bytes], path: Any, error: _Error, advice: str) -> bytes:
@@ -191,7 +205,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _one_line(reason: Exception) -> str:
+def one_line(reason: Exception) -> str:
+    """Return an error's text without line breaks."""
     return " ".join(str(reason).split())
 
 

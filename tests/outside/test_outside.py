@@ -111,5 +111,5 @@ def test_what_fits_becomes_the_type() -> None:
 
     found = parse_json('{"where": "a/b", "share": 1, "ids": [1, 2]}', Settings, "it")
     assert found == Settings(Path("a/b"), 1.0, (1, 2))
-    with pytest.raises(ConfigError, match=r"^share must be at most 1, got 2"):
+    with pytest.raises(WeightsError, match=r"^it: share must be at most 1, got 2"):
         to_type({"where": "a", "share": 2}, Settings, "it", WeightsError)

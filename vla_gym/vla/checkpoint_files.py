@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from torch import nn
 
 from vla_gym.errors import NotEnoughMemoryError, VlaGymError, WeightsError
+from vla_gym.memory import free_ram
 from vla_gym.vla.files import read_json
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -288,20 +289,7 @@ def free_memory(device: str | torch.device) -> int | None:
     """Return the bytes that are free on a device; None where that cannot be told."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if torch.device(device).type != "cpu":
-        return None
-    candidates = []
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        candidates += [int(found[1]) * 1024] if found else []
-        # A container's own limit; pages of files that were read count as used, but can be freed.
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-        pages = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.M)
-        candidates.append(limit - used + (int(pages[1]) if pages else 0))
-    except (OSError, ValueError):  # no Linux, no limit
-        pass
-    return min(candidates, default=None)
+    return free_ram() if torch.device(device).type == "cpu" else None
 
 
 class _Index(Struct):

@@ -32,6 +32,7 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     Raises:
         WeightsError: If neither exists or the folder has no config.json.
     """
+    outside.check_path(name_or_path)
     shipped = WEIGHTS_ROOT / f"{name_or_path}{suffix}"
     for folder in (shipped, Path(name_or_path).expanduser()):
         if (folder / "config.json").is_file():
@@ -186,7 +187,9 @@ def read_vlm_config(folder: Path, model_types: Sequence[str]) -> Any:
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # missing, damaged or foreign files raise all kinds
-        raise WeightsError(f"Cannot read {folder / 'config.json'}: {error}") from error
+        raise WeightsError(
+            f"Cannot read {folder / 'config.json'}: {outside.one_line(error)}"
+        ) from error
     if config.model_type not in model_types:
         raise WeightsError(
             f"The VLM in {folder} has model_type {config.model_type!r}: expected one of "
@@ -208,4 +211,6 @@ def load_tokenizer(folder: Path) -> Any:
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever transformers and tokenizers raise for a broken file
-        raise WeightsError(f"Cannot load the tokenizer in {folder}: {error}") from error
+        raise WeightsError(
+            f"Cannot load the tokenizer in {folder}: {outside.one_line(error)}"
+        ) from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -222,6 +222,7 @@ ProprioStatistics = Annotated[
 
 
 class _File(TypedDict, total=False):
+    model_type: Literal["vla_gym_mini"]
     vocabulary: Words
     max_words: Annotated[int, Meta(ge=1, le=1024)]
     hidden_size: Size
@@ -246,6 +247,7 @@ def load_model(folder: Path) -> MiniVLA:
         WeightsError: If the files are corrupt or do not fit the architecture.
     """
     values = read_json(folder / "config.json", _File)
+    values.pop("model_type", None)
     with described_by(folder), torch.device("meta"):
         model = MiniVLA(MiniVLAConfig(**values))
     load_into(model, Checkpoint(folder), dtype=torch.float32)
