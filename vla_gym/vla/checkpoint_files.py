@@ -18,7 +18,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import nn
 
-from vla_gym.errors import NotEnoughMemoryError, VlaGymError, WeightsError
+from vla_gym.errors import NotEnoughMemoryError, WeightsError
 from vla_gym.memory import free_ram
 from vla_gym.vla.files import read_json
 
@@ -250,7 +250,7 @@ def described_by(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except VlaGymError:
+    except WeightsError:
         raise
     except Exception as error:
         raise WeightsError(
