@@ -50,9 +50,7 @@ def test_a_table_that_does_not_fit_is_refused_with_both_sizes(
 ) -> None:
     toy_vector().close()
     monkeypatch.setattr(memory, "free_ram", lambda: 100)
-    with pytest.raises(
-        NotEnoughMemoryError, match="2 environments takes about .* free"
-    ):
+    with pytest.raises(NotEnoughMemoryError, match="2 environments takes about .* free"):
         toy_vector()
 
 
