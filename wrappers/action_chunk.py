@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from vla_gym.envs.checks import MAX_CHUNK_LEN, as_integer
 from vla_gym.errors import ConfigError, InvalidActionError
 
 
@@ -41,8 +42,7 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         inner = env.action_space
         if not isinstance(inner, spaces.Box):
             raise ConfigError(f"ActionChunk expects a Box action space, got {inner}.")
-        if chunk_len < 1:
-            raise ConfigError(f"chunk_len must be at least 1, got {chunk_len}.")
+        as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)
         if gamma is not None and not 0.0 < gamma <= 1.0:
             raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
         self.chunk_len, self.gamma = chunk_len, gamma

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import as_integer
+from vla_gym.envs.checks import MAX_HISTORY, as_integer
 from vla_gym.errors import ConfigError
 
 
@@ -67,7 +67,10 @@ class HistoryBuffer:
         Raises:
             ConfigError: If an argument is out of range, or a space does not fit.
         """
-        length, stride = as_integer(length, "length", 1), as_integer(stride, "stride", 1)
+        length, stride = (
+            as_integer(value, name, 1, MAX_HISTORY)
+            for value, name in ((length, "length"), (stride, "stride"))
+        )
         self.cameras = (frames,) if isinstance(frames, str) else tuple(frames)
         found = _check_spaces(self.cameras, observation_space, action_space)
         low, high = found.low, found.high

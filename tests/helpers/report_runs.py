@@ -143,6 +143,7 @@ def eval_card(
 ) -> Path:
     """Write a card of ``vla-gym eval`` for tasks of goal; by default it is the VLA's."""
     protocol = {
+        "chunk_len": 8,
         "policy": dict(policy or VLA),
         "tasks": {"goal": list(successes)},
         "episodes": len(next(iter(successes.values()))),

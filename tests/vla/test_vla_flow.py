@@ -16,6 +16,7 @@ from vla_gym.vla import VLAOutput, load
 from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.flow import expert, pi05, smolvla_model
 from vla_gym.vla.flow.images import resize_with_padding
+from vla_gym.vla.flow.lerobot_files import PolicyConfig
 from vla_gym.vla.flow.pi0 import Pi0Backend, make_config
 from vla_gym.vla.flow.pi05 import Pi05Backend
 from vla_gym.vla.flow.smolvla import SmolVLABackend
@@ -520,7 +521,7 @@ def test_missing_files_of_the_backbone_are_named(copied, name, tmp_path, monkeyp
 def test_full_size_pi_has_the_published_sizes(vla, name):
     """3.2 billion parameters without the expert's table of words and lm_heads; pi0.5: 3.35."""
     files = vla.files
-    config, files.config = files.config, {"chunk_size": 50}
+    config, files.config = files.config, PolicyConfig(chunk_size=50)
     try:
         made = make_config(files)
     finally:

@@ -364,9 +364,9 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     for old, new, message in (
         ("name: QwenOFT", "name: QwenGR00T", "framework 'QwenGR00T'"),
         ("future_action_window_size: 7", "window: 7", "length of a chunk"),
-        ("[224, 224]", "${size}", "write the value itself"),
+        ("[224, 224]", "${size}", r"image_size: expected .*, got '\$\{size\}'"),
         ("[224, 224]", "[224]", "two sizes"),
-        ("framework:", "framework: [", "Cannot read"),
+        ("framework:", "framework: [", "is not valid YAML"),
     ):
         config.write_text(text.replace(old, new))
         with pytest.raises(WeightsError, match=message):

@@ -482,8 +482,8 @@ class Discrete(PictureEnv):
 @pytest.mark.parametrize(
     ("env", "kwargs", "text"),
     [
-        (PictureEnv, {"length": 0}, "length must be at least 1, got 0"),
-        (PictureEnv, {"stride": 0}, "stride must be at least 1, got 0"),
+        (PictureEnv, {"length": 0}, "length must be in 1..1024, got 0"),
+        (PictureEnv, {"stride": 0}, "stride must be in 1..1024, got 0"),
         (PictureEnv, {"length": 1.5}, "length must be an integer, got 1.5"),
         (PictureEnv, {"frames": ("hand",)}, "agentview, wrist.*got 'hand'"),
         (PictureEnv, {"frames": ("proprio",)}, "agentview, wrist.*got 'proprio'"),

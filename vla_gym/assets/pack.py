@@ -186,7 +186,7 @@ def _pack_at(path: Path, what: str) -> AssetPack:
                 f"{what}: {path} is a generated lite pack, but {', '.join(damaged)} is not as it "
                 "was written. Give 'lite' to have the pack written again."
             )
-        return AssetPack("lite", path, manifest["digest"])
+        return AssetPack("lite", path, manifest.digest)
     root, missing = best_root(path)
     if missing:
         raise AssetError(

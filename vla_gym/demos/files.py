@@ -15,8 +15,10 @@ from typing import Any
 
 import h5py
 import numpy as np
+from msgspec import Struct
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Object, parse_json
 from vla_gym.suites import Task
 from vla_gym.suites.libero import TaskModel
 from vla_gym.suites.libero.tasks import LiberoTask
@@ -162,9 +164,11 @@ def read_meta(path: Path) -> dict[str, Any]:
         ConfigError: If the file is damaged or not written by ``vla-gym demos``.
     """
     with _reading(path) as file:
-        meta = json.loads(file["data"].attrs["vla_gym"])
-        assert isinstance(meta, dict)
-        return meta
+        return parse_json(file["data"].attrs["vla_gym"], Object, f"{path}: vla_gym")
+
+
+class _Problem(Struct):
+    language_instruction: str
 
 
 def read_instruction(path: Path) -> str:
@@ -174,7 +178,8 @@ def read_instruction(path: Path) -> str:
         ConfigError: If it is damaged or none.
     """
     with _reading(path) as file:
-        return str(json.loads(file["data"].attrs["problem_info"])["language_instruction"])
+        info = parse_json(file["data"].attrs["problem_info"], _Problem, f"{path}: problem_info")
+        return info.language_instruction
 
 
 def read_episodes(

@@ -26,6 +26,7 @@ from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, 
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
 from vla_gym.lock_file import open_lock
+from vla_gym.outside import Object, read_json
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, rollout
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero import TaskModel, load_task_model
@@ -110,7 +111,7 @@ class _Job:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             note.write_text(json.dumps(settings), encoding="utf-8")
-        _check_settings(self.folder, json.loads(note.read_text(encoding="utf-8")), settings)
+        _check_settings(self.folder, read_json(note, Object), settings)
         for entry in self.folder.iterdir():
             if entry.suffix in (".hdf5", ".failed"):
                 self.outcomes[int(entry.stem)] = entry.suffix == ".hdf5"

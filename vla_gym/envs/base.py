@@ -10,7 +10,14 @@ from gymnasium import spaces
 
 from vla_gym.assets.pack import default_assets
 from vla_gym.envs.cameras import CameraEnv
-from vla_gym.envs.checks import as_integer, check_choice, parse_init_states, parse_tasks
+from vla_gym.envs.checks import (
+    MAX_CHUNK_LEN,
+    MAX_IMAGE_SIZE,
+    as_integer,
+    check_choice,
+    parse_init_states,
+    parse_tasks,
+)
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError
@@ -20,8 +27,6 @@ from vla_gym.variation import DomainVariation
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-MAX_IMAGE_SIZE = 4096
 
 
 class LiberoEnvBase(CameraEnv):
@@ -118,9 +123,10 @@ class LiberoEnvBase(CameraEnv):
         for camera in self.cameras:
             check_choice(camera, "cameras", tuple(self._suite.cameras))
         as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
-        for name, value in (("chunk_len", chunk_len), ("max_control_steps", max_control_steps)):
-            if value is not None:
-                as_integer(value, name, 1)
+        if chunk_len is not None:
+            as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)
+        if max_control_steps is not None:
+            as_integer(max_control_steps, "max_control_steps", 1, 2**31 - 1)
         settle: dict[str, Any] = {}
         if settle_steps is not None:
             settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0)

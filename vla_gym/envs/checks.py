@@ -10,8 +10,30 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.suites import Suite, task_number
+
+#: Largest values of arguments that decide memory or time: far above any use.
+MAX_CHUNK_LEN, MAX_ENVS, MAX_HISTORY, MAX_IMAGE_SIZE = 1000, 16_384, 1024, 4096
+#: Largest seed; those of a vector environment's environments come after it.
+MAX_SEED = 2**62
+
+
+def as_action(action: Any) -> np.ndarray:
+    """Return an action as float64.
+
+    Raises:
+        InvalidActionError: If it holds other things than real numbers.
+    """
+    try:
+        array = np.asarray(action)
+    except ValueError:  # rows of several lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "fiub":
+        raise InvalidActionError(
+            f"Expected an action of real numbers, got {type(action).__name__} of {array.dtype}."
+        )
+    return array.astype(np.float64, copy=False)
 
 
 def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from vla_gym.envs.base import LiberoEnvBase
-from vla_gym.envs.checks import parse_reset_options
+from vla_gym.envs.checks import MAX_SEED, as_action, as_integer, parse_reset_options
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
@@ -92,6 +92,8 @@ class LiberoEnv(LiberoEnvBase):
             UnknownTaskError: If there is no such task.
         """
         task_id, init_state_id = parse_reset_options(self._suite, options)
+        if seed is not None:
+            seed = as_integer(seed, "seed", 0, MAX_SEED)
         super().reset(seed=seed)
         if seed is not None:
             self.seek(seed, 0)
@@ -235,7 +237,7 @@ class LiberoEnv(LiberoEnvBase):
         """
         if self._needs_reset:
             raise gym.error.ResetNeeded("The episode is over or never began: call reset() first.")
-        rows = np.asarray(action, dtype=np.float64)
+        rows = as_action(action)
         if rows.shape != self.action_space.shape:
             raise InvalidActionError(
                 f"Expected an action of shape {self.action_space.shape}, got {rows.shape}."

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_gym.envs.checks import as_integer, check_choice
+from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, check_choice
 from vla_gym.errors import ConfigError
 
 TaskSampling = Literal["uniform", "round_robin", "balanced"]
@@ -77,7 +77,7 @@ class TaskSchedule:
             ConfigError: If a number is negative or not an integer, or the seed is smaller than
                 :attr:`min_seed`.
         """
-        seed = as_integer(seed, "seed", 0)
+        seed = as_integer(seed, "seed", 0, MAX_SEED + MAX_ENVS)
         episode = as_integer(episode, "episode", 0)
         if seed < self.min_seed:
             raise ConfigError(

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import Layers, Object, Size, to_type
 from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
 from vla_gym.vla.blocks import Block
+from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
 
 
@@ -38,13 +41,13 @@ class RLTokenModelConfig:
             where all states hold at most 65,536 numbers (:func:`.linear_path.rank_for`).
     """
 
-    hidden_size: int
-    max_tokens: int
-    dim: int = 256
-    width: int = 128
-    encoder_layers: int = 2
-    decoder_layers: int = 2
-    num_heads: int = 4
+    hidden_size: Size
+    max_tokens: Size
+    dim: Size = 256
+    width: Size = 128
+    encoder_layers: Layers = 2
+    decoder_layers: Layers = 2
+    num_heads: Size = 4
     context_dropout: float = 0.5
     linear_path: bool = False
     linear_rank: int = 0
@@ -88,19 +91,24 @@ class _RLTokenPart(nn.Module):
         """
         folder = Path(folder)
         verify_checksums(folder)
+        file = folder / "config.json"
+        values = read_json(file, Object)
+        if values.pop("model_type", None) != "vla_gym_rl_token":
+            raise WeightsError(f"Cannot load {file}: it does not describe an RL token.")
+        config = to_type(values, RLTokenModelConfig, str(file), WeightsError)
         try:
-            values = read_json(folder / "config.json")
-            if values.pop("model_type", None) != "vla_gym_rl_token":
-                raise ValueError("config.json does not describe an RL token")
-            part = cls(RLTokenModelConfig(**values))
             state = {
                 name.removeprefix(cls.prefix): value.float()
                 for name, value in load_file(folder / "model.safetensors").items()
                 if name.startswith(cls.prefix)
             }
-            part.load_state_dict(state)
-        except Exception as error:  # OS, JSON, field, safetensors and shape errors: all unusable
+        except (OSError, SafetensorError) as error:
             raise WeightsError(f"Cannot load the {cls.prefix[:-1]} of {folder}: {error}") from error
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        with described_by(folder):
+            check_fits(lambda: cls(config), shapes, f"Cannot load the {cls.prefix[:-1]}: {folder}")
+            part = cls(config)
+        part.load_state_dict(state)
         if not all(torch.isfinite(value).all() for value in state.values()):
             raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")
         part.source = folder

@@ -128,6 +128,8 @@ def check_actions(actions: np.ndarray, *, ndim: int) -> np.ndarray:
     """
     expected = "(7,)" if ndim == 1 else "(C, 7) with C >= 1"
     try:
+        if np.asarray(actions).dtype.kind not in "fiub":
+            raise TypeError
         array = np.ascontiguousarray(actions, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidActionError(

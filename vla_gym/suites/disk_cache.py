@@ -29,9 +29,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
 from vla_gym.lock_file import open_lock
+from vla_gym.outside import Object, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +115,21 @@ def load_scene(
     return folder
 
 
+class _Manifest(Struct):
+    identity: Object
+    sha256: dict[str, str]
+
+
 def verify(folder: Path, key: str) -> bool:
     """Return whether a scene folder is complete, belongs to ``key`` and is undamaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if _key(manifest["identity"]) != key or set(manifest["sha256"]) != set(FILES):
+        if not (folder / MANIFEST).is_file():
+            raise FileNotFoundError
+        manifest = read_json(folder / MANIFEST, _Manifest)
+        if _key(manifest.identity) != key or set(manifest.sha256) != set(FILES):
             raise ValueError("it belongs to another scene, pack or version")
         for name in FILES:
-            if file_sha256(folder / name) != manifest["sha256"][name]:
+            if file_sha256(folder / name) != manifest.sha256[name]:
                 raise ValueError(f"{name} does not match its checksum")
     except FileNotFoundError:
         if folder.exists():

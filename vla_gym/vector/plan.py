@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import as_integer, parse_reset_options, parse_tasks
+from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, parse_reset_options, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_suite
 
@@ -65,7 +65,7 @@ class EnvPlan:
         Raises:
             ConfigError, UnknownTaskError: If one is out of range.
         """
-        num_envs = as_integer(num_envs, "num_envs", 1)
+        num_envs = as_integer(num_envs, "num_envs", 1, MAX_ENVS)
         group_size = as_integer(group_size, "group_size", 1, num_envs)
         if num_envs % group_size:
             raise ConfigError(
@@ -142,16 +142,15 @@ class EnvPlan:
             ConfigError: Wrong length, a negative seed, or seeds that tear a group apart.
         """
         if isinstance(seed, int | np.integer):
-            number = int(seed) + self.first
+            number = as_integer(seed, "seed", 0, MAX_SEED) + self.first
             seeds: list[int | None] = [number + i for i in range(self.num_envs)]
         else:
-            seeds = list(seed)
+            given = [seed] if np.ndim(seed) == 0 else seed  # type: ignore[arg-type]
+            seeds = [None if s is None else as_integer(s, "seed", 0, MAX_SEED) for s in given]
         if len(seeds) != self.num_envs:
             raise ConfigError(f"Expected {self.num_envs} seeds, got {len(seeds)}.")
         rows = np.array([i for i in ids.tolist() if seeds[i] is not None], np.int64)
         values = np.array([seeds[i] for i in rows.tolist()], np.int64)
-        if (values < 0).any():
-            raise ConfigError(f"Seeds must not be negative, got {values.min()}.")
         keys: dict[int, int] = {}
         for i, value in zip(rows.tolist(), values.tolist(), strict=True):
             group, place = divmod(self.first + i, self.group_size)

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
+from vla_gym.memory import check_ram
 from vla_gym.variation import VARIATION_WIDTH
 
 #: Shape and dtype of one array.
@@ -106,6 +107,7 @@ def table_layout(
 
     Raises:
         ConfigError: If a space does not fit into arrays.
+        NotEnoughMemoryError: If the table does not fit into memory.
     """
     layout: dict[str, tuple[tuple[int, ...], str]] = {}
 
@@ -140,6 +142,12 @@ def table_layout(
     column("episode_length", "<i8")
     column("episode_success", "?")
     layout["progress"] = ((num_workers,), "<i8")
+    size = sum(int(np.prod(s, dtype=np.int64)) * np.dtype(d).itemsize for s, d in layout.values())
+    check_ram(
+        2 * size,  # of the table as much again for the observation space's bounds
+        f"The table of {num_envs} environments",
+        "take fewer environments, smaller images or fewer cameras",
+    )
     return layout
 
 

@@ -296,13 +296,13 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         return ids.astype(np.int64)
 
     def _seed(self, ids: np.ndarray, seed: int | Sequence[int | None] | None) -> None:
-        if isinstance(seed, int | np.integer):
-            super().reset(seed=int(seed))
-        elif seed is None and self._seeded:
+        if seed is None and self._seeded:
             return
-        elif seed is None:
+        if seed is None:
             seed = int(self.np_random.integers(2**31))
         rows, seeds = self._plan.seeds(ids, seed)
+        if isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))
         self._table.seed(rows, seeds)
         self._seeded = True
 

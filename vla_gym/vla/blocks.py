@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vla_gym.errors import ConfigError
 from vla_gym.vla.preprocess import IMAGE_SIZE
 
 
@@ -14,6 +15,10 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
+        if num_heads < 1 or width % num_heads:
+            raise ConfigError(
+                f"Expected width divisible by num_heads, got {width} and {num_heads}."
+            )
         self.num_heads = num_heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors
 import torch
+from msgspec import Meta, Struct
 from torch import nn
 
 from vla_gym.errors import NotEnoughMemoryError, WeightsError
+from vla_gym.memory import free_ram
 from vla_gym.vla.files import read_json
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -202,11 +205,57 @@ def load_into(
     replaced: dict[int, torch.Tensor] = {}
     for name, old in sources.items():
         tensor = checkpoint.tensor(old)
+        if tensor.is_floating_point() != targets[name].is_floating_point():
+            raise WeightsError(
+                f"Checkpoint {checkpoint.path} has {old} as {tensor.dtype}: expected "
+                f"{targets[name].dtype}. Quantised weights are not read."
+            )
         if tensor.is_floating_point():
             tensor = tensor.to(device, wanted(name))
         replaced[id(targets[name])] = tensor.to(device)
     for name, target in targets.items():
         _assign(module, name, target, replaced[id(target)])
+
+
+def check_fits(
+    make: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]], origin: object
+) -> None:
+    """Check that a module would have the tensors of a file, before it takes memory.
+
+    Args:
+        make: Makes the module.
+        shapes: Of the file, by the module's names.
+        origin: The file, for the error.
+
+    Raises:
+        WeightsError: If names or shapes differ.
+    """
+    with torch.device("meta"):
+        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    if wrong := [n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n)]:
+        raise WeightsError(
+            f"{origin} does not have the sizes that its configuration tells"
+            + _listed("differ in name or shape", wrong, limit=5)
+            + "."
+        )
+
+
+@contextmanager
+def described_by(folder: Path) -> Iterator[None]:
+    """Make a network as a folder's configuration tells.
+
+    Raises:
+        WeightsError: In place of whatever else is raised: which values fit together in each of
+            transformers' networks, no reader knows.
+    """
+    try:
+        yield
+    except WeightsError:
+        raise
+    except Exception as error:
+        raise WeightsError(
+            f"The configuration in {folder} describes no network that can be made: {error!r}."
+        ) from error
 
 
 def default_dtype(device: str, dtype: torch.dtype | None) -> torch.dtype:
@@ -240,27 +289,15 @@ def free_memory(device: str | torch.device) -> int | None:
     """Return the bytes that are free on a device; None where that cannot be told."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if torch.device(device).type != "cpu":
-        return None
-    candidates = []
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        candidates += [int(found[1]) * 1024] if found else []
-        # A container's own limit; pages of files that were read count as used, but can be freed.
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-        pages = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.M)
-        candidates.append(limit - used + (int(pages[1]) if pages else 0))
-    except (OSError, ValueError):  # no Linux, no limit
-        pass
-    return min(candidates, default=None)
+    return free_ram() if torch.device(device).type == "cpu" else None
+
+
+class _Index(Struct):
+    weight_map: dict[str, Annotated[str, Meta(min_length=1, max_length=255)]]
 
 
 def _shards(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(read_json(index)["weight_map"].values()))
-    except (KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(f"{index} is no index of shards: {error!r}") from error
+    names = sorted(set(read_json(index, _Index).weight_map.values()))
     if any(os.path.basename(name) != name for name in names):
         raise WeightsError(f"{index} names files outside its folder.")
     missing = [name for name in names if not (index.parent / name).is_file()]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from msgspec import Meta, Struct
+
+from vla_gym import outside
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import Layers, Size
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 CHECKSUMS = "SHA256SUMS"
 WEIGHTS_ROOT = Path(__file__).parent.parent / "weights"
@@ -27,6 +32,7 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     Raises:
         WeightsError: If neither exists or the folder has no config.json.
     """
+    outside.check_path(name_or_path)
     shipped = WEIGHTS_ROOT / f"{name_or_path}{suffix}"
     for folder in (shipped, Path(name_or_path).expanduser()):
         if (folder / "config.json").is_file():
@@ -79,7 +85,7 @@ def verify_checksums(folder: Path) -> None:
     sums = folder / CHECKSUMS
     if not sums.is_file():
         return
-    for line in sums.read_text().splitlines():
+    for line in outside.read_bytes(sums, WeightsError).decode(errors="replace").splitlines():
         expected, _, name = line.partition("  ")
         path = folder / name
         if not path.is_file():
@@ -92,23 +98,13 @@ def verify_checksums(folder: Path) -> None:
             )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object.
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return what a checkpoint's JSON file holds; see :func:`vla_gym.outside.read_json`.
 
     Raises:
         WeightsError: If the file is missing or holds something else.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise WeightsError(
-            f"Checkpoint {path.parent} lacks {path.name}: copy or download the whole folder."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} is no JSON object: {error}") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{path} is no JSON object.")
-    return found
+    return outside.read_json(path, kind, WeightsError, "Copy or download the whole checkpoint.")
 
 
 def find_base_model(
@@ -160,6 +156,25 @@ def _cached(name: str | None) -> list[Path]:
         return []
 
 
+class _Tower(Struct):
+    hidden_size: Size | None = None
+    intermediate_size: Size | None = None
+    num_hidden_layers: Layers | None = None
+    depth: Layers | None = None
+    num_attention_heads: Size | None = None
+    num_key_value_heads: Size | None = None
+    num_heads: Size | None = None
+    vocab_size: Size | None = None
+    rms_norm_eps: Annotated[float, Meta(gt=0.0, lt=1.0)] | None = None
+    hidden_act: str | None = None
+
+
+class _VLMConfig(_Tower):
+    model_type: str | None = None
+    text_config: _Tower | None = None
+    vision_config: _Tower | None = None
+
+
 def read_vlm_config(folder: Path, model_types: Sequence[str]) -> Any:
     """Return the configuration of a VLM, as transformers reads it.
 
@@ -168,10 +183,13 @@ def read_vlm_config(folder: Path, model_types: Sequence[str]) -> Any:
     """
     from transformers import AutoConfig
 
+    read_json(folder / "config.json", _VLMConfig)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # missing, damaged or foreign files raise all kinds
-        raise WeightsError(f"Cannot read {folder / 'config.json'}: {error}") from error
+        raise WeightsError(
+            f"Cannot read {folder / 'config.json'}: {outside.one_line(error)}"
+        ) from error
     if config.model_type not in model_types:
         raise WeightsError(
             f"The VLM in {folder} has model_type {config.model_type!r}: expected one of "
@@ -193,4 +211,6 @@ def load_tokenizer(folder: Path) -> Any:
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever transformers and tokenizers raise for a broken file
-        raise WeightsError(f"Cannot load the tokenizer in {folder}: {error}") from error
+        raise WeightsError(
+            f"Cannot load the tokenizer in {folder}: {outside.one_line(error)}"
+        ) from error

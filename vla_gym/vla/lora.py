@@ -8,17 +8,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from msgspec import Meta, Struct
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import Text
+from vla_gym.vla.files import read_json
 
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+
+
+Rank = Annotated[int, Meta(ge=1, le=4096)]
+Names = Annotated[str, Meta(max_length=4096)] | list[Text] | None
+
+
+class _AdapterConfig(Struct):
+    peft_type: Literal["LORA"]
+    r: Rank
+    lora_alpha: Annotated[float, Meta(gt=0.0)]
+    lora_dropout: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    base_model_name_or_path: Text | None = None
+    target_modules: Names = None
+    exclude_modules: Names = None
+    modules_to_save: list[Text] | None = None
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +165,7 @@ class LoraAdapters:
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
                 raise WeightsError(f"No adapters in {folder}: expected {CONFIG_FILE}, {name}.")
+        read_json(folder / CONFIG_FILE, _AdapterConfig)
         try:
             config = LoraConfig.from_pretrained(str(folder))
             base = config.base_model_name_or_path
@@ -180,6 +201,10 @@ class LoraAdapters:
                 f"The adapters in {folder} do not fit {type(adapters.model).__name__}; "
                 f"{len(wrong)} keys differ in name or shape: {', '.join(wrong[:5])}."
             )
+        for key, tensor in state.items():
+            if not (tensor.is_floating_point() and tensor.isfinite().all()):
+                adapters._peft.unload()
+                raise WeightsError(f"The adapters in {folder} have no finite floats in {key}.")
         # Not by peft's setter: it renames keys by transformers' rules for old checkpoints, which
         # hit pi0's projections, and says nothing about keys that then fit nowhere.
         with torch.no_grad():

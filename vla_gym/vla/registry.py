@@ -32,7 +32,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import Text
 from vla_gym.vla.files import read_json, resolve_weights
 from vla_gym.vla.spec_options import split_options
 
@@ -97,6 +100,11 @@ def known_backends() -> list[str]:
     return own + sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(own))
 
 
+class _Config(Struct):
+    model_type: Text | None = None
+    type: Text | None = None
+
+
 def recognise(folder: Path) -> str:
     """Return the name of the backend that a checkpoint folder is for.
 
@@ -104,8 +112,8 @@ def recognise(folder: Path) -> str:
         WeightsError: If config.json is no JSON object, or names a type that is unknown or that
             several backends could load.
     """
-    config = read_json(folder / "config.json")
-    model_type = config.get("model_type", config.get("type"))
+    config = read_json(folder / "config.json", _Config)
+    model_type = config.model_type or config.type
     if model_type == "openvla":
         if any(folder.glob("*action_head*checkpoint*")):
             return "openvla-oft"

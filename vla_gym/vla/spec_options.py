@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import check_path, to_type
 
 _Options = TypeVar("_Options")
 
@@ -19,7 +20,7 @@ def make_options(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
     """Return the dataclass of a backend's options.
 
     Raises:
-        ConfigError: If there is no such option.
+        ConfigError: If there is no such option, or its value is of another type.
     """
     known: list[str] = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(known)):
@@ -27,6 +28,10 @@ def make_options(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
             f"The VLA backend does not take these options: {', '.join(unknown)}. It takes: device, "
             f"dtype, compile, {', '.join(known)}."
         )
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if isinstance(value, bool | int | float | str) and Path not in get_args(hints[name]):
+            to_type(value, hints[name], f"The option {name} of the VLA backend")
     return kind(**values)
 
 
@@ -40,6 +45,7 @@ def split_options(spec: str) -> tuple[str, dict[str, Any]]:
     Raises:
         ConfigError: If they are not ``name=value``, with ``&`` in between, or name the device.
     """
+    check_path(spec)
     place, mark, query = spec.rpartition("?")
     path = Path(spec.partition(":")[2] or spec).expanduser()
     if not mark or path.exists():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
+from msgspec import Meta, Struct
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.files import read_json
@@ -20,7 +21,35 @@ from vla_gym.vla.files import read_json
 MODES = {"q99": ("q01", "q99"), "min_max": ("min", "max"), "mean_std": ("mean", "std")}
 
 
-def read_statistics(folder: Path) -> dict[str, dict[str, Any]]:
+_Numbers = Annotated[list[float], Meta(max_length=10_000)] | None
+
+
+class _Quantity(TypedDict, total=False):
+    mean: _Numbers
+    std: _Numbers
+    min: _Numbers
+    max: _Numbers
+    q01: _Numbers
+    q99: _Numbers
+    mask: list[bool] | None
+    norm_mode: str | None
+
+
+class DataSet(TypedDict, total=False):
+    """Statistics of a data set, by quantity; a mode says how they are meant."""
+
+    action: _Quantity | None
+    proprio: _Quantity | None
+
+
+Statistics = dict[str, DataSet]
+
+
+class _Config(Struct):
+    norm_stats: Statistics | None = None
+
+
+def read_statistics(folder: Path) -> Statistics:
     """Return the statistics of a checkpoint, by data set.
 
     Args:
@@ -30,26 +59,22 @@ def read_statistics(folder: Path) -> dict[str, dict[str, Any]]:
         WeightsError: If there are none, or they are no JSON of that form.
     """
     file = folder / "dataset_statistics.json"
-    found: Any
     if file.is_file():
-        found = read_json(file)
+        found = read_json(file, Statistics)
     else:
-        file = folder / "config.json"
-        found = read_json(file).get("norm_stats")
-    if not found or not isinstance(found, dict):
+        found = read_json(folder / "config.json", _Config).norm_stats or {}
+    if not found:
         raise WeightsError(
             f"Checkpoint {folder} has no statistics to normalise with: expected "
             "dataset_statistics.json, or norm_stats in config.json. Copy the file from where the "
             "checkpoint was published."
         )
-    if not all(isinstance(value, dict) for value in found.values()):
-        raise WeightsError(f"Expected a JSON object for each data set in {file}.")
     return found
 
 
 def choose_statistics(
-    statistics: Mapping[str, dict[str, Any]], key: str | None, checkpoint: str | Path
-) -> tuple[str, dict[str, Any]]:
+    statistics: Statistics, key: str | None, checkpoint: str | Path
+) -> tuple[str, DataSet]:
     """Return key and statistics of the data set that the policy shall act for.
 
     Args:

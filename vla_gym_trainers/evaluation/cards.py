@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Object, parse_json, read_bytes, read_json, to_type
 from vla_gym.rollout import Episode, Start
+from vla_gym_trainers.evaluation.card_types import EpisodeRow, EvalCardContent, EvalLine
 from vla_gym_trainers.evaluation.summary import to_row
 
 KIND, SCHEMA = "eval", 2
 CARD_FILE, ROWS_SUFFIX = "card.json", ".rows.jsonl"
+#: Episodes of an evaluation; all of LIBERO's tasks have 6,500 official states.
+MAX_EPISODES = 200_000
 
 
 @dataclass(frozen=True)
@@ -84,34 +90,36 @@ def read_card(path: Path) -> EvalCard:
         ConfigError: If there is none, or it is not one of ``vla-gym eval``.
     """
     file = path / CARD_FILE if path.is_dir() else path
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as a result card: {error}") from error
-    kind = content.get("kind") if isinstance(content, dict) else None
-    if kind != KIND or content.get("schema") != SCHEMA:
+    content = read_json(file, Object, advice="Expected a result card of vla-gym eval.")
+    kind, schema = content.get("kind"), content.get("schema")
+    if (kind, schema) != (KIND, SCHEMA):
         raise ConfigError(
             f"{file} is no result card of vla-gym eval: expected kind {KIND!r} and schema "
-            f"{SCHEMA}, got {kind!r} and {content.get('schema') if kind else None}."
+            f"{SCHEMA}, got {kind!r:.80} and {schema!r:.80}."
         )
-    try:
-        for key in ("versions", "environment"):
-            content[key]
-        starts_of(content["protocol"])
-        return EvalCard(file, content, tuple(map(from_row, content["results"]["episodes"])))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{file} is damaged: {error!r}. Evaluate again.") from error
+    card = to_type(content, EvalCardContent, f"{file} is damaged", advice="Evaluate again.")
+    return EvalCard(file, content, tuple(map(from_row, card.results.episodes)))
 
 
-def from_row(row: Mapping[str, Any]) -> Episode:
+def from_row(row: EpisodeRow) -> Episode:
     """Return the episode that :func:`~.summary.to_row` described."""
-    values = dict(row)
-    start = Start(*(values.pop(name) for name in ("suite", "task_id", "init_state_id")))
-    return Episode(start._replace(seed=values.pop("seed", 0)), **values)
+    values = msgspec.structs.asdict(row)
+    start = Start(*(values.pop(name) for name in ("suite", "task_id", "init_state_id", "seed")))
+    return Episode(start, **values)
 
 
 def starts_of(protocol: Mapping[str, Any]) -> tuple[Start, ...]:
-    """Return every start that a protocol asks for, in the order of its card."""
+    """Return every start that a protocol asks for, in the order of its card.
+
+    Raises:
+        ConfigError: If they are too many to be of an evaluation.
+    """
+    count = protocol["episodes"] * sum(map(len, protocol["tasks"].values()))
+    if count > MAX_EPISODES:
+        raise ConfigError(
+            f"The protocol asks for {count} episodes ({protocol['episodes']} states a task): "
+            f"expected at most {MAX_EPISODES}."
+        )
     return tuple(
         Start.official(suite, task_id, state, protocol.get("scene_reset_interval"))
         for suite, task_ids in protocol["tasks"].items()
@@ -216,21 +224,20 @@ class RowsFile:
         Raises:
             ConfigError: If the file belongs to another evaluation or is damaged.
         """
-        text = self.path.read_text(encoding="utf-8")
+        text = read_bytes(self.path).decode("utf-8", "replace")
         whole = text[: text.rfind("\n") + 1]
-        try:
-            header, *rows = map(json.loads, whole.splitlines())
-            check_same(self._header, header, self.path, ("shard", "protocol", "versions"))
-            episodes = [from_row(row["episode"]) for row in rows]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"{self.path} is damaged ({error}): delete it and play again."
-            ) from error
+        first, *lines = whole.splitlines() or [""]
+        advice = "Delete it and play again."
+        origin = f"{self.path} is damaged, line"
+        header = parse_json(first, Object, f"{origin} 1", advice=advice)
+        check_same(self._header, header, self.path, ("shard", "protocol", "versions"))
+        rows = [
+            parse_json(line, EvalLine, f"{origin} {number}", advice=advice)
+            for number, line in enumerate(lines, 2)
+        ]
         if whole != text:  # the run was cut while it wrote
             self._write(whole)
-        return episodes, float(rows[-1]["seconds"]) if rows else 0.0
+        return [from_row(row.episode) for row in rows], rows[-1].seconds if rows else 0.0
 
     def begin(self) -> None:
         """Write the first line."""

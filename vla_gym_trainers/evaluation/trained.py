@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import Text, read_json
 from vla_gym.rollout.policies import BATCH_SIZE
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.spec_options import split_options, with_option
@@ -112,7 +114,7 @@ def load_trained(
     of_run = trained_on(path)
     given, vla = vla is not None, vla or of_run[0]
     folder = path if path.is_dir() else path.parent
-    if _settings(path).get("vla_update_freq"):  # the run has trained its VLA and encoder as well
+    if _settings(path).vla_update_freq:  # the run has trained its VLA and encoder as well
         vla = trained_vla(folder, vla) or vla
         own = folder / "rl_token"
         rl_token = rl_token or (str(own) if own.is_dir() else None)
@@ -150,7 +152,7 @@ def load_trained(
         "rl_token": token,
     }
     if world_model is not None:
-        folder = model_folder(_settings(path)["world_model"])
+        folder = model_folder(_settings(path).world_model or "")
         policy.identity["world_model"] = vla_identity(folder, "-world-model")
     return policy
 
@@ -166,7 +168,7 @@ def _world_model(
     """
     if not world_memory_size(model.observation_space):
         return None
-    spec = _settings(path).get("world_model")
+    spec = _settings(path).world_model
     if spec is None:
         raise ConfigError(
             f"{path} was trained with a world model, which nothing names: it belongs into its run "
@@ -192,21 +194,26 @@ def trained_on(path: Path) -> tuple[str, str, str]:
         ConfigError: If there is a configuration that cannot be read.
     """
     settings = _settings(path)
-    usual = {"vla": "mini", "rl_token": "auto", "policy": "tokens"}
-    vla, rl_token, kind = (str(settings.get(name, value)) for name, value in usual.items())
-    return vla, rl_token, kind
+    return settings.vla, settings.rl_token, settings.policy
 
 
-def _settings(path: Path) -> dict[str, Any]:
+class _Settings(Struct):
+    vla: Text = "mini"
+    rl_token: Text = "auto"
+    policy: str = "tokens"
+    world_model: Text | None = None
+    vla_update_freq: int = 0
+    hidden_cameras: list[str] = []
+    memory_size: int = 0
+
+
+def _settings(path: Path) -> _Settings:
     config = (path if path.is_dir() else path.parent) / "config.json"
     if not config.is_file():
-        return {}
-    try:
-        return dict(json.loads(config.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{config} is damaged ({error}): restore it, for it says what {path} was trained on."
-        ) from error
+        return _Settings()
+    return read_json(
+        config, _Settings, advice=f"Restore it, for it says what {path} was trained on."
+    )
 
 
 def needs_its_run(path: Path) -> bool:
@@ -218,7 +225,7 @@ def needs_its_run(path: Path) -> bool:
     if not path.is_dir() or policy_file(path) is not None:
         return False
     settings = _settings(path)
-    return bool(settings.get("hidden_cameras") or settings.get("memory_size"))
+    return bool(settings.hidden_cameras or settings.memory_size)
 
 
 def trained_vla(run_dir: Path, vla: str) -> str | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import WeightsError
+from vla_gym.outside import Object, read_json
 from vla_gym.rollout.policies import BATCH_SIZE, Info, episode_key
 from vla_gym.rollout.vla_policy import vla_identity
 from vla_gym.vla import load
@@ -104,9 +103,7 @@ def newest_parameters(run: Path) -> Path:
 
 def _settings_class(run: Path) -> type[OnPolicyConfig]:
     """Return the settings of the command that a run is of, told by what it alone has."""
-    names: Any = ()  # a file that cannot be read is refused as settings, with a message
-    with contextlib.suppress(OSError, ValueError):
-        names = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    names = read_json(run / "config.json", Object)
     kinds = (("explorer", AdversarialConfig), ("teacher", ExplorerConfig))
     return next(
         (kind for name, kind in (*kinds, ("gae_lambda", PPOConfig)) if name in names), GRPOConfig

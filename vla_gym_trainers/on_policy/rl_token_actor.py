@@ -6,16 +6,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 from gymnasium import spaces
+from msgspec import Meta
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import ChunkLength, Size, read_json
 from vla_gym.suites.libero.spec import ACTION, PROPRIO
+from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym_trainers.networks import (
     ChunkActor,
     FeatureNormalizer,
@@ -29,6 +34,18 @@ WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
 
 #: What a policy with memory is given back: the memory (B, S) and its chunks (B, C, N).
 State = tuple[np.ndarray, np.ndarray]
+
+
+class _Sizes(msgspec.Struct):
+    token_dim: Size
+    chunk_len: ChunkLength
+    net_arch: Annotated[list[Size], Meta(max_length=64)]
+    residual_scale: float
+    residual_basis: Annotated[int, Meta(ge=0, le=1000)]
+    proprio_dim: Size
+    action_scale: Annotated[list[float], Meta(min_length=1, max_length=1024)]
+    memory_size: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    world_memory_size: Annotated[int, Meta(ge=0, le=2**20)] = 0
 
 
 class RLTokenActor(nn.Module):
@@ -196,11 +213,16 @@ class RLTokenActor(nn.Module):
         Raises:
             WeightsError: If a file is missing or damaged, or holds numbers that are not finite.
         """
+        sizes = msgspec.structs.asdict(read_json(folder / SIZES, _Sizes, WeightsError))
         try:
-            actor = cls(**json.loads((folder / SIZES).read_text(encoding="utf-8")))
-            actor.load_state_dict(load_file(folder / WEIGHTS))
-        except Exception as error:  # OS, JSON, size, memory, safetensors and shape errors alike
+            state = load_file(folder / WEIGHTS)
+        except (OSError, SafetensorError) as error:
             raise WeightsError(f"{folder} holds no whole RL-token actor: {error}") from error
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        with described_by(folder):
+            check_fits(lambda: cls(**sizes), shapes, f"{folder} holds no whole RL-token actor: it")
+            actor = cls(**sizes)
+        actor.load_state_dict(state)
         if not all(value.isfinite().all() for value in actor.state_dict().values()):
             raise WeightsError(f"{folder} holds weights that are not finite: take earlier ones.")
         return actor.eval()

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Object, parse_json, read_bytes, read_json, to_type
+from vla_gym_trainers.evaluation.card_types import LogRow, RunConfig, TrainingCard
 from vla_gym_trainers.evaluation.cards import EvalCard, read_card
 
 #: Trainers whose runs are shown -> a setting that only they have.
@@ -115,12 +117,11 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Run], list[tuple[str, Eval
             runs.append(_read_run(path, name))
             continue
         file = _card_file(path)
-        card = _read_json(file)
+        card = read_json(file, Object, advice=f"Expected {WANTED}.")
         if card.get("kind") == "eval":
             cards.append((name, read_card(file)))
         else:
-            kind = _checked_kind(card, file)
-            runs.append(Run(file, name, kind, dict(card["config"]), (), card))
+            runs.append(Run(file, name, _checked_kind(card, file), card["config"], (), card))
     return runs, cards
 
 
@@ -155,10 +156,11 @@ def _read_run(path: Path, name: str) -> Run:
     file, card_file, metrics = (path / n for n in ("config.json", "card.json", "metrics.jsonl"))
     if not file.is_file():
         raise ConfigError(f"{path} holds no config.json: expected {WANTED}.")
-    config = _read_json(file)
+    config = read_json(file, Object, advice=f"Expected {WANTED}.")
+    to_type(config, RunConfig, str(file))
     rows = read_rows(metrics) if metrics.is_file() else ()
     if card_file.is_file():
-        card = _read_json(card_file)
+        card = read_json(card_file, Object, advice=f"Expected {WANTED}.")
         return Run(path, name, _checked_kind(card, card_file), config, rows, card)
     kind = next((kind for kind, setting in TRAINERS.items() if setting in config), None)
     if kind is None:
@@ -167,23 +169,11 @@ def _read_run(path: Path, name: str) -> Run:
 
 
 def _checked_kind(card: Mapping[str, Any], file: Path) -> str:
-    kind = card.get("kind")
+    kind = str(card.get("kind"))
     if kind not in TRAINERS:
-        raise ConfigError(f"{file} is a card of kind {kind!r}: expected {WANTED}.")
-    for key in ("config", "environment", "versions", "results", "seeds"):
-        if not isinstance(card.get(key), dict):
-            raise ConfigError(f"{file} is damaged: it has no {key!r}.")
-    return str(kind)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} holds no JSON object: expected {WANTED}.")
-    return content
+        raise ConfigError(f"{file} is a card of kind {kind!r:.80}: expected {WANTED}.")
+    to_type(card, TrainingCard, f"{file} is damaged")
+    return kind
 
 
 def read_rows(file: Path) -> tuple[Row, ...]:
@@ -192,21 +182,17 @@ def read_rows(file: Path) -> tuple[Row, ...]:
     Raises:
         ConfigError: If another line is damaged, or no log of a training.
     """
-    lines = file.read_bytes().splitlines()
-    rows = []
+    lines = read_bytes(file).splitlines()
+    rows: list[Row] = []
     for number, line in enumerate(lines, 1):
+        origin = f"{file}, line {number}, is no log of a training"
         try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("it is no object")
-            for key in ("step", "wall_s"):
-                if not isinstance(row.get(key), int | float):
-                    raise ValueError(f"it has no {key!r}")
-        except ValueError as error:
+            rows.append(parse_json(line, Row, origin))
+            to_type(rows[-1], LogRow, origin)
+        except ConfigError:
             if number == len(lines):
-                break  # of a process that is writing, or was killed while it wrote
-            raise ConfigError(f"{file}, line {number}, is no log of a training: {error}") from error
-        rows.append(row)
+                return tuple(rows[: number - 1])  # of a process that is writing, or was killed
+            raise
     return tuple(rows)
 
 

@@ -21,18 +21,11 @@ Evaluation = dict[str, Any]
 def collect(
     groups: Sequence[Group], cards: Sequence[tuple[str, EvalCard]]
 ) -> tuple[list[Evaluation], list[str]]:
-    """Return every evaluation, and sentences about what is missing.
-
-    Raises:
-        ConfigError: If a card is damaged.
-    """
+    """Return every evaluation, and sentences about what is missing."""
     found, missing = [], []
     for group in groups:
         for run in group.runs:
-            try:
-                evaluation = of_run(run, group.index)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ConfigError(f"The card of {run.path} is damaged: {error!r}.") from error
+            evaluation = of_run(run, group.index)
             if evaluation is None:
                 why = "it has no result card yet" if run.card is None else "none was made"
                 missing.append(f"{run.name}: no evaluation on official states, {why}.")

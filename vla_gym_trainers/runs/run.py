@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -11,9 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from msgspec import Struct
 from tqdm import tqdm
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import Count, Object, read_json
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.result_card import make_card, write_json
 from vla_gym_trainers.runs.run_dir import RunDir
@@ -29,6 +30,13 @@ from vla_gym_trainers.runs.stopping import stoppable
 
 #: Raised when the content of ``state.json`` changes, so that an old one is refused, not misread.
 FORMAT = 1
+
+
+class _State(Struct):
+    format: int
+    step: Count
+    trainer: Object
+    run: Object
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,12 @@ class Checkpoint:
         Raises:
             WeightsError: If it is missing, damaged or of another format.
         """
-        try:
-            content = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            found = cls(folder, int(content["step"]), content["trainer"], content["run"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
-        if content.get("format") != FORMAT:
-            raise WeightsError(f"{folder} has format {content.get('format')}, expected {FORMAT}.")
+        content = read_json(
+            folder / "state.json", _State, WeightsError, f"{folder} is no whole checkpoint."
+        )
+        found = cls(folder, content.step, content.trainer, content.run)
+        if content.format != FORMAT:
+            raise WeightsError(f"{folder} has format {content.format}, expected {FORMAT}.")
         return found
 
 

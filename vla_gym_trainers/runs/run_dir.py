@@ -14,6 +14,7 @@ from typing import IO
 
 from vla_gym.errors import ConfigError
 from vla_gym.lock_file import open_lock
+from vla_gym.outside import Count, Text, read_json
 
 # Lists a checkpoint's files with their sizes; written last.
 _MANIFEST = "files.json"
@@ -148,9 +149,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def _is_whole(checkpoint: Path) -> bool:
     try:
-        sizes = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
+        sizes = read_json(checkpoint / _MANIFEST, dict[Text, Count])
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
+    except (OSError, ConfigError):
         return False
 
 

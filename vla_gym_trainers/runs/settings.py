@@ -10,13 +10,13 @@ import dataclasses
 import datetime
 import importlib.resources
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Object, read_json, read_yaml, to_type
 
 Config = TypeVar("Config", bound=Any)
 
@@ -155,8 +155,6 @@ def load_preset(kind: type[Config], preset: str) -> Config:
         ConfigError: If it does not exist, is not a mapping, has unknown keys, or names a class as
             the VLA: a preset from elsewhere must not choose what is imported.
     """
-    import yaml
-
     file: Any = Path(preset)
     if not preset.endswith(".yaml"):
         file = importlib.resources.files("vla_gym.configs") / f"{preset}.yaml"
@@ -165,19 +163,15 @@ def load_preset(kind: type[Config], preset: str) -> Config:
             f"There is no preset {preset!r}: expected one of {', '.join(preset_names())} or the "
             "path of a file that ends in .yaml."
         )
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"Preset {preset} is not valid yaml: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"Preset {preset} must map field names to values.")
+    origin = f"Preset {preset}"
+    values = read_yaml(file, Object, advice="A preset maps field names to values.")
     for key in ("vla", "world_model", "teacher"):
         if str(values.get(key, "")).startswith("class:"):
             raise ConfigError(
-                f"Preset {preset} names a class to import as its {key}: only the command line "
+                f"{origin} names a class to import as its {key}: only the command line "
                 f"may, with --{key.replace('_', '-')}."
             )
-    return from_plain(kind, values, f"Preset {preset}")
+    return from_plain(kind, values, origin)
 
 
 # Runs that go on
@@ -211,35 +205,21 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
         ConfigError: If the file is missing, is none, or has settings that ``kind`` lacks.
     """
     origin = f"{path}, read as settings of 'vla-gym-train {kind.algorithm}',"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8")) | {"run_dir": str(path.parent)}
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is no run's configuration: {error}") from error
+    values = read_json(path, Object, advice="Expected the config.json of a run.")
+    values["run_dir"] = str(path.parent)
     retired = getattr(kind, "retired", {})
     kept = {key: x for key, x in values.items() if key not in retired or x != retired[key]}
     return from_plain(kind, kept, origin)
 
 
-def from_plain(kind: type[Config], values: Mapping[Any, Any], origin: str) -> Config:
+def from_plain(kind: type[Config], values: Mapping[str, Any], origin: str) -> Config:
     """Return a dataclass with values that were read from JSON or yaml.
 
     Raises:
-        ConfigError: If there are unknown keys, or the dataclass refuses a value.
+        ConfigError: If there are unknown keys, a value is of another type, or the dataclass refuses
+            one.
     """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{origin} must map names of settings to values.")
-    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    unknown = sorted(str(key) for key in values.keys() - types)
-    if unknown:
-        raise ConfigError(
-            f"{origin} has unknown keys {unknown}; {kind.__name__} has {', '.join(sorted(types))}."
-        )
-    made: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, list):
-            value = tuple(value)
-        made[key] = Path(value) if isinstance(value, str) and "Path" in types[key] else value
-    return kind(**made)
+    return to_type(values, kind, origin)
 
 
 def check_resumable(old: CheckpointSettings, new: CheckpointSettings) -> None:

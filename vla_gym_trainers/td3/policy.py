@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from msgspec import Meta, Struct
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from stable_baselines3.common.policies import BasePolicy
@@ -22,19 +22,31 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import ChunkLength, Object, Size, parse_json, to_type
+from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym_trainers.networks import (
     ChunkActor,
     CriticEnsemble,
     FeatureNormalizer,
     reference_chunk,
 )
-from vla_gym_trainers.runs.settings import from_plain
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, world_memory_size
 
 _HEADER, _FORMAT = "rl_token_policy", 1
-_SIZES = ("token_dim", "proprio_dim", "chunk_len", "action_size")
-_LARGEST = 1 << 20  # of any size in a header; the weights must have them, too
+_Tasks = Annotated[int, Meta(ge=0, le=2**20)]
+
+
+class _Header(Struct):
+    format: Literal[1]
+    token_dim: Size
+    proprio_dim: Size
+    chunk_len: ChunkLength
+    action_size: Size
+    guarded_tasks: list[_Tasks]
+    num_tasks: Annotated[int, Meta(ge=1, le=2**20)] | None
+    config: Object
+    world_memory_dim: Annotated[int, Meta(ge=0, le=2**20)] = 0  # files of before have none
 
 
 class RLTokenPolicy(BasePolicy):
@@ -166,44 +178,36 @@ class RLTokenPolicy(BasePolicy):
                         f"{path} is no policy of TD3+BC: expected the policy.safetensors of a run "
                         "of 'vla-gym-train td3'."
                     )
-                policy = cls._of_header(json.loads(text))
-                names = file.keys()
-                policy.load_state_dict({name: file.get_tensor(name) for name in names})
-        except WeightsError:
-            raise
+                header = parse_json(text, _Header, f"{path}: its header", WeightsError)
+                config = to_type(header.config, TD3Config, f"{path}: its header", WeightsError)
+                shapes = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
+                with described_by(Path(path)):
+                    what = f"{path} holds no whole policy of TD3+BC: it"
+                    check_fits(lambda: cls._of_header(header, config), shapes, what)
+                    policy = cls._of_header(header, config)
+                policy.load_state_dict({name: file.get_tensor(name) for name in shapes})
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"{path} is missing or damaged: {error}") from error
-        except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
-            raise WeightsError(f"{path} holds no whole policy of TD3+BC: {error}") from error
         if any(not value.isfinite().all() for value in policy.state_dict().values()):
             raise WeightsError(f"{path} holds weights that are not finite: take an earlier one.")
         policy.set_training_mode(False)
         return policy.to(device)
 
     @classmethod
-    def _of_header(cls, header: Mapping[str, Any]) -> RLTokenPolicy:
-        if header["format"] != _FORMAT:
-            raise ValueError(f"format {header['format']}, expected {_FORMAT}")
-        sizes = [header[name] for name in _SIZES]
-        guarded, num_tasks = header["guarded_tasks"], header["num_tasks"]
-        remembered = header.get("world_memory_dim", 0)  # files of before have none
-        numbers = [*sizes, remembered, *guarded, *([] if num_tasks is None else [num_tasks])]
-        if any(type(n) is not int or not 0 <= n <= _LARGEST for n in numbers) or min(sizes) < 1:
-            raise ValueError(f"sizes and tasks must be positive integers, got {numbers}")
-        token_dim, proprio_dim, chunk_len, action_size = sizes
+    def _of_header(cls, header: _Header, config: TD3Config) -> RLTokenPolicy:
+        chunk_len, action_size = header.chunk_len, header.action_size
         action = spaces.Box(-1.0, 1.0, (chunk_len, action_size), np.float32)
         observed: dict[str, spaces.Space[Any]] = {
-            "rl_token": spaces.Box(-np.inf, np.inf, (token_dim,), np.float32),
+            "rl_token": spaces.Box(-np.inf, np.inf, (header.token_dim,), np.float32),
             "vla_action": action,
-            "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
+            "proprio": spaces.Box(-np.inf, np.inf, (header.proprio_dim,), np.float32),
         }
-        if remembered:
-            observed[WORLD_MEMORY] = spaces.Box(-np.inf, np.inf, (remembered,), np.float32)
-        if num_tasks is not None:
-            observed["task_id"] = spaces.Discrete(num_tasks)
-        config = from_plain(TD3Config, header["config"], "its header")
+        if size := header.world_memory_dim:
+            observed[WORLD_MEMORY] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        if header.num_tasks is not None:
+            observed["task_id"] = spaces.Discrete(header.num_tasks)
         policy = cls(spaces.Dict(observed), action, lambda _: config.learning_rate, config)
-        policy.guarded_tasks = tuple(guarded)
+        policy.guarded_tasks = tuple(header.guarded_tasks)
         return policy
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002

@@ -6,17 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import ChunkLength, ImageSide, Layers, Object, Size, to_type
 from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.blocks import Block
+from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
 from vla_gym.vla.preprocess import area_downsample, proprio_features
 from vla_gym_trainers.world_model.tokenizer import FrameTokenizer, TokenizerConfig
@@ -48,18 +51,18 @@ class WorldModelSizes:
     """
 
     vla: str
-    feature_size: int
-    proprio_size: int = 8
-    action_size: int = 7
-    chunk_len: int = 4
+    feature_size: Size
+    proprio_size: Size = 8
+    action_size: Size = 7
+    chunk_len: ChunkLength = 4
     cameras: tuple[str, ...] = CAMERAS
-    image_size: int = 128
-    memory_hidden: int = 256
-    memory_num_layers: int = 1
+    image_size: ImageSide = 128
+    memory_hidden: Size = 256
+    memory_num_layers: Layers = 1
     memory_enabled: bool = True
-    width: int = 96
-    num_blocks: int = 3
-    num_heads: int = 4
+    width: Size = 96
+    num_blocks: Layers = 3
+    num_heads: Size = 4
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     def __post_init__(self) -> None:
@@ -222,28 +225,26 @@ class GRUWorldModel(nn.Module):
         """
         folder = Path(folder)
         verify_checksums(folder)
-        values = read_json(folder / "config.json")
+        values = read_json(folder / "config.json", Object)
         if values.pop("model_type", None) != MODEL_TYPE:
             raise WeightsError(
                 f"{folder} holds no world model: expected the model/ folder of a run of "
                 "'vla-gym-train world-model', whose config.json has model_type "
                 f"{MODEL_TYPE!r}."
             )
+        sizes = to_type(values, WorldModelSizes, str(folder / "config.json"), WeightsError)
         try:
-            model = cls(sizes_from(values))
             state = load_file(folder / "model.safetensors")
-            model.load_state_dict(state)
-        except Exception as error:  # OS, field, range, safetensors and shape errors alike
+        except (OSError, SafetensorError) as error:
             raise WeightsError(f"Cannot load the world model {folder}: {error}") from error
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        with described_by(folder):
+            check_fits(lambda: cls(sizes), shapes, f"The world model {folder}")
+            model = cls(sizes)
+        model.load_state_dict(state)
         if not all(torch.isfinite(value).all() for value in state.values()):
             raise WeightsError(f"The world model {folder} holds values that are not finite.")
         return model.to(device).eval().requires_grad_(False)
-
-
-def sizes_from(values: Mapping[str, Any]) -> WorldModelSizes:
-    """Return sizes from what ``asdict`` made of them."""
-    cameras, tokenizer = tuple(values["cameras"]), TokenizerConfig(**values["tokenizer"])
-    return WorldModelSizes(**{**values, "cameras": cameras, "tokenizer": tokenizer})
 
 
 def _proprio_width(size: int) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import ImageSide, Size
 
 #: Decay of the running averages that the codebook is made of.
 EMA_DECAY = 0.98
@@ -34,11 +35,11 @@ class TokenizerConfig:
         width: Channels of the first layer; the deeper ones have twice as many.
     """
 
-    frame_size: int = 64
-    grid_size: int = 8
-    codebook_size: int = 512
-    code_size: int = 16
-    width: int = 32
+    frame_size: ImageSide = 64
+    grid_size: ImageSide = 8
+    codebook_size: Size = 512
+    code_size: Size = 16
+    width: Size = 32
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import to_type
 from vla_gym.suites import get_suite
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.base import CAMERAS
@@ -19,7 +20,7 @@ from vla_gym_trainers.world_model.collect import FRAME_SIZE, collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
 from vla_gym_trainers.world_model.evaluate import evaluate, stay_rate, tokenizer_psnr
-from vla_gym_trainers.world_model.model import WorldModelSizes, sizes_from
+from vla_gym_trainers.world_model.model import WorldModelSizes
 from vla_gym_trainers.world_model.pictures import write_pictures
 from vla_gym_trainers.world_model.probe import object_memory, recall
 from vla_gym_trainers.world_model.teacher import Teacher, tokenised
@@ -66,7 +67,11 @@ def _sequences(run: Run, config: WorldModelConfig) -> tuple[Sequences, Sequences
     if run.checkpoint is not None:
         train, held = map(Sequences.load, paths)
         try:
-            return train, held, sizes_from(run.checkpoint.state["sizes"])
+            return (
+                train,
+                held,
+                to_type(run.checkpoint.state["sizes"], WorldModelSizes, str(run.checkpoint.folder)),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise WeightsError(f"Cannot resume from {run.checkpoint.folder}: {error}") from error
     vla = load(config.vla, device=config.device)

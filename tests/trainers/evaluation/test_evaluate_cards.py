@@ -206,7 +206,7 @@ def test_pairing_films_and_tables(whole: dict[str, Any], tmp_path: Path) -> None
         (["--resume"], "--resume needs --out"),
         (["--films", "1"], "--films needs --out"),
         (["--confusion", "--suite", "object"], "--confusion needs a suite"),
-        (["--paired", "/nonexistent.json"], "cannot be read as a result card"),
+        (["--paired", "/nonexistent.json"], "/nonexistent.json does not exist"),
         (["--out", "/proc/x"], "cannot be written"),
     ],
 )

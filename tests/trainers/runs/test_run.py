@@ -217,7 +217,7 @@ def test_options_come_after_a_preset_or_a_run(tmp_path: Path) -> None:
     assert names(tmp_path / "run")[-1] == "000000050"
     with pytest.raises(ConfigError, match="leave --preset out"):
         parse_config(CountConfig, ["--resume", str(tmp_path / "run"), "--preset", str(preset)])
-    with pytest.raises(ConfigError, match="no run's configuration"):
+    with pytest.raises(ConfigError, match="config.json does not exist"):
         parse_config(CountConfig, ["--resume", str(tmp_path)])
     preset.write_text("vla: class:os:system\n")
     with pytest.raises(ConfigError, match="only the command line may"):

@@ -10,7 +10,9 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from msgspec import Struct
 
 from vla_gym.assets.lite import (
     bottles,
@@ -27,7 +29,8 @@ from vla_gym.assets.lite import (
     wine_racks,
 )
 from vla_gym.assets.lite.mjcf import to_text
-from vla_gym.errors import AssetError
+from vla_gym.errors import AssetError, ConfigError
+from vla_gym.outside import Text, read_json
 
 MANIFEST = "lite_pack.json"
 
@@ -121,22 +124,26 @@ def write_pack(root: Path, digest: str) -> None:
     (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
-def read_manifest(root: Path) -> dict[str, Any] | None:
+class Manifest(Struct):
+    """Of a generated pack; ``files`` have their SHA-256."""
+
+    name: Literal["lite"]
+    digest: str
+    files: dict[Text, str]
+
+
+def read_manifest(root: Path) -> Manifest | None:
     """Return the manifest of a generated pack, or None if the folder is not one."""
     try:
-        manifest = json.loads((root / MANIFEST).read_text())
-    except (OSError, ValueError):
+        return read_json(root / MANIFEST, Manifest)
+    except ConfigError:
         return None
-    if not isinstance(manifest, dict) or manifest.get("name") != "lite":
-        return None
-    valid = isinstance(manifest.get("digest"), str) and isinstance(manifest.get("files"), dict)
-    return manifest if valid else None
 
 
-def damaged_files(root: Path, manifest: dict[str, Any]) -> list[str]:
+def damaged_files(root: Path, manifest: Manifest) -> list[str]:
     """Return the files of a generated pack that are missing or not as they were written."""
     damaged = []
-    for name, expected in manifest["files"].items():
+    for name, expected in manifest.files.items():
         try:
             found = hashlib.sha256((root / name).read_bytes()).hexdigest()
         except OSError:
@@ -151,8 +158,8 @@ def _intact(root: Path, digest: str) -> bool:
     manifest = read_manifest(root)
     return (
         manifest is not None
-        and manifest["digest"] == digest
-        and bool(manifest["files"])
+        and manifest.digest == digest
+        and bool(manifest.files)
         and not damaged_files(root, manifest)
     )
 

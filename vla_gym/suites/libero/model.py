@@ -5,7 +5,6 @@ Neither robosuite nor libero is imported here, nor mujoco: the simulation layer 
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import numpy as np
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.assets.manifest import variant_files
-from vla_gym.errors import AssetError, UnknownTaskError
+from vla_gym.errors import AssetError, CompileError, UnknownTaskError
+from vla_gym.outside import Object, read_json
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
@@ -187,7 +187,7 @@ def load_task_model(
     if clutter:
         request = clutter_request(request, folder, clutter_of(tasks))
         folder = load_scene(request, where)
-    data = json.loads((folder / "scene.json").read_text(encoding="utf-8"))
+    data = read_json(folder / "scene.json", Object, CompileError, "Delete that folder.")
     with np.load(folder / "init_states.npz", allow_pickle=False) as states:
         init_states = states[task.key]
     table = data["tasks"][task.key]

@@ -87,12 +87,12 @@ class FlowBackend(FrozenVLA, ABC):
         self._pad_prompts = compile
         config = files.config
         self.name = files.folder.name
-        self.horizon = self.num_hidden_tokens = int(config.get("chunk_size", 50))
+        self.horizon = self.num_hidden_tokens = config.chunk_size
         self.image_size = options.image_size or files.image_size
-        self.num_steps = options.num_steps or int(config.get(self.steps_key, 10))
-        self._max_prompt = int(config.get("tokenizer_max_length", self.max_prompt))
-        self._state_dim = int(config.get("max_state_dim", 32))
-        self.noise_shape = (self.horizon, int(config.get("max_action_dim", 32)))
+        self.num_steps = options.num_steps or getattr(config, self.steps_key)
+        self._max_prompt = config.tokenizer_max_length or self.max_prompt
+        self._state_dim = config.max_state_dim
+        self.noise_shape = (self.horizon, config.max_action_dim)
         self._fixed_noise = self._draw(options.seed)
         self.set_up(compile)
 

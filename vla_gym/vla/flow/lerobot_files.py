@@ -9,11 +9,13 @@ weights. Prompt's tokenizer and VLM's configuration are not in it, they are name
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+from msgspec import Meta, Struct, field
 
 from vla_gym.errors import WeightsError
+from vla_gym.outside import ChunkLength, ImageSide, Layers, Size, Text
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json
@@ -21,6 +23,9 @@ from vla_gym.vla.statistics import MODES, Normalizer
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 WEIGHTS = "model.safetensors"
+
+Steps = Annotated[int, Meta(ge=1, le=1000)]
+Period = Annotated[float, Meta(gt=0.0)]
 
 # Last part of an image feature's name -> camera. Those of lerobot's and openpi's LIBERO data sets,
 # and of the published pi0 base model, whose third camera LIBERO does not have.
@@ -36,6 +41,75 @@ _VIEWS: dict[str, str | None] = {
 }
 # lerobot's name of a way to normalise -> that of vla_gym.vla.statistics.
 _MODES = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "q99"}
+
+
+class Feature(Struct):
+    """One input or output."""
+
+    shape: Annotated[list[Size], Meta(min_length=1, max_length=8)]
+    type: str | None = None
+
+
+class GemmaSizes(Struct, omit_defaults=True):
+    """Sizes of a Gemma or SigLIP that has no name."""
+
+    hidden_size: Size | None = None
+    intermediate_size: Size | None = None
+    num_hidden_layers: Layers | None = None
+    num_attention_heads: Size | None = None
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab_size: Size | None = None
+    patch_size: Size | None = None
+
+
+class PolicyConfig(Struct):
+    """config.json: what the three backends need of it; absent values are lerobot's defaults."""
+
+    type: str | None = None
+    input_features: dict[str, Feature] | None = None
+    output_features: dict[str, Feature] | None = None
+    normalization_mapping: dict[str, str] | None = None
+    chunk_size: ChunkLength = 50
+    num_steps: Steps = 10
+    num_inference_steps: Steps = 10
+    tokenizer_max_length: Annotated[int, Meta(ge=1, le=8192)] | None = None
+    max_state_dim: Annotated[int, Meta(ge=PROPRIO_SIZE, le=4096)] = 32
+    max_action_dim: Annotated[int, Meta(ge=ACTION_SIZE, le=4096)] = 32
+    min_period: Period = 4e-3
+    max_period: Period = 4.0
+    # SmolVLA's
+    vlm_model_name: Text | None = None
+    attention_mode: str = "cross_attn"
+    add_image_special_tokens: bool = False
+    resize_imgs_with_padding: tuple[ImageSide, ImageSide] | None = None
+    num_vlm_layers: Annotated[int, Meta(ge=-1, le=1024)] = 16
+    num_expert_layers: int = -1
+    expert_width_multiplier: Annotated[float, Meta(gt=0.0, le=8.0)] = 0.75
+    self_attn_every_n_layers: Annotated[int, Meta(ge=-1, le=1024)] = 2
+    # pi0's and pi0.5's
+    use_relative_actions: bool | None = False
+    paligemma_variant: str | GemmaSizes = "gemma_2b"
+    action_expert_variant: str | GemmaSizes = "gemma_300m"
+    vision_config: GemmaSizes = field(default_factory=GemmaSizes)
+    image_resolution: tuple[ImageSide, ImageSide] | None = None
+
+
+class _StepConfig(Struct):
+    rename_map: dict[str, str] | None = None
+    norm_map: dict[str, str] | None = None
+    eps: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    tokenizer_name: Text | None = None
+
+
+class _Step(Struct):
+    registry_name: str | None = None
+    state_file: Text | None = None
+    config: _StepConfig | None = None
+
+
+class _Processor(Struct):
+    steps: Annotated[list[_Step], Meta(max_length=100)] = []
 
 
 class LeRobotPolicyFiles:
@@ -63,46 +137,45 @@ class LeRobotPolicyFiles:
                 features are of other sizes or of unknown cameras, or statistics are missing.
         """
         self.folder = folder
-        self.config = read_json(folder / "config.json")
-        if self.config.get("type") != policy_type:
+        self.config = read_json(folder / "config.json", PolicyConfig)
+        if self.config.type != policy_type:
             raise WeightsError(
-                f"Checkpoint {folder} has type {self.config.get('type')!r} in config.json: "
+                f"Checkpoint {folder} has type {self.config.type!r} in config.json: "
                 f"expected {policy_type!r}, as lerobot's policies have it."
             )
         self._steps = {
             name: step
             for file in ("policy_preprocessor.json", "policy_postprocessor.json")
             if (folder / file).is_file()
-            for step in read_json(folder / file).get("steps", [])
-            if (name := step.get("registry_name"))
+            for step in read_json(folder / file, _Processor).steps
+            if (name := step.registry_name)
         }
-        self._check_size("input_features", STATE, PROPRIO_SIZE)
-        self._check_size("output_features", ACTION, ACTION_SIZE)
+        self._check_size(self.config.input_features, STATE, PROPRIO_SIZE)
+        self._check_size(self.config.output_features, ACTION, ACTION_SIZE)
         self.views, self.image_size = self._read_cameras()
         self.state = self._read_normalizer("normalizer_processor", "STATE", STATE, PROPRIO_SIZE)
         self.action = self._read_normalizer("unnormalizer_processor", "ACTION", ACTION, ACTION_SIZE)
-        self.backbone: str | None = self.config.get(
-            "vlm_model_name", self._setting("tokenizer_processor", "tokenizer_name")
-        )
+        prompt = self._settings("tokenizer_processor")
+        self.backbone = self.config.vlm_model_name or prompt.tokenizer_name
 
-    def _setting(self, step: str, key: str) -> Any:
-        return self._steps.get(step, {}).get("config", {}).get(key)
+    def _settings(self, step: str) -> _StepConfig:
+        return self._steps.get(step, _Step()).config or _StepConfig()
 
-    def _check_size(self, kind: str, name: str, size: int) -> None:
-        feature = (self.config.get(kind) or {}).get(name)
-        if feature is not None and list(feature["shape"]) != [size]:
+    def _check_size(self, features: dict[str, Feature] | None, name: str, size: int) -> None:
+        feature = (features or {}).get(name)
+        if feature is not None and feature.shape != [size]:
             raise WeightsError(
                 f"Checkpoint {self.folder}: expected {name!r} of shape [{size}], as LIBERO has it, "
-                f"got {feature['shape']} in config.json: it was trained for another robot."
+                f"got {feature.shape} in config.json: it was trained for another robot."
             )
 
     def _read_cameras(self) -> tuple[tuple[str, ...], int]:
-        renamed = self._setting("rename_observations_processor", "rename_map") or {}
+        renamed = self._settings("rename_observations_processor").rename_map or {}
         original = {new: old for old, new in renamed.items()}
         views: list[str] = []
         size = 256
-        for name, feature in (self.config.get("input_features") or {}).items():
-            if feature.get("type") != "VISUAL":
+        for name, feature in (self.config.input_features or {}).items():
+            if feature.type != "VISUAL":
                 continue
             short = original.get(name, name).removeprefix(IMAGES)
             # Cameras that are not there are masked in the original: leaving them out is the same.
@@ -126,7 +199,7 @@ class LeRobotPolicyFiles:
             # (3, H, W) or (H, W, 3). A base model's features have the network's size instead of
             # the data set's, which is 256 then.
             if name not in original and not short.endswith("_rgb"):
-                size = max(feature["shape"])
+                size = max(feature.shape)
         if not views:
             raise WeightsError(
                 f"Checkpoint {self.folder}: no camera among input_features of config.json."
@@ -134,7 +207,7 @@ class LeRobotPolicyFiles:
         return tuple(views), size
 
     def _read_normalizer(self, step: str, kind: str, name: str, size: int) -> Normalizer:
-        norm_map = self._setting(step, "norm_map") or self.config.get("normalization_mapping") or {}
+        norm_map = self._settings(step).norm_map or self.config.normalization_mapping or {}
         mode = norm_map.get(kind, "IDENTITY")
         if mode == "IDENTITY":
             one = {"mean": [0.0] * size, "std": [1.0] * size, "mask": [False] * size}
@@ -154,13 +227,13 @@ class LeRobotPolicyFiles:
                     f"Checkpoint {self.folder}: expected {name}.{statistic} as {size} finite "
                     f"numbers, got shape {tuple(value.shape)}, or some that are not finite."
                 )
-        epsilon = float(self._setting(step, "eps") or 1e-8)
+        epsilon = float(self._settings(step).eps or 1e-8)
         return Normalizer(statistics, ours, epsilon=epsilon)
 
     def _statistic(self, step: str, name: str, statistic: str) -> torch.Tensor:
         buffer = name.replace(".", "_")
         group = "normalize_inputs" if name == STATE else "unnormalize_outputs"
-        file = self._steps.get(step, {}).get("state_file")
+        file = self._steps.get(step, _Step()).state_file
         places = [(file, f"{name}.{statistic}")] if file else []
         places.append((WEIGHTS, f"{group}.buffer_{buffer}.{statistic}"))
         for place, key in places:

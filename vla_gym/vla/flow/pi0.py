@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.checkpoint_files import Checkpoint, described_by
 from vla_gym.vla.flow.backend import FlowBackend, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 
@@ -101,7 +102,7 @@ class Pi0Backend(FlowBackend):
         device: str,
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
-        with torch.device("meta"):
+        with described_by(files.folder), torch.device("meta"):
             model: Any = cls.network(make_config(files))
         # The expert reads no words; its table would be a tenth of all parameters.
         model.model.dit.embed_tokens = None
@@ -183,26 +184,23 @@ def make_config(files: LeRobotPolicyFiles) -> PI0Config:
         WeightsError: If a variant is unknown or the policy predicts relative actions.
     """
     config = files.config
-    if config.get("use_relative_actions"):
+    if config.use_relative_actions:
         raise WeightsError(
             f"Checkpoint {files.folder} predicts actions relative to the state "
             "(use_relative_actions): only LIBERO's own actions are implemented."
         )
     sizes = {}
-    for key, default in (
-        ("paligemma_variant", "gemma_2b"),
-        ("action_expert_variant", "gemma_300m"),
-    ):
-        variant = config.get(key, default)
-        if not isinstance(variant, dict) and variant not in _GEMMA:
+    for key in ("paligemma_variant", "action_expert_variant"):
+        variant = getattr(config, key)
+        if isinstance(variant, str) and variant not in _GEMMA:
             raise WeightsError(
                 f"Checkpoint {files.folder} has {key} {variant!r}; known: {', '.join(_GEMMA)}."
             )
-        chosen = variant if isinstance(variant, dict) else _GEMMA[variant]
+        chosen = _GEMMA[variant] if isinstance(variant, str) else to_builtins(variant)
         sizes[key] = {"model_type": "gemma", **_GEMMA_COMMON, **chosen}
     text = sizes["paligemma_variant"]
-    vision = {**_SIGLIP, **config.get("vision_config", {})}
-    vision["image_size"] = int((config.get("image_resolution") or [224])[0])
+    vision = {**_SIGLIP, **to_builtins(config.vision_config)}
+    vision["image_size"] = (config.image_resolution or (224, 224))[0]
     vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
     return PI0Config(
         vlm_config={
@@ -213,7 +211,7 @@ def make_config(files: LeRobotPolicyFiles) -> PI0Config:
             "image_token_id": text["vocab_size"],
         },
         dit_config=sizes["action_expert_variant"],
-        **{key: config[key] for key in _KEPT if key in config},
+        **{key: getattr(config, key) for key in _KEPT},
     )
 
 

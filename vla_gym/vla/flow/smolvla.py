@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.checkpoint_files import Checkpoint, described_by
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowBackend, Velocity
 from vla_gym.vla.flow.expert import time_embedding
@@ -34,7 +34,7 @@ class SmolVLABackend(FlowBackend):
     def set_up(self, compile: bool) -> None:
         """See :meth:`FlowBackend.set_up`."""
         files, model = self.files, self.model
-        width, height = files.config.get("resize_imgs_with_padding") or [files.image_size] * 2
+        width, height = files.config.resize_imgs_with_padding or [files.image_size] * 2
         self.hidden_size, self.pixel_size = model.hidden_size, (int(height), int(width))
         self._prefill, self._denoise = model.prefill, model.denoise
         if compile:
@@ -50,7 +50,7 @@ class SmolVLABackend(FlowBackend):
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
         sizes, vlm_config = _read_sizes(files), read_vlm_config(backbone, ("smolvlm",))
-        with torch.device("meta"):
+        with described_by(files.folder), torch.device("meta"):
             return SmolVLANetwork(sizes, vlm_config), _rename
 
     def flow(
@@ -79,17 +79,17 @@ class SmolVLABackend(FlowBackend):
 def _read_sizes(files: LeRobotPolicyFiles) -> SmolVLASizes:
     config = files.config
     for key, expected in _EXPECTED.items():
-        if config.get(key, expected) != expected:
+        if getattr(config, key) != expected:
             raise WeightsError(
-                f"Checkpoint {files.folder} has {key} {config[key]!r}: only {expected!r} is "
-                "implemented."
+                f"Checkpoint {files.folder} has {key} {getattr(config, key)!r}: only "
+                f"{expected!r} is implemented."
             )
     sizes = SmolVLASizes(
-        **{field.name: config[field.name] for field in fields(SmolVLASizes) if field.name in config}
+        **{field.name: getattr(config, field.name) for field in fields(SmolVLASizes)}
     )
-    if config.get("num_expert_layers", -1) not in (-1, 0, sizes.num_vlm_layers):
+    if config.num_expert_layers not in (-1, 0, sizes.num_vlm_layers):
         raise WeightsError(
-            f"Checkpoint {files.folder} has num_expert_layers {config['num_expert_layers']}: only "
+            f"Checkpoint {files.folder} has num_expert_layers {config.num_expert_layers}: only "
             "as many as num_vlm_layers are implemented."
         )
     return sizes

@@ -12,19 +12,21 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from vla_gym.errors import WeightsError
+from vla_gym.outside import ChunkLength, Layers, Size
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
-from vla_gym.vla.checkpoint_files import Checkpoint, load_into
-from vla_gym.vla.files import write_weights
+from vla_gym.vla.checkpoint_files import Checkpoint, described_by, load_into
+from vla_gym.vla.files import read_json, write_weights
 from vla_gym.vla.mini.flow_head import FlowHead
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 
@@ -212,18 +214,42 @@ def to_pixel_values(stacked: np.ndarray | torch.Tensor) -> torch.Tensor:
     return images.float() / 255.0 - 0.5
 
 
+Words = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(min_length=2, max_length=10**5)]
+ActionStatistics = Annotated[list[float], Meta(min_length=ACTION_SIZE, max_length=ACTION_SIZE)]
+ProprioStatistics = Annotated[
+    list[float], Meta(min_length=PROPRIO_FEATURES, max_length=PROPRIO_FEATURES)
+]
+
+
+class _File(TypedDict, total=False):
+    model_type: Literal["vla_gym_mini"]
+    vocabulary: Words
+    max_words: Annotated[int, Meta(ge=1, le=1024)]
+    hidden_size: Size
+    num_layers: Layers
+    num_heads: Size
+    tokens_per_camera: Size
+    stem_channels: Size
+    horizon: ChunkLength
+    token_head_width: Annotated[int, Meta(ge=0, le=2**20)]
+    flow_layers: Layers
+    flow_steps: Annotated[int, Meta(ge=1, le=1000)]
+    action_mean: ActionStatistics
+    action_std: ActionStatistics
+    proprio_mean: ProprioStatistics
+    proprio_std: ProprioStatistics
+
+
 def load_model(folder: Path) -> MiniVLA:
     """Load the network in float32.
 
     Raises:
         WeightsError: If the files are corrupt or do not fit the architecture.
     """
-    try:
-        config = MiniVLAConfig.from_pretrained(folder, local_files_only=True)
-        with torch.device("meta"):
-            model = MiniVLA(config)
-    except Exception as error:  # whatever transformers raises for a broken file
-        raise WeightsError(f"Cannot read {folder / 'config.json'}: {error}") from error
+    values = read_json(folder / "config.json", _File)
+    values.pop("model_type", None)
+    with described_by(folder), torch.device("meta"):
+        model = MiniVLA(MiniVLAConfig(**values))
     load_into(model, Checkpoint(folder), dtype=torch.float32)
     if not all(torch.isfinite(p).all() for p in model.parameters()):
         raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")

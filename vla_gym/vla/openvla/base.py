@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -67,7 +67,7 @@ class Parts(NamedTuple):
     name: str
     model: OpenVLAModel
     prompts: Prompts
-    statistics: dict[str, Any]
+    statistics: Mapping[str, Any]
     action_head: L1ActionHead | None = None
     proprio_projector: ProprioProjector | None = None
 
@@ -137,7 +137,7 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
         self.options, self.horizon, self.num_views = options, horizon, num_views
         self.num_hidden_tokens = horizon * ACTION_SIZE
         self.hidden_size = int(parts.model.config.text.hidden_size)
-        self.normalizer = Normalizer(parts.statistics.get("action", {}), epsilon=self.epsilon)
+        self.normalizer = Normalizer(parts.statistics.get("action") or {}, epsilon=self.epsilon)
         self._run_layers: Callable[..., torch.Tensor] = run_layers
         self._is_compiled = compile
         # Takes the network as an argument: a deep copy of this object then runs its own.

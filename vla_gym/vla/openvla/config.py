@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
+from msgspec import Meta, Struct, field, structs
 from transformers import LlamaConfig
 
 from vla_gym.errors import WeightsError
+from vla_gym.outside import ImageSide, Layers, Size
 from vla_gym.vla.files import read_json
 from vla_gym.vla.openvla.vision import DINOV2_LARGE, SIGLIP_SO400M, ViTConfig
+from vla_gym.vla.tokens import NUM_BINS
 
+_LAYER = re.compile(r"language_model\.model\.layers\.(\d+)\.")
 # Heads cannot be read from shapes. timm's names of the towers -> heads.
 _HEADS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": DINOV2_LARGE.num_heads,
@@ -20,27 +25,64 @@ _HEADS = {
 }
 
 
-def _llama(text_config: Mapping[str, Any]) -> LlamaConfig:
-    """Return Llama's configuration; what the checkpoint leaves out has LlamaConfig's defaults.
+class _Text(Struct):
+    """Llama's configuration; what the checkpoint leaves out has LlamaConfig's defaults.
 
     Published checkpoints name vocabulary and padding alone. So rms_norm_eps is LlamaConfig's
     1e-6, with which OpenVLA was trained, not Llama 2's own 1e-5. The defaults are written out
-    here: they are part of the checkpoints' format.
+    here: they are part of the checkpoints' format. What else text_config says (dtype, version) is
+    about the file, not the network.
     """
-    values: dict[str, Any] = {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": 32064,
-        "pad_token_id": 32000,
-    }
-    # What else text_config says (dtype, version) is about the file, not the network.
-    values |= {name: text_config[name] for name in values if name in text_config}
-    theta = text_config.get("rope_theta", 10000.0)
+
+    hidden_size: Size = 4096
+    intermediate_size: Size = 11008
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = None
+    max_position_embeddings: Size = 2048
+    rms_norm_eps: Annotated[float, Meta(gt=0.0, lt=1.0)] = 1e-6
+    vocab_size: Size = 32064
+    pad_token_id: Annotated[int, Meta(ge=0)] | None = 32000
+    rope_theta: Annotated[float, Meta(gt=0.0)] = 10000.0
+    hidden_act: Literal["silu"] = "silu"
+
+    def __post_init__(self) -> None:
+        """Check what depends on several fields; also for the vocabulary's actions."""
+        heads = self.num_attention_heads
+        if self.hidden_size % heads or heads % (self.num_key_value_heads or heads):
+            raise ValueError(
+                f"Expected hidden_size {self.hidden_size} divisible by num_attention_heads {heads}"
+                f", and that by num_key_value_heads {self.num_key_value_heads}"
+            )
+        if (self.pad_token_id or 0) >= self.vocab_size:
+            raise ValueError(
+                f"Expected pad_token_id below vocab_size {self.vocab_size}, got {self.pad_token_id}"
+            )
+
+
+class _File(Struct):
+    model_type: str | None = None
+    use_fused_vision_backbone: bool = True
+    timm_model_ids: list[str] | None = None
+    tiny_heads: list[Size] | None = field(name="_tiny_vit_num_heads", default=None)
+    image_sizes: Annotated[list[ImageSide], Meta(min_length=1)] = field(
+        default_factory=lambda: [224, 224]
+    )
+    text_config: _Text = field(default_factory=_Text)
+    pad_to_multiple_of: Annotated[int, Meta(ge=0, le=2**20)] = 64
+
+    def __post_init__(self) -> None:
+        """Check that the vocabulary holds the actions' tokens."""
+        if self.text_config.vocab_size - self.pad_to_multiple_of < NUM_BINS:
+            raise ValueError(
+                f"Expected vocab_size {self.text_config.vocab_size} to be pad_to_multiple_of "
+                f"{self.pad_to_multiple_of} and {NUM_BINS} actions at least"
+            )
+
+
+def _llama(text: _Text) -> LlamaConfig:
+    values = structs.asdict(text)
+    theta = values.pop("rope_theta")
     return LlamaConfig(
         **values,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
@@ -48,7 +90,7 @@ def _llama(text_config: Mapping[str, Any]) -> LlamaConfig:
     )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class OpenVLAConfig:
     """Sizes of the network; the defaults are those of the published 7B checkpoints.
 
@@ -61,7 +103,7 @@ class OpenVLAConfig:
 
     towers: tuple[ViTConfig, ViTConfig] = (DINOV2_LARGE, SIGLIP_SO400M)
     image_size: int = 224
-    text: LlamaConfig = field(default_factory=lambda: _llama({}))
+    text: LlamaConfig = dataclasses.field(default_factory=lambda: _llama(_Text()))
     pad_to_multiple_of: int = 64
 
     @property
@@ -86,25 +128,31 @@ class OpenVLAConfig:
             WeightsError: If it is no OpenVLA with both vision towers, or heads are unknown.
         """
         file = folder / "config.json"
-        config = read_json(file)
-        fused = config.get("use_fused_vision_backbone", True)
-        if config.get("model_type") != "openvla" or not fused:
+        config = read_json(file, _File)
+        if config.model_type != "openvla" or not config.use_fused_vision_backbone:
             raise WeightsError(
                 f"Expected an OpenVLA with two vision towers in {file} (model_type 'openvla', "
-                f"use_fused_vision_backbone true), got {config.get('model_type')!r} and {fused}."
+                f"use_fused_vision_backbone true), got {config.model_type!r} and "
+                f"{config.use_fused_vision_backbone}."
             )
-        names = config.get("timm_model_ids") or list(_HEADS)
-        heads = config.get("_tiny_vit_num_heads") or [_HEADS.get(name) for name in names]
-        if len(heads) != 2 or None in heads:
+        names = config.timm_model_ids or list(_HEADS)
+        heads = config.tiny_heads or [_HEADS.get(name, 0) for name in names]
+        if len(heads) != 2 or 0 in heads:
             raise WeightsError(
                 f"Expected timm_model_ids of {' and '.join(_HEADS)} in {file}, got {names}."
+            )
+        layers = {m[1] for name in shapes if (m := _LAYER.match(name))}
+        if len(layers) != config.text_config.num_hidden_layers:
+            raise WeightsError(
+                f"{file} has num_hidden_layers {config.text_config.num_hidden_layers}, the weights "
+                f"have {len(layers)} layers: they do not belong together."
             )
         prefixes = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
         towers = tuple(
             ViTConfig.from_shapes(shapes, prefix, count)
             for prefix, count in zip(prefixes, heads, strict=True)
         )
-        sizes = set(config.get("image_sizes", [224, 224]))
+        sizes = set(config.image_sizes)
         patches = {tower.num_patches * tower.patch_size**2 for tower in towers}
         if len(sizes) != 1 or patches != {size**2 for size in sizes}:
             raise WeightsError(
@@ -115,6 +163,6 @@ class OpenVLAConfig:
         return cls(
             towers=(towers[0], towers[1]),
             image_size=sizes.pop(),
-            text=_llama(config.get("text_config", {})),
-            pad_to_multiple_of=config.get("pad_to_multiple_of", 64),
+            text=_llama(config.text_config),
+            pad_to_multiple_of=config.pad_to_multiple_of,
         )

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.blocks import ResidualMLP
-from vla_gym.vla.checkpoint_files import Checkpoint, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint, described_by, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.vision import VisionTower
 from vla_gym.vla.tokens import NUM_BINS
@@ -71,7 +71,7 @@ class OpenVLAModel(nn.Module):
             WeightsError: If keys are missing, left over or of other shapes.
             NotEnoughMemoryError: If the device has too little.
         """
-        with torch.device("meta"):
+        with described_by(checkpoint.path), torch.device("meta"):
             model = cls(config)
         ignore = [
             rf"vision_backbone\.{name}\.{pattern}"

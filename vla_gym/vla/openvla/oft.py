@@ -65,7 +65,7 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
         self.head = options.head or ("token" if self.action_head is None else "l1")
         if self.proprio_projector is not None:
             self.proprio_normalizer = Normalizer(
-                parts.statistics.get("proprio", {}), epsilon=self.epsilon, clip=True
+                parts.statistics.get("proprio") or {}, epsilon=self.epsilon, clip=True
             )
 
     @property

@@ -11,7 +11,7 @@ import torch
 
 from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput, FrozenVLA, VLAOutput
-from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, described_by, load_into
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
@@ -118,10 +118,10 @@ class QwenOFTBackend(FrozenVLA):
         """
         chosen = make_options(QwenOFTOptions, options)
         files = find_files(Path(folder), chosen.base_vlm)
-        stats = choose_statistics(files.statistics, chosen.unnorm_key, files.folder)[1]
-        stats = stats.get("action") or {}
-        mode = chosen.norm_mode or stats.get("norm_mode") or files.norm_mode
-        actions = Normalizer(stats, mode)
+        statistics = choose_statistics(files.statistics, chosen.unnorm_key, files.folder)[1]
+        action = statistics.get("action") or {}
+        mode = chosen.norm_mode or action.get("norm_mode") or files.norm_mode
+        actions = Normalizer(action, mode)
         if actions.size != ACTION_SIZE:
             raise WeightsError(
                 f"{files.folder}: expected statistics of {ACTION_SIZE} actions, got {actions.size}."
@@ -133,7 +133,8 @@ class QwenOFTBackend(FrozenVLA):
             files.image_size or CLIENT_SIZE,
             chosen.num_views,
         )
-        model = build(config, images.grid, chosen.final_norm)
+        with described_by(files.vlm):
+            model = build(config, images.grid, chosen.final_norm)
         prompts = QwenPrompts(
             files.vlm,
             chunk_len=files.chunk_len,

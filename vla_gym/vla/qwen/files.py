@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import yaml
+from msgspec import Meta, Struct, field
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import ChunkLength, ImageSide, Text, read_yaml
 from vla_gym.vla.files import find_base_model
-from vla_gym.vla.statistics import read_statistics
+from vla_gym.vla.statistics import Statistics, read_statistics
 
 _CONFIGS = {"alphabrain": "framework_config.yaml", "starvla": "config.yaml"}
 _WEIGHT_SUFFIXES = (".safetensors", ".pt")
@@ -40,7 +40,7 @@ class QwenOFTFiles:
     cot_prompt: str | None
     image_size: tuple[int, int] | None
     norm_mode: str
-    statistics: dict[str, dict[str, Any]]
+    statistics: Statistics
 
 
 def find_files(path: Path, base_vlm: str | Path | None = None) -> QwenOFTFiles:
@@ -68,14 +68,18 @@ def find_files(path: Path, base_vlm: str | Path | None = None) -> QwenOFTFiles:
             f"No QwenOFT checkpoint in {folder}: expected framework_config.yaml (AlphaBrain) or "
             "config.yaml (starVLA), and dataset_statistics.json beside it."
         )
-    config = _Config(folder / _CONFIGS[layout])
-    framework = config.get("framework.name")
-    if framework is not None and str(framework).lower() != "qwenoft":
+    file = folder / _CONFIGS[layout]
+    config = read_yaml(file, _Config, WeightsError)
+    framework, images = config.framework.name, config.datasets.vla_data
+    if framework is not None and framework.lower() != "qwenoft":
         raise WeightsError(
-            f"{config.file} describes a policy of the framework {framework!r}: this backend is for "
+            f"{file} describes a policy of the framework {framework!r}: this backend is for "
             "QwenOFT."
         )
-    configured = config.get("framework.qwenvl.base_vlm")
+    configured = config.framework.qwenvl.base_vlm
+    for value in (configured, images.prompt):
+        if value is not None and "${" in value:
+            raise WeightsError(f"{file} refers to another value ({value}): write the value itself.")
     return QwenOFTFiles(
         folder=folder,
         weights=path if path.is_file() else _weights(folder, layout),
@@ -89,9 +93,9 @@ def find_files(path: Path, base_vlm: str | Path | None = None) -> QwenOFTFiles:
                 folder / name for name in (*_VLM_FOLDERS, *([configured] if configured else []))
             ],
         ),
-        chunk_len=_chunk_len(config, layout),
-        cot_prompt=config.get("datasets.vla_data.CoT_prompt"),
-        image_size=_image_size(config),
+        chunk_len=_chunk_len(config.framework.action_model, layout, file),
+        cot_prompt=images.prompt,
+        image_size=_image_size(images, file),
         # AlphaBrain's client takes q01 and q99 unless the statistics say otherwise; starVLA's
         # client for LIBERO always takes minimum and maximum.
         norm_mode="q99" if layout == "alphabrain" else "min_max",
@@ -111,59 +115,58 @@ def module_name(name: str) -> str | None:
     return name
 
 
-class _Config:
-    """A YAML file, read by dotted names."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        try:
-            self._values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise WeightsError(f"Cannot read {file}: {error}") from error
-        if not isinstance(self._values, Mapping):
-            raise WeightsError(f"Expected a mapping in {file}, got {self._values!r:.80}.")
-
-    def get(self, name: str) -> Any:
-        """Return a value, or None where it or a part of its path is absent."""
-        value: Any = self._values
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and "${" in value:
-            raise WeightsError(
-                f"{name} in {self.file} refers to another value ({value}): write the value itself."
-            )
-        return value
+class _ActionModel(Struct):
+    past_action_window_size: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    future_action_window_size: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    action_horizon: ChunkLength | None = None
 
 
-def _chunk_len(config: _Config, layout: str) -> int:
+class _QwenVL(Struct):
+    base_vlm: Text | None = None
+
+
+class _Framework(Struct):
+    name: str | None = None
+    qwenvl: _QwenVL = field(default_factory=_QwenVL)
+    action_model: _ActionModel = field(default_factory=_ActionModel)
+
+
+class _Images(Struct):
+    prompt: str | None = field(name="CoT_prompt", default=None)
+    image_size: ImageSide | Annotated[list[ImageSide], Meta(max_length=2)] | None = None
+    obs_image_size: ImageSide | Annotated[list[ImageSide], Meta(max_length=2)] | None = None
+
+
+class _Data(Struct):
+    vla_data: _Images = field(default_factory=_Images)
+
+
+class _Config(Struct):
+    framework: _Framework = field(default_factory=_Framework)
+    datasets: _Data = field(default_factory=_Data)
+
+
+def _chunk_len(model: _ActionModel, layout: str, file: Path) -> int:
     """Return the length of a chunk: the windows' or, in newer starVLA, the horizon."""
-    part = "framework.action_model."
-    windows = [config.get(f"{part}{when}_action_window_size") for when in ("past", "future")]
-    horizon = config.get(f"{part}action_horizon")
-    if layout == "alphabrain" or horizon is None:
-        found = None if windows[1] is None else (windows[0] or 0) + 1 + windows[1]
-    else:
-        found = horizon
-    if not isinstance(found, int) or found < 1:
+    if layout != "alphabrain" and model.action_horizon is not None:
+        return model.action_horizon
+    if model.future_action_window_size is None:
         raise WeightsError(
-            f"Cannot tell the length of a chunk from {config.file}: expected "
-            f"{part}future_action_window_size or {part}action_horizon, got {found!r}."
+            f"Cannot tell the length of a chunk from {file}: expected "
+            "framework.action_model.future_action_window_size or action_horizon."
         )
-    return found
+    return (model.past_action_window_size or 0) + 1 + model.future_action_window_size
 
 
-def _image_size(config: _Config) -> tuple[int, int] | None:
+def _image_size(data: _Images, file: Path) -> tuple[int, int] | None:
     """Return (height, width), or None where the policy's own code does not resize."""
-    for name in ("image_size", "obs_image_size"):
-        found = config.get(f"datasets.vla_data.{name}")
-        if not found:
-            continue
-        if isinstance(found, int):
-            return found, found
-        if isinstance(found, list) and len(found) == 2 and all(isinstance(x, int) for x in found):
-            return found[1], found[0]  # Pillow's order is width, height
-        raise WeightsError(f"Expected two sizes in {name} of {config.file}, got {found!r}.")
-    return None
+    found = data.image_size or data.obs_image_size
+    if not found:
+        return None
+    if isinstance(found, list) and len(found) != 2:
+        raise WeightsError(f"Expected two sizes in image_size of {file}, got {found!r}.")
+    # Pillow's order is width, height.
+    return (found, found) if isinstance(found, int) else (found[1], found[0])
 
 
 def _weights(folder: Path, layout: str) -> Path:

@@ -7,19 +7,20 @@ works on 8-bit images where the reference does, since rounding is part of the re
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
+from msgspec import Meta, Struct, field
 from PIL import Image
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.files import read_json
 from vla_gym.vla.preprocess import check_images
 
 #: Height and width in pixels of the renders that the policies were trained on.
@@ -130,24 +131,42 @@ class QwenImageSettings:
             WeightsError: If it is missing or lacks a value.
         """
         file = folder / "preprocessor_config.json"
-        try:
-            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            size = values.get("size") or {}
-            return cls(
-                patch_size=int(values["patch_size"]),
-                merge_size=int(values["merge_size"]),
-                temporal_patch_size=int(values["temporal_patch_size"]),
-                # Older files name the bounds, newer ones have them as the "edges" of the size.
-                min_pixels=int(values.get("min_pixels") or size["shortest_edge"]),
-                max_pixels=int(values.get("max_pixels") or size["longest_edge"]),
-                mean=tuple(map(float, values["image_mean"])),
-                std=tuple(map(float, values["image_std"])),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(
-                f"Cannot use {file} ({error!r}): expected the preprocessor_config.json of a "
-                "Qwen2.5-VL or Qwen3-VL."
-            ) from error
+        values = read_json(file, _Preprocessor)
+        # Older files name the bounds, newer ones have them as the "edges" of the size.
+        smallest = values.min_pixels or values.size.shortest_edge
+        largest = values.max_pixels or values.size.longest_edge
+        if smallest is None or largest is None:
+            raise WeightsError(f"{file} lacks min_pixels and max_pixels, or size with its edges.")
+        return cls(
+            values.patch_size,
+            values.merge_size,
+            values.temporal_patch_size,
+            smallest,
+            largest,
+            values.image_mean,
+            values.image_std,
+        )
+
+
+Pixels = Annotated[int, Meta(ge=1, le=2**28)]
+Colour = tuple[float, float, float]
+Patch = Annotated[int, Meta(ge=1, le=256)]
+
+
+class _Edges(Struct):
+    shortest_edge: Pixels | None = None
+    longest_edge: Pixels | None = None
+
+
+class _Preprocessor(Struct):
+    patch_size: Patch
+    merge_size: Patch
+    temporal_patch_size: Patch
+    image_mean: Colour
+    image_std: Colour
+    size: _Edges = field(default_factory=_Edges)
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
 
 
 class QwenImages:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import Struct
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.vla.files import load_tokenizer
+from vla_gym.outside import read_bytes
+from vla_gym.vla.files import load_tokenizer, read_json
 
 #: One of these in the prompt for each action of a chunk; the policies read the actions off them.
 ACTION_TOKEN = "\N{LEFT-POINTING MAGNIFYING GLASS}"
@@ -177,16 +178,16 @@ def _left(x: torch.Tensor, length: int, value: int) -> torch.Tensor:
     return torch.nn.functional.pad(x, (length - x.shape[-1], 0), value=value)
 
 
+class _Template(Struct):
+    chat_template: str
+
+
 def _chat_template(folder: Path, tokenizer: Any) -> str:
     """Return the processor's template, which is the one that knows images."""
-    try:
-        if (folder / "chat_template.jinja").is_file():
-            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        if (folder / "chat_template.json").is_file():
-            text = (folder / "chat_template.json").read_text(encoding="utf-8")
-            return str(json.loads(text)["chat_template"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"Cannot read the chat template in {folder}: {error!r}") from error
+    if (folder / "chat_template.jinja").is_file():
+        return read_bytes(folder / "chat_template.jinja", WeightsError).decode(errors="replace")
+    if (folder / "chat_template.json").is_file():
+        return read_json(folder / "chat_template.json", _Template).chat_template
     if isinstance(tokenizer.chat_template, str):
         return tokenizer.chat_template
     raise WeightsError(f"No chat template in {folder}: expected chat_template.jinja or .json.")

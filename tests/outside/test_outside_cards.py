@@ -1,0 +1,180 @@
+"""Cards, rows and logs from elsewhere: eval --paired and --resume, eval-merge, report."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import against_vla, eval_card, td3_run
+
+from vla_gym.cli import main as cli
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.evaluation.cards import RowsFile, read_card, starts_of
+from vla_gym_trainers.evaluation.command import MergeConfig, run_merge
+
+DEEP: list[Any] = []
+for _ in range(100):
+    DEEP = [DEEP]
+
+
+def spoilt(content: dict[str, Any], place: str, value: Any) -> str:
+    """Return a card with another value at a place such as ``protocol.tasks``."""
+    content = json.loads(json.dumps(content))
+    *folders, last = place.split(".")
+    inner = content
+    for name in folders:
+        inner = inner[int(name)] if isinstance(inner, list) else inner[name]
+    inner[int(last) if isinstance(inner, list) else last] = value
+    return json.dumps(content)
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    file = eval_card(tmp_path / "whole", {0: [True, False], 1: [True, True]}) / "card.json"
+    return file, json.loads(file.read_text())
+
+
+EVAL = [
+    ("protocol.tasks", 5),
+    ("protocol.tasks", {"goal": 5}),
+    ("protocol.tasks", {"goal": [-1]}),
+    ("protocol.tasks", {"goal": ["0"]}),
+    ("protocol.episodes", "a"),
+    ("protocol.episodes", 0),
+    ("protocol.episodes", True),
+    ("protocol.episodes", 10**9),
+    ("protocol.episodes", 10**30),
+    ("protocol.scene_reset_interval", 0),
+    ("protocol.assets", None),
+    ("protocol.assets", {}),
+    ("protocol.policy", {"kind": "vla"}),
+    ("protocol.policy", {"kind": []}),
+    ("protocol.policy", {"kind": "vla", "vla": {"name": 3}, "head": "l1"}),
+    ("protocol.policy", {"kind": "trained", "sha256": 5, "vla": {"name": "mini"}}),
+    ("protocol.policy", {"kind": "random", "seed": "x"}),
+    ("protocol.policy.vla", {"name": "mini", "options": {"adapters": 3}}),
+    ("protocol", []),
+    ("environment", [1]),
+    ("environment", {"worker_restarts": "many"}),
+    ("versions", "1"),
+    ("wall_seconds", "long"),
+    ("wall_seconds", -1),
+    ("seeds", [1]),
+    ("results", []),
+    ("results.episodes", {}),
+    ("results.episodes.0", "x"),
+    ("results.episodes.0.success", "yes"),
+    ("results.episodes.0.length", -1),
+    ("results.episodes.0.seed", [1]),
+    ("results.tasks", 3),
+    ("results.tasks.0", {}),
+    ("results.total", {"num_episodes": "1"}),
+    ("results.paired", {"with": 5}),
+    ("results.paired", []),
+    ("protocol", DEEP),
+]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("place", "value"), EVAL, ids=[str(x)[:60] for x in EVAL])
+def test_a_damaged_card_of_eval_is_one_clear_error(
+    place: str, value: Any, card: Any, tmp_path: Path, capsys: Any
+) -> None:
+    file, content = card
+    read_card(file)
+    bad = tmp_path / "bad.json"
+    bad.write_text(spoilt(content, place, value))
+    field = place.split(".")[0]
+    page = ["report", str(bad), "--out", str(tmp_path / "page.html")]
+    for arguments in (["eval-merge", str(bad), str(file)], page):
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and len(error) < 500
+        assert str(bad) in error and (field in error or value is DEEP), error
+
+
+TRAINING = [
+    ("config", []),
+    ("config.suite", 5),
+    ("config.task_ids", "all"),
+    ("config.eval_layouts", "x"),
+    ("environment", [1]),
+    ("versions", None),
+    ("results.training", 5),
+    ("results.training.chunks", "x"),
+    ("results.training.minutes", "x"),
+    ("results.training.success", [[1]]),
+    ("results.training.success", [["a", 1]]),
+    ("results.training.staleness_chunks", {"a": 1}),
+    ("results.guard", {"guarded_tasks": 5}),
+    ("results.evaluation.policy.tasks", [5]),
+    ("results.evaluation.policy.total", {}),
+    ("results.evaluation.policy.paired.tasks", 5),
+    ("kind", ["td3"]),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), TRAINING, ids=[str(x)[:60] for x in TRAINING])
+def test_a_damaged_card_of_a_run_is_one_clear_error(
+    place: str, value: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    results = {"training": {"chunks": 5, "env_steps": 40}, **against_vla()}
+    run = td3_run(tmp_path / "run", [0.5, 0.6], monkeypatch, results=results)
+    run.card.write_text(spoilt(json.loads(run.card.read_text()), place, value))
+    capsys.readouterr()
+    assert cli.main(["report", str(run.path), "--out", str(tmp_path / "page.html")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert str(run.card) in error and place.split(".")[0] in error
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": "a", "wall_s": 1}', '{"step": 1, "wall_s": []}', '{"step": 1}', "[" * 5000]
+)
+def test_a_damaged_log_is_one_clear_error(
+    line: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    run = td3_run(tmp_path / "run", [0.5, 0.6], monkeypatch)
+    run.metrics.write_text(line + "\n" + run.metrics.read_text())
+    capsys.readouterr()
+    assert cli.main(["report", str(run.path), "--out", str(tmp_path / "page.html")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "line 1, is no log of a training" in error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[:1] + ["[1]"] + lines[1:],
+        lambda lines: lines[:1] + ['{"episode": {"suite": 5}, "seconds": 1}'] + lines[1:],
+        lambda lines: lines[:1] + [lines[1].replace('"seconds": 1', '"seconds": "x"')] + lines[1:],
+        lambda lines: ["[]"] + lines[1:],
+        lambda _: [],
+    ],
+)
+def test_damaged_rows_are_one_clear_error(
+    change: Callable[[list[str]], list[str]], card: Any, tmp_path: Path
+) -> None:
+    whole = read_card(card[0])
+    rows = RowsFile(tmp_path / "card.json", {"protocol": whole.protocol})
+    rows.begin()
+    for episode in whole.episodes[:2]:
+        rows.append(episode, 1.0)
+    assert rows.read() == (list(whole.episodes[:2]), 1.0)
+    lines = change(rows.path.read_text().splitlines())
+    rows.path.write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(ConfigError, match="is damaged, line [12]"):
+        rows.read()
+
+
+@pytest.mark.timeout(10)
+def test_the_number_of_episodes_is_bounded_before_they_are_listed(card: Any) -> None:
+    protocol = read_card(card[0]).protocol
+    with pytest.raises(ConfigError, match="asks for 300000 episodes .* at most 200000"):
+        starts_of({**protocol, "tasks": {"goal": [0, 1, 2]}, "episodes": 100_000})
+    bad = card[0].with_name("bad.json")
+    bad.write_text(spoilt(card[1], "protocol.tasks", {str(i): [0, 1, 2] for i in range(900)}))
+    bad.write_text(spoilt(json.loads(bad.read_text()), "protocol.episodes", 1000))
+    with pytest.raises(ConfigError, match="at most 200000"):
+        run_merge(MergeConfig((bad,)))

@@ -1,0 +1,101 @@
+"""Numbers that decide memory or time, seeds and actions: refused before anything is allocated."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stub_envs import stub_factory
+
+import vla_gym  # noqa: F401  (registers the environments)
+from vla_gym import memory
+from vla_gym.errors import ConfigError, InvalidActionError, NotEnoughMemoryError, VlaGymError
+from vla_gym.vector.vector_env import LiberoVectorEnv
+from vla_gym.wrappers import ActionChunk, History
+
+
+def toy_vector(num_envs: int = 2, **options: Any) -> LiberoVectorEnv:
+    return LiberoVectorEnv(num_envs, env_factory=stub_factory(), workers=0, **options)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: gym.make("Libero-goal-v0", chunk_len=10**8), "chunk_len must be in 1..1000"),
+        (lambda: gym.make("Libero-goal-v0", chunk_len=0), "chunk_len must be in 1..1000"),
+        (lambda: gym.make("Libero-goal-v0", chunk_len="8"), "chunk_len must be an integer"),
+        (lambda: gym.make("Libero-goal-v0", image_size=10**6), "image_size must be in 1..4096"),
+        (lambda: gym.make("Libero-goal-v0", max_control_steps=10**12), "max_control_steps must"),
+        (lambda: toy_vector(10**7), "num_envs must be in 1..16384"),
+        (lambda: toy_vector(2**70), "num_envs must be in 1..16384"),
+        (lambda: LiberoVectorEnv(10**7, "goal"), "num_envs must be in 1..16384"),
+        (lambda: ActionChunk(gym.make("Libero-goal-v0"), 10**8), "chunk_len must be in 1..1000"),
+        (lambda: History(gym.make("Libero-goal-v0"), 10**8), "length must be in 1..1024"),
+    ],
+)
+def test_numbers_are_bounded_before_anything_is_allocated(
+    make: Callable[[], Any], expected: str
+) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(VlaGymError, match=expected):
+        make()
+    assert time.perf_counter() - begun < 10.0
+
+
+def test_a_table_that_does_not_fit_is_refused_with_both_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    toy_vector().close()
+    monkeypatch.setattr(memory, "free_ram", lambda: 100)
+    with pytest.raises(NotEnoughMemoryError, match="2 environments takes about .* free"):
+        toy_vector()
+
+
+SEEDS = [0.5, [0.5, 1], ["a", 1], "ab", -1, [-1, 0], 2**200, [2**200, 1], True, [1], 1j, [[1], [2]]]
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=[str(seed)[:20] for seed in SEEDS])
+def test_a_bad_seed_of_a_vector_environment_is_refused(seed: Any) -> None:
+    envs = toy_vector()
+    with pytest.raises(ConfigError, match="seed"):
+        envs.reset(seed=seed)
+    envs.reset(seed=3)
+    envs.close()
+
+
+@pytest.mark.parametrize("seed", [0.5, -1, 2**200, "a", True, [1]])
+def test_a_bad_seed_of_a_single_environment_is_refused(seed: Any) -> None:
+    env = gym.make("Libero-goal-v0", assets="lite", disable_env_checker=True)
+    with pytest.raises(ConfigError, match="seed"):
+        env.unwrapped.reset(seed=seed)
+
+
+@pytest.fixture(scope="module")
+def single() -> Any:
+    env = gym.make("Libero-goal-v0", assets="lite", image_size=16, disable_env_checker=True)
+    env.reset(seed=0)
+    yield env
+    env.close()
+
+
+ACTIONS = [
+    np.zeros(7, complex),
+    np.array(["0"] * 7),
+    [0, 0, 0, 0, 0, 0, [1, 2]],
+    [None] * 7,
+    np.zeros(7, "datetime64[s]"),
+    {"a": 1},
+    np.full(7, np.nan),
+    np.zeros(6),
+]
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=[str(i) for i in range(len(ACTIONS))])
+def test_a_bad_action_is_refused(action: Any, single: Any) -> None:
+    with pytest.raises(InvalidActionError):
+        single.unwrapped.step(action)
+    with pytest.raises(InvalidActionError):
+        single.unwrapped.sim.step(action)

@@ -1,0 +1,79 @@
+"""Presets and settings of runs from elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers import cli
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.runs.settings import load_preset, preset_names, read_settings
+from vla_gym_trainers.td3.config import TD3RunConfig
+
+PRESETS = [
+    ("batch_size: abc", "batch_size: expected `int`, got 'abc'"),
+    ("batch_size: 1.5", "batch_size: expected `int`, got 1.5"),
+    ("batch_size: true", "batch_size: expected `int`, got True"),
+    ("batch_size: null", "batch_size: expected `int`"),
+    ("batch_size: [1]", "batch_size: expected `int`, got array [1]"),
+    ("learning_rate: .nan", "not finite"),
+    ("task_ids: 5", "task_ids: expected"),
+    ("task_ids: [a]", "task_ids[0]: expected `int`, got 'a'"),
+    ("task_ids: {a: 1}", "task_ids: expected"),
+    ("run_dir: 5", "run_dir: expected a path"),
+    ("run_dir: " + 5000 * "a", "run_dir: expected a path of at most 1024 characters"),
+    ("suite: [goal]", "suite: expected"),
+    ("progress: 7", "progress: expected `bool`, got 7"),
+    ("5: 5", "expected `str`"),
+    ("null", "expected `object`"),
+    ("- a", "expected `object`"),
+    ("a: [", "is not valid YAML"),
+    ("nonsense: 1", "unknown keys ['nonsense']"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), PRESETS, ids=[text[:30] for text, _ in PRESETS])
+def test_a_bad_preset_is_one_clear_error(
+    text: str, expected: str, tmp_path: Path, capsys: Any
+) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(text)
+    assert cli.main(["td3", "--preset", str(preset), "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and len(error) < 3000
+    assert "mine.yaml" in error and expected in error, error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"gamma": "a"}', "gamma: expected `float`, got 'a'"),
+        ('{"num_envs": null}', "num_envs: expected `int`"),
+        ("[]", "expected `object`, got array"),
+        ("{", "no valid JSON"),
+        ("[" * 90_000, "no valid JSON"),
+    ],
+)
+def test_a_bad_configuration_of_a_run_is_one_clear_error(
+    text: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_settings(tmp_path / "config.json", PPOConfig)
+    assert expected in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_shipped_presets_are_read_and_written_settings_come_back(tmp_path: Path) -> None:
+    from vla_gym_trainers.runs.result_card import to_plain
+
+    for name in preset_names():
+        kind = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}.get(name.split("_")[0])
+        if kind is None:
+            continue
+        config: Any = load_preset(kind, name)
+        config.run_dir = tmp_path
+        (tmp_path / "config.json").write_text(json.dumps(to_plain(config)))
+        assert read_settings(tmp_path / "config.json", kind) == config

@@ -1,0 +1,105 @@
+"""Run directories, checkpoints, caches and packs from elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_gym.assets.lite.generate import MANIFEST as PACK_MANIFEST
+from vla_gym.assets.lite.generate import read_manifest
+from vla_gym.errors import ConfigError, VlaGymError, WeightsError
+from vla_gym.suites.disk_cache import MANIFEST, verify
+from vla_gym_trainers.evaluation.trained import needs_its_run, trained_on
+from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
+from vla_gym_trainers.runs.run import Checkpoint
+from vla_gym_trainers.runs.run_dir import RunDir
+
+NO_OBJECTS = ["[]", "5", "{", "[" * 90_000, "null", ""]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *NO_OBJECTS,
+        '{"vla": 5}',
+        '{"vla": ["mini"]}',
+        '{"vla": "' + 5000 * "a" + '"}',
+        '{"policy": {}}',
+        '{"world_model": 1}',
+        '{"hidden_cameras": "agentview"}',
+        '{"memory_size": "x"}',
+    ],
+)
+def test_a_bad_configuration_beside_a_policy_is_one_clear_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    for reader in (trained_on, needs_its_run):
+        with pytest.raises(ConfigError) as caught:
+            reader(tmp_path)
+        message = str(caught.value)
+        assert str(tmp_path / "config.json") in message and message.count("\n") == 0
+
+
+STATE: dict[str, Any] = {"format": 1, "step": 5, "trainer": {}, "run": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *NO_OBJECTS,
+        json.dumps({**STATE, "step": "5"}),
+        json.dumps({**STATE, "step": -1}),
+        json.dumps({**STATE, "trainer": [1]}),
+        json.dumps({**STATE, "run": "x"}),
+        json.dumps({**STATE, "format": None}),
+        json.dumps({**STATE, "format": 10**6}),
+    ],
+)
+def test_a_bad_state_of_a_checkpoint_is_one_clear_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(WeightsError) as caught:
+        Checkpoint.read(tmp_path)
+    assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("text", [*NO_OBJECTS, '{"a": "b"}', '{"a": -1}'])
+def test_a_checkpoint_with_a_bad_manifest_is_left_out(text: str, tmp_path: Path) -> None:
+    with RunDir(tmp_path).new_checkpoint(5, 3) as folder:
+        (folder / "a").write_text("x")
+    (checkpoint,) = RunDir(tmp_path).checkpoints()
+    (manifest,) = (file for file in checkpoint.iterdir() if file.name != "a")
+    manifest.write_text(text)
+    with pytest.warns(UserWarning, match="no whole checkpoint"):
+        assert not RunDir(tmp_path).checkpoints()
+
+
+@pytest.mark.parametrize("text", [*NO_OBJECTS, '{"identity": [], "sha256": 5}', '{"sha256": {}}'])
+def test_a_bad_manifest_of_a_cache_is_a_rebuild(text: str, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    assert not verify(tmp_path, "key")
+    (tmp_path / PACK_MANIFEST).write_text(text)
+    assert read_manifest(tmp_path) is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_dim": 2**24},
+        {"token_dim": "a"},
+        {"chunk_len": 10**9},
+        {"net_arch": 5},
+        {"net_arch": [2**24] * 60},
+        {"action_scale": "a"},
+        {"memory_size": -1},
+        {"memory_size": 2**20},
+    ],
+)
+def test_a_bad_actor_is_one_clear_error(change: dict[str, Any], tmp_path: Path) -> None:
+    RLTokenActor(4, 2, (8,)).save(tmp_path)
+    RLTokenActor.load(tmp_path)
+    sizes = json.loads((tmp_path / SIZES).read_text())
+    (tmp_path / SIZES).write_text(json.dumps(sizes | change))
+    with pytest.raises(VlaGymError) as caught:
+        RLTokenActor.load(tmp_path)
+    assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") == 0
