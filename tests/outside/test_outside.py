@@ -73,14 +73,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "holds more than 2000000 values"),
     ],
 )
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 def test_yaml_is_refused_in_one_line(text: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_yaml(written(tmp_path, text), Object)
     assert expected in str(caught.value) and str(caught.value).count("\n") == 0
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 def test_what_is_no_file_of_bounded_size_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ EVAL = [
 ]
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(("place", "value"), EVAL, ids=[str(x)[:60] for x in EVAL])
 def test_a_damaged_card_of_eval_is_one_clear_error(
     place: str, value: Any, card: Any, tmp_path: Path, capsys: Any

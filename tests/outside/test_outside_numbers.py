@@ -20,7 +20,7 @@ def toy_vector(num_envs: int = 2, **options: Any) -> LiberoVectorEnv:
     return LiberoVectorEnv(num_envs, env_factory=stub_factory(), workers=0, **options)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

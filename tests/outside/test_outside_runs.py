@@ -81,7 +81,7 @@ def test_a_bad_manifest_of_a_cache_is_a_rebuild(text: str, tmp_path: Path) -> No
     assert read_manifest(tmp_path) is None
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(
     "change",
     [

@@ -146,7 +146,7 @@ def refused(loads: Any, folder: Path) -> str:
     return message
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(
     ("name", "file", "place", "value"),
     CASES,
@@ -221,7 +221,7 @@ def adapters(tmp_path: Path) -> Path:
     return tmp_path / "adapters"
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(("place", "value"), ADAPTERS, ids=[str(x)[:40] for x in ADAPTERS])
 def test_spoilt_adapters_are_one_clear_error(place: str, value: Any, adapters: Path) -> None:
     spoil(adapters / "adapter_config.json", place, value)
@@ -245,7 +245,7 @@ def test_adapters_that_are_not_finite_floats_are_refused(value: Any, adapters: P
     )
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(
     ("place", "value"),
     [
