@@ -168,7 +168,7 @@ def test_damaged_rows_are_one_clear_error(
         rows.read()
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(10, func_only=True)
 def test_the_number_of_episodes_is_bounded_before_they_are_listed(card: Any) -> None:
     protocol = read_card(card[0]).protocol
     with pytest.raises(ConfigError, match="asks for 300000 episodes .* at most 200000"):
