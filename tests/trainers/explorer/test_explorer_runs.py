@@ -209,10 +209,11 @@ def test_a_class_that_an_explorers_run_names_is_not_imported(explorer, tmp_path,
 
 
 def test_who_loads_a_player_from_no_run_gets_one_clear_error(tmp_path):
-    for text in (None, "{", "[1]"):
+    told = {None: "does not exist", "{": "is no valid JSON", "[1]": "expected `object`"}
+    for text, words in told.items():
         if text is not None:
             (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"config\.json is no run's configuration"):
+        with pytest.raises(ConfigError, match=rf"config\.json.* {words}"):
             players.load_player(tmp_path)
 
 

@@ -238,7 +238,10 @@ def test_windows_longer_than_episodes_are_named_before_anything_is_played(tmp_pa
 
 @pytest.mark.parametrize(
     ("sizes", "scale", "words"),
-    [({}, float("nan"), "not finite"), ({"chunk_len": 10**15}, 1.0, "no whole RL-token actor")],
+    [
+        ({}, float("nan"), "not finite"),
+        ({"chunk_len": 10**15}, 1.0, "chunk_len: expected `int` <= 1000"),
+    ],
 )
 def test_damaged_actors_are_refused(tmp_path, sizes, scale, words):
     actor = recurrent(chunk_len=4).actor

@@ -295,7 +295,10 @@ def test_a_run_and_its_saved_policy(
     assert policy.identity["vla"]["name"] == "vla"
     env = player_envs(4)
     obs, infos = env.reset(seed=11)
-    told = [{"instruction": text} for text in infos["instruction"]]
+    told = [
+        {"instruction": text, "elapsed_steps": 0, "env_id": i}
+        for i, text in enumerate(infos["instruction"])
+    ]
     final = load_trained(folder / "policy.safetensors")._model
     mine = ActorPolicy(final, tuner.vla, tuner.encoder, CHUNK_LEN).act(obs, told)
     np.testing.assert_allclose(policy.act(obs, told), mine, atol=1e-5, rtol=0)
