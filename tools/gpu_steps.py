@@ -63,7 +63,7 @@ class Device:
 
     def policy(self, **options: Any) -> Any:
         """Return OpenVLA-OFT with random weights."""
-        from vla_gym.vla.openvla.config import OpenVLAConfig, _llama
+        from vla_gym.vla.openvla.config import OpenVLAConfig, _llama, _Text
         from vla_gym.vla.openvla.random_weights import random_policy
 
         config = OpenVLAConfig()
@@ -72,8 +72,10 @@ class Device:
                 replace(tower, width=32, depth=2, num_heads=2, mlp_width=64)
                 for tower in config.towers
             )
-            text = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-            config = OpenVLAConfig((first, second), text=_llama({**text, "num_hidden_layers": 2}))
+            text = _Text(
+                hidden_size=64, intermediate_size=128, num_attention_heads=4, num_hidden_layers=2
+            )
+            config = OpenVLAConfig((first, second), text=_llama(text))
         return random_policy("openvla-oft", device=self.device, config=config, **options)
 
 
