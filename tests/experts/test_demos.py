@@ -233,9 +233,13 @@ def test_several_machines_write_the_same_file(
     config: DemosConfig, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts: Any = ThreadHosts(2)
+    placed: list[int] = []
+    monkeypatch.setattr(
+        hosts, "place", lambda part: placed.append(part) or ThreadHosts.place(hosts, part)
+    )
     spread = replace(config, output=str(tmp_path), num_envs=2, hosts=hosts)
     (path,) = record_demos(spread, progress=False)
-    assert path.read_bytes() == recorded.read_bytes()
+    assert path.read_bytes() == recorded.read_bytes() and set(placed) == {0, 1}
     # As if each had a folder of its own:
     monkeypatch.setattr(DemoRecorder, "_write", lambda *_: None)
     with pytest.raises(DemoError, match="must be a folder that all machines share"):

@@ -8,6 +8,7 @@ import torch
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
+from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.vla import StatefulVLA, VLAOutput
@@ -263,6 +264,17 @@ def test_episodes_are_a_function_of_their_seed(played):
     config.seed = 1
     other = states_of_episodes(PixelVLA(), config)
     assert np.linalg.norm(other.object_pos[0] - again.object_pos[0]) > 1e-4
+
+
+def test_machines_change_nothing(played, monkeypatch):
+    config, states = played
+    hosts, place, placed = ThreadHosts(2), ThreadHosts.place, []
+    monkeypatch.setattr(hosts, "place", lambda part: placed.append(part) or place(hosts, part))
+    config = StatesConfig(**(vars(config) | {"hosts": hosts}))
+    spread = states_of_episodes(PixelVLA(), config)
+    assert set(placed) == {0, 1}
+    torch.testing.assert_close(spread.hidden, states.hidden, rtol=0, atol=0)
+    np.testing.assert_array_equal(spread.object_pos, states.object_pos)
 
 
 class CountingVLA(StatefulVLA):
