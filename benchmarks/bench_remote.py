@@ -3,6 +3,7 @@
     python benchmarks/bench_remote.py overhead        a chunk, beside the same without Ray, paired
     python benchmarks/bench_remote.py overhead-alone  a step of environments that do nothing
     python benchmarks/bench_remote.py scaling         simulators that only sleep
+    python benchmarks/bench_remote.py scaling --inference 1   the same, which ask an inference actor
     python benchmarks/bench_remote.py bytes           what travels
 
 Each starts a small cluster on this machine's loopback and ends it.
@@ -11,6 +12,7 @@ Each starts a small cluster on this machine's loopback and ends it.
 from __future__ import annotations
 
 import pickle
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +22,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 import tyro
 from gymnasium import spaces
 
 import vla_gym  # noqa: F401  (registers the ids)
 from vla_gym.remote.links import Link
 from vla_gym.remote.pool import RemotePool
+from vla_gym.remote.ray_inference import RayInference
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla.base import VLAOutput
+from vla_gym.wrappers.vector import FrozenVLAObservation
 
 NODE: dict[str, Any] = {
     "node_ip_address": "127.0.0.2",
@@ -40,13 +46,24 @@ NODE: dict[str, Any] = {
 class SleepingEnv(gym.Env[Any, Any]):
     """What LiberoVLA observes, after a sleep; those of one node sleep at the same time."""
 
-    def __init__(self, index: int, per_node: int, seconds: float) -> None:
-        """Let the first environment of a node sleep for all, as its workers would at once."""
+    def __init__(self, index: int, per_node: int, seconds: float, *, frames: bool = False) -> None:
+        """Let the first environment of a node sleep for all, as its workers would at once.
+
+        Args:
+            index: Of the environment.
+            per_node: Environments of a node.
+            seconds: Of a chunk.
+            frames: Show two frames, as ``mini`` looks at them, in place of token and chunk.
+        """
         self._sleep = seconds if index % per_node == 0 else 0.0
+        frame = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        tokens = {
+            "rl_token": spaces.Box(-np.inf, np.inf, (256,), np.float32),
+            "vla_action": spaces.Box(-1.0, 1.0, (8, 7), np.float32),
+        }
         self.observation_space = spaces.Dict(
             {
-                "rl_token": spaces.Box(-np.inf, np.inf, (256,), np.float32),
-                "vla_action": spaces.Box(-1.0, 1.0, (8, 7), np.float32),
+                **({"agentview": frame, "wrist": frame} if frames else tokens),
                 "proprio": spaces.Box(-np.inf, np.inf, (8,), np.float32),
                 "task_id": spaces.Discrete(10),
             }
@@ -54,6 +71,7 @@ class SleepingEnv(gym.Env[Any, Any]):
         self.action_space = spaces.Box(-1.0, 1.0, (8, 7), np.float32)
         self._obs = {key: np.zeros(s.shape, s.dtype) for key, s in self.observation_space.items()}
         self._info = {"success": False, "executed_steps": 8, "elapsed_steps": 8, "discount": 0.9}
+        self._info["instruction"] = "open the drawer"
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         """Return zeros."""
@@ -67,8 +85,29 @@ class SleepingEnv(gym.Env[Any, Any]):
         return self._obs, 0.0, False, False, self._info
 
 
+class SleepingVLA:
+    """A stand-in whose forward pass takes a GPU's time and no processor."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "sleeping", 8, 1, 256, 64
+    model = torch.nn.Identity()
+    forward_s = 0.01
+
+    @classmethod
+    def from_pretrained(cls, path: Any, **_: Any) -> SleepingVLA:
+        """Load nothing."""
+        del path
+        return cls()
+
+    def infer(self, images: Any, instructions: list[str], proprio: Any) -> VLAOutput:
+        """Sleep, and return zeros."""
+        del images, proprio
+        time.sleep(self.forward_s)
+        rows = len(instructions)
+        return VLAOutput(torch.zeros(rows, 1, 256), torch.zeros(rows, 8, 7))
+
+
 @contextmanager
-def cluster(nodes: int) -> Iterator[None]:
+def cluster(nodes: int) -> Iterator[Any]:
     """Start nodes on this machine, and connect to them."""
     import ray
     from ray.cluster_utils import Cluster
@@ -79,7 +118,7 @@ def cluster(nodes: int) -> Iterator[None]:
     found.wait_for_nodes()
     ray.init(found.address, log_to_driver=False)
     try:
-        yield
+        yield found
     finally:
         ray.shutdown()
         found.shutdown()
@@ -147,14 +186,37 @@ def overhead_alone(num_envs: int = 64, steps: int = 200) -> None:
             envs.close()
 
 
-def scaling(seconds: float = 0.25, nodes: int = 4, steps: int = 30) -> None:
-    """Print how close sleeping simulators come to stepping as fast as one alone would."""
+def scaling(seconds: float = 0.25, nodes: int = 4, steps: int = 30, inference: int = 0) -> None:
+    """Print how close sleeping simulators come to stepping as fast as one alone would.
+
+    Args:
+        seconds: That a chunk takes.
+        nodes: Of the cluster.
+        steps: Chunks each.
+        inference: Inference actors that are asked for token and chunk, with frames of 64x64; a
+            forward pass sleeps 10 ms. 0: the environments show tokens themselves.
+    """
     with cluster(nodes):
+        served = None
+        if inference:
+            spec = f"class:bench_remote:SleepingVLA:{tempfile.gettempdir()}"
+            served = RayInference(spec, actors=inference, max_rows=256)
+        ideal = seconds + (SleepingVLA.forward_s if inference else 0.0)
         for num_envs in (1, 10, 100, 1000):
             per_node = -(-num_envs // nodes)
-            factory = partial(SleepingEnv, per_node=per_node, seconds=seconds)
+            factory = partial(
+                SleepingEnv, per_node=per_node, seconds=seconds, frames=served is not None
+            )
+            wrappers = []
+            if served is not None:
+                wrappers = [partial(FrozenVLAObservation, vla=served.vla(), rl_token=None)]
             envs = RemoteVectorEnv(
-                num_envs, hosts="ray", env_factory=factory, workers=0, autoreset_mode="SAME_STEP"
+                num_envs,
+                hosts="ray",
+                env_factory=factory,
+                vector_wrappers=wrappers,
+                workers=0,
+                autoreset_mode="SAME_STEP",
             )
             envs.reset(seed=0)
             actions = np.zeros(envs.action_space.shape, np.float32)
@@ -167,10 +229,13 @@ def scaling(seconds: float = 0.25, nodes: int = 4, steps: int = 30) -> None:
             step = median(times[1:])
             print(
                 f"{num_envs} simulators on {len(envs.places)} nodes: {1e3 * step:.1f} ms a step of "
-                f"{1e3 * seconds:.0f} ms, efficiency {seconds / step:.1%}, driver's CPU "
+                f"{1e3 * ideal:.0f} ms, efficiency {ideal / step:.1%}, driver's CPU "
                 f"{1e3 * cpu:.1f} ms a step"
             )
             envs.close()
+        if served is not None:
+            print(f"inference: {served.stats()}")
+            served.close()
 
 
 def sizes(num_envs: int = 64) -> None:
