@@ -1,4 +1,4 @@
-"""Nodes and actors of a Ray cluster that die at random, while environments play or a trainer learns.
+"""Nodes and actors of a Ray cluster die at random while environments play or a trainer learns.
 
     python benchmarks/remote_faults.py envs --minutes 10
     python benchmarks/remote_faults.py training --minutes 10 --command td3 --preset td3_demo ...
