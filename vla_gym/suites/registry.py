@@ -34,6 +34,8 @@ VARIANTS = {
     for variant in ("swap", "object", "lan", "task")
 }
 ENTRY_POINTS = "vla_gym.suites"
+#: Begins the names of suites of a user's own BDDL files, see :mod:`vla_gym.suites.libero.own`.
+OWN_PREFIX = "bddl-"
 
 _loaded: dict[str, Suite] = {}
 
@@ -122,6 +124,8 @@ def task_number(suite: Suite, task: int | str) -> int:
 
 
 def _load(name: str) -> Suite:
+    if name.startswith(OWN_PREFIX):
+        return importlib.import_module("vla_gym.suites.libero.own").stored_suite(name)  # type: ignore[no-any-return]
     known = suite_names()
     name = name if name in known else name.removeprefix("libero_").replace("_", "-")
     if name not in known:
