@@ -18,12 +18,11 @@ from gymnasium.wrappers import HumanRendering
 
 from vla_gym.envs.checks import check_keywords
 from vla_gym.errors import ConfigError, RenderError
-from vla_gym.suites import suite_names
+from vla_gym.suites import BddlPath, choose_suite, suite_names
 
 if TYPE_CHECKING:
     from vla_gym.remote.shards import Hosts
     from vla_gym.rl_token import RLTokenEncoder
-    from vla_gym.suites.libero.own import BddlPath
     from vla_gym.vector import LiberoVectorEnv
     from vla_gym.vla.base import FrozenVLA
     from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
@@ -84,30 +83,8 @@ def make_libero(
     from vla_gym.envs.libero import LiberoEnv
 
     check_keywords(kwargs, make_libero, LiberoEnv)
-    env = LiberoEnv(_chosen(suite, bddl_path), render_mode=_frames(render_mode), **kwargs)
+    env = LiberoEnv(choose_suite(suite, bddl_path), render_mode=_frames(render_mode), **kwargs)
     return HumanRendering(env) if render_mode == "human" else env
-
-
-def _chosen(
-    suite: str | Sequence[str] | None, bddl_path: BddlPath | None
-) -> str | Sequence[str]:
-    """Return the suite of what was asked for.
-
-    Raises:
-        ConfigError: If none or both are given, or there is something wrong with the files.
-    """
-    if bddl_path is None:
-        if suite is None:
-            raise ConfigError("Give suite='goal', say, or bddl_path='my_task.bddl'.")
-        return suite
-    if suite is not None:
-        raise ConfigError(
-            f"suite={suite!r} and bddl_path={str(bddl_path)!r:.200} contradict each other: use the "
-            "id Libero-v0 or LiberoVLA-v0 with bddl_path alone."
-        )
-    from vla_gym.suites.libero.own import own_suite
-
-    return own_suite(bddl_path).name
 
 
 def _frames(render_mode: str | None) -> str | None:
@@ -168,7 +145,9 @@ def make_libero_vla(
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     env_kwargs.setdefault("image_size", model.image_size)
     mode = _frames(render_mode)
-    env = LiberoEnv(_chosen(suite, bddl_path), chunk_len=chunk_len, render_mode=mode, **env_kwargs)
+    env = LiberoEnv(
+        choose_suite(suite, bddl_path), chunk_len=chunk_len, render_mode=mode, **env_kwargs
+    )
     wrapped: Env = FrozenVLAObservation(env, model, encoder, keep_images)
     if _wants_plain(flat, obs_keys, string_infos):
         wrapped = PlainSpaces(wrapped, flat, obs_keys, string_infos)
@@ -203,9 +182,9 @@ def make_libero_vec(
         from vla_gym.remote.vector_env import RemoteVectorEnv
 
         check_keywords(kwargs, make_libero_vec, RemoteVectorEnv, LiberoVectorEnv, LiberoEnv)
-        return RemoteVectorEnv(num_envs, _chosen(suite, bddl_path), hosts=hosts, **kwargs)
+        return RemoteVectorEnv(num_envs, choose_suite(suite, bddl_path), hosts=hosts, **kwargs)
     check_keywords(kwargs, make_libero_vec, LiberoVectorEnv, LiberoEnv)
-    return LiberoVectorEnv(num_envs, _chosen(suite, bddl_path), **kwargs)
+    return LiberoVectorEnv(num_envs, choose_suite(suite, bddl_path), **kwargs)
 
 
 def make_libero_vla_vec(
@@ -291,7 +270,7 @@ def make_libero_vla_vec(
         inner = [] if wrap_envs is None else [wrap_envs]
         wrappers = [*kwargs.pop("vector_wrappers", ()), *inner, look]
         envs: Any = make_libero_vec(
-            _chosen(suite, bddl_path),
+            choose_suite(suite, bddl_path),
             num_envs,
             hosts=hosts,
             vector_wrappers=wrappers,
@@ -304,7 +283,7 @@ def make_libero_vla_vec(
         kwargs.setdefault("image_size", model.image_size)
         # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
         kwargs.setdefault("copy", False)
-        suite = _chosen(suite, bddl_path)
+        suite = choose_suite(suite, bddl_path)
         envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
         if hosts is None:

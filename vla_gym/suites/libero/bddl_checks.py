@@ -48,15 +48,8 @@ def check_problem(problem: Problem) -> None:
         raise ValueError("it has no (:language ...), the words that the robot is told.")
     if problem.scene[-1]:
         raise ValueError("(:scene_properties ...) is not supported: leave it out.")
-    workspace, category = WORKSPACES[problem.kind]
-    things = dict(problem.objects + problem.fixtures)
-    if len(things) < len(problem.objects) + len(problem.fixtures):
-        raise ValueError("two objects or fixtures have the same name.")
-    if things.pop(workspace, None) != category:
-        raise ValueError(f"(:fixtures ...) lacks {workspace} - {category}, where things stand.")
-    for name, kind in things.items():
-        if kind not in known_objects():
-            raise ValueError(f"{name}: {_unknown('object', kind, known_objects())}")
+    workspace = WORKSPACES[problem.kind][0]
+    things = _things(problem)
     regions = {}
     for name, *fields in problem.regions:
         target, full = _region(name, dict(fields), workspace)
@@ -69,6 +62,20 @@ def check_problem(problem: Problem) -> None:
     for name, _ in problem.objects:
         if name not in placed:
             raise ValueError(f"{name} has no place: (:init ...) needs (On {name} ...) or (In ...).")
+
+
+def _things(problem: Problem) -> dict[str, str]:
+    """Return the category of all objects and fixtures but the workspace, by name."""
+    workspace, category = WORKSPACES[problem.kind]
+    things = dict(problem.objects + problem.fixtures)
+    if len(things) < len(problem.objects) + len(problem.fixtures):
+        raise ValueError("two objects or fixtures have the same name.")
+    if things.pop(workspace, None) != category:
+        raise ValueError(f"(:fixtures ...) lacks {workspace} - {category}, where things stand.")
+    for name, kind in things.items():
+        if kind not in known_objects():
+            raise ValueError(f"{name}: {_unknown('object', kind, known_objects())}")
+    return things
 
 
 def _region(name: str, fields: dict[str, Any], workspace: str) -> tuple[str, str]:
@@ -93,7 +100,9 @@ def _region(name: str, fields: dict[str, Any], workspace: str) -> tuple[str, str
             raise ValueError(f"region {name} of {workspace} has no (:ranges ...).")
         for x0, y0, x1, y1 in (map(float, row) for row in ranges):
             if x0 > x1 or y0 > y1:
-                raise ValueError(f"(:ranges ...) of region {name}: expected x0 y0 x1 y1, ascending.")
+                raise ValueError(
+                    f"(:ranges ...) of region {name}: expected x0 y0 x1 y1, ascending."
+                )
     return target, f"{target}_{name}"
 
 

@@ -20,14 +20,12 @@ from vla_gym.suites.libero.bddl import parse_problem
 from vla_gym.suites.libero.bddl_checks import check_problem
 from vla_gym.suites.libero.suite import LiberoSuite
 from vla_gym.suites.libero.tasks import LiberoTask
-from vla_gym.suites.registry import OWN_PREFIX, get_suite
+from vla_gym.suites.registry import OWN_PREFIX, BddlPath
 
 #: Step limit in control steps: the longest of LIBERO's.
 MAX_CONTROL_STEPS = 520
 #: Bounds of what is read; LIBERO's own files have up to 9,000 bytes.
 MAX_BYTES, MAX_FILES = 2**18, 1000
-
-BddlPath = str | Path | Sequence[str | Path]
 
 
 class BddlSuite(LiberoSuite):
@@ -46,6 +44,29 @@ class BddlSuite(LiberoSuite):
         """
         super().__init__(OWN_PREFIX + _digest(json.dumps(files))[:16])
         self._tasks = tuple(_task(self.name, i, *file) for i, file in enumerate(files))
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Name and content of each file."""
+        return tuple((task.name, task.bddl) for task in self._tasks)
+
+    def keep(self) -> None:
+        """Write the files into the cache, where :func:`stored_suite` finds them by name.
+
+        Raises:
+            ConfigError: If the cache cannot be written.
+        """
+        folder = cache_dir() / "bddl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as scratch:
+                json.dump(self.files, scratch)
+            Path(scratch.name).replace(folder / f"{self.name}.json")
+        except OSError as error:
+            raise ConfigError(
+                f"The cache {folder} cannot be written ({error}): set VLA_GYM_CACHE to a writable "
+                "folder."
+            ) from error
 
     @property
     def tasks(self) -> tuple[LiberoTask, ...]:
@@ -74,20 +95,8 @@ def own_suite(bddl_path: BddlPath) -> BddlSuite:
     if not 1 <= len(files) <= MAX_FILES:
         raise ConfigError(f"bddl_path names {len(files)} files, expected 1..{MAX_FILES}.")
     suite = BddlSuite([(file.stem, _content(file)) for file in files])
-    folder = cache_dir() / "bddl"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as scratch:
-            json.dump([(task.name, task.own_bddl) for task in suite.tasks], scratch)
-        Path(scratch.name).replace(folder / f"{suite.name}.json")
-    except OSError as error:
-        raise ConfigError(
-            f"The cache {folder} cannot be written ({error}): set VLA_GYM_CACHE to a writable "
-            "folder."
-        ) from error
-    found = get_suite(suite.name)
-    assert isinstance(found, BddlSuite)
-    return found
+    suite.keep()
+    return suite
 
 
 def stored_suite(name: str) -> BddlSuite:
