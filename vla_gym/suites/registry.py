@@ -90,8 +90,8 @@ def choose_suite(
             raise ConfigError("Give suite='goal', say, or bddl_path='my_task.bddl'.")
         return suite
     if suite is not None:
-        one = isinstance(bddl_path, str | Path)
-        paths = str(bddl_path) if one else ", ".join(map(str, bddl_path))
+        several = [bddl_path] if isinstance(bddl_path, str | Path) else bddl_path
+        paths = ", ".join(map(str, several))
         raise ConfigError(
             f"suite={suite!r} and bddl_path={paths:.200} contradict each other: give one of them. "
             "bddl_path is for the ids Libero-v0 and LiberoVLA-v0."
@@ -157,7 +157,7 @@ def task_number(suite: Suite, task: int | str) -> int:
 
 def _load(name: str) -> Suite:
     if name.startswith(OWN_PREFIX):
-        return importlib.import_module("vla_gym.suites.libero.own").stored_suite(name)  # type: ignore[no-any-return]
+        return importlib.import_module("vla_gym.suites.libero.own").stored_suite(name)
     known = suite_names()
     name = name if name in known else name.removeprefix("libero_").replace("_", "-")
     if name not in known:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,9 +84,8 @@ def own_suite(bddl_path: BddlPath) -> BddlSuite:
         ConfigError: If a path leads to no BDDL file, one is not what LIBERO can build, or the cache
             cannot be written.
     """
-    one = isinstance(bddl_path, str | os.PathLike)
-    paths = [bddl_path] if one else bddl_path
-    if not isinstance(paths, Sequence) or not all(isinstance(p, str | os.PathLike) for p in paths):
+    paths = [bddl_path] if isinstance(bddl_path, str | Path) else bddl_path
+    if not isinstance(paths, Sequence) or not all(isinstance(p, str | Path) for p in paths):
         raise ConfigError(
             f"bddl_path must be a path, or a list of paths, of BDDL files, got {bddl_path!r:.200}."
         )
