@@ -128,6 +128,7 @@ def parse_init_states(
         init_states = init_states.tolist()
     if init_states == "sampled":
         return "sampled"
+    check_has_states(count)
     if init_states == "official":
         return "official"
     if isinstance(init_states, str) or not isinstance(init_states, Sequence):
@@ -138,6 +139,19 @@ def parse_init_states(
     if not init_states:
         raise ConfigError("init_states must name at least one official state, got none.")
     return tuple(as_integer(i, "init_states", 0, count - 1) for i in init_states)
+
+
+def check_has_states(count: int) -> None:
+    """Check that a suite has official initial states.
+
+    Raises:
+        ConfigError: If it has none, as one of a user's own BDDL files.
+    """
+    if not count:
+        raise ConfigError(
+            "These tasks have no official initial states: leave init_states and init_state_id out; "
+            "layouts are sampled, by seed."
+        )
 
 
 def parse_reset_options(
@@ -164,5 +178,6 @@ def parse_reset_options(
     if task_id is not None:
         task_id = task_number(suite, as_integer(task_id, "task_id"))
     if init_state_id is not None:
+        check_has_states(suite.num_init_states)
         init_state_id = as_integer(init_state_id, "init_state_id", 0, suite.num_init_states - 1)
     return task_id, init_state_id

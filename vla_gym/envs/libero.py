@@ -304,6 +304,7 @@ class LiberoEnv(LiberoEnvBase):
             "task_id": self._task_id,
             "init_state_id": self._init_state_id,
         }
+        info |= self._task.facts
         if self._task.suite != self.suite:
             info["suite"] = self._task.suite
         if self.gamma is not None:

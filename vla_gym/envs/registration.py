@@ -18,7 +18,7 @@ from gymnasium.wrappers import HumanRendering
 
 from vla_gym.envs.checks import check_keywords
 from vla_gym.errors import ConfigError, RenderError
-from vla_gym.suites import suite_names
+from vla_gym.suites import BddlPath, choose_suite, suite_names
 
 if TYPE_CHECKING:
     from vla_gym.remote.shards import Hosts
@@ -61,12 +61,18 @@ def register_envs() -> None:
 
 
 def make_libero(
-    suite: str | Sequence[str], *, render_mode: str | None = None, **kwargs: Any
+    suite: str | Sequence[str] | None = None,
+    *,
+    bddl_path: BddlPath | None = None,
+    render_mode: str | None = None,
+    **kwargs: Any,
 ) -> Env:
     """Build :class:`vla_gym.envs.libero.LiberoEnv`.
 
     Args:
         suite: Suite name, e.g. ``"goal"``, or several.
+        bddl_path: In place of a suite, tasks of one's own: a BDDL file, a folder of them or a list
+            of both; see :func:`vla_gym.suites.libero.own.own_suite`.
         render_mode: ``"human"`` adds Gymnasium's window, which shows every ``reset`` and ``step``.
         **kwargs: Of ``LiberoEnv``.
 
@@ -77,7 +83,7 @@ def make_libero(
     from vla_gym.envs.libero import LiberoEnv
 
     check_keywords(kwargs, make_libero, LiberoEnv)
-    env = LiberoEnv(suite, render_mode=_frames(render_mode), **kwargs)
+    env = LiberoEnv(choose_suite(suite, bddl_path), render_mode=_frames(render_mode), **kwargs)
     return HumanRendering(env) if render_mode == "human" else env
 
 
@@ -96,8 +102,9 @@ def _frames(render_mode: str | None) -> str | None:
 
 
 def make_libero_vla(
-    suite: str | Sequence[str],
+    suite: str | Sequence[str] | None = None,
     *,
+    bddl_path: BddlPath | None = None,
     vla: str | FrozenVLA = "mini",
     rl_token: str | RLTokenEncoder | None = "auto",
     chunk_len: int | None = None,
@@ -113,6 +120,7 @@ def make_libero_vla(
 
     Args:
         suite: Suite name, e.g. ``"goal"``, or several.
+        bddl_path: See :func:`make_libero`.
         vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
         rl_token: See :class:`vla_gym.wrappers.FrozenVLAObservation`.
         chunk_len: Control steps executed per ``step``, 1 to the VLA's horizon (default: all of it).
@@ -137,7 +145,9 @@ def make_libero_vla(
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
     env_kwargs.setdefault("image_size", model.image_size)
     mode = _frames(render_mode)
-    env = LiberoEnv(suite, chunk_len=chunk_len, render_mode=mode, **env_kwargs)
+    env = LiberoEnv(
+        choose_suite(suite, bddl_path), chunk_len=chunk_len, render_mode=mode, **env_kwargs
+    )
     wrapped: Env = FrozenVLAObservation(env, model, encoder, keep_images)
     if _wants_plain(flat, obs_keys, string_infos):
         wrapped = PlainSpaces(wrapped, flat, obs_keys, string_infos)
@@ -145,9 +155,10 @@ def make_libero_vla(
 
 
 def make_libero_vec(
-    suite: str | Sequence[str],
+    suite: str | Sequence[str] | None = None,
     num_envs: int = 1,
     *,
+    bddl_path: BddlPath | None = None,
     hosts: str | Hosts | None = None,
     **kwargs: Any,
 ) -> LiberoVectorEnv:
@@ -155,6 +166,7 @@ def make_libero_vec(
 
     Args:
         suite: Suite name, e.g. ``"goal"``, or several.
+        bddl_path: See :func:`make_libero`.
         num_envs: Number of environments.
         hosts: ``"ray"`` or ``"ray://host:port"``: a part of them on each node of a Ray cluster,
             see :class:`vla_gym.remote.vector_env.RemoteVectorEnv`. None: all on this machine.
@@ -170,15 +182,16 @@ def make_libero_vec(
         from vla_gym.remote.vector_env import RemoteVectorEnv
 
         check_keywords(kwargs, make_libero_vec, RemoteVectorEnv, LiberoVectorEnv, LiberoEnv)
-        return RemoteVectorEnv(num_envs, suite, hosts=hosts, **kwargs)
+        return RemoteVectorEnv(num_envs, choose_suite(suite, bddl_path), hosts=hosts, **kwargs)
     check_keywords(kwargs, make_libero_vec, LiberoVectorEnv, LiberoEnv)
-    return LiberoVectorEnv(num_envs, suite, **kwargs)
+    return LiberoVectorEnv(num_envs, choose_suite(suite, bddl_path), **kwargs)
 
 
 def make_libero_vla_vec(
-    suite: str | Sequence[str],
+    suite: str | Sequence[str] | None = None,
     num_envs: int = 1,
     *,
+    bddl_path: BddlPath | None = None,
     vla: str | FrozenVLA = "mini",
     rl_token: str | RLTokenEncoder | None = "auto",
     chunk_len: int | None = None,
@@ -201,6 +214,7 @@ def make_libero_vla_vec(
 
     Args:
         suite: Suite name, e.g. ``"goal"``, or several.
+        bddl_path: See :func:`make_libero`.
         num_envs: Number of environments.
         vla: Name or directory of a VLA, or an object that follows the ``FrozenVLA`` protocol.
         rl_token: See :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
@@ -256,7 +270,7 @@ def make_libero_vla_vec(
         inner = [] if wrap_envs is None else [wrap_envs]
         wrappers = [*kwargs.pop("vector_wrappers", ()), *inner, look]
         envs: Any = make_libero_vec(
-            suite,
+            choose_suite(suite, bddl_path),
             num_envs,
             hosts=hosts,
             vector_wrappers=wrappers,
@@ -269,6 +283,7 @@ def make_libero_vla_vec(
         kwargs.setdefault("image_size", model.image_size)
         # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
         kwargs.setdefault("copy", False)
+        suite = choose_suite(suite, bddl_path)
         envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
         if hosts is None:

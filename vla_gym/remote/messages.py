@@ -27,6 +27,7 @@ class PartSpec:
         kwargs: Further arguments of ``LiberoVectorEnv``.
         env_ids: The part's environments.
         vector_wrappers: Applied to the part, in this order.
+        files: Of a suite of BDDL files, name and content of each.
     """
 
     num_envs: int
@@ -34,11 +35,16 @@ class PartSpec:
     kwargs: Mapping[str, Any]
     env_ids: range
     vector_wrappers: Sequence[Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]] = ()
+    files: Sequence[tuple[str, str]] = ()
 
     def build(self) -> tuple[Any, Any]:
         """Return the ``LiberoVectorEnv`` of the part, and the same with its wrappers."""
         from vla_gym.vector import LiberoVectorEnv
 
+        if self.files:
+            from vla_gym.suites.libero.own import BddlSuite
+
+            BddlSuite(self.files).keep()
         base = LiberoVectorEnv(
             self.num_envs, self.suite, env_ids=self.env_ids, copy=False, **self.kwargs
         )

@@ -13,6 +13,7 @@ from vla_gym.remote.links import Wanted
 from vla_gym.remote.messages import PartSpec
 from vla_gym.remote.pool import RemotePool
 from vla_gym.remote.shards import Hosts
+from vla_gym.suites import get_suite
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
@@ -116,6 +117,7 @@ class RemoteVectorEnv(LiberoVectorEnv):
                     kwargs,
                     range(int(block[0]), int(block[-1]) + 1),
                     tuple(vector_wrappers),
+                    () if suite is None else getattr(get_suite(suite), "files", ()),
                 )
                 for block in blocks
             ]

@@ -37,6 +37,23 @@ class Start(NamedTuple):
         """
         return cls(suite, task_id, state, 0 if look is None else state // look)
 
+    @classmethod
+    def number(
+        cls, k: int, suite: str, task_id: int, look: int | None, first_seed: int | None
+    ) -> Start:
+        """Return start number k of a task in an evaluation.
+
+        Args:
+            k: From 0.
+            suite: Suite name.
+            task_id: Task in the suite.
+            look: See :meth:`official`.
+            first_seed: None: on official state k; else on the layout of seed ``first_seed + k``.
+        """
+        if first_seed is not None:
+            return cls(suite, task_id, seed=first_seed + k)
+        return cls.official(suite, task_id, k, look)
+
     def __str__(self) -> str:
         """Return what captions and messages call it."""
         is_sampled = self.init_state_id < 0

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 SCHEMA = 2
 COMPILE_TIMEOUT_S = 300.0
 UNUSED_DAYS = 30
+#: Exit status of a program that says what is wrong in the last line of its output.
+EXPLAINED = 3
 FILES = ("scene.mjb", "scene.json", "init_states.npz")
 MANIFEST = "manifest.json"
 
@@ -232,6 +234,8 @@ def _run_compiler(request: SceneRequest, scratch: Path, out: Path, timeout_s: fl
     if status != 0:
         reason = f"took more than {timeout_s:g} s" if status is None else f"ended with {status}"
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if status == EXPLAINED and lines:
+            raise CompileError(f"Compiling scene {request.scene!r} failed: {lines[-1]}")
         output = "\n".join(line[:400] for line in lines[-40:])
         raise CompileError(
             f"Compiling scene {request.scene!r} from the {request.pack.name!r} assets in "

@@ -77,6 +77,7 @@ class Task:
         objects, fixtures: Names of the movable objects, and of furniture and devices, for
             listings.
         goal: The goal in the benchmark's words, for listings.
+        facts: What infos and result cards say of it beside suite and number.
     """
 
     suite: str
@@ -105,6 +106,11 @@ class Task:
     def goal(self) -> str:
         """See the class."""
         return self.instruction
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """See the class."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +210,8 @@ class Suite(ABC):
     Attributes:
         name: Its name, e.g. ``"goal"``; environments are called ``Libero-<name>-v0``.
         tasks: The tasks in the order of their ids.
-        num_init_states: Number of official initial states of every task.
+        num_init_states: Number of official initial states of every task; 0: episodes begin at
+            sampled layouts only.
         cameras: Key in the observation -> name in the model; the first is the main view.
         action: What an action is.
         proprio: What proprioception holds.

@@ -16,6 +16,7 @@ import importlib
 import operator
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError, UnknownTaskError
@@ -34,6 +35,11 @@ VARIANTS = {
     for variant in ("swap", "object", "lan", "task")
 }
 ENTRY_POINTS = "vla_gym.suites"
+#: Begins the names of suites of a user's own BDDL files, see :mod:`vla_gym.suites.libero.own`.
+OWN_PREFIX = "bddl-"
+
+#: A BDDL file, a folder of them, or several of both.
+BddlPath = str | Path | Sequence[str | Path]
 
 _loaded: dict[str, Suite] = {}
 
@@ -65,6 +71,34 @@ def get_suite(name: str | Sequence[str]) -> Suite:
             suite = _load(name)
         _loaded[name] = _loaded[suite.name] = suite
     return _loaded[name]
+
+
+def choose_suite(
+    suite: str | Sequence[str] | None, bddl_path: BddlPath | None
+) -> str | Sequence[str]:
+    """Return the suite that one of two options asks for.
+
+    Args:
+        suite: See :func:`get_suite`.
+        bddl_path: BDDL files of a user's own, see :func:`vla_gym.suites.libero.own.own_suite`.
+
+    Raises:
+        ConfigError: If none or both are given, or there is something wrong with the files.
+    """
+    if bddl_path is None:
+        if suite is None:
+            raise ConfigError("Give suite='goal', say, or bddl_path='my_task.bddl'.")
+        return suite
+    if suite is not None:
+        several = [bddl_path] if isinstance(bddl_path, str | Path) else bddl_path
+        paths = ", ".join(map(str, several))
+        raise ConfigError(
+            f"suite={suite!r} and bddl_path={paths:.200} contradict each other: give one of them. "
+            "bddl_path is for the ids Libero-v0 and LiberoVLA-v0."
+        )
+    from vla_gym.suites.libero.own import own_suite
+
+    return own_suite(bddl_path).name
 
 
 def get_task(suite: str, task_id: int) -> Task:
@@ -122,6 +156,8 @@ def task_number(suite: Suite, task: int | str) -> int:
 
 
 def _load(name: str) -> Suite:
+    if name.startswith(OWN_PREFIX):
+        return importlib.import_module("vla_gym.suites.libero.own").stored_suite(name)
     known = suite_names()
     name = name if name in known else name.removeprefix("libero_").replace("_", "-")
     if name not in known:

@@ -94,7 +94,7 @@ def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, An
         for model in scenes.values():
             suite = get_suite(model.task.suite)
             sim = suite.make_simulation(model)
-            sim.reset(model.official_layout(0))
+            sim.reset(model.sample_layout(np.random.default_rng(0)))
             images = np.empty((len(suite.cameras), size, size, 3), np.uint8)
             cache.render(sim, images, tuple(suite.cameras.values()))
             problem = fork_safety.obstacle()
@@ -122,7 +122,7 @@ def _warm_up(model: CompiledTask) -> None:
     """Run one reset and one chunk: compiled code is loaded now, once, and not in each worker."""
     suite = get_suite(model.task.suite)
     sim = suite.make_simulation(model)
-    sim.reset(model.official_layout(0))
+    sim.reset(model.sample_layout(np.random.default_rng(0)))
     sim.run_chunk(np.tile(suite.action.noop, (WARM_UP_STEPS, 1)))
 
 

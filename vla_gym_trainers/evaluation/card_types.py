@@ -86,6 +86,7 @@ class Protocol(Struct):
     chunk_len: ChunkLength | None
     confusion: bool
     scene_reset_interval: Annotated[int, Meta(ge=1)] | None = None
+    first_seed: Seed = None
 
 
 class EpisodeRow(Struct):
@@ -93,7 +94,7 @@ class EpisodeRow(Struct):
 
     suite: str
     task_id: Count
-    init_state_id: Count
+    init_state_id: Annotated[int, Meta(ge=-1)]
     success: bool
     terminated: bool
     truncated: bool

@@ -121,10 +121,12 @@ def starts_of(protocol: Mapping[str, Any]) -> tuple[Start, ...]:
             f"expected at most {MAX_EPISODES}."
         )
     return tuple(
-        Start.official(suite, task_id, state, protocol.get("scene_reset_interval"))
+        Start.number(
+            k, suite, task_id, protocol.get("scene_reset_interval"), protocol.get("first_seed")
+        )
         for suite, task_ids in protocol["tasks"].items()
         for task_id in task_ids
-        for state in range(protocol["episodes"])
+        for k in range(protocol["episodes"])
     )
 
 

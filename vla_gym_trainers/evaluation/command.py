@@ -124,6 +124,8 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     tasks: dict[str, list[int]] = {}
     for suite, task_id in dict.fromkeys((s.suite, s.task_id) for s in config.starts()):
         tasks.setdefault(suite, []).append(task_id)
+    known = [get_task(suite, i) for suite, ids in tasks.items() for i in ids]
+    files = {task.key: task.facts for task in known if task.facts}
     sees = bool(policy.cameras)
     protocol: dict[str, Any] = to_plain(
         {
@@ -131,6 +133,8 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
             "name": config.protocol,
             "tasks": tasks,
             "episodes": config.num_states(),
+            **({} if config.first_seed is None else {"first_seed": config.first_seed}),
+            **({"files": files} if files else {}),
             "chunk_len": None if policy.expert else policy.chunk_len,
             "batch_size": config.batch_size if sees else None,
             "torch_threads": config.torch_threads if sees else None,

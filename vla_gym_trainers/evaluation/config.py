@@ -12,12 +12,16 @@ import tyro
 from vla_gym.envs.checks import as_integer, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Policy, Start
-from vla_gym.suites import get_suite
+from vla_gym.suites import choose_suite, get_suite
 from vla_gym.suites.libero.protocols import PROTOCOLS, EvalProtocol, ProtocolName
 from vla_gym.suites.libero.suite import LiberoSuite
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.summary import can_be_confused
+from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.runs.tasks import each_once
+
+#: Episodes of a task without official states, if the user does not say.
+SAMPLED_EPISODES = 50
 
 
 @dataclass
@@ -34,14 +38,14 @@ class EvalConfig(PolicyConfig):
       vla-gym eval-merge part1.json part2.json part3.json part4.json --out card.json
     """
 
-    suite: tuple[str, ...] = ("goal",)
+    suite: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: goal)")] = ()
     """One or several of spatial, object, goal, 10, 90, of the first four's variants (goal-swap,
     goal-object, goal-lan, goal-task, ...), or of installed plug-ins."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
     """Tasks of each suite; default: all."""
     episodes: int | None = None
     """Episodes a task: its official states 0, 1, 2, ...; default: the protocol's, or all, of
-    LIBERO's suites 50."""
+    LIBERO's suites 50. With --bddl-path so many sampled layouts."""
     protocol: ProtocolName | None = None
     """Settle, limit, render and replan as a known evaluation does, see docs/evaluation.md: openvla,
     openpi, or libero (LIBERO's own)."""
@@ -71,6 +75,12 @@ class EvalConfig(PolicyConfig):
     progress: bool = True
     """Show a progress bar."""
 
+    def __post_init__(self) -> None:
+        """Read the files of ``bddl_path``; they are the suite from then on."""
+        if self.bddl_path:
+            self.suite = (str(choose_suite(self.suite or None, self.bddl_path)),)
+        self.suite, self.bddl_path = self.suite or ("goal",), None
+
     @property
     def rules(self) -> EvalProtocol:
         """What the protocol fixes."""
@@ -83,7 +93,16 @@ class EvalConfig(PolicyConfig):
             UnknownTaskError: If there is no such suite.
         """
         asked = self.episodes or self.rules.episodes
-        return asked or min(get_suite(suite).num_init_states for suite in self.suite)
+        most = min(get_suite(suite).num_init_states for suite in self.suite)
+        return asked or most or SAMPLED_EPISODES
+
+    @property
+    def first_seed(self) -> int | None:
+        """Seed of the first layout where tasks have no official states; else None.
+
+        Far from the seeds of training, so that it has seen none of these layouts.
+        """
+        return None if all(get_suite(s).num_init_states for s in self.suite) else EVAL_SEED
 
     def starts(self) -> tuple[Start, ...]:
         """Return every start: suites as given, then tasks, then states 0..n-1.
@@ -99,9 +118,9 @@ class EvalConfig(PolicyConfig):
         tasks = [(suite, i) for suite in suites for i in parse_tasks(suite, self.task_ids)]
         if len({suite.tasks[i] for suite, i in tasks}) != len(tasks):
             raise ConfigError(f"--suite names tasks twice: {list(self.suite)}.")
-        states = range(self.num_states())
-        look = self.episodes_a_look
-        return tuple(Start.official(s.name, i, state, look) for s, i in tasks for state in states)
+        which = range(self.num_states())
+        how = self.episodes_a_look, self.first_seed
+        return tuple(Start.number(k, s.name, i, *how) for s, i in tasks for k in which)
 
     def shard(self) -> tuple[int, int]:
         """Return part and number of parts, (1, 1) without ``--shards``.
@@ -139,7 +158,7 @@ class EvalConfig(PolicyConfig):
         self.check_env()
         if self.episodes is not None:
             most = min((get_suite(suite).num_init_states for suite in self.suite), default=0)
-            as_integer(self.episodes, "--episodes", 1, most)
+            as_integer(self.episodes, "--episodes", 1, most or None)
         for name, low in (("num_envs", 1), ("workers", 0), ("torch_threads", 1), ("films", 0)):
             if getattr(self, name) is not None:
                 as_integer(getattr(self, name), f"--{name.replace('_', '-')}", low)
@@ -180,6 +199,8 @@ class EvalConfig(PolicyConfig):
         asks = f"--protocol {self.protocol} asks for"
         if not all(isinstance(get_suite(suite), LiberoSuite) for suite in self.suite):
             raise ConfigError(f"{asks} LIBERO's suites, one by one; got {', '.join(self.suite)}.")
+        if self.first_seed is not None:
+            raise ConfigError(f"{asks} official states, which a BDDL file of your own has not.")
         if (self.episodes or 0) > (most := self.rules.episodes or 0):
             raise ConfigError(f"{asks} {most} episodes a task or fewer; got {self.episodes}.")
         if self.rules.chunk_len not in (None, self.chunk_len or self.rules.chunk_len):

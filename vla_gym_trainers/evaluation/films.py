@@ -57,7 +57,11 @@ def make_films(
                 f"was filmed, after {before.length} (success: {before.success}) when it was "
                 "counted. Is the policy deterministic, and the machine the same?"
             )
-        place = f"{before.suite}_{before.task_id}_state_{before.init_state_id:02d}"
+        start = before.start
+        layout = f"state_{start.init_state_id:02d}"
+        if start.init_state_id < 0:
+            layout = f"seed_{start.seed}"
+        place = f"{start.suite}_{start.task_id}_{layout}"
         outcome = "success" if before.success else "failure"
         files.append(write_video(folder / f"{place}_{outcome}.mp4", tiled_frames([frames])))
         on_done()

@@ -15,7 +15,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.play.video import check_video_path, tiled_frames, write_video
 from vla_gym.rollout import Episode, Start
 from vla_gym.rollout.film import film
-from vla_gym.suites import get_suite, get_task
+from vla_gym.suites import choose_suite, get_suite, get_task
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 
 # Most tiles of one video; more could not be made out.
@@ -32,12 +32,14 @@ class PlayConfig(PolicyConfig):
     policy: str = "expert"
     """Who acts: expert (scripted, sees the simulation), vla, random, or a trained policy: a run
     directory of vla-gym-train, or its policy.safetensors."""
-    suite: str = "goal"
+    suite: Annotated[str, tyro.conf.arg(help_behavior_hint="(default: goal)")] = ""
     """Suite name."""
-    task_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--task-id"])] = (8,)
-    """Tasks in the suite; see vla-gym tasks."""
-    init_state_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--init-state-id"])] = (0,)
-    """Official initial states, from 0; LIBERO has 50."""
+    task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
+    """Tasks in the suite, see vla-gym tasks; default: 8, with --bddl-path all."""
+    init_state_ids: Annotated[
+        tuple[int, ...] | None, tyro.conf.arg(aliases=["--init-state-id"])
+    ] = None
+    """Official initial states, from 0; LIBERO has 50. Default: 0, with --bddl-path seed 0."""
     seeds: tuple[int, ...] = ()
     """Play layouts sampled with these seeds instead of official states."""
     cameras: tuple[str, ...] | None = None
@@ -49,14 +51,23 @@ class PlayConfig(PolicyConfig):
     out: Path = Path("episode.mp4")
     """The video; .mp4 or .gif."""
 
+    def __post_init__(self) -> None:
+        """Read the files of ``bddl_path``; they are the suite from then on."""
+        if self.bddl_path:
+            self.suite = str(choose_suite(self.suite or None, self.bddl_path))
+        self.suite, self.bddl_path = self.suite or "goal", None
+
     def starts(self) -> list[Start]:
         """Return where the episodes begin."""
         suite = get_suite(self.suite)
-        tasks = parse_tasks(suite, self.task_ids)
-        if self.seeds:
-            seeds = [as_integer(seed, "seeds", 0) for seed in self.seeds]
+        usual = (8,) if suite.num_init_states else None
+        tasks = parse_tasks(suite, usual if self.task_ids is None else self.task_ids)
+        by_seed = not suite.num_init_states and self.init_state_ids is None
+        if seeds := self.seeds or ((0,) if by_seed else ()):
+            seeds = tuple(as_integer(seed, "seeds", 0) for seed in seeds)
             return [Start(suite.name, task, seed=seed) for task in tasks for seed in seeds]
-        states = parse_init_states(self.init_state_ids, suite.num_init_states)
+        ids = (0,) if self.init_state_ids is None else self.init_state_ids
+        states = parse_init_states(ids, suite.num_init_states)
         look = self.episodes_a_look
         return [Start.official(suite.name, i, int(s), look) for i in tasks for s in states]
 

@@ -21,6 +21,9 @@ POLICIES = ("vla", "expert", "random")
 class PolicyConfig(EnvSettings):
     """Who acts, and in which world."""
 
+    bddl_path: tuple[Path, ...] | None = None
+    """In place of --suite: BDDL files of your own, or folders of them; see docs/environments.md.
+    Episodes begin at layouts sampled by seed."""
     policy: str = "vla"
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
     directory of vla-gym-train, or its policy.safetensors."""

@@ -52,7 +52,7 @@ def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[s
 
 
 def to_row(episode: Episode) -> dict[str, Any]:
-    """Return an episode on an official state as plain JSON types."""
+    """Return an episode as plain JSON types."""
     start = episode.start
     place = {
         "suite": start.suite,

@@ -109,7 +109,8 @@ class ChunkReplayBuffer(ReplayBuffer):
         self._inputs = [name for name in shapes if name.endswith("/vla_input")]
         shapes |= dict.fromkeys(self._inputs, ())
         self.inputs = RowStore()
-        shapes |= {"actions": (self.action_dim,), **{name: () for name in _SCALARS}}
+        shapes |= {"actions": (self.action_dim,), "truncated": ()}
+        shapes |= {name: () for name in _SCALARS}
         self._ring, self._tasks = Ring(self.buffer_size, shapes), TaskIndex()
         self.num_dropped = 0
         # Of each environment's current episode: running numbers (not slots) of its chunks; its
@@ -172,7 +173,8 @@ class ChunkReplayBuffer(ReplayBuffer):
         discounts = [
             info.get("discount", self.gamma ** int(info.get("executed_steps", 1))) for info in infos
         ]
-        rows = self._pack(obs, next_obs, action, reward, terminated, discounts)
+        truncated = np.logical_and(done, limit)
+        rows = self._pack(obs, next_obs, action, reward, terminated, discounts, truncated)
         kept = np.isfinite(rows[:, :-1]).all(axis=1) & ~restarted
         number = self.num_added
         self._push(rows[kept])
@@ -193,7 +195,14 @@ class ChunkReplayBuffer(ReplayBuffer):
                 self._add_pieces(env, mine, action[env], info, *ends)
 
     def _pack(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, discount: Any
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: Any,
+        reward: Any,
+        done: Any,
+        discount: Any,
+        truncated: Any,
     ) -> np.ndarray:
         """Return rows of the ring; their returns are not known yet."""
         count = np.size(reward)
@@ -202,6 +211,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         for name in self._inputs:
             columns[name] = self.inputs.add(np.reshape(columns[name], (count, -1)))
         columns |= {"actions": action, "rewards": reward, "dones": done, "discounts": discount}
+        columns["truncated"] = truncated
         return self._ring.pack({**columns, "mc_returns": np.full(count, np.nan)}, count)
 
     def _push(self, rows: np.ndarray) -> None:

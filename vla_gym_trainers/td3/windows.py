@@ -21,6 +21,7 @@ class Window(NamedTuple):
         reward: Discounted sum inside it.
         terminated: The episode ended in it by success.
         discount: gamma ** executed_steps.
+        truncated: The episode ended in it by the step limit.
     """
 
     start: int
@@ -30,6 +31,7 @@ class Window(NamedTuple):
     reward: float
     terminated: bool
     discount: float
+    truncated: bool
 
 
 class Pieces:
@@ -77,21 +79,28 @@ class Pieces:
         first = max(0, before - whole + 1)
         last = total if done else total - whole + 1
         return [
-            self._window(j, min(j + whole, total), len(action), rest, terminated)
+            self._window(j, min(j + whole, total), len(action), rest, done, terminated)
             for j in range(first, last)
             if not self.begins_chunk[j]
         ]
 
     def _window(
-        self, start: int, end: int, chunk_len: int, rest: np.ndarray, terminated: bool
+        self,
+        start: int,
+        end: int,
+        chunk_len: int,
+        rest: np.ndarray,
+        done: bool,
+        terminated: bool,
     ) -> Window:
         reward, discount = joined(self.pieces[start:end])
         rows = np.concatenate([*self.actions[start:end], rest])[:chunk_len]
         missing = chunk_len - len(rows)
         action = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
-        is_end = end == len(self.pieces) and terminated
+        is_last = end == len(self.pieces)
+        won, cut = is_last and terminated, is_last and done and not terminated
         next_obs = self.pieces[end - 1].obs
-        return Window(start, self.obs[start], next_obs, action, reward, is_end, discount)
+        return Window(start, self.obs[start], next_obs, action, reward, won, discount, cut)
 
     def returns(self) -> np.ndarray:
         """Return the Monte-Carlo return from each piece to the end, ``G_j = r_j + d_j G_(j+1)``."""

@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.rollout.chunks import Piece
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.tensordicts import replay_tensordict
 
 OBSERVATION = spaces.Dict(
     {"rl_token": spaces.Box(-np.inf, np.inf, (3,), np.float32), "task_id": spaces.Discrete(10)}
@@ -125,3 +129,57 @@ def test_pickle_holds_the_filled_rows_only() -> None:
         for tag in range(50):
             push(buffer, [float(tag)], [0])
     assert len(pickle.dumps(large)) < 2 * len(pickle.dumps(small))
+
+
+def test_a_replay_in_torchrls_words() -> None:
+    """The oldest first, after a wrap-around; ends and what begins inside chunks included."""
+    buffer = make(size=4)
+    shape = (1, 3)
+
+    def step(tag: float, done: bool, limit: bool, pieces: int = 0) -> None:
+        obs, after = (
+            {"rl_token": np.full(shape, t, np.float32), "task_id": np.array([2])}
+            for t in (tag, tag + 0.75)
+        )
+        info: dict[str, Any] = {"discount": 0.81, "TimeLimit.truncated": limit}
+        if pieces:
+            inside = [
+                Piece({k: v[0] for k, v in after.items()}, float(k), 0.9) for k in range(pieces)
+            ]
+            info |= {"pieces": inside, "stride": 1}
+        buffer.add(obs, after, np.full((1, 2, 7), tag), np.ones(1) * tag, np.array([done]), [info])
+
+    for tag, done, limit in (
+        (0.0, False, False),
+        (1.0, True, False),
+        (2.0, False, False),
+        (3.0, True, True),
+        (4.0, False, False),
+    ):
+        step(tag, done, limit)
+    found = replay_tensordict(buffer)
+    assert found.batch_size == (4,) and found["action"].shape == (4, 2, 7)
+    assert found["rl_token"][:, 0].tolist() == [1, 2, 3, 4]
+    assert found["next", "rl_token"][:, 0].tolist() == [1.75, 2.75, 3.75, 4.75]
+    assert found["next", "reward"].flatten().tolist() == [1, 2, 3, 4]
+    assert found["next", "terminated"].flatten().tolist() == [True, False, False, False]
+    assert found["next", "truncated"].flatten().tolist() == [False, False, True, False]
+    assert found["next", "done"].flatten().tolist() == [True, False, True, False]
+    np.testing.assert_allclose(found["next", "discount"], np.full((4, 1), 0.81), rtol=1e-6)
+    assert found["task_id"].tolist() == [2] * 4 and found["task_id"].dtype == torch.int64
+    found["rl_token"].zero_()  # a copy
+    assert buffer.observations["rl_token"].any()
+
+    for limit in (False, True):
+        buffer.reset()
+        step(0.0, False, False, pieces=2)
+        step(1.0, True, limit, pieces=2)
+        ends = replay_tensordict(buffer)["next"]
+        # The second chunk, and the window that begins inside it.
+        assert int(ends["done"].sum()) == 2
+        assert torch.equal(ends["truncated"], ends["done"] & torch.tensor(limit))
+
+    buffer.reset()
+    del buffer._ring.shapes["truncated"]
+    with pytest.raises(ConfigError, match="stored by this version"):
+        replay_tensordict(buffer)

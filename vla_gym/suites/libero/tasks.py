@@ -7,6 +7,7 @@ installs are found by path alone.
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import re
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import UnknownTaskError
-from vla_gym.suites.libero.bddl import Problem, read_problem
+from vla_gym.suites.libero.bddl import Problem, parse_problem, read_problem
 from vla_gym.suites.protocol import Task
-from vla_gym.suites.registry import SUITES, VARIANTS
+from vla_gym.suites.registry import SUITES, VARIANTS, get_suite
 
 # Step limits in control steps (20 Hz), as the field evaluates: a little above the longest
 # demonstration of each suite. A variant has its suite's.
@@ -41,9 +42,30 @@ class LiberoTask(Task):
     Attributes:
         folder: Folder of its files below ``bddl_files`` and ``init_files``, e.g.
             ``"libero_goal"``.
+        own_bddl: Content of its BDDL file where that is the user's own; it has no other file then,
+            and no official states.
     """
 
     folder: str
+    own_bddl: str | None = None
+
+    @property
+    def bddl(self) -> str:
+        """Content of the task's BDDL file."""
+        return self.own_bddl or self.bddl_file.read_text(encoding="utf-8")
+
+    @property
+    def entry(self) -> str:
+        """Its name in the files of a compiled scene: of a user's file, one made of its content."""
+        return self.facts["bddl_sha256"] if self.own_bddl else self.key
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Name and SHA-256 of the user's own file; else nothing."""
+        if self.own_bddl is None:
+            return {}
+        digest = hashlib.sha256(self.own_bddl.encode()).hexdigest()
+        return {"bddl_file": f"{self.name}.bddl", "bddl_sha256": digest}
 
     @property
     def bddl_file(self) -> Path:
@@ -62,7 +84,7 @@ class LiberoTask(Task):
         Raises:
             UnknownTaskError: If the file is missing or damaged.
         """
-        return read_problem(self.bddl_file)
+        return parse_problem(self.own_bddl) if self.own_bddl else read_problem(self.bddl_file)
 
     @property
     def objects(self) -> tuple[str, ...]:
@@ -174,8 +196,12 @@ def scene_of(task: LiberoTask) -> tuple[str, tuple[LiberoTask, ...]]:
     """Return the scene that a task plays in, and all tasks that share it.
 
     There are 32: libero_10 plays in nine of libero_90's twenty. The variants have 51 of their own:
-    their files would change the keys of LIBERO's.
+    their files would change the keys of LIBERO's. Files of a user's own share scenes among
+    themselves.
     """
+    if task.own_bddl:
+        mine: Any = get_suite(task.suite).tasks
+        return task.scene_name, tuple(t for t in mine if t.scene_name == task.scene_name)
     return task.scene_name, _scene_tasks(task.suite in VARIANTS)[task.scene_name]
 
 

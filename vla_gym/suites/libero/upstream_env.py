@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import AssetError, CompileError
-from vla_gym.suites.libero.tasks import libero_data_root
+from vla_gym.suites.libero.tasks import LiberoTask, libero_data_root
 
 # Textures that upstream's arenas ask for by style. Where a pack lacks one, the texture that the
 # scene file itself names stands in: only the look of floor and walls changes.
@@ -45,7 +45,18 @@ def prepare(asset_root: Path, workdir: Path) -> list[str]:
     vars(pdb)["set_trace"] = _no_place_found
     os.environ["LIBERO_CONFIG_PATH"] = str(workdir)
     importlib.import_module("libero.libero.envs")
+    # Upstream's reader evaluates the numbers of a yaw_rotation as Python.
+    vars(importlib.import_module("libero.libero.envs.bddl_utils"))["eval"] = float
     return replaced
+
+
+def task_file(task: LiberoTask, workdir: Path) -> Path:
+    """Return the BDDL file of a task; a user's own is written into ``workdir``."""
+    if not task.own_bddl:
+        return task.bddl_file
+    path = workdir / f"{task.entry}.bddl"
+    path.write_text(task.own_bddl, encoding="utf-8")
+    return path
 
 
 def make_env(bddl_file: Path, **overrides: Any) -> Any:

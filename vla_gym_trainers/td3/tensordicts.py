@@ -1,0 +1,49 @@
+"""A replay in TorchRL's words."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+
+
+def replay_tensordict(buffer: ChunkReplayBuffer) -> TensorDict:
+    """Return a copy of all stored transitions, the oldest first.
+
+    Args:
+        buffer: Of a TD3+BC model (``model.replay_buffer``), or of a checkpoint.
+
+    Returns:
+        (n,) on the CPU, with the keys of TorchRL's collectors: those of the observation;
+        ``action``, as the environment takes it, (n, C, 7) float32; and in ``next`` those of the
+        observation (at an episode's end its last one), ``reward`` and ``discount``
+        (``gamma ** executed_steps``), (n, 1) float32, ``terminated``, ``truncated`` and ``done``,
+        (n, 1) bool. Discrete keys are (n,) int64.
+
+    Raises:
+        ConfigError: If it was stored by a version that kept no ``truncated``, or holds what a VLA
+            saw, which is not part of its rows.
+    """
+    ring = buffer._ring
+    if "truncated" not in ring.shapes or "obs/vla_input" in ring.shapes:
+        raise ConfigError(
+            "Expected a replay without keep_inputs, stored by this version: one from before does "
+            "not say which episodes were truncated."
+        )
+    slots = np.arange(ring.num_added - len(ring), ring.num_added) % ring.capacity
+    rows = ring.gather(slots, torch.device("cpu"))
+    for name in buffer._integers:
+        rows[name] = rows[name].long().squeeze(-1)
+    after = {key: rows[f"next/{key}"] for key in buffer.obs_shape}
+    after |= {"reward": rows["rewards"], "discount": rows["discounts"]}
+    after |= {"terminated": rows["dones"].bool(), "truncated": rows["truncated"].bool()}
+    after["done"] = after["terminated"] | after["truncated"]
+    action = rows["actions"].unflatten(1, buffer.action_space.shape)  # type: ignore[arg-type]
+    before = {key: rows[f"obs/{key}"] for key in buffer.obs_shape}
+    found: TensorDict = TensorDict(
+        {**before, "action": action, "next": after}, batch_size=len(ring)
+    ).contiguous()
+    return found
