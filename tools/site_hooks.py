@@ -7,10 +7,12 @@ folder that a page links to becomes a page with its code, so that the site needs
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -44,7 +46,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Turn links between files of the repository into links between pages of the site."""
     del config, files
     here = page.file.src_uri
-    if not (ROOT / repository_path(here)).exists():  # a page with code, in which nothing is a link
+    if not repository_path(here).endswith((".md", ".ipynb")):  # in code nothing is a link
         return markdown
 
     def to_site(match: re.Match[str]) -> str:
@@ -68,7 +70,8 @@ def on_post_build(config: MkDocsConfig) -> None:
 def repository_path(page: str, link: str = "") -> str:
     """Return the file behind a page of the site or a link in it, from the top of the repository."""
     page = page.replace("index.md", "README.md")
-    file = page if (ROOT / page).exists() else f"docs/{page}"
+    found = [file for file in (page, page.removesuffix(".md")) if (ROOT / file).exists()]
+    file = found[0] if found else f"docs/{page}"
     return posixpath.normpath(posixpath.join(posixpath.dirname(file), link)) if link else file
 
 
@@ -97,9 +100,27 @@ def source_page(path: Path) -> Iterator[str]:
     if path.suffix == ".md":
         yield path.read_text(encoding="utf-8")
         return
+    if path.suffix == ".ipynb":
+        yield from notebook_page(json.loads(path.read_text(encoding="utf-8")))
+        return
     yield f"---\ntitle: {path.name}\n---\n\n# {name}\n"
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if file.is_file():
             yield f"\n## {file.name}\n" if path.is_dir() else ""
             text = file.read_text(encoding="utf-8")
             yield f"\n``````{LANGUAGES.get(file.suffix, 'text')}\n{text}``````\n"
+
+
+def notebook_page(notebook: dict[str, Any]) -> Iterator[str]:
+    """Yield a notebook with its outputs as Markdown; pictures are part of the page."""
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        yield f"\n{text}\n" if cell["cell_type"] == "markdown" else f"\n```python\n{text}\n```\n"
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if picture := data.get("image/png"):
+                yield f'\n<img src="data:image/png;base64,{picture.strip()}" alt="">\n'
+            elif "text/html" in data:
+                yield f"\n<div>{' '.join(''.join(data['text/html']).split())}</div>\n"
+            elif shown := "".join(output.get("text", "") or data.get("text/plain", "")):
+                yield f"\n```text\n{shown.rstrip()}\n```\n"
