@@ -29,6 +29,8 @@ def test_version_is_stated_once_and_the_same():
     import vla_gym
 
     assert vla_gym.__version__ == PROJECT["project"]["version"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {vla_gym.__version__}\n" in citation
     assert f"## [{vla_gym.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 

@@ -43,9 +43,11 @@ def main() -> None:
         for who, suite, task_id in FILMS:
             policy = ExpertPolicy() if who == "expert" else VLAPolicy(who)
             draw_film(policy, suite, task_id, folder / f"film-{suite}-{task_id}.webp")
-    films = [cell(f"film-{s}-{t}", s, t, f"{s} {t}, {who}:") for who, s, t in FILMS]
-    blocks = {suite: table([cell(f"{suite}-{t.task_id}", suite, t.task_id, f"{t.task_id}:")
-                            for t in get_suite(suite).tasks], COLUMNS) for suite in SUITES}  # fmt: skip
+    blocks = {}
+    for suite in SUITES:
+        cells = [cell(f"{suite}-{i}", suite, i, f"{i}:") for i in range(len(get_suite(suite).tasks))]
+        blocks[suite] = table(cells, COLUMNS)
+    films = [cell(f"film-{suite}-{i}", suite, i, f"{suite} {i}, {who}:") for who, suite, i in FILMS]
     fill_blocks(PAGE, {"films": table(films, 2), **blocks})
 
 

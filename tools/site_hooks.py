@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md", "SECURITY.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yml": "yaml", ".json": "json"}
 #: What would be fetched from elsewhere when a page is opened.
