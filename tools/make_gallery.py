@@ -45,7 +45,9 @@ def main() -> None:
             draw_film(policy, suite, task_id, folder / f"film-{suite}-{task_id}.webp")
     blocks = {}
     for suite in SUITES:
-        cells = [cell(f"{suite}-{i}", suite, i, f"{i}:") for i in range(len(get_suite(suite).tasks))]
+        cells = [
+            cell(f"{suite}-{i}", suite, i, f"{i}:") for i in range(len(get_suite(suite).tasks))
+        ]
         blocks[suite] = table(cells, COLUMNS)
     films = [cell(f"film-{suite}-{i}", suite, i, f"{suite} {i}, {who}:") for who, suite, i in FILMS]
     fill_blocks(PAGE, {"films": table(films, 2), **blocks})

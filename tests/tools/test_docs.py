@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "RELEASING", "CHANGELOG", "SECURITY")]
+TOP = [
+    ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "RELEASING", "CHANGELOG", "SECURITY")
+]
 PAGES = [*TOP, *sorted(ROOT.glob("docs/*.md")), ROOT / "results" / "notes.md"]
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s]+)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
