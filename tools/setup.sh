@@ -6,12 +6,12 @@
 #   VENV        folder of the virtual environment      (default .venv)
 #   PYTHON      interpreter that makes it              (default: the first Python 3.11 to 3.13 found)
 #   TORCH_SPEC  what pip installs as torch             (default torch==2.13.0)
-#   EXTRAS      extras of the package                  (default trainers,dev)
+#   EXTRAS      extras of the package                  (default trainers,dev,notebook)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 TORCH_SPEC=${TORCH_SPEC:-torch==2.13.0}
-EXTRAS=${EXTRAS:-trainers,dev}
+EXTRAS=${EXTRAS:-trainers,dev,notebook}
 STAMP="$VENV/.vla-gym-setup"
 
 say() { printf '[setup] %s\n' "$*" >&2; }

@@ -15,7 +15,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 def outputs(notebook) -> list[tuple[str, ...]]:
     """What each cell gave: which kinds of output, and the text that it printed."""
     found = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [(*output.get("data", {}), output.get("text", "")) for output in found]
+    return [(*sorted(output.get("data", {})), output.get("text", "")) for output in found]
 
 
 @pytest.mark.timeout(300, func_only=True)
