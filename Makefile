@@ -6,7 +6,7 @@ export VENV
 BIN := $(VENV)/bin
 TEST_PROCESSES ?= 2
 
-.PHONY: help setup demo test test-slow test-libraries check format lint types bench wheel
+.PHONY: help setup demo test test-slow test-libraries check format lint types bench docs wheel
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,10 @@ check: format lint types test  ## Format, lint, types and tests.
 
 bench: setup  ## Speed beside LIBERO's and Gymnasium's vector environments.
 	$(BIN)/vla-gym bench $(BENCH_ARGS)
+
+docs: setup  ## This documentation as a site, in site/; every link and anchor must be right.
+	@$(BIN)/python -m mkdocs --version >/dev/null 2>&1 || $(BIN)/python -m pip install -q -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheel: setup  ## Source distribution and wheel in dist/.
 	$(BIN)/python -m build

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -28,12 +29,14 @@ def test_version_is_stated_once_and_the_same():
     import vla_gym
 
     assert vla_gym.__version__ == PROJECT["project"]["version"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {vla_gym.__version__}\n" in citation
     assert f"## [{vla_gym.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """A wheel of the files that git tracks or would track, built without network."""
+def source(tmp_path_factory) -> Path:
+    """The files that git tracks or would track."""
     pytest.importorskip("setuptools", minversion="77")
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
@@ -50,32 +53,58 @@ def wheel(tmp_path_factory) -> Path:
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    out = tmp_path_factory.mktemp("wheel")
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
+    return source
+
+
+@pytest.fixture(scope="module")
+def packaged(source) -> set[str]:
+    """The files that an installed package holds, by their names in a wheel; before a build."""
+    found = {"vla_gym": "vla_gym", "vla_gym_trainers": "vla_gym_trainers"}
+    found |= {"wrappers": "vla_gym/wrappers", "configs": "vla_gym/configs"}
+    return {
+        f"{name}/{file.relative_to(source / top)}"
+        for top, name in found.items()
+        for file in (source / top).rglob("*")
+        if file.is_file()
+    }
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Return a distribution, built without network."""
+    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    return next(out.glob("*.whl"))
+    return next(path for path in out.iterdir() if path.suffix in (".whl", ".gz"))
 
 
-def test_wheel_contents(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    top = {name.split("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == {
-        "vla_gym",
-        "vla_gym_trainers",
-    }
-    expected = [
-        *ROOT.glob("vla_gym/weights/*/*"),
-    ]
-    expected += [ROOT / "vla_gym" / "configs" / file.name for file in ROOT.glob("configs/*.yaml")]
-    expected += [ROOT / "vla_gym" / "wrappers" / file.name for file in ROOT.glob("wrappers/*.py")]
-    expected += [*ROOT.glob("vla_gym/**/*.py"), *ROOT.glob("vla_gym_trainers/**/*.py")]
-    expected += [*ROOT.glob("vla_gym_trainers/**/*.css")]
-    missing = {str(file.relative_to(ROOT)) for file in expected} - names
-    assert not missing
+@pytest.fixture(scope="module")
+def sdist(source, packaged, tmp_path_factory) -> Path:
+    del packaged  # a build leaves files in the source
+    return build("sdist", source, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> Path:
+    """A wheel of the source distribution, as ``python -m build`` makes it: without symlinks."""
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    return build("wheel", next(unpacked.iterdir()), tmp_path_factory.mktemp("wheel"))
+
+
+def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel, packaged):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == packaged
     assert wheel.stat().st_size < 30e6
+
+
+def test_sdist_holds_what_belongs_to_a_release_and_no_tests(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "results"))]
 
 
 def test_wheel_imports_outside_the_checkout(wheel, tmp_path):

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # All set-up of a checkout on a bare Debian or Ubuntu: system packages, a virtual environment,
 # torch, the package itself. `make setup` calls it; safe to run again at any time.
+# `tools/setup.sh packages` stops after the system packages: sudo where a checkout is a user's.
 #
 #   VENV        folder of the virtual environment      (default .venv)
 #   PYTHON      interpreter that makes it              (default: the first Python 3.11 to 3.13 found)
 #   TORCH_SPEC  what pip installs as torch             (default torch==2.13.0)
+#   EXTRAS      extras of the package                  (default trainers,dev,notebook)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 TORCH_SPEC=${TORCH_SPEC:-torch==2.13.0}
+EXTRAS=${EXTRAS:-trainers,dev,notebook}
 STAMP="$VENV/.vla-gym-setup"
 
 say() { printf '[setup] %s\n' "$*" >&2; }
@@ -60,12 +63,13 @@ install_packages() {
 
 mapfile -t needed < <( { missing_packages; python_packages "$(find_python)"; } | tr ' ' '\n')
 install_packages "${needed[@]}"
+if [ "${1:-}" = packages ]; then exit 0; fi
 
 python=$(find_python)
 [ -n "$python" ] || die "Python 3.11, 3.12 or 3.13 is needed (mujoco 3.3 has no wheels for later ones); none was found. Install one or call: make PYTHON=/path/to/python"
 
 # The stamp holds what the environment was made from, so that a changed pyproject installs again.
-want=$(cat pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)-$(pwd | sha256sum | cut -c1-8)
+want=$( (cat pyproject.toml tools/setup.sh; echo "$EXTRAS") | sha256sum | cut -c1-16)-$(pwd | sha256sum | cut -c1-8)
 if [ -x "$VENV/bin/python" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$want" ]; then exit 0; fi
 
 if [ ! -x "$VENV/bin/python" ]; then
@@ -75,8 +79,8 @@ fi
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 say "installing $TORCH_SPEC"
 pip install -q "$TORCH_SPEC"
-say "installing vla-gym with its trainers and developer tools (a few minutes the first time)"
-pip install -q -e '.[trainers,dev]'
+say "installing vla-gym[$EXTRAS] (a few minutes the first time)"
+pip install -q -e ".[$EXTRAS]"
 "$VENV/bin/python" -c 'import vla_gym' || die "The installed package cannot be imported; see the message above."
 printf '%s\n' "$want" >"$STAMP"
 say "done: $VENV"

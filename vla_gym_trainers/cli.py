@@ -1,4 +1,8 @@
-"""``vla-gym-train COMMAND``: the trainers' commands, see :data:`COMMANDS`."""
+"""``vla-gym-train COMMAND``: the trainers' commands, see :data:`COMMANDS`, and those of plug-ins.
+
+An entry point of the group ``vla_gym_trainers.commands`` names a function from its settings, whose
+dataclass is the type of its argument, to the text that is printed (docs/extending.md).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_type_hints
 
 from vla_gym.cli.main import COMPLETION, EXIT_OK, EXIT_USAGE, run_command
 from vla_gym.cli.pipes import outlive_readers
+from vla_gym.errors import ConfigError
 from vla_gym_trainers.commands import import_sb3
 from vla_gym_trainers.runs.settings import parse_config
 
@@ -62,12 +68,26 @@ COMMANDS = {
         "on_policy.train:main",
     ),
 }
-USAGE = (
-    "usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml | --resume RUN] [options]\n\ncommands:\n"
-    + "".join(f"  {name:<13}{help_}\n" for name, (help_, *_) in COMMANDS.items())
-    + "\nOptions of a command, with their defaults: vla-gym-train COMMAND --help\n"
-    + f"Completion for bash and zsh: vla-gym-train {COMPLETION}\n"
-)
+GROUP = "vla_gym_trainers.commands"
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """Return the commands of other packages by name; none replaces one of this package."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
+
+
+def usage() -> str:
+    """Return the list of commands."""
+    helps = {name: help_ for name, (help_, *_) in COMMANDS.items()}
+    # Not imported for this: one that cannot be imported must not hide the others.
+    helps |= {name: f"of {point.value.partition(':')[0]}" for name, point in plugins().items()}
+    return (
+        "usage: vla-gym-train COMMAND [--preset NAME|FILE.yaml | --resume RUN] [options]\n\n"
+        "commands:\n"
+        + "".join(f"  {name:<13}{help_}\n" for name, help_ in helps.items())
+        + "\nOptions of a command, with their defaults: vla-gym-train COMMAND --help\n"
+        + f"Completion for bash and zsh: vla-gym-train {COMPLETION}\n"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage())
         return EXIT_OK if arguments else EXIT_USAGE
     command, rest = arguments[0], arguments[1:]
     if command == COMPLETION:
@@ -92,20 +112,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsers = {name: partial(_run, name) for name in COMMANDS}
         sys.stdout.write(completion_script("vla-gym-train", parsers))
         return EXIT_OK
-    if command not in COMMANDS:
-        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(COMMANDS)}.\n\n{USAGE}")
+    known = {**COMMANDS, **plugins()}
+    if command not in known:
+        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(known)}.\n\n{usage()}")
         return EXIT_USAGE
     return run_command(partial(_run, command), rest)
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
-    _, settings, function = COMMANDS[command]
-    config = parse_config(_load(settings), arguments, f"vla-gym-train {command}")
+    settings, function = _load_command(command)
+    config = parse_config(settings, arguments, f"vla-gym-train {command}")
     if command == "td3":
         import_sb3()
-    text: str = _load(function)(config)
+    text: str | None = _load(function)(config) if isinstance(function, str) else function(config)
     if text:
         sys.stdout.write(f"{text}\n")
+
+
+def _load_command(command: str) -> tuple[Any, Any]:
+    """Return the settings' class of a command, and its function or where that is.
+
+    Raises:
+        ConfigError: If a plug-in cannot be imported, or is no such function.
+    """
+    if command in COMMANDS:
+        _, settings, function = COMMANDS[command]
+        return _load(settings), function
+    point = plugins()[command]
+    try:
+        function = point.load()
+        hints = get_type_hints(function)
+        hints.pop("return", None)
+        [settings] = hints.values()
+    except Exception as error:
+        raise ConfigError(
+            f"The command {command!r} of {point.value} cannot be used: expected a function of one "
+            f"argument with the type of its settings, got {type(error).__name__}: {error}"
+        ) from error
+    return settings, function
 
 
 def _load(name: str) -> Any:

@@ -205,3 +205,11 @@ def test_exit_code_and_json(monkeypatch, capsys, status, code):
     text = capsys.readouterr().out
     assert "mend it" in text and "x True" in text
     assert ("works here" in text) is (code == 0)
+
+
+def test_a_late_probe_is_no_reason_to_install_anything_again(monkeypatch):
+    late = doctor.ProbeTimeout("no answer within 300 s")
+    monkeypatch.setattr(doctor, "ask", says(imports=late))
+    monkeypatch.setattr(doctor, "CHECKS", (("imports", doctor.check_imports, True),))
+    found = doctor.run_checks()["imports"]
+    assert found.value == str(late) and "less busy" in found.mend

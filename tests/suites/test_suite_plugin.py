@@ -22,7 +22,7 @@ from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "tests" / "example_suite_package"
+PACKAGE = ROOT / "examples" / "reach_suite"
 # The ball begins within 0.1 of the middle and drives 0.05 a control step.
 LEFT, RIGHT = np.float32([-1, 0, 0]), np.float32([1, 0, 0])
 

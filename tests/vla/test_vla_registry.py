@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import page_code
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
 from vla_gym.vla.spec_options import split_options, with_option
 
-PACKAGE = Path(__file__).parents[1] / "example_vla_package"
+EXAMPLE = page_code.files("extending")
 
 
 @pytest.fixture
@@ -32,14 +33,14 @@ def checkpoint(tmp_path):
 def example_package(tmp_path, monkeypatch):
     """The example package as installed: importable, and with its entry point's metadata."""
     site = tmp_path / "site"
-    info = site / "example_vla-0.1.0.dist-info"
+    info = site / "constant_vla-0.1.0.dist-info"
     info.mkdir(parents=True)
-    (site / "example_vla.py").write_text((PACKAGE / "example_vla.py").read_text())
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-vla\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = example_vla:ConstantVLA\n")
+    (site / "constant_vla.py").write_text(EXAMPLE["constant-vla/constant_vla.py"])
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: constant-vla\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = constant_vla:ConstantVLA\n")
     monkeypatch.syspath_prepend(str(site))
     yield site
-    sys.modules.pop("example_vla", None)
+    sys.modules.pop("constant_vla", None)
 
 
 def inputs(batch=2):
@@ -49,8 +50,8 @@ def inputs(batch=2):
 
 def test_example_package_says_what_the_test_installs():
     tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"] == {"vla_gym.vla": {"constant": "example_vla:ConstantVLA"}}
+    project = tomllib.loads(EXAMPLE["constant-vla/pyproject.toml"])["project"]
+    assert project["entry-points"] == {"vla_gym.vla": {"constant": "constant_vla:ConstantVLA"}}
 
 
 def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
@@ -88,7 +89,7 @@ def test_two_packages_with_one_name_are_refused(example_package, checkpoint):
 
 
 def test_class_by_path_only_from_code(example_package, checkpoint):
-    spec = f"class:example_vla:ConstantVLA:{checkpoint}"
+    spec = f"class:constant_vla:ConstantVLA:{checkpoint}"
     assert load(spec).horizon == 4
     with pytest.raises(ConfigError, match="comes from a file"):
         load(spec, allow_class=False)
@@ -96,7 +97,7 @@ def test_class_by_path_only_from_code(example_package, checkpoint):
     with pytest.raises(WeightsError):
         load(Path(spec))
     (checkpoint / "config.json").write_text(
-        json.dumps({"model_type": f"class:example_vla:ConstantVLA:{checkpoint}"})
+        json.dumps({"model_type": f"class:constant_vla:ConstantVLA:{checkpoint}"})
     )
     with pytest.raises(WeightsError, match="which no backend claims"):
         load(checkpoint)
@@ -145,9 +146,9 @@ def test_options_in_the_specification(example_package, checkpoint):
     assert load(spec, scale=0.5) is half
     assert load(f"{spec}?scale=0.5", scale=1.0) is load(spec, scale=1.0)  # the argument wins
     assert load(f"{spec}?dtype=bfloat16") is load(spec, dtype="bfloat16")
-    assert load(f"class:example_vla:ConstantVLA:{checkpoint}?scale=2").action[0] == 1.0
+    assert load(f"class:constant_vla:ConstantVLA:{checkpoint}?scale=2").action[0] == 1.0
     with pytest.raises(ConfigError, match="comes from a file"):
-        load(f"class:example_vla:ConstantVLA:{checkpoint}?scale=2", allow_class=False)
+        load(f"class:constant_vla:ConstantVLA:{checkpoint}?scale=2", allow_class=False)
     with pytest.raises(ConfigError, match="does not take these options.*colour"):
         load(f"{spec}?colour=red")
     # A folder may have such a name.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vla_gym.cli import known_episode
-from vla_gym.cli.probes import ROOT, ProbeError, ask
+from vla_gym.cli.probes import ROOT, ProbeError, ProbeTimeout, ask
 
 APT_LINE = "apt-get install -y libegl1 libgl1-mesa-dri libgl1 libglib2.0-0"
 # How far in cm the bowl of libero_spatial task 5 slides while official state 0 settles; all states
@@ -132,6 +132,8 @@ def check_imports() -> Finding:
     """Torch and transformers import; which CUDA devices there are."""
     try:
         found = ask("imports")
+    except ProbeTimeout:
+        raise
     except ProbeError as error:
         mend = "pip install --force-reinstall torch transformers"
         if "torchvision" in str(error):
@@ -199,6 +201,8 @@ def run_checks(*, quick: bool = False, protocol: str | None = None) -> dict[str,
             findings[name] = check()
         except ProbeError as error:
             mend = "Mend what is marked above, then run this again."
+            if isinstance(error, ProbeTimeout):
+                mend = "Run this again when the machine is less busy: a first use compiles, too."
             findings[name] = Finding("fail", str(error), mend)
         except Exception as error:  # the report must come out whatever is broken
             value = f"{type(error).__name__}: {error}"

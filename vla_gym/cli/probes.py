@@ -15,18 +15,23 @@ from typing import Any
 from vla_gym.cli import known_episode
 
 ROOT = Path(__file__).resolve().parents[2]
-PROBE_TIMEOUT = 120.0  # seconds; compiling the scene, and the first time the simulation, included
+PROBE_TIMEOUT = 300.0  # seconds; compiling the scene, and the first time the simulation, included
 
 
 class ProbeError(Exception):
     """A probe gave no answer; the message says why."""
 
 
+class ProbeTimeout(ProbeError):
+    """It took too long."""
+
+
 def ask(probe: str, *arguments: str, timeout: float = PROBE_TIMEOUT) -> Any:
     """Return what one of :data:`PROBES` returns in a process of its own, killed after a deadline.
 
     Raises:
-        ProbeError: If the probe fails, crashes or is late.
+        ProbeError: If the probe fails or crashes.
+        ProbeTimeout: If it is late.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     more = {"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl", "TOKENIZERS_PARALLELISM": "false"}
@@ -35,7 +40,7 @@ def ask(probe: str, *arguments: str, timeout: float = PROBE_TIMEOUT) -> Any:
     try:
         run = subprocess.run(command, env=environment, capture_output=True, timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise ProbeError(f"no answer within {timeout:.0f} s") from None
+        raise ProbeTimeout(f"no answer within {timeout:.0f} s") from None
     if run.returncode == 0 and run.stdout.strip():
         return json.loads(run.stdout.splitlines()[-1])
     if run.returncode < 0:

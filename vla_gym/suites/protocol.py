@@ -2,7 +2,7 @@
 
 Sizes of actions and proprioception, cameras and the number of official initial states are read from
 the :class:`Suite` and stand nowhere else. :mod:`vla_gym.suites.libero` is the first one;
-docs/environments.md tells how a package adds its own.
+docs/extending.md tells how a package adds its own.
 """
 
 from __future__ import annotations

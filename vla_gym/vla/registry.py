@@ -21,7 +21,7 @@ Packages add backends through the entry-point group ``vla_gym.vla``; in their py
     my-vla = "my_package.backend:MyBackend"
 
 and then ``load("my-vla:/path")`` works, as does ``load("/path")`` where config.json has
-``"model_type": "my-vla"``. docs/vla.md tells what the class must offer.
+``"model_type": "my-vla"``. docs/extending.md tells what the class must offer.
 """
 
 from __future__ import annotations
