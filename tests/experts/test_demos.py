@@ -312,7 +312,9 @@ def test_wrong_settings_are_refused(
     wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vla_gym.demos.config.find_spec", lambda _: None)
-    with pytest.raises((ConfigError, UnknownTaskError), match="xpected|must be|out of range|needs|install"):
+    with pytest.raises(
+        (ConfigError, UnknownTaskError), match="xpected|must be|out of range|needs|install"
+    ):
         record_demos(DemosConfig(str(tmp_path / "new"), **wrong), progress=False)
     assert not list(tmp_path.iterdir())
 

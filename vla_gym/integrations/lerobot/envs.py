@@ -81,7 +81,7 @@ def make_env(n_envs: int = 1, use_async_envs: bool = False, cfg: Any = None) -> 
     for name in names:
         own = get_suite(name)
         ids = range(len(own.tasks)) if cfg.task_ids is None else sorted(set(cfg.task_ids))
-        chosen[name] = {i: task_number(suite, f"{own.name}/{i}") for i in ids}
+        chosen[name] = {i: task_number(suite, f"{own.name}/{task_number(own, i)}") for i in ids}
     arguments, wrap = _arguments(cfg)
     if not use_async_envs:
 
@@ -150,8 +150,6 @@ def _arguments(cfg: Any) -> tuple[dict[str, Any], Any]:
         )
     if cfg.control_mode != "relative":
         raise ConfigError(f"control_mode must be 'relative', got {cfg.control_mode!r}.")
-    if cfg.obs_type not in ("pixels", "pixels_agent_pos"):
-        raise ConfigError(f"obs_type must be 'pixels' or 'pixels_agent_pos', got {cfg.obs_type!r}.")
     images = {f"{CAMERAS[camera]}_image": camera for camera in IMAGES}
     raw = cfg.camera_name
     raw = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else list(raw)
