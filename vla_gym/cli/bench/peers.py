@@ -7,6 +7,7 @@ for many environments. Which state a reset plays is the package's own order wher
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -218,5 +219,6 @@ def define_torchvision_operators() -> None:
 
 def make(name: str, options: dict[str, Any]) -> Measured:
     """Build a peer's environments and reset them."""
+    kinds: dict[str, Callable[[dict[str, Any]], Measured]]
     kinds = {"rlinf": RLinf, "torchrl": TorchRL, "lerobot": LeRobot, "libero2gym": Libero2Gym}
     return kinds[name](options)

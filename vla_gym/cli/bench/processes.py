@@ -61,7 +61,8 @@ class Child:
         """
         self.spec, self.pid = spec, 0
         python, environment = sys.executable, os.environ | _ENVIRONMENT
-        kind, arguments = "own", (spec,)
+        kind = "own"
+        arguments: tuple[Any, ...] = (spec,)
         self._folder = tempfile.TemporaryDirectory(prefix="vla-gym-bench-")
         folder = Path(self._folder.name)  # upstream writes into the working directory
         if spec.is_peer:
@@ -142,7 +143,8 @@ class Child:
                 # A number that another process has got meanwhile is not of this session.
                 if os.getsid(pid) == self.pid:
                     os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_DEADLINE_S)
         self._connection.close()
         self._folder.cleanup()
 

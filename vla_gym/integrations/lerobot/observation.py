@@ -11,7 +11,7 @@ from gymnasium import spaces
 #: LeRobot's names of LIBERO's images, by ours.
 IMAGES = {"agentview": "image", "wrist": "image2"}
 # Shapes of the entries of robot_state.
-_STATE = {
+_STATE: dict[str, dict[str, tuple[int, ...]]] = {
     "eef": {"pos": (3,), "quat": (4,), "mat": (3, 3)},
     "gripper": {"qpos": (2,), "qvel": (2,)},
     "joints": {"pos": (7,), "vel": (7,)},
