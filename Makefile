@@ -23,7 +23,7 @@ test: setup  ## The default test suite.
 test-slow: setup  ## Parity, experts and training on many episodes.
 	$(BIN)/python -m pytest -m slow --timeout=3600 $(PYTEST_ARGS)
 
-test-libraries: setup  ## Examples and buffers of seven RL libraries, in environments of their own.
+test-libraries: setup  ## Examples and buffers of seven RL libraries, and LeRobot, in environments of their own.
 	@bash tools/libraries.sh python -m pytest -rs tests/libraries $(PYTEST_ARGS)
 
 format: setup  ## Check the formatting (ruff format rewrites it).

@@ -6,13 +6,16 @@ import json
 import os
 import signal
 import time
+import venv
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vla_gym.cli import main as cli
-from vla_gym.cli.bench import compare
+from vla_gym.cli.bench import compare, peer_venvs
+from vla_gym.cli.bench import config as bench_config
 from vla_gym.cli.bench.config import BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import BenchError, Child
 from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
@@ -54,11 +57,23 @@ def test_every_system_has_the_same_number_of_workers():
         ({"systems": ()}, "at least one"),
         ({"image_size": -1}, "not be negative"),
         ({"task_ids": (10,)}, "task_id 10 is out of range"),
+        ({"peers": ("rllib",)}, "Unknown peers.*expected some of rlinf, torchrl, lerobot"),
+        ({"peers": (), "image_size": 0}, "image_size must be at least 1"),
+        ({"peers": (), "suite": "goal-swap"}, "LIBERO's own suites: expected goal, spatial"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         BenchConfig(**options)
+
+
+def test_peers_are_further_systems_all_of_them_if_none_is_named():
+    specs = system_specs(BenchConfig(workers=2, num_envs=2, systems=("ours",), peers=()))
+    names = ["ours", "RLinf's", "TorchRL's", "LeRobot's", "libero2gym's"]
+    assert [spec.name for spec in specs] == names
+    assert [spec.is_peer for spec in specs] == [False, True, True, True, True]
+    chosen = BenchConfig(systems=("ours",), peers=("torchrl",))
+    assert [spec.system for spec in system_specs(chosen)][-1] == "torchrl"
 
 
 def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nobody(monkeypatch):
@@ -138,6 +153,75 @@ def test_a_system_that_cannot_be_built_says_why_in_one_line():
         Child(replace(SPEC, config=replace(SPEC.config, assets="/nonexistent")))
     message = str(failure.value)
     assert message.startswith("ours: ") and "/nonexistent" in message and "\n" not in message
+
+
+_STUB = """
+import numpy as np
+
+class LiberoGoalEnv:
+    def __init__(self, dummy=False, task_id=0, image_size=0, seed=0, max_episode_steps=0):
+        self.task_id, self.image_size = task_id, image_size
+
+class AsyncVectorEnv:
+    def __init__(self, env_fns, dummy_env_fn):
+        self.envs, self.resets = [make() for make in env_fns], []
+
+    def reset(self, options):
+        self.resets.append([entry["init_state_id"] for entry in options])
+
+    def step(self, actions):
+        assert [env.task_id for env in self.envs] == [8, 9] and actions.shape == (2, 7)
+        assert self.envs[0].image_size == 64
+        return None, None, np.array([True, False]), None
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_peer_is_measured_in_an_environment_without_vla_gym(tmp_path, monkeypatch):
+    """A package of the peer's name in a bare environment stands in for it."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    site = next(tmp_path.glob("venv/lib/python*/site-packages"))
+    (site / "numpy").symlink_to(Path(np.__file__).parent)
+    for libs in Path(np.__file__).parent.parent.glob("numpy.libs"):
+        (site / "numpy.libs").symlink_to(libs)
+    (site / "libero" / "libero").mkdir(parents=True)
+    (site / "libero2gym").mkdir()
+    for module in ("__init__", "libero_env", "vector_env"):
+        (site / "libero2gym" / f"{module}.py").write_text(_STUB)
+    made = []
+
+    def peer_python(name, assets):
+        made.append((name, (assets / "scenes").is_dir()))
+        return tmp_path / "venv" / "bin" / "python"
+
+    monkeypatch.setattr(bench_config, "peer_python", peer_python)
+    config = BenchConfig(
+        task_ids=(8, 9), assets="lite", image_size=64, chunk_len=2, workers=2, peers=()
+    )
+    with Child(SystemSpec("libero2gym's", "libero2gym", 2, config)) as child:
+        assert made == [("libero2gym", True)]
+        figures = child.call("measure", 3, None, compare.fixed_actions(0, 2, 4, 7), 1e-9)
+        assert figures["ended"] == 4 and figures["steps_per_s"] > 0
+    with pytest.raises(BenchError, match="^TorchRL's: ModuleNotFoundError: No module.*torch'$"):
+        Child(SystemSpec("TorchRL's", "torchrl", 2, config))
+
+
+def test_a_peer_that_cannot_be_installed_says_why_in_one_line(monkeypatch, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\necho 'WARNING: slow' >&2\necho 'ERROR: no such version' >&2\nexit 1\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path))
+    monkeypatch.setattr(peer_venvs.sys, "executable", str(python))
+    with pytest.raises(BenchError) as failure:
+        peer_venvs.peer_python("rlinf", tmp_path)
+    message = str(failure.value)
+    assert message.startswith("rlinf: its environment cannot be made") and "\n" not in message
+    assert message.endswith("ERROR: no such version")
+    assert not (tmp_path / "peers" / "rlinf" / "stamp").exists()
 
 
 def test_a_run_beside_asyncs_writes_its_report(tmp_path, capsys, monkeypatch):

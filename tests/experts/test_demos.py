@@ -302,11 +302,19 @@ def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> 
         {"image_size": 8},
         {"suite": ("10",)},
         {"task_ids": (10,)},
+        {"lerobot_videos": True},
+        {"lerobot": "/"},
+        {"lerobot": "/no/such/folder"},  # and no lerobot
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_wrong_settings_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, UnknownTaskError), match="xpected|must be|out of range"):
+def test_wrong_settings_are_refused(
+    wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_gym.demos.config.find_spec", lambda _: None)
+    with pytest.raises(
+        (ConfigError, UnknownTaskError), match="xpected|must be|out of range|needs|install"
+    ):
         record_demos(DemosConfig(str(tmp_path / "new"), **wrong), progress=False)
     assert not list(tmp_path.iterdir())
 

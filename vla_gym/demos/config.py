@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
@@ -42,6 +44,10 @@ class DemosConfig(EnvSettings):
     them write to OUTPUT, which must be on a file system that they share."""
     overwrite: bool = False
     """Record again what exists."""
+    lerobot: str | None = None
+    """Also write all of these files as one LeRobotDataset into this new folder; needs lerobot."""
+    lerobot_videos: bool = False
+    """Its images as videos, with loss, in place of PNG."""
 
     def tasks(self) -> list[Task]:
         """Return the tasks to record, in the order of suites and ids, each once.
@@ -87,3 +93,13 @@ class DemosConfig(EnvSettings):
             raise ConfigError(f"num_workers must be at least 0, got {self.num_workers}.")
         if self.num_envs is not None and self.num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, got {self.num_envs}.")
+        if self.lerobot is None:
+            if self.lerobot_videos:
+                raise ConfigError("lerobot_videos needs lerobot: the folder of the dataset.")
+        elif Path(self.lerobot).expanduser().exists():
+            raise ConfigError(f"{self.lerobot} exists: lerobot must be the name of a new folder.")
+        elif find_spec("lerobot") is None:
+            raise ConfigError(
+                "A LeRobotDataset is written by lerobot, which is not installed here: see "
+                "docs/libraries.md for how, then give the same command again."
+            )

@@ -182,6 +182,17 @@ def read_instruction(path: Path) -> str:
         return info.language_instruction
 
 
+def read_success_steps(path: Path) -> list[int]:
+    """Return of each episode the frame after whose action the goal first holds; else its last.
+
+    Raises:
+        ConfigError: If the file is damaged or has another layout.
+    """
+    with _reading(path) as file:
+        demos = [file["data"][name] for name in _episode_names(file["data"])]
+        return [int(d.attrs.get("success_step", len(d["actions"]) - 1)) for d in demos]
+
+
 def read_episodes(
     path: Path, limit: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -201,12 +212,16 @@ def read_episodes(
     with _reading(path) as file:
         data = file["data"]
         flip = data.attrs.get("macros_image_convention", _IMAGE_CONVENTION) == _IMAGE_CONVENTION
-        for name in sorted(data, key=lambda name: int(name.removeprefix("demo_")))[:limit]:
+        for name in _episode_names(data)[:limit]:
             obs = data[name]["obs"]
             images = np.stack([obs[key][()] for key in IMAGE_KEYS], axis=1)
             proprio = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
             actions = data[name]["actions"][()].astype(np.float32)
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
+
+
+def _episode_names(data: h5py.Group) -> list[str]:
+    return sorted(data, key=lambda name: int(name.removeprefix("demo_")))
 
 
 @contextmanager

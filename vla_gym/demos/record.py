@@ -74,6 +74,10 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
                 _check_settings(path, read_meta(path), _settings(config, model))
         if jobs:
             _record(config, jobs, progress)
+    if config.lerobot is not None:
+        from vla_gym.integrations.lerobot.dataset import write_dataset
+
+        write_dataset(paths, Path(config.lerobot).expanduser(), videos=config.lerobot_videos)
     return paths
 
 

@@ -49,7 +49,7 @@ class DemoRecorder(NoisyEpisodes):
         cameras = tuple(get_suite(self._base.suite).cameras.values())
         images = np.empty((len(cameras), self._size, self._size, 3), np.uint8)
         self._scenes.render(sim, images, cameras)
-        _, quat, qpos = sim.observed_robot()
+        _, quat, qpos, _ = sim.observed_robot()
         frame = {
             "images": images,
             "proprio": sim.proprio(),

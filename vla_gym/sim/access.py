@@ -95,17 +95,17 @@ class SimAccess:
         mujoco.mj_camlight(self._model, shown)
         return shown
 
-    def observed_robot(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return position (3,) and quaternion (4,), w first, of the hand, and qpos (nq,)."""
-        qpos = self._trace.qpos if self.observation_timing == "libero" else self._data.qpos
+    def observed_robot(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return position (3,), quaternion (4,), w first, of the hand, qpos (nq,), qvel (nv,)."""
+        joints = self._trace if self.observation_timing == "libero" else self._data
         with self._shared.lock:
             data = self.prepare_render()
             pos, quat = data.site_xpos[self._eef_site], data.xquat[self._eef_body]
-            return pos.copy(), quat.copy(), qpos.copy()
+            return pos.copy(), quat.copy(), joints.qpos.copy(), joints.qvel.copy()
 
     def proprio(self) -> np.ndarray:
         """Return (8,) float32: grip site position (3), hand axis-angle (3), finger qpos (2)."""
-        pos, quat, qpos = self.observed_robot()
+        pos, quat, qpos, _ = self.observed_robot()
         values = (pos, axis_angle(quat), qpos[self._gripper_qpos])
         return np.concatenate(values).astype(np.float32)
 

@@ -95,6 +95,12 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         base = rounds[baseline], starts[baseline]
         for name in systems:
             compared[name] = ratios(rounds[name], base[0]) | ratios(starts[name], base[1])
+    ours = NAMES["ours"]
+    over = {
+        name: ratios(rounds[ours], rounds[name]) | ratios(starts[ours], starts[name])
+        for name in systems
+        if ours in systems and name != ours
+    }
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "settings": {k: v for k, v in asdict(config).items() if k != "json"},
@@ -103,6 +109,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         "baseline": baseline,
         "systems": systems,
         "ratios": compared,
+        "ours_over": over,
         "failed": failed,
     }
 
@@ -178,7 +185,9 @@ def print_report(report: Mapping[str, Any]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     titles = [("systems", "Medians of the rounds")]
-    if report["baseline"] is not None:
+    if report["settings"]["peers"] is not None:
+        titles.append(("ours_over", "Ours as a ratio to each, medians of the same round"))
+    elif report["baseline"] is not None:
         titles.append(("ratios", f"Ratios to {report['baseline']}, medians of the same round"))
     for part, title in titles:
         table = Table(title=title, title_justify="left", show_edge=False)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.pack import default_assets
+from vla_gym.cli.bench.peer_venvs import PEERS, peer_python
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
+from vla_gym.suites.registry import SUITES
 
+PeerName = Literal["rlinf", "torchrl", "lerobot", "libero2gym"]
 #: What tables call the systems.
 NAMES = {"ours": "ours", "libero": "LIBERO's", "async": "Gymnasium's"}
 
@@ -26,6 +30,9 @@ class BenchConfig:
 
     systems: tuple[Literal["ours", "libero", "async"], ...] = ("ours", "libero", "async")
     """Which systems run; ratios are to LIBERO's, or else to the last one."""
+    peers: tuple[PeerName, ...] | None = None
+    """Other packages' environments of LIBERO beside them, each in a virtual environment of its own
+    that is made in the cache folder (about 2 GB each); without names, all four."""
     suite: str = "goal"
     """Suite name."""
     task_ids: tuple[int, ...] = (8,)
@@ -70,6 +77,8 @@ class BenchConfig:
             raise ConfigError("systems and task_ids must name at least one thing.")
         for task_id in self.task_ids:
             get_task(self.suite, task_id)
+        if self.peers is not None:
+            self._check_peers()
         if self.num_envs is not None and self.num_envs < self.num_workers:
             raise ConfigError(
                 f"num_envs must be at least the number of workers, {self.num_workers}, "
@@ -77,6 +86,19 @@ class BenchConfig:
             )
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ConfigError(f"{self.json}: its folder does not exist.")
+
+    def _check_peers(self) -> None:
+        unknown = sorted(set(self.peers or ()) - set(get_args(PeerName)))
+        if unknown:
+            raise ConfigError(
+                f"Unknown peers {unknown}: expected some of {', '.join(get_args(PeerName))}."
+            )
+        if self.image_size == 0:
+            raise ConfigError("Peers always observe images: image_size must be at least 1, got 0.")
+        if self.suite not in SUITES:
+            raise ConfigError(
+                f"Peers play LIBERO's own suites: expected {', '.join(SUITES)}, got {self.suite!r}."
+            )
 
     @property
     def num_workers(self) -> int:
@@ -92,18 +114,41 @@ class SystemSpec:
         name: Unique in a report, and what tables call it.
         system: ``"ours"``: LiberoVectorEnv. ``"async"``: Gymnasium's AsyncVectorEnv over our
             single environment. ``"libero"``: LIBERO's SubprocVectorEnv over its own environments.
+            Else a peer.
         num_envs: Environments in all; the other systems have one a worker.
         config: What they play.
     """
 
     name: str
-    system: Literal["ours", "async", "libero"]
+    system: Literal["ours", "async", "libero"] | PeerName
     num_envs: int
     config: BenchConfig
 
     def task_of(self, index: int) -> int:
         """Return the task of an environment."""
         return self.config.task_ids[index % len(self.config.task_ids)]
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is another package's."""
+        return self.system not in NAMES
+
+    def peer_command(self) -> tuple[str, tuple[str, dict[str, Any]]]:
+        """Return a peer's interpreter, and the arguments that its environments are made from.
+
+        Raises:
+            BenchError: If its virtual environment cannot be made.
+        """
+        config = self.config
+        options = {
+            "suite": f"libero_{config.suite}",
+            "tasks": [self.task_of(i) for i in range(self.num_envs)],
+            "image_size": config.image_size,
+            "chunk_len": config.chunk_len,
+            "seed": config.seed,
+        }
+        python = peer_python(self.system, resolve_asset_pack(config.assets).root)
+        return str(python), (self.system, options)
 
 
 def system_specs(config: BenchConfig) -> list[SystemSpec]:
@@ -114,4 +159,7 @@ def system_specs(config: BenchConfig) -> list[SystemSpec]:
         specs.append(SystemSpec(NAMES[system], system, workers, config))
         if system == "ours" and many > workers:
             specs.append(SystemSpec(f"{NAMES[system]}, {many} envs", system, many, config))
+    if config.peers is not None:
+        for peer in config.peers or get_args(PeerName):
+            specs.append(SystemSpec(PEERS[peer].title, peer, workers, config))
     return specs

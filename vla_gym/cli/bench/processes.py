@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, set_start_method
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from vla_gym.errors import VlaGymError
 
 if TYPE_CHECKING:
     from vla_gym.cli.bench.config import SystemSpec
-    from vla_gym.cli.bench.systems import System
 
 #: A start may build many environments on few cores, one after the other.
 START_DEADLINE_S = 900.0
@@ -35,7 +34,7 @@ _ENVIRONMENT = {
     "MUJOCO_GL": "egl",
     "PYOPENGL_PLATFORM": "egl",
 }
-_system: System | None = None  # of a child process
+_HOST = Path(__file__).with_name("host.py")
 
 
 class BenchError(VlaGymError, RuntimeError):
@@ -61,16 +60,35 @@ class Child:
             BenchError: If the system cannot be built, or not in time.
         """
         self.spec, self.pid = spec, 0
+        python, environment = sys.executable, os.environ | _ENVIRONMENT
+        kind = "own"
+        arguments: tuple[Any, ...] = (spec,)
         self._folder = tempfile.TemporaryDirectory(prefix="vla-gym-bench-")
+        folder = Path(self._folder.name)  # upstream writes into the working directory
+        if spec.is_peer:
+            python, arguments = spec.peer_command()
+            environment |= {"LIBERO_CONFIG_PATH": str(folder)}
+            environment.pop("PYTHONPATH", None)
+            _write_libero_config(folder, Path(python))
+            kind = "peer"
+        else:
+            environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         begin = time.perf_counter()
-        # Libraries read their variables when they are loaded, so the process is born with them.
-        os.environ.update(_ENVIRONMENT)
-        self._pool = ProcessPoolExecutor(
-            1, get_context("spawn"), initializer=_begin, initargs=(self._folder.name,)
-        )
+        self._connection, other = Pipe()
+        with other, open(folder / "output.txt", "wb") as log:
+            self._process = subprocess.Popen(
+                [python, "-P", str(_HOST), str(other.fileno()), kind],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
         try:
-            self.pid = self._run("start", START_DEADLINE_S, os.getpid)
-            self._run("build", START_DEADLINE_S, _build, spec)
+            self._run("build", START_DEADLINE_S, *arguments)
         except BaseException:
             self.close()
             raise
@@ -90,23 +108,25 @@ class Child:
         Raises:
             BenchError: If the call failed, its process died or the deadline passed.
         """
-        return self._run(name, CALL_DEADLINE_S, _call, name, *args)
+        return self._run(name, CALL_DEADLINE_S, *args)
 
-    def _run(self, name: str, deadline_s: float, function: Any, *args: Any) -> Any:
-        label = self.spec.name
+    def _run(self, name: str, deadline_s: float, *args: Any) -> Any:
+        label, end = self.spec.name, time.monotonic() + deadline_s
         try:
-            return self._pool.submit(function, *args).result(deadline_s)
-        except TimeoutError as error:
-            late = f"{label}: no answer to {name!r} within {deadline_s:.0f} s.\n{self._tail()}"
-            raise BenchError(late) from error
-        except BrokenProcessPool as error:
+            self._connection.send((name, args))
+            while not self._connection.poll(0.2):
+                if self._process.poll() is not None:  # its own children may hold the connection
+                    raise EOFError
+                if time.monotonic() > end:
+                    late = f"{label}: no answer to {name!r} within {deadline_s:.0f} s."
+                    raise BenchError(f"{late}\n{self._tail()}")
+            went_well, result = self._connection.recv()
+        except (EOFError, OSError) as error:
             died = f"{label}: its process died during {name!r}.\n{self._tail()}"
             raise BenchError(died) from error
-        except VlaGymError as error:
-            raise BenchError(f"{label}: {error}") from error
-        except Exception as error:
-            failed = f"{label}: {name!r} failed: {type(error).__name__}: {error}"
-            raise BenchError(failed) from error
+        if not went_well:
+            raise BenchError(f"{label}: {result}")
+        return result
 
     def memory(self) -> dict[str, float]:
         """Return the memory (PSS) in MB of the largest worker and of all processes."""
@@ -115,15 +135,17 @@ class Child:
 
     def close(self) -> None:
         """End the system and all its processes, whatever state they are in."""
-        pids = set(session_pids(self.pid)) if self.pid else set()
-        with contextlib.suppress(Exception):
-            self._pool.submit(_call, "close").result(_CLOSE_DEADLINE_S)
-        for pid in pids | set(session_pids(self.pid) if self.pid else ()):
+        pids = set(session_pids(self.pid))
+        with contextlib.suppress(BenchError):
+            self._run("close", _CLOSE_DEADLINE_S)
+        for pid in pids | set(session_pids(self.pid)):
             with contextlib.suppress(OSError):
                 # A number that another process has got meanwhile is not of this session.
                 if os.getsid(pid) == self.pid:
                     os.kill(pid, signal.SIGKILL)
-        self._pool.shutdown(cancel_futures=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_DEADLINE_S)
+        self._connection.close()
         self._folder.cleanup()
 
     def _tail(self) -> str:
@@ -131,21 +153,15 @@ class Child:
         return log.read_text(errors="replace")[-_LOG_TAIL:].strip() if log.is_file() else ""
 
 
-def _begin(folder: str) -> None:
-    os.setsid()
-    os.chdir(folder)  # upstream writes into the working directory
-    set_start_method("fork", force=True)  # as in a process that was not spawned itself
-    with open("output.txt", "wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-
-
-def _build(spec: SystemSpec) -> None:
-    global _system
-    from vla_gym.cli.bench.systems import System
-
-    _system = System(spec)
-
-
-def _call(name: str, *args: Any) -> Any:
-    return getattr(_system, name)(*args)
+def _write_libero_config(folder: Path, python: Path) -> None:
+    """Tell an installed LIBERO where it is, so that it asks nothing."""
+    root = next(python.parent.parent.glob("lib/python*/site-packages/libero/libero"))
+    paths = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": folder / "datasets",
+        "assets": root / "assets",
+    }
+    lines = [f"{key}: '{path}'\n" for key, path in paths.items()]
+    (folder / "config.yaml").write_text("".join(lines), encoding="utf-8")

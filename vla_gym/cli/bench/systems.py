@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.cli.bench.config import SystemSpec
-from vla_gym.cli.bench.procfs import cpu_seconds, session_pids
+from vla_gym.cli.bench.measuring import Measured
 
 #: Control steps: no episode reaches it, so every system plays the same steps.
 _NO_LIMIT = 10**9
@@ -20,7 +19,7 @@ _NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 _SETTLE_STEPS = 10
 
 
-class System:
+class System(Measured):
     """Vector environments of one kind, built and reset once by the constructor.
 
     LIBERO's own ``SubprocVectorEnv`` has no chunks: every action is one control step, and every
@@ -29,6 +28,7 @@ class System:
 
     def __init__(self, spec: SystemSpec) -> None:
         self.spec, self._is_libero = spec, spec.system == "libero"
+        self.chunk_len = spec.config.chunk_len
         makers = {"ours": _make_ours, "async": _make_async, "libero": _make_libero}
         self.envs = makers[spec.system](spec)
         if self._is_libero:
@@ -74,41 +74,6 @@ class System:
         if self._is_libero:
             return [worker.process.pid for worker in self.envs.workers]
         return [process.pid for process in self.envs.processes]
-
-    def measure(
-        self, init_state_id: int, states: np.ndarray | None, actions: np.ndarray, window_s: float
-    ) -> dict[str, float]:
-        """Reset and play, again and again until ``window_s`` seconds of playing are measured.
-
-        Returns:
-            ``steps_per_s``: control steps a second of all environments; ``chunks_per_s``;
-            ``cpu_ms``: CPU time of all processes of the system a control step; ``reset_s``: of the
-            first reset; ``ended``: episodes that ended, which should be none.
-        """
-        seconds = cpu_s = reset_s = 0.0
-        plays = ended = 0
-        while seconds < window_s:
-            begin = time.perf_counter()
-            self.reset(init_state_id, states)
-            reset_s = reset_s or time.perf_counter() - begin
-            pids = session_pids()
-            cpu_before, begin = cpu_seconds(pids), time.perf_counter()
-            ended += self.play(actions)
-            seconds += time.perf_counter() - begin
-            cpu_s += cpu_seconds(pids) - cpu_before
-            plays += 1
-        steps = plays * actions.shape[0] * actions.shape[1]
-        return {
-            "steps_per_s": steps / seconds,
-            "chunks_per_s": steps / seconds / self.spec.config.chunk_len,
-            "cpu_ms": 1e3 * cpu_s / steps,
-            "reset_s": reset_s,
-            "ended": float(ended),
-        }
-
-    def close(self) -> None:
-        """Free everything."""
-        self.envs.close()
 
 
 def _make_ours(spec: SystemSpec) -> Any:
