@@ -87,7 +87,7 @@ def as_integer(value: Any, name: str, low: int | None = None, high: int | None =
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} must be an integer, got {value!r}.") from None
+        raise ConfigError(f"{name} must be an integer, got {value!r:.80}.") from None
     if low is not None and high is not None and not low <= number <= high:
         raise ConfigError(f"{name} must be in {low}..{high}, got {number}.")
     if low is not None and number < low:
