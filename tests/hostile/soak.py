@@ -46,6 +46,8 @@ EVERY_S = 6.0
 #: Of a command after its time, on a machine that others use as well.
 PATIENCE_S = 600.0
 MAX_GROWTH = 0.02
+#: Measurements of memory, four a second, below which growth is still that of the start.
+MIN_SAMPLES = 400
 HOG = """
 import sys, time
 while True:
@@ -93,7 +95,9 @@ class Command:
     def workers(self) -> list[psutil.Process]:
         """Return its worker processes: what its process server has forked."""
         try:
-            return [one for child in self.process.children() for one in child.children()]
+            servers = self.process.children()  # a fork has its parent's command line
+            pairs = [(server, one) for server in servers for one in server.children()]
+            return [one for server, one in pairs if one.cmdline() == server.cmdline()]
         except psutil.Error:
             return []
 
@@ -137,7 +141,7 @@ class Command:
 
     def growth(self) -> float | None:
         """Return by which share its memory has grown in the second half; None: too short."""
-        if len(self.rss) < 20:
+        if len(self.rss) < MIN_SAMPLES:
             return None
         tenth = len(self.rss) // 10
         early = sorted(self.rss[len(self.rss) // 2 :][:tenth])
@@ -224,7 +228,7 @@ def training(name: str, folder: Path, seconds: float, rng: random.Random) -> dic
     row["episodes"] = results.get("episodes", 0)
     row["restarts"] = command.log.read_text(errors="replace").count("WorkerRestartWarning")
     total = results.get("chunks") or results.get("env_steps")
-    if steps != sorted(steps) or not steps or steps[-1] > total:
+    if steps != sorted(steps) or (steps and steps[-1] > total) or not total:
         row["problems"].append(f"log and card disagree: {steps[-3:]}, {total}")
     return row
 
