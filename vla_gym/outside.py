@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 import yaml
 from msgspec import Meta
 
@@ -166,6 +167,11 @@ def _out_of_bounds(values: Any) -> str:
 
 
 def _custom(kind: type, value: Any) -> Any:
+    if kind is np.ndarray:
+        array = np.asarray(value) if isinstance(value, list) else np.empty(0, object)
+        if array.dtype.kind not in "fi":
+            raise ValueError(f"Expected an array of numbers, got {_short(value)}")
+        return array
     if kind is not Path:
         raise NotImplementedError(f"{kind} is read from no file")
     if not isinstance(value, str) or not 0 < len(value) <= MAX_PATH or "\0" in value:

@@ -197,9 +197,9 @@ def _parse_keys(obs_keys: Sequence[str] | None, found: spaces.Dict) -> tuple[str
         return tuple(found)
     if isinstance(obs_keys, str) or not isinstance(obs_keys, Sequence) or not obs_keys:
         raise ConfigError(f"obs_keys must be a sequence of some of {names}; got {obs_keys!r}.")
-    unknown = [key for key in obs_keys if key not in found.spaces]
+    unknown = [key for key in obs_keys if not isinstance(key, str) or key not in found.spaces]
     if unknown:
-        raise ConfigError(f"Unknown obs_keys {unknown}: the observation has {names}.")
+        raise ConfigError(f"Unknown obs_keys {unknown!r:.200}: the observation has {names}.")
     if len(set(obs_keys)) != len(obs_keys):
         raise ConfigError(f"obs_keys must be different, got {list(obs_keys)}.")
     return tuple(obs_keys)

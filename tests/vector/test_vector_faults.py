@@ -318,3 +318,21 @@ def test_instruction_after_set_state_and_a_death(make_vec):
     infos = envs.step(np.zeros((2, 3), np.float32))[4]
     assert infos["final_info"]["instruction"].tolist() == ["do task 1", "do task 0"]
     assert infos["instruction"].tolist() == ["do task 2", "do task 1"]
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+def test_states_of_a_worker_that_has_died_are_those_of_the_next_episodes(make_vec, mode):
+    """So a checkpoint can be written at any moment, and what goes on from it begins them."""
+    envs = make_vec(4, script=[(6, LIMIT)], autoreset_mode=mode)
+    envs.reset(seed=0)
+    envs.step(np.zeros((4, 3), np.float32))
+    os.kill(envs.worker_pids[1], signal.SIGKILL)
+    with pytest.warns(WorkerRestartWarning):
+        states = envs.get_state()
+    assert [state.env is None for state in states] == [False, False, True, True]
+    # The run itself goes on as it would have: the lost step is told.
+    assert envs.step(np.zeros((4, 3), np.float32))[3].tolist() == [False, False, True, True]
+    obs = envs.set_state(states)
+    assert obs["proprio"][:, 1:3].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
+    assert not envs.step(np.zeros((4, 3), np.float32))[3].any()
+    assert envs.get_state()[2].next_episode == 2

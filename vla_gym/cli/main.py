@@ -214,7 +214,8 @@ def run_command(command: Callable[[Sequence[str]], int | None], arguments: Seque
         arguments: Of the command.
 
     Returns:
-        The command's own status; 2 for an error of this package or a full disk, 130 after Ctrl-C
+        The command's own status; 2 for an error of this package, a path that may not be used or a
+        full disk, 130 after Ctrl-C
         or SIGTERM.
     """
     try:
@@ -224,6 +225,13 @@ def run_command(command: Callable[[Sequence[str]], int | None], arguments: Seque
         return EXIT_STOPPED
     except VlaGymError as error:
         sys.stderr.write(f"error: {error}\n")
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(
+            f"error: {error.filename} may not be used ({error.strerror}): give a path of your own, "
+            "or have its owner let you read and write it.\n"
+        )
     except Exception as error:
         if not is_disk_full(error):
             raise

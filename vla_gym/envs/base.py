@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from vla_gym.envs.checks import (
     MAX_CHUNK_LEN,
     MAX_IMAGE_SIZE,
     as_integer,
+    as_number,
     check_choice,
     parse_init_states,
     parse_tasks,
@@ -21,6 +23,7 @@ from vla_gym.envs.checks import (
 from vla_gym.envs.scene_cache import SceneCache, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError
+from vla_gym.outside import check_path
 from vla_gym.suites import get_suite
 from vla_gym.suites.protocol import CompiledTask, Simulation
 from vla_gym.variation import DomainVariation
@@ -131,15 +134,13 @@ class LiberoEnvBase(CameraEnv):
         if settle_steps is not None:
             settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0)
         if settle_gripper is not None:
-            if not isinstance(settle_gripper, int | float) or not -1 <= settle_gripper <= 1:
-                raise ConfigError(f"settle_gripper must be in [-1, 1], got {settle_gripper!r}.")
-            settle["settle_gripper"] = float(settle_gripper)
+            settle["settle_gripper"] = as_number(settle_gripper, "settle_gripper", -1, 1)
         if settle and not self._suite.can_settle:
             raise ConfigError(
                 f"Suite {self._suite.name!r} does not take {', '.join(settle)}: leave them out."
             )
-        if gamma is not None and not 0.0 < gamma <= 1.0:
-            raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
+        if gamma is not None:
+            gamma = as_number(gamma, "gamma", 0, 1, above=True)
         check_choice(reward, "reward", ("sparse", "staged"))
         self._staged = reward == "staged"
         if self._staged and not self._suite.has_progress:
@@ -148,6 +149,9 @@ class LiberoEnvBase(CameraEnv):
                 "reward='staged' needs: leave it out."
             )
         self.assets = default_assets() if assets is None else assets
+        if not isinstance(self.assets, str | os.PathLike):
+            raise ConfigError(f"assets must be the name or path of a pack, got {assets!r:.80}.")
+        check_path(self.assets)
         self.physics, self.chunk_len = physics, chunk_len
         self.image_size, self.visual_profile = int(image_size), visual_profile
         num_init_states = self._suite.num_init_states

@@ -15,6 +15,8 @@ from vla_gym.suites import Suite, task_number
 
 #: Largest values of arguments that decide memory or time: far above any use.
 MAX_CHUNK_LEN, MAX_ENVS, MAX_HISTORY, MAX_IMAGE_SIZE = 1000, 16_384, 1024, 4096
+#: Longest deadline in seconds: a day, which every clock and call can count.
+MAX_TIMEOUT_S = 86_400.0
 #: Largest seed; those of a vector environment's environments come after it.
 MAX_SEED = 2**62
 
@@ -85,12 +87,32 @@ def as_integer(value: Any, name: str, low: int | None = None, high: int | None =
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} must be an integer, got {value!r}.") from None
+        raise ConfigError(f"{name} must be an integer, got {value!r:.80}.") from None
     if low is not None and high is not None and not low <= number <= high:
         raise ConfigError(f"{name} must be in {low}..{high}, got {number}.")
     if low is not None and number < low:
         raise ConfigError(f"{name} must be at least {low}, got {number}.")
     return number
+
+
+def as_number(value: Any, name: str, low: float, high: float, *, above: bool = False) -> float:
+    """Return an argument as a ``float``; NumPy's numbers are accepted, booleans are not.
+
+    Args:
+        value: What the caller gave.
+        name: What the message calls it.
+        low: Smallest value allowed.
+        high: Largest value allowed.
+        above: Leave ``low`` itself out.
+
+    Raises:
+        ConfigError: If it is no number, or out of range.
+    """
+    known = isinstance(value, int | float | np.integer | np.floating) and type(value) is not bool
+    if not known or not low <= value <= high or (above and value == low):
+        bracket = "(" if above else "["
+        raise ConfigError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r:.80}.")
+    return float(value)
 
 
 def parse_tasks(suite: Suite, task_ids: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
@@ -154,6 +176,19 @@ def check_has_states(count: int) -> None:
         )
 
 
+def as_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of reset options, {} for None.
+
+    Raises:
+        ConfigError: If they map no names to values.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"Reset options must be a dict or None, got {options!r:.80}.")
+    if unnamed := [key for key in options or () if not isinstance(key, str)]:
+        raise ConfigError(f"Reset options have names, got the keys {unnamed!r:.80}.")
+    return dict(options or {})
+
+
 def parse_reset_options(
     suite: Suite, options: Mapping[str, Any] | None
 ) -> tuple[int | None, int | None]:
@@ -168,7 +203,7 @@ def parse_reset_options(
         ConfigError: If an option is unknown or not an integer, or there is no such state.
         UnknownTaskError: If there is no such task.
     """
-    options = options or {}
+    options = as_options(options)
     unknown = options.keys() - {"task_id", "init_state_id"}
     if unknown:
         raise ConfigError(

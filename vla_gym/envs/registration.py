@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import HumanRendering
 
-from vla_gym.envs.checks import check_keywords
+from vla_gym.envs.checks import as_integer, check_keywords
 from vla_gym.errors import ConfigError, RenderError
 from vla_gym.suites import BddlPath, choose_suite, suite_names
 
@@ -331,10 +331,9 @@ def _load(
     from vla_gym.vla import load
 
     model = load(vla, device=device) if isinstance(vla, str) else vla
+    if not hasattr(model, "horizon"):
+        raise ConfigError(f"vla must be a name, a folder, or a FrozenVLA; got {vla!r:.80}.")
     encoder = choose_rl_token(rl_token, model, device)
-    chunk_len = model.horizon if chunk_len is None else chunk_len
-    if not 1 <= chunk_len <= model.horizon:
-        raise ConfigError(
-            f"chunk_len must be between 1 and the VLA's horizon {model.horizon}, got {chunk_len}."
-        )
-    return model, encoder, chunk_len
+    if chunk_len is None:
+        return model, encoder, model.horizon
+    return model, encoder, as_integer(chunk_len, "chunk_len", 1, model.horizon)

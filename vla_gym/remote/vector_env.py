@@ -162,10 +162,10 @@ class RemoteVectorEnv(LiberoVectorEnv):
 
 
 def _hosts(hosts: str | Hosts, timeout: float, gpu: bool) -> Hosts:
-    if not isinstance(hosts, str):
-        return hosts
-    if hosts != "ray" and not hosts.startswith("ray://"):
-        raise ConfigError(f"hosts must be 'ray' or 'ray://host:port', got {hosts!r}.")
+    if hasattr(hosts, "count") and hasattr(hosts, "close"):
+        return hosts  # type: ignore[return-value]
+    if not isinstance(hosts, str) or (hosts != "ray" and not hosts.startswith("ray://")):
+        raise ConfigError(f"hosts must be 'ray' or 'ray://host:port', got {hosts!r:.80}.")
     from vla_gym.remote.ray_hosts import RayHosts
 
     return RayHosts(hosts, timeout, gpu=gpu)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from vla_gym.errors import RLTokenWarning
+from vla_gym.errors import ConfigError, RLTokenWarning
 from vla_gym.rl_token.losses import explained_variance, reconstruction_loss
 from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla.base import FrozenVLA
@@ -57,10 +57,15 @@ def choose_rl_token(
         device: Torch device.
 
     Raises:
+        ConfigError: If it is none of these.
         WeightsError: If a checkpoint that was named is missing or unusable.
     """
     if rl_token is None or isinstance(rl_token, RLTokenEncoder):
         return rl_token
+    if not isinstance(rl_token, str | Path):
+        raise ConfigError(
+            f"rl_token must be 'auto', 'mean', a folder or an encoder; got {rl_token!r:.80}."
+        )
     if rl_token == "mean":
         return None
     if rl_token == "auto":

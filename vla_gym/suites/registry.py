@@ -63,7 +63,10 @@ def get_suite(name: str | Sequence[str]) -> Suite:
         ConfigError: If its module cannot be imported, it is no ``Suite``, or suites cannot be
             combined.
     """
-    name = name if isinstance(name, str) else "+".join(name)
+    names = [name] if isinstance(name, str) else name
+    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise UnknownTaskError(f"A suite is named by a text, or several texts; got {name!r:.80}.")
+    name = "+".join(names)
     if name not in _loaded:
         if "+" in name:
             suite: Suite = CombinedSuite([get_suite(part) for part in name.split("+")])
@@ -162,8 +165,8 @@ def _load(name: str) -> Suite:
     name = name if name in known else name.removeprefix("libero_").replace("_", "-")
     if name not in known:
         raise UnknownTaskError(
-            f"Unknown suite {name!r}: expected one of {', '.join(known)}. A package adds its own "
-            f"through an entry point {ENTRY_POINTS!r}."
+            f"Unknown suite {name!r:.80}: expected one of {', '.join(known)}. A package adds its "
+            f"own through an entry point {ENTRY_POINTS!r}."
         )
     own = SUITES | VARIANTS
     paths = {own[name]} if name in own else _offered(name)

@@ -54,7 +54,10 @@ class Batch:
                 "DISABLED, reset them first: reset(options={'reset_mask': mask})."
             )
         column = self._table.columns["action"]
-        array = np.asarray(actions)
+        try:
+            array = np.asarray(actions)
+        except ValueError:  # rows of several lengths, or nested too deeply
+            array = np.empty(0, object)
         expected = (len(ids), *column.shape[1:])
         if array.shape != expected or not np.can_cast(array.dtype, column.dtype, "same_kind"):
             raise InvalidActionError(

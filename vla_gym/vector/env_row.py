@@ -18,7 +18,8 @@ class EnvRowState:
     """State of one environment of a vector environment.
 
     Attributes:
-        env: State of the environment, see ``LiberoEnv.get_state``.
+        env: State of the environment, see ``LiberoEnv.get_state``; None where the episode died
+            with its worker: the next one begins.
         episode_return, episode_length: Statistics of the running episode.
         seed, next_episode, plays_as: Which episodes follow: those of that environment.
         ended: Whether a reset is due.
@@ -101,6 +102,7 @@ class EnvRow:
         # A wrapper may keep or change images, so only a bare environment draws into our rows.
         self._draws = env is self._unwrapped and hasattr(env, "image_out")
         self._text: str | None = None
+        self._begun = False
         self._return, self._length = 0.0, 0
         self._new_text: str | None = None
 
@@ -144,7 +146,7 @@ class EnvRow:
     def _reset(self, rows: dict[str, np.ndarray], options: dict[str, Any] | None) -> dict[str, Any]:
         table, i = self._table, self.index
         seed, episode = int(table["seed"][i]), int(table["episode"][i])
-        self._return, self._length = 0.0, 0
+        self._return, self._length, self._begun = 0.0, 0, True
         reset_seed: int | None = None
         if table["reseed"][i] and episode == 0:
             reset_seed = seed
@@ -183,12 +185,13 @@ class EnvRow:
         return extras
 
     def get_state(self) -> EnvRowState:
-        """Return the environment's state.
+        """Return the environment's state; of a new worker, before the first reset, without one.
 
         Raises:
             ConfigError: If the environment has no ``get_state``.
         """
-        return EnvRowState(self._method("get_state")(), self._return, self._length)
+        method = self._method("get_state")
+        return EnvRowState(method() if self._begun else None, self._return, self._length)
 
     def set_state(self, state: EnvRowState) -> None:
         """Continue from a state; the observation goes into the row.
@@ -203,6 +206,7 @@ class EnvRow:
             self._unwrapped.image_out = None
         write_value(rows, self._method("set_state")(state.env))
         self._return, self._length = state.episode_return, state.episode_length
+        self._begun = True
         self._text = None  # the trainer's text is now the state's: say the next one anyway
 
     def _method(self, name: str) -> Any:

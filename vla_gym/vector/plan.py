@@ -12,7 +12,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, parse_reset_options, parse_tasks
+from vla_gym.envs.checks import (
+    MAX_ENVS,
+    MAX_SEED,
+    as_integer,
+    as_options,
+    parse_reset_options,
+    parse_tasks,
+)
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_suite
 
@@ -72,13 +79,19 @@ class EnvPlan:
                 f"num_envs={num_envs} is no multiple of group_size={group_size}: the last group "
                 "would be short."
             )
+        wrappers = env_wrappers if isinstance(env_wrappers, Sequence) else [env_wrappers]
+        for made in (*wrappers, *([] if env_factory is None else [env_factory])):
+            if not callable(made):
+                raise ConfigError(
+                    f"env_wrappers are functions, env_factory is one; got {made!r:.80}."
+                )
         if env_factory is not None:
             if suite or task_ids is not None or env_kwargs or task_sampling != "uniform":
                 raise ConfigError(
                     "env_factory builds the environments by itself: leave out "
                     f"{', '.join(['suite', 'task_ids', 'task_sampling', *env_kwargs])}."
                 )
-            make = functools.partial(_build, make=env_factory, wrappers=env_wrappers)
+            make = functools.partial(_build, make=env_factory, wrappers=tuple(wrappers))
             return cls(num_envs, make, group_size)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
@@ -86,7 +99,7 @@ class EnvPlan:
         lists = _task_lists(suite, task_ids, num_envs, group_size)
         kwargs = {"task_sampling": task_sampling, "group_size": group_size, **env_kwargs}
         libero = functools.partial(_libero_env, suite=suite, task_lists=lists, kwargs=kwargs)
-        make = functools.partial(_build, make=libero, wrappers=tuple(env_wrappers))
+        make = functools.partial(_build, make=libero, wrappers=tuple(wrappers))
         # Checks all arguments: nothing is simulated before the first reset.
         env = libero(0)
         env.close()
@@ -145,7 +158,7 @@ class EnvPlan:
             number = as_integer(seed, "seed", 0, MAX_SEED) + self.first
             seeds: list[int | None] = [number + i for i in range(self.num_envs)]
         else:
-            given = [seed] if np.ndim(seed) == 0 else seed  # type: ignore[arg-type]
+            given = seed if isinstance(seed, Sequence | np.ndarray) else [seed]
             seeds = [None if s is None else as_integer(s, "seed", 0, MAX_SEED) for s in given]
         if len(seeds) != self.num_envs:
             raise ConfigError(f"Expected {self.num_envs} seeds, got {len(seeds)}.")
@@ -169,7 +182,7 @@ class EnvPlan:
         Raises:
             ConfigError, UnknownTaskError: If an option is unknown or out of range.
         """
-        options = dict(options or {})
+        options = as_options(options)
         ids = np.arange(self.num_envs)
         mask = options.pop("reset_mask", None)
         if mask is not None:

@@ -108,9 +108,22 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
     @undivided
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[EnvRowState]:
-        """Return the states of environments, all by default; they can be pickled."""
+        """Return the states of environments, all by default; they can be pickled.
+
+        Where a worker has died meanwhile, that of the episode which comes next.
+
+        Raises:
+            gymnasium.error.ResetNeeded: Before the first reset.
+        """
         ids = self._idle("get_state", env_ids).tolist()
-        played = self._runner.call({i: () for i in ids}, "get_state")
+        self._assert_seeded()
+        while True:
+            try:
+                played = self._runner.call({i: () for i in ids}, "get_state")
+                break
+            except WorkerError:  # over this call; there is a new one, unless too many have died
+                if self._runner.broken:
+                    raise
         return [self._table.state(i, state) for i, state in zip(ids, played, strict=True)]
 
     @undivided
@@ -135,10 +148,17 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
                 raise_of_wrapper(state)
         self._batch.align()
         self._table.columns["half"][ids] = self._table.half[ids]
-        self._runner.call({i: (state,) for i, state in zip(ids, states, strict=True)}, "set_state")
+        known = {i: (s,) for i, s in zip(ids, states, strict=True) if s.env is not None}
+        if known:
+            self._runner.call(known, "set_state")
         for i, state in zip(ids, states, strict=True):
             self._table.restore(i, state)
         self._seeded = True
+        if fresh := [i for i in ids if i not in known and not self._table.ended[i]]:
+            self._table.columns["reseed"][fresh] = True
+            self._runner.reset(np.array(fresh), {})
+            self._wait_all()
+            self._batch.align()
         return self._batch.observations(None)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import check_keywords
+from vla_gym.envs.checks import MAX_TIMEOUT_S, as_integer, as_number, check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
@@ -96,8 +96,9 @@ class LiberoVectorEnv(VectorEnvBase):
             WorkerError: If the environments can't be built.
         """
         self.closed = True  # until there is something to close
-        if max_restarts < 0 or step_timeout <= 0 or start_timeout <= 0:
-            raise ConfigError("max_restarts must not be negative, timeouts must be positive.")
+        max_restarts = as_integer(max_restarts, "max_restarts", 0)
+        step_timeout = as_number(step_timeout, "step_timeout", 0, MAX_TIMEOUT_S, above=True)
+        start_timeout = as_number(start_timeout, "start_timeout", 0, MAX_TIMEOUT_S, above=True)
         if env_factory is None:
             check_keywords(env_kwargs, LiberoVectorEnv, LiberoEnv)
         self._plan = EnvPlan.make(

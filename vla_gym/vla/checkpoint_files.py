@@ -212,6 +212,11 @@ def load_into(
             )
         if tensor.is_floating_point():
             tensor = tensor.to(device, wanted(name))
+            if not tensor.isfinite().all():
+                raise WeightsError(
+                    f"Checkpoint {checkpoint.path} holds values that are not finite in {old}: "
+                    "copy or download it again."
+                )
         replaced[id(targets[name])] = tensor.to(device)
     for name, target in targets.items():
         _assign(module, name, target, replaced[id(target)])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Text
+from vla_gym.outside import Object, Text, to_type
 from vla_gym.vla.files import read_json
 
 if TYPE_CHECKING:
@@ -37,8 +37,18 @@ class _AdapterConfig(Struct):
     target_modules: Names = None
     exclude_modules: Names = None
     modules_to_save: list[Text] | None = None
-    rank_pattern: dict[str, Rank] | None = None
-    alpha_pattern: dict[str, float] | None = None
+    rank_pattern: dict[str, Rank] = {}
+    alpha_pattern: dict[str, float] = {}
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    bias: Literal["none", "all", "lora_only"] = "none"
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: Text | list[Text] | None = None
+
+
+#: What says nothing about what the adapters compute.
+_IGNORED = ("task_type", "inference_mode", "auto_mapping", "revision", "init_lora_weights")
 
 
 @dataclass(frozen=True)
@@ -165,12 +175,10 @@ class LoraAdapters:
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
                 raise WeightsError(f"No adapters in {folder}: expected {CONFIG_FILE}, {name}.")
-        read_json(folder / CONFIG_FILE, _AdapterConfig)
+        settings = _read_config(folder / CONFIG_FILE, LoraConfig().to_dict())
+        base = settings.pop("base_model_name_or_path")  # peft would look it up on the hub
         try:
-            config = LoraConfig.from_pretrained(str(folder))
-            base = config.base_model_name_or_path
-            config.base_model_name_or_path = None  # else peft looks it up on the hub
-            config.inference_mode = False
+            config = LoraConfig(**settings)
             state = load_file(folder / WEIGHTS_FILE)
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise WeightsError(f"The adapters in {folder} are damaged: {error}") from error
@@ -266,6 +274,23 @@ class LoraAdapters:
         """Add the adapters to the weights and remove them: the network is plain again, frozen."""
         self._peft.merge_and_unload()
         self.model.requires_grad_(False)
+
+
+def _read_config(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return peft's arguments; what it would heed beside them must have its default.
+
+    Raises:
+        WeightsError: If a value is of another type, or of no use here.
+    """
+    content = read_json(file, Object)
+    arguments = structs.asdict(to_type(content, _AdapterConfig, str(file), WeightsError))
+    for name, value in content.items():
+        if name in defaults and name not in (*arguments, *_IGNORED) and value != defaults[name]:
+            raise WeightsError(
+                f"{file}: {name}: expected {defaults[name]!r}, got {value!r:.80}: adapters that "
+                "need it are not read."
+            )
+    return {name: value for name, value in arguments.items() if name != "peft_type"}
 
 
 def _network(vla: Any) -> nn.Module:

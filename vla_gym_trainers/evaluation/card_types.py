@@ -214,11 +214,18 @@ class TrainingCard(Struct):
     results: TrainingResults
 
 
-class LogRow(Struct):
+class LogRow(Struct, rename=lambda name: name.replace("__", "/")):
     """A line of ``metrics.jsonl``: more numbers and texts beside these."""
 
     step: Number
     wall_s: Number
+    time__seconds: Number | None = None
+    time__time_elapsed: Number | None = None
+    time__total_env_steps: Number = 0
+    time__rollout: Number | None = None
+    time__forward: Number | None = None
+    time__learn: Number | None = None
+    time__wait: Number | None = None
 
 
 class EvalResults(Struct):

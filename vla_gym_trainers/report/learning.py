@@ -181,7 +181,7 @@ def _totals(run: Run) -> tuple[str, ...] | None:
     """Return name, steps, minutes, steps a second and episodes."""
     training, unit = run.results.get("training", {}), run.unit
     steps = training.get("chunks", training.get("env_steps"))
-    minutes, episodes = training.get("minutes"), training.get("episodes")
+    minutes, episodes = training.get("minutes", 0.0), training.get("episodes")
     if steps is None:
         if not run.rows:
             return None

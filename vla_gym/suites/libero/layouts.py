@@ -7,13 +7,15 @@ Upstream draws from NumPy's global state while it rebuilds the environment; here
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from vla_gym.errors import CompileError
+from vla_gym.outside import parse_json
 
 # Upstream gives up on an object after this many draws; its caller then starts the layout again.
 MAX_TRIES = 5000
@@ -21,6 +23,7 @@ MAX_RESTARTS = 100
 
 _AXES = {"x": 0, "y": 1, "z": 2}
 
+Axis = Literal["x", "y", "z"]
 # Position (3,) and orientation (4,) as MuJoCo reads it.
 Pose = tuple[np.ndarray, np.ndarray]
 
@@ -60,8 +63,8 @@ class Placement:
     y_ranges: np.ndarray
     reference_pos: np.ndarray
     z_offset: float
-    rotation: Any
-    rotation_axis: str | None
+    rotation: tuple[float, float] | dict[Axis, tuple[float, float]] | None
+    rotation_axis: Axis | None
     scalar_last: bool
     keep_inside: bool
     avoid_overlap: bool
@@ -77,13 +80,7 @@ class Placement:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Placement:
         """Build a placement from the dictionary that the compile process wrote."""
-        arrays = {
-            name: np.asarray(data[name], dtype=np.float64)
-            for name in ("x_ranges", "y_ranges", "reference_pos", "site_pos", "init_quat")
-            if data.get(name) is not None
-        }
-        slides = tuple((int(a), np.asarray(axis, float)) for a, axis in data.get("slides", ()))
-        return cls(**{**data, **arrays, "slides": slides})
+        return parse_json(json.dumps(data), cls, "A placement", CompileError)
 
     def origin(self, poses: Mapping[str, Pose], qpos: np.ndarray) -> np.ndarray:
         """Return what the regions are relative to, (3,).

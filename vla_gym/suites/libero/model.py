@@ -5,50 +5,30 @@ Neither robosuite nor libero is imported here, nor mujoco: the simulation layer 
 
 from __future__ import annotations
 
+import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.assets import cache_dir as default_cache_dir
 from vla_gym.assets.manifest import variant_files
 from vla_gym.errors import AssetError, CompileError, UnknownTaskError
-from vla_gym.outside import Object, read_json
+from vla_gym.outside import read_json
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
 from vla_gym.suites.libero.requests import clutter_request, scene_request
-from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
+from vla_gym.suites.libero.scene_file import SceneFile, TaskStart
+from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec, SiteIndicator
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym.suites.protocol import CompiledTask, Task
 from vla_gym.suites.registry import SUITES, VARIANTS, suite_tasks
 from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
-
-
-@dataclass(frozen=True, eq=False)
-class SiteIndicator:
-    """A site that is shown while an object is turned on, such as a stove's red burner.
-
-    Upstream updates it after every control step and when a state is set.
-
-    Attributes:
-        site, site_id: Name and id of the site.
-        joint_qpos: (K,) qpos addresses of the object's joints; one is enough.
-        comparison, threshold: What a joint must meet, as in ``Predicate``.
-        alpha_off, alpha_on: ``site_rgba[site_id, 3]`` while off and on.
-    """
-
-    site: str
-    site_id: int
-    joint_qpos: np.ndarray
-    comparison: str
-    threshold: float
-    alpha_off: float
-    alpha_on: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,54 +166,63 @@ def load_task_model(
     if clutter:
         request = clutter_request(request, folder, clutter_of(tasks))
         folder = load_scene(request, where)
-    data = read_json(folder / "scene.json", Object, CompileError, "Delete that folder.")
-    with np.load(folder / "init_states.npz", allow_pickle=False) as states:
-        init_states = states[task.entry]
-    table = data["tasks"][task.entry]
-    placements = tuple(Placement.from_json(placement) for placement in table["placements"])
+    scene_file, start, init_states = _read_scene(folder, task.entry)
+    placed = {p.name for p in start.placements}
     objects = {
         name: ObjectSpec(
-            name=name,
-            category=spec["category"],
-            is_fixture=spec["is_fixture"],
-            body=spec["body"],
-            joints=tuple(spec["joints"]),
-            contact_geoms=tuple(spec["contact_geoms"]),
+            name, found.category, found.is_fixture, found.body, found.joints, found.contact_geoms
         )
-        for name, spec in data["objects"].items()
+        for name, found in scene_file.objects.items()
     }
-    placed = {p.name for p in placements}
     fixtures = tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed)
     return TaskModel(
         task=task,
         assets=pack,
         scene_key=request.key(),
         mjb_path=folder / "scene.mjb",
-        robot=RobotSpec(**{name: _array(value) for name, value in data["robot"].items()}),
+        robot=scene_file.robot,
         objects=objects,
         fixtures=fixtures,
         fixture_bodies=tuple(objects[name].body for name in fixtures),
-        goal=compile_goal(table["goal"], data["objects"], data["sites"]),
-        indicators=tuple(
-            SiteIndicator(**{**entry, "joint_qpos": np.array(entry["joint_qpos"], dtype=np.int64)})
-            for entry in data["indicators"]
+        goal=compile_goal(
+            start.goal, to_builtins(scene_file.objects), to_builtins(scene_file.sites)
         ),
-        placements=placements,
-        nq=data["nq"],
-        nv=data["nv"],
-        reset_qpos=np.array(data["reset_qpos"]),
+        indicators=scene_file.indicators,
+        placements=start.placements,
+        nq=scene_file.nq,
+        nv=scene_file.nv,
+        reset_qpos=scene_file.reset_qpos,
         init_states=init_states,
         joint_inits=tuple(
-            (np.array(t["joint_qpos"], dtype=np.int64), t["low"], t["high"])
-            for t in table["joint_inits"]
+            (np.array(t.joint_qpos, dtype=np.int64), t.low, t.high) for t in start.joint_inits
         ),
         free_qpos={
-            name: spec["joint_qpos"][-1]
-            for name, spec in data["objects"].items()
-            if not spec["is_fixture"]
+            name: found.joint_qpos[-1]
+            for name, found in scene_file.objects.items()
+            if not found.is_fixture
         },
-        clutter=data.get("clutter", {}),
+        clutter=scene_file.clutter,
     )
+
+
+def _read_scene(folder: Path, key: str) -> tuple[SceneFile, TaskStart, np.ndarray]:
+    """Return what a scene's folder holds of a task.
+
+    Raises:
+        CompileError: If it is damaged.
+    """
+    advice = "Delete that folder."
+    scene = read_json(folder / "scene.json", SceneFile, CompileError, advice)
+    try:
+        with np.load(folder / "init_states.npz", allow_pickle=False) as states:
+            array = states[key]
+        if array.shape[1:] != (1 + scene.nq + scene.nv,) or not np.isfinite(array).all():
+            raise ValueError(f"states of shape {array.shape}")
+        return scene, scene.tasks[key], array
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise CompileError(
+            f"{folder} does not hold the task {key!r} ({error}). {advice}"
+        ) from error
 
 
 def check_objects(task: LiberoTask, pack: AssetPack) -> None:
@@ -265,8 +254,3 @@ def clutter_of(tasks: Sequence[LiberoTask]) -> tuple[str, ...]:
 def _categories(tasks: Iterable[Task]) -> set[str]:
     problems = (task.problem for task in tasks if isinstance(task, LiberoTask))
     return {category for problem in problems for _, category in problem.objects + problem.fixtures}
-
-
-def _array(value: Any) -> Any:
-    """Return a list of numbers as float64 or int64; other values as they are."""
-    return np.array(value) if isinstance(value, list) else value

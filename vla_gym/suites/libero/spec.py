@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -87,6 +88,28 @@ class ObjectSpec:
     body: str
     joints: tuple[str, ...]
     contact_geoms: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteIndicator:
+    """A site that is shown while an object is turned on, such as a stove's red burner.
+
+    Upstream updates it after every control step and when a state is set.
+
+    Attributes:
+        site, site_id: Name and id of the site.
+        joint_qpos: (K,) qpos addresses of the object's joints; one is enough.
+        comparison, threshold: What a joint must meet, as in ``Predicate``.
+        alpha_off, alpha_on: ``site_rgba[site_id, 3]`` while off and on.
+    """
+
+    site: str
+    site_id: int
+    joint_qpos: np.ndarray
+    comparison: Literal["<", "<=", ">", ">="]
+    threshold: float
+    alpha_off: float
+    alpha_on: float
 
 
 @dataclass(frozen=True)

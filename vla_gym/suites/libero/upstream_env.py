@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import pdb
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,10 @@ def prepare(asset_root: Path, workdir: Path) -> list[str]:
     # One of upstream's samplers starts a debugger where it finds no place: it would wait for ever.
     vars(pdb)["set_trace"] = _no_place_found
     os.environ["LIBERO_CONFIG_PATH"] = str(workdir)
+    # robosuite logs into /tmp/robosuite.log, which belongs to the first user of the machine.
+    private = types.ModuleType("robosuite.macros_private")
+    vars(private)["FILE_LOGGING_LEVEL"] = None
+    sys.modules.setdefault(private.__name__, private)
     importlib.import_module("libero.libero.envs")
     # Upstream's reader evaluates the numbers of a yaw_rotation as Python.
     vars(importlib.import_module("libero.libero.envs.bddl_utils"))["eval"] = float

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vla_gym.envs.checks import MAX_SEED, as_integer
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import (
     ACTION_SIZE,
@@ -56,8 +57,8 @@ class MiniBackend(FrozenVLA, OnePassTokens):
             raise ConfigError(f"Expected head {' or '.join(map(repr, self.heads))}, got {head!r}.")
         self.name = name
         self.num_steps = model.config.flow_steps if num_steps is None else num_steps
-        if self.num_steps < 1:
-            raise ConfigError(f"Expected num_steps >= 1, got {num_steps}.")
+        as_integer(self.num_steps, "num_steps", 1, 1000)
+        as_integer(seed, "seed", 0, MAX_SEED)
         noise_shape = (model.config.horizon, ACTION_SIZE)
         self._noise = torch.randn(noise_shape, generator=torch.Generator().manual_seed(seed))
         self.horizon = model.config.horizon

@@ -1,0 +1,88 @@
+"""What ``scene.json`` of a compiled scene holds, for :func:`vla_gym.outside.read_json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from vla_gym.errors import CompileError
+from vla_gym.outside import Size
+from vla_gym.suites.libero.layouts import Placement
+from vla_gym.suites.libero.spec import RobotSpec, SiteIndicator
+
+Index = Annotated[int, Meta(ge=0, le=2**24)]
+Comparison = Literal["<", "<=", ">", ">="]
+
+
+class SceneObject(Struct):
+    """A movable object or a fixture; see ``ObjectSpec``, and ``compile_goal`` for the rules."""
+
+    category: str
+    is_fixture: bool
+    body: str
+    body_id: Index
+    joints: tuple[str, ...]
+    joint_qpos: list[Index]
+    contact_geoms: tuple[str, ...]
+    contact_geom_ids: list[Index]
+    joint_rules: dict[str, tuple[Comparison, float]]
+
+
+class SceneSite(Struct):
+    """A region."""
+
+    id: Index
+    size: Annotated[list[float], Meta(min_length=3, max_length=3)]
+    parent: str | None
+    joint_qpos: list[Index]
+
+
+class JointStart(Struct):
+    """Joints that start at a random position."""
+
+    joint_qpos: list[Index]
+    low: float
+    high: float
+
+
+class TaskStart(Struct):
+    """Goal and start of one task."""
+
+    goal: list[Annotated[list[str], Meta(min_length=1)]]
+    placements: tuple[Placement, ...]
+    joint_inits: list[JointStart]
+
+
+class SceneFile(Struct):
+    """The whole.
+
+    Raises:
+        CompileError: If numbers do not fit each other.
+    """
+
+    nq: Size
+    nv: Size
+    robot: RobotSpec
+    objects: dict[str, SceneObject]
+    sites: dict[str, SceneSite]
+    indicators: tuple[SiteIndicator, ...]
+    reset_qpos: np.ndarray
+    tasks: dict[str, TaskStart]
+    clutter: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Check that what is addressed is there."""
+        robot = self.robot
+        tables: list[Any] = [*self.objects.values(), *self.sites.values(), *self.indicators]
+        tables += [joints for start in self.tasks.values() for joints in start.joint_inits]
+        slides = [s[0] for t in self.tasks.values() for p in t.placements for s in p.slides]
+        addressed = [table.joint_qpos for table in tables] + [robot.joint_qpos, robot.gripper_qpos]
+        for limit, what in ((self.nq, [*addressed, slides]), (self.nv, [robot.joint_qvel])):
+            for addresses in what:
+                array = np.asarray(addresses, None if len(addresses) else int)
+                if array.dtype.kind != "i" or not ((array >= 0) & (array < limit)).all():
+                    raise CompileError(f"expected addresses in 0..{limit - 1}, got {addresses}.")
+        if self.reset_qpos.shape != (self.nq,):
+            raise CompileError(f"expected {self.nq} numbers in reset_qpos.")
