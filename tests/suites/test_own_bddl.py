@@ -75,6 +75,14 @@ def test_all_of_liberos_own_files_pass_the_checks() -> None:
     assert {"plate", "flat_stove", "white_bottle"} <= set(known_objects())
 
 
+def test_the_file_in_the_docs_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
+    path = tmp_path / "docs.bddl"
+    path.write_text(page.read_text().partition("```lisp\n")[2].partition("```")[0])
+    (task,) = own_suite(path).tasks
+    assert task.goal == "on moka_pot_1 plate_1 and turnon flat_stove_1"
+
+
 @pytest.mark.timeout(400, func_only=True)
 @pytest.mark.parametrize(("suite", "task_id"), [("goal", 8), ("10", 2)])
 def test_a_file_of_liberos_plays_what_its_suite_plays(suite: str, task_id: int) -> None:
@@ -109,12 +117,14 @@ def test_a_file_of_liberos_plays_what_its_suite_plays(suite: str, task_id: int) 
 
 @pytest.mark.timeout(400, func_only=True)
 def test_a_new_task_is_compiled_sampled_and_judged(file: Path) -> None:
-    env = gym.make("Libero-v0", bddl_path=file, cameras=(), reward="staged")
+    settings: dict[str, Any] = {"cameras": (), "reward": "staged", "variation": "strong"}
+    env = gym.make("Libero-v0", bddl_path=file, **settings)
     base = env.unwrapped
     seen = set()
     for seed in range(5):
         _, info = env.reset(seed=seed)
         model: TaskModel = base.task_model
+        assert model.clutter
         x, y, _ = base.sim.data.body(model.objects["moka_pot_1"].body).xpos
         assert -0.06 - 0.02 < x < -0.02 + 0.02 and 0.18 - 0.02 < y < 0.22 + 0.02
         seen.add((x, y))

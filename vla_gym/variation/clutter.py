@@ -126,7 +126,10 @@ class _Survey:
     def __init__(self, model: mujoco.MjModel, task_model: TaskModel) -> None:
         self._model, self._task = model, task_model
         self._data = mujoco.MjData(model)
-        layout = task_model.official_layout(0)
+        if len(task_model.init_states):
+            layout = task_model.official_layout(0)
+        else:
+            layout = task_model.sample_layout(np.random.default_rng(0))
         for name, pos, quat in zip(
             task_model.fixtures, layout.fixture_pos, layout.fixture_quat, strict=True
         ):
@@ -215,7 +218,7 @@ class _Survey:
                 region += np.repeat(placement.reference_pos[:2], 2)
             else:
                 region = found[placement.reference].copy()
-            if not spec.is_fixture:
+            if not spec.is_fixture and len(states):
                 address = 1 + self._task.free_qpos[placement.name]
                 low, high = (
                     states[:, address : address + 2].min(0),

@@ -41,7 +41,7 @@ def replay_tensordict(buffer: ChunkReplayBuffer) -> TensorDict:
     after |= {"reward": rows["rewards"], "discount": rows["discounts"]}
     after |= {"terminated": rows["dones"].bool(), "truncated": rows["truncated"].bool()}
     after["done"] = after["terminated"] | after["truncated"]
-    action = rows["actions"].unflatten(1, buffer.action_space.shape)  # type: ignore[arg-type]
+    action = rows["actions"].unflatten(1, buffer.action_space.shape)
     before = {key: rows[f"obs/{key}"] for key in buffer.obs_shape}
     found: TensorDict = TensorDict(
         {**before, "action": action, "next": after}, batch_size=len(ring)

@@ -129,7 +129,9 @@ class _OneTask(VectorWrapper):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute."""
-        return self.env.call(name, *args, **kwargs)
+        envs: Any = self.env
+        results: tuple[Any, ...] = envs.call(name, *args, **kwargs)
+        return results
 
 
 def _single(suite: str, task_id: int, arguments: dict[str, Any], wrap: Any) -> gym.Env[Any, Any]:
