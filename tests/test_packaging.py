@@ -128,3 +128,24 @@ def test_wheel_imports_outside_the_checkout(wheel, tmp_path):
         timeout=120,
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_a_package_behind_a_symlink_is_on_the_compilers_path_once(tmp_path):
+    """LIBERO's assets are refused where site-packages is found under two names."""
+    link = tmp_path / "link"
+    link.symlink_to(ROOT)
+    code = (
+        "from vla_gym.suites import disk_cache\n"
+        "print(disk_cache._compiler_environment()['PYTHONPATH'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(link)}
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    paths = run.stdout.strip().split(os.pathsep)
+    assert str(link) in paths and str(ROOT) not in paths, run.stderr

@@ -18,7 +18,7 @@ def outputs(notebook) -> list[tuple[str, ...]]:
     return [(*sorted(output.get("data", {})), output.get("text", "")) for output in found]
 
 
-@pytest.mark.timeout(300, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 def test_tour(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
     import run_tour

@@ -14,7 +14,7 @@ from typing import Any
 
 from vla_gym.cli import known_episode
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).absolute().parents[2]
 PROBE_TIMEOUT = 300.0  # seconds; compiling the scene, and the first time the simulation, included
 
 

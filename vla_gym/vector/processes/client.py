@@ -270,7 +270,7 @@ os.register_at_fork(after_in_child=_forget)
 def _start(remote: socket.socket) -> subprocess.Popen[bytes]:
     # What made our own imports work, a bare checkout or a changed sys.path, works there, too; -P:
     # the working directory shall come first only if it does so here.
-    checkout = str(Path(__file__).resolve().parents[3])
+    checkout = str(Path(__file__).absolute().parents[3])
     here = surroundings({})["folder"] or os.sep
     paths = [os.path.join(here, path) for path in map(str, sys.path)]
     environ = {**os.environ, **_ONE_THREAD}
