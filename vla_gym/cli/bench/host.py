@@ -62,4 +62,4 @@ if __name__ == "__main__":
     os.set_inheritable(handle, False)
     serve(Connection(handle), sys.argv[2] == "peer")
 elif __name__ == "__mp_main__":  # a process that a peer has spawned: what it unpickles is here
-    _import_here("peers")
+    _import_here("peers").prepare_worker()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,6 +216,12 @@ def define_torchvision_operators() -> None:
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     vars(define_torchvision_operators)["kept"] = library  # gone with it otherwise
+
+
+def prepare_worker() -> None:
+    """Do, in a process that a peer has spawned, what must be done before its imports."""
+    if find_spec("lerobot") is not None:
+        define_torchvision_operators()
 
 
 def make(name: str, options: dict[str, Any]) -> Measured:

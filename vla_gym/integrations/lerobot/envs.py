@@ -117,7 +117,7 @@ class _OneTask(VectorWrapper):
 
     def __init__(self, env: LiberoVectorEnv, task_id: int) -> None:
         super().__init__(env)
-        self.task_id = task_id
+        self._all, self.task_id = env, task_id
         told = SimpleNamespace(task="", task_description="")
         self.envs = (told,) * self.num_envs
 
@@ -129,9 +129,7 @@ class _OneTask(VectorWrapper):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute."""
-        envs: Any = self.env
-        results: tuple[Any, ...] = envs.call(name, *args, **kwargs)
-        return results
+        return self._all.call(name, *args, **kwargs)
 
 
 def _single(suite: str, task_id: int, arguments: dict[str, Any], wrap: Any) -> gym.Env[Any, Any]:
