@@ -14,7 +14,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vla_gym.assets.cache import make_shared
 from vla_gym.assets.lite import (
     bottles,
     boxes,
@@ -98,7 +97,7 @@ def ensure_lite_pack(parent: Path) -> tuple[Path, str]:
     if _intact(root, digest):
         return root, digest
     try:
-        make_shared(parent)
+        parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".lite-", dir=parent))
         try:
             write_pack(scratch / "pack", digest)
