@@ -20,5 +20,8 @@ def open_lock(path: Path) -> IO[bytes]:
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.fdopen(os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
-    except PermissionError:
-        return os.fdopen(os.open(path, flags | os.O_RDONLY), "rb", buffering=0)
+    except PermissionError as error:
+        try:
+            return os.fdopen(os.open(path, flags | os.O_RDONLY), "rb", buffering=0)
+        except FileNotFoundError:
+            raise error from None

@@ -58,7 +58,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
     for name, folder in FOLDERS.items():
         files = [path for path in sorted(folder.rglob("*.json")) if "golden" not in path.name]
         names = [str(path.relative_to(folder)) for path in files if path.stat().st_size < 200_000]
-        each = max(2, count // (len(FOLDERS) * len(names)))
+        each = max(1, count // (len(FOLDERS) * len(names)))
         for number, file in enumerate(names):
             for text in texts((folder / file).read_text(), each, seed + number):
                 run = partial(

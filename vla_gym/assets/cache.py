@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,21 @@ def cache_dir() -> Path:
     if override:
         return Path(override).expanduser().absolute()
     return platformdirs.user_cache_path("vla-gym")
+
+
+def make_shared(folder: Path) -> None:
+    """Make a folder of the cache; whom the cache is open to may write there: users may share one.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    mode = stat.S_IMODE(folder.parent.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        with contextlib.suppress(PermissionError):  # another process was faster, of another user
+            folder.chmod(mode)
 
 
 def writable(folder: Path) -> bool:

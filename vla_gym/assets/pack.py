@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from vla_gym.assets.cache import cache_dir
+from vla_gym.assets.cache import cache_dir, make_shared
 from vla_gym.assets.manifest import (
     altered_mjcf,
     best_root,
@@ -76,7 +77,10 @@ def resolve_asset_pack(assets: str | Path | None = None) -> AssetPack:
     if assets == "lite":
         from vla_gym.assets.lite.generate import ensure_lite_pack
 
-        root, digest = ensure_lite_pack(cache_dir() / "assets")
+        folder = cache_dir() / "assets"
+        with contextlib.suppress(OSError):  # what is wrong with it is said below
+            make_shared(folder)
+        root, digest = ensure_lite_pack(folder)
         return AssetPack("lite", root, digest)
     if assets == "libero":
         return _libero_pack()

@@ -31,6 +31,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from vla_gym.assets.cache import make_shared
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
 from vla_gym.lock_file import open_lock
@@ -103,7 +104,7 @@ def load_scene(
     if verify(folder, key):
         return folder
     try:
-        scenes.mkdir(parents=True, exist_ok=True)
+        make_shared(scenes)
         with _lock(scenes / f"{key}.lock", timeout_s):
             # Another process may have built it while this one waited.
             if not verify(folder, key):

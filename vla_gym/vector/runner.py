@@ -234,6 +234,7 @@ class Runner:
             doing = " and ".join(
                 name for name, op in (("step", STEP), ("reset", RESET)) if op in ops
             )
+            doing = doing or "a pause"
         names = []
         for i in block.tolist():
             episode, task = table.next_episode[i] - 1, ""
