@@ -65,7 +65,7 @@ def test_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
         shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
     assert (built := build(source)).returncode == 0, built.stderr
     assert "Two commands" in (source / "site" / "index.html").read_text()
-    assert "def train" in (source / "site/examples/sb3_sac.py.html").read_text()
+    assert "make_sb3_vec_env" in (source / "site/examples/sb3_sac.py.html").read_text()
 
     with (source / "docs" / "limits.md").open("a") as page:
         page.write("\n![a badge](https://example.org/badge.svg)\n")

@@ -256,10 +256,8 @@ def _compiler_environment() -> dict[str, str]:
     environment["MUJOCO_GL"] = "glx"
     # The parent may run from a checkout that is not installed, in another working directory, and
     # a suite's compiler may be wherever the parent found the suite.
-    path = [
-        str(Path(__file__).absolute().parents[2]),
-        *map(os.path.abspath, filter(None, sys.path)),
-    ]
+    ours = str(Path(__file__).absolute().parents[2])
+    path = [ours, *map(os.path.abspath, filter(None, sys.path))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     return environment
 
