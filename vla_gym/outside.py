@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ MAX_BYTES, MAX_DEPTH, MAX_VALUES, MAX_PATH = 64 * 2**20, 64, 2_000_000, 1024
 #: products of them is no surprise.
 Size = Annotated[int, Meta(ge=1, le=2**24)]
 Layers = Annotated[int, Meta(ge=0, le=256)]
+SomeLayers = Annotated[int, Meta(ge=1, le=256)]
 #: Side of an image in pixels.
 ImageSide = Annotated[int, Meta(ge=1, le=4096)]
 #: How many actions a chunk has, and how many tasks, states, steps there are.
@@ -106,6 +107,17 @@ def to_type(
         if isinstance(reason.__cause__, VlaGymError):  # the dataclass's own, whole sentences
             raise error(f"{origin}: {reason.__cause__} {advice}".rstrip()) from reason
         raise _refused(error, f"{origin}: {_explained(reason, values)}", advice) from reason
+
+
+def check_fields(settings: Any) -> None:
+    """Check the numbers of a dataclass against its types, wherever their values are from.
+
+    Raises:
+        ConfigError: If one is of another type or out of bounds.
+    """
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        if isinstance(value := getattr(settings, name), int | float):
+            to_type(value, hint, name)
 
 
 def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> bytes:

@@ -190,7 +190,7 @@ def evaluations(folder: Path, seconds: float, rng: random.Random, quick: bool) -
     few = "1" if quick else "4"
     arguments = ["eval", "--vla", "mini-few", "--suite", "goal", "--episodes", few]
     arguments += ["--num-envs", "6", "--workers", "3", "--no-progress"]
-    row = _row("vla-gym eval")
+    row = _row("vla-gym eval") | {"episodes": 0, "replays": 0}
     calm = Command(folder, "vla-gym", *arguments, "--out", str(folder / "calm"))
     if problem := calm.finish():
         return row | {"problems": [f"undisturbed: {problem}"]}
@@ -205,7 +205,7 @@ def evaluations(folder: Path, seconds: float, rng: random.Random, quick: bool) -
             break
         card = json.loads((out / "card.json").read_text())
         row["episodes"] += len(card["results"]["episodes"])
-        row["restarts"] += card["environment"]["worker_restarts"]
+        row["replays"] += card["environment"]["worker_restarts"]
         if card["results"]["episodes"] != expected:
             row["problems"].append(f"{out}: other episodes than undisturbed")
     return row
@@ -227,8 +227,6 @@ def training(name: str, folder: Path, seconds: float, rng: random.Random) -> dic
     results = json.loads((run / "card.json").read_text())["results"]["training"]
     rows = read_metrics(run / "metrics.jsonl")
     steps = [line["step"] for line in rows]
-    row["episodes"] = results.get("episodes", 0)
-    row["restarts"] = command.log.read_text(errors="replace").count("WorkerRestartWarning")
     total = results.get("chunks") or results.get("env_steps")
     if steps != sorted(steps) or (steps and steps[-1] > total) or not total:
         row["problems"].append(f"log and card disagree: {steps[-3:]}, {total}")
@@ -247,9 +245,7 @@ def _add(row: dict[str, Any], command: Command, sent: Counter[str]) -> None:
 
 
 def _row(part: str) -> dict[str, Any]:
-    return {"part": part, "signals": 0, "episodes": 0, "restarts": 0, "growth": None} | {
-        "problems": []
-    }
+    return {"part": part, "signals": 0, "growth": None} | {"problems": []}
 
 
 def kills(name: str, folder: Path, seconds: float, rng: random.Random) -> dict[str, Any]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
+from vla_gym.outside import Count, check_fields
 from vla_gym.suites import Task, get_task
 
 
@@ -26,18 +30,18 @@ class DemosConfig(EnvSettings):
     """One or several task suites."""
     task_ids: tuple[int, ...] | None = None
     """Tasks of each suite to record; None: all that have an expert."""
-    num_demos: int = 40
+    num_demos: Annotated[int, Meta(ge=1)] = 40
     """Successful episodes a task."""
-    seed: int = 0
+    seed: Count = 0
     """Layouts and noise are a function of (seed, task, attempt), whatever the worker count."""
-    noise: float = 0.15
+    noise: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.15
     """Noise on the executed actions (a normal episode's standard deviation, action units); the
     recorded action is always the expert's undisturbed one."""
-    image_size: int = 128
+    image_size: Annotated[int, Meta(ge=16, le=1024)] = 128
     """Height and width of both cameras' images in pixels."""
-    num_workers: int | None = None
+    num_workers: Count | None = None
     """Processes, with hosts on each of them; None: one per core; 0: no subprocess."""
-    num_envs: int | None = None
+    num_envs: Annotated[int, Meta(ge=1)] | None = None
     """Environments at once; None: one a process of this machine."""
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster; all of
@@ -81,18 +85,8 @@ class DemosConfig(EnvSettings):
             ConfigError: A value is out of range or a task has no expert.
         """
         self.tasks()
-        if self.num_demos < 1 or self.seed < 0 or not 0.0 <= self.noise <= 1.0:
-            raise ConfigError(
-                "Expected num_demos >= 1, seed >= 0 and 0 <= noise <= 1, got "
-                f"{self.num_demos}, {self.seed} and {self.noise}."
-            )
+        check_fields(self)
         self.check_env()
-        if not 16 <= self.image_size <= 1024:
-            raise ConfigError(f"image_size must be in 16..1024, got {self.image_size}.")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise ConfigError(f"num_workers must be at least 0, got {self.num_workers}.")
-        if self.num_envs is not None and self.num_envs < 1:
-            raise ConfigError(f"num_envs must be at least 1, got {self.num_envs}.")
         if self.lerobot is None:
             if self.lerobot_videos:
                 raise ConfigError("lerobot_videos needs lerobot: the folder of the dataset.")

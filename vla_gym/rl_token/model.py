@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
+from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Layers, Object, Size, to_type
+from vla_gym.outside import Layers, Object, Size, check_fields, to_type
 from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
 from vla_gym.vla.blocks import Block
 from vla_gym.vla.checkpoint_files import check_fits, described_by
@@ -48,15 +49,13 @@ class RLTokenModelConfig:
     encoder_layers: Layers = 2
     decoder_layers: Layers = 2
     num_heads: Size = 4
-    context_dropout: float = 0.5
+    context_dropout: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
     linear_path: bool = False
     linear_rank: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("hidden_size", "max_tokens", "dim", "width", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Expected {name} >= 1, got {getattr(self, name)}.")
+        check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(
                 f"Expected width divisible by num_heads, got {self.width} and {self.num_heads}."
@@ -66,8 +65,6 @@ class RLTokenModelConfig:
                 f"Expected linear_rank from 1 to hidden_size {self.hidden_size}, or 0 to have it "
                 f"chosen, got {self.linear_rank}."
             )
-        if not 0.0 <= self.context_dropout <= 1.0:
-            raise ConfigError(f"Expected 0 <= context_dropout <= 1, got {self.context_dropout}.")
 
 
 class _RLTokenPart(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import ChunkLength, ImageSide, Layers, Object, Size, to_type
+from vla_gym.outside import ChunkLength, ImageSide, Object, Size, SomeLayers, check_fields, to_type
 from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.blocks import Block
 from vla_gym.vla.checkpoint_files import check_fits, described_by
@@ -58,19 +58,16 @@ class WorldModelSizes:
     cameras: tuple[str, ...] = CAMERAS
     image_size: ImageSide = 128
     memory_hidden: Size = 256
-    memory_num_layers: Layers = 1
+    memory_num_layers: SomeLayers = 1
     memory_enabled: bool = True
     width: Size = 96
-    num_blocks: Layers = 3
+    num_blocks: SomeLayers = 3
     num_heads: Size = 4
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        sizes = {k: v for k, v in asdict(self).items() if type(v) is int}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"Expected {name} >= 1, got {value}.")
+        check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(
                 f"Expected width divisible by num_heads, got {self.width} and {self.num_heads}."

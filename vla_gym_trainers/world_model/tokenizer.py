@@ -8,14 +8,15 @@ these. The codebook follows the encoder by running averages (its appendix A.1).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
-from vla_gym.outside import ImageSide, Size
+from vla_gym.outside import ImageSide, Size, check_fields
 
 #: Decay of the running averages that the codebook is made of.
 EMA_DECAY = 0.98
@@ -37,15 +38,14 @@ class TokenizerConfig:
 
     frame_size: ImageSide = 64
     grid_size: ImageSide = 8
-    codebook_size: Size = 512
+    codebook_size: Annotated[int, Meta(ge=2, le=2**24)] = 512
     code_size: Size = 16
     width: Size = 32
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        factor, rest = divmod(self.frame_size, max(self.grid_size, 1))
-        if min(self.grid_size, self.code_size, self.width) < 1 or self.codebook_size < 2:
-            raise ConfigError(f"Sizes of a tokenizer must be positive, got {self}.")
+        check_fields(self)
+        factor, rest = divmod(self.frame_size, self.grid_size)
         if rest or factor < 2 or factor & (factor - 1):
             raise ConfigError(
                 "Expected a frame_size that is grid_size times 2, 4, 8, ..., got "

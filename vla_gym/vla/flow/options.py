@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import ChunkLength, ImageSide, check_fields
 from vla_gym.vla.base import PROPRIO_SIZE
 
 NOISES = ("fixed", "zeros", "observation")
@@ -33,17 +34,14 @@ class FlowOptions:
     vlm: str | Path | None = None
     noise: str = "fixed"
     seed: int = 0
-    num_steps: int | None = None
-    image_size: int | None = None
+    num_steps: ChunkLength | None = None
+    image_size: ImageSide | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a value is out of range."""
         if self.noise not in NOISES:
             raise ConfigError(f"Expected noise in {NOISES}, got {self.noise!r}.")
-        for name in ("num_steps", "image_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"Expected {name} >= 1, got {value}.")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
