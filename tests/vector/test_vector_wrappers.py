@@ -483,7 +483,7 @@ def test_states_with_a_history_below():
 
 
 def test_make_vec_refuses_what_the_single_environment_refuses():
-    with pytest.raises(ConfigError, match="1 and the VLA's horizon 8"):
+    with pytest.raises(ConfigError, match="the VLA's horizon is 8.* must be in 1..8, got 9"):
         gym.make_vec("LiberoVLA-goal-v0", num_envs=2, chunk_len=9)
     with pytest.raises(ConfigError, match="cameras"):
         gym.make_vec("LiberoVLA-goal-v0", num_envs=1, workers=0, cameras=())

@@ -352,7 +352,7 @@ def test_flow_options_are_checked_and_change_what_they_say():
     assert torch.equal(MiniBackend(model, seed=0, num_steps=5).infer(*inputs).actions, acted)
     for other in ({"seed": 1}, {"num_steps": 3}, {"head": "l1"}):
         assert not torch.equal(MiniBackend(model, **other).infer(*inputs).actions, acted)
-    with pytest.raises(ConfigError, match="num_steps >= 1"):
+    with pytest.raises(ConfigError, match="num_steps must be in 1..1000, got 0"):
         MiniBackend(model, num_steps=0)
     with pytest.raises(ConfigError, match="'flow' or 'l1' or 'token', got 'diffusion'"):
         MiniBackend(model, head="diffusion")

@@ -336,4 +336,5 @@ def _load(
     encoder = choose_rl_token(rl_token, model, device)
     if chunk_len is None:
         return model, encoder, model.horizon
-    return model, encoder, as_integer(chunk_len, "chunk_len", 1, model.horizon)
+    what = f"chunk_len (the VLA's horizon is {model.horizon})"
+    return model, encoder, as_integer(chunk_len, what, 1, model.horizon)
