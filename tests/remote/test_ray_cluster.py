@@ -131,6 +131,29 @@ def test_a_killed_actor_is_a_lost_worker(make_vec, mode):
     assert expected.lost == [0, 0, 1, 1, 0, 0]
 
 
+def test_an_actor_may_die_twice_while_it_starts(make_vec):
+    """Its environments are built by a process that is killed from outside."""
+
+    class Factory:
+        def __init__(self, flags, deaths):
+            self.flags, self.deaths, self.stub = flags, deaths, stub_factory()
+
+        def __call__(self, index: int):
+            if len(os.listdir(self.flags)) < self.deaths:
+                tempfile.mkstemp(dir=self.flags)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.stub(index)
+
+    with tempfile.TemporaryDirectory() as flags:
+        envs = RemoteVectorEnv(1, hosts="ray", env_factory=Factory(flags, 2), workers=0)
+        envs.reset(seed=0)
+        envs.close()
+        assert len(os.listdir(flags)) == 2
+        with pytest.raises(WorkerError, match="is lost: ActorDiedError"):
+            RemoteVectorEnv(1, hosts="ray", env_factory=Factory(flags, 9), workers=0)
+        assert len(os.listdir(flags)) == 5
+
+
 def test_a_killed_node_truncates_its_environments_alone(cluster, make_vec):
     script = [(6, LIMIT)]
     envs = make_vec(8, autoreset_mode=SAME_STEP, script=script)

@@ -45,6 +45,7 @@ class Link:
         since: When it was told something, or has last answered.
         ready: Whether it has come up.
         again_at: When it is to be placed again, after it was lost before it came up.
+        losses: How often that was.
         obituary: Of the last one that did not come up.
         command: What it was told last.
         pending: Commands without an answer, each with its environments.
@@ -59,6 +60,7 @@ class Link:
     since: float = field(default_factory=time.monotonic)
     ready: bool = False
     again_at: float | None = None
+    losses: int = 0
     obituary: str = ""
     command: str = "start"
     pending: dict[Future[Reply], tuple[str, np.ndarray]] = field(default_factory=dict)
@@ -145,6 +147,7 @@ class Link:
         """End a part that was lost before it came up: it is to be placed again in a moment."""
         self.shard.kill()
         self.pending.clear()
+        self.losses += 1
         self.obituary = f" Lately a part of it {reason}."
         self._asking = self._asked = None
         self.again_at = time.monotonic() + _AGAIN_S

@@ -31,7 +31,8 @@ class RemotePool:
 
     A part that is lost, that does not answer in time or cannot be built is reported as a worker
     that failed, and placed again by :meth:`start`. One that is lost before it has answered once
-    is placed again here, until ``start_timeout``: its machine may have died, another may come.
+    is placed again here, until ``start_timeout``, if its machine has died, since another may come,
+    or if it was ended from outside, as often as the hosts say.
 
     Attributes:
         blocks: Environment ids of each part.
@@ -205,7 +206,7 @@ class RemotePool:
     def _lost(self, link: Link, error: Exception) -> list[Event]:
         text = str(error).strip()
         reason = f"is lost: {type(error).__name__}" + (f": {text}" if text else "")
-        if link.ready or not self._hosts.passes(link.worker, error):
+        if link.ready or not self._hosts.passes(link.worker, error, link.losses):
             return [self._fail(link, reason, raised=not link.ready)]
         link.give_up(reason)
         return []

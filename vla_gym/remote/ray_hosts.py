@@ -23,6 +23,7 @@ PINNED = "2.60.0"
 #: Custom resource of nodes that simulate: ``ray start --resources='{"sim": 1}'``.
 RESOURCE = "sim"
 _PROBE_S = 2.0  # for a connection to a machine to open
+_DEATHS = 2  # of an actor's process that may be chance: a third is an error
 _LOOK_S = 0.5  # between two looks whether a node has joined
 # A cluster of this program alone listens on nothing else; Ray takes 127.0.0.1 for "this machine's
 # address in the network".
@@ -139,11 +140,13 @@ class RayHosts:
         actor = self._ray.remote(PartActor).options(**options).remote()
         return RayShard(self._ray, actor, place)
 
-    def passes(self, part: int, error: BaseException) -> bool:
-        """See :class:`~vla_gym.remote.shards.Hosts`: whether the node is gone, not the actor."""
+    def passes(self, part: int, error: BaseException, losses: int) -> bool:
+        """See :class:`~vla_gym.remote.shards.Hosts`: the node is gone, or its process has died."""
         from ray import exceptions
 
         if isinstance(error, exceptions.ActorUnschedulableError):
+            return True
+        if isinstance(error, exceptions.ActorDiedError) and losses < _DEATHS:
             return True
         on = self._placed.get(part)
         node = next((node for node in self._ray.nodes() if node["NodeID"] == on), None)

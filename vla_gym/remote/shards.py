@@ -38,8 +38,14 @@ class Hosts(Protocol):
     def place(self, part: int) -> Shard:
         """Begin to place a part. A second call for the same one says that the first was lost."""
 
-    def passes(self, part: int, error: BaseException) -> bool:
-        """Tell whether a part that was lost before it came up may come up if placed again."""
+    def passes(self, part: int, error: BaseException, losses: int) -> bool:
+        """Tell whether a part that was lost before it came up may come up if placed again.
+
+        Args:
+            part: Its number.
+            error: That it was lost with.
+            losses: How often it was lost before, since it was last up.
+        """
 
     def close(self) -> None:
         """Let go of the machines."""
@@ -80,9 +86,9 @@ class ThreadHosts:
         del part
         return ThreadShard()
 
-    def passes(self, part: int, error: BaseException) -> bool:
+    def passes(self, part: int, error: BaseException, losses: int) -> bool:
         """See :class:`Hosts`: there is nowhere else to go."""
-        del part, error
+        del part, error, losses
         return False
 
     def close(self) -> None:
