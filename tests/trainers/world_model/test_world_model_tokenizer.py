@@ -113,6 +113,6 @@ def test_learns_frames_of_few_kinds():
 def test_refuses_sizes_that_do_not_fit():
     with pytest.raises(ConfigError, match="grid_size times 2, 4, 8"):
         TokenizerConfig(frame_size=64, grid_size=12)
-    with pytest.raises(ConfigError, match="positive"):
+    with pytest.raises(ConfigError, match="codebook_size: expected `int` >= 2, got 1"):
         TokenizerConfig(codebook_size=1)
     assert TokenizerConfig().num_tokens == 64 and np.isclose(TokenizerConfig().num_halvings, 3)
