@@ -70,8 +70,8 @@ def on_post_build(config: MkDocsConfig) -> None:
 def repository_path(page: str, link: str = "") -> str:
     """Return the file behind a page of the site or a link in it, from the top of the repository."""
     page = page.replace("index.md", "README.md")
-    found = [file for file in (page, page.removesuffix(".md")) if (ROOT / file).exists()]
-    file = found[0] if found else f"docs/{page}"
+    named = (f"docs/{page}", page, page.removesuffix(".md"))
+    file = next(file for file in named if (ROOT / file).exists())
     return posixpath.normpath(posixpath.join(posixpath.dirname(file), link)) if link else file
 
 
