@@ -154,6 +154,21 @@ def test_an_actor_may_die_twice_while_it_starts(make_vec):
         assert len(os.listdir(flags)) == 5
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_states_of_a_simulation_come_back(cluster, workers):
+    del cluster
+    arguments = {"task_ids": 7, "assets": "lite", "image_size": 8, "chunk_len": 2}
+    envs = RemoteVectorEnv(2, "goal", hosts="ray", workers=workers, **arguments)
+    try:
+        envs.reset(seed=4)
+        states, actions = envs.get_state(), np.full(envs.action_space.shape, 0.5, np.float32)
+        after = envs.step(actions)
+        envs.set_state(states)
+        assert_same(envs.step(actions), after)
+    finally:
+        envs.close()
+
+
 def test_a_killed_node_truncates_its_environments_alone(cluster, make_vec):
     script = [(6, LIMIT)]
     envs = make_vec(8, autoreset_mode=SAME_STEP, script=script)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import socket
 import tempfile
@@ -47,6 +48,8 @@ class PartActor:
         self._early[number] = command, answer
         while self._next in self._early:
             given, waiting = self._early.pop(self._next)
+            if given[0] == "call":  # arrays that Ray hands over, such as states, cannot be written
+                given = copy.deepcopy(given)
             waiting.set_result(self._part.submit(*given))
             self._next += 1
         reply: Reply = await asyncio.wrap_future(await answer)
