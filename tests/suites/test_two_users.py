@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ def as_user(uid: int, work: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    cache.chmod(0o1777)
-    return cache
+def shared() -> Iterator[Path]:
+    """Not in tmp_path, whose parents are closed to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        cache = Path(folder, "cache")
+        cache.mkdir()
+        cache.chmod(0o1777)
+        yield cache
 
 
 def test_a_cache_that_is_open_stays_open_below(shared: Path) -> None:
