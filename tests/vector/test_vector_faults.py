@@ -332,7 +332,9 @@ def test_states_of_a_worker_that_has_died_are_those_of_the_next_episodes(make_ve
     assert [state.env is None for state in states] == [False, False, True, True]
     # The run itself goes on as it would have: the lost step is told.
     assert envs.step(np.zeros((4, 3), np.float32))[3].tolist() == [False, False, True, True]
-    obs = envs.set_state(states)
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    with pytest.warns(WorkerRestartWarning):
+        obs = envs.set_state(states)
     assert obs["proprio"][:, 1:3].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
     assert not envs.step(np.zeros((4, 3), np.float32))[3].any()
     assert envs.get_state()[2].next_episode == 2

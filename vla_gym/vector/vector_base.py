@@ -117,13 +117,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """
         ids = self._idle("get_state", env_ids).tolist()
         self._assert_seeded()
-        while True:
-            try:
-                played = self._runner.call({i: () for i in ids}, "get_state")
-                break
-            except WorkerError:  # over this call; there is a new one, unless too many have died
-                if self._runner.broken:
-                    raise
+        played = self._call_again({i: () for i in ids}, "get_state")
         return [self._table.state(i, state) for i, state in zip(ids, played, strict=True)]
 
     @undivided
@@ -150,7 +144,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         self._table.columns["half"][ids] = self._table.half[ids]
         known = {i: (s,) for i, s in zip(ids, states, strict=True) if s.env is not None}
         if known:
-            self._runner.call(known, "set_state")
+            self._call_again(known, "set_state")
         for i, state in zip(ids, states, strict=True):
             self._table.restore(i, state)
         self._seeded = True
@@ -160,6 +154,15 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             self._wait_all()
             self._batch.align()
         return self._batch.observations(None)
+
+    def _call_again(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
+        """Call what may be done twice until no worker dies over it."""
+        while True:
+            try:
+                return self._runner.call(calls, method)
+            except WorkerError:  # there is a new one, unless too many have died
+                if self._runner.broken:
+                    raise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute; one result for each."""
