@@ -196,7 +196,7 @@ def _parse_keys(obs_keys: Sequence[str] | None, found: spaces.Dict) -> tuple[str
     if obs_keys is None:
         return tuple(found)
     if isinstance(obs_keys, str) or not isinstance(obs_keys, Sequence) or not obs_keys:
-        raise ConfigError(f"obs_keys must be a sequence of some of {names}; got {obs_keys!r}.")
+        raise ConfigError(f"obs_keys must be a sequence of some of {names}; got {obs_keys!r:.80}.")
     unknown = [key for key in obs_keys if not isinstance(key, str) or key not in found.spaces]
     if unknown:
         raise ConfigError(f"Unknown obs_keys {unknown!r:.200}: the observation has {names}.")

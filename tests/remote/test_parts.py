@@ -424,3 +424,28 @@ def test_the_player_plays_the_same_episodes_in_parts():
         for hosts in (None, ThreadHosts(2))
     ]
     assert played[0] == played[1] and len(played[0]) == 3
+
+
+@by_mode
+def test_states_of_a_part_that_was_lost_are_those_of_the_next_episodes(mode):
+    hosts = BreakableHosts(2)
+    envs = RemoteVectorEnv(
+        4,
+        hosts=hosts,
+        env_factory=stub_factory(script=[(6, LIMIT)]),
+        workers=0,
+        autoreset_mode=mode,
+    )
+    try:
+        envs.reset(seed=0)
+        envs.step(np.zeros((4, 3), np.float32))
+        hosts.shards[1].lose()
+        with pytest.warns(WorkerRestartWarning):
+            states = envs.get_state()
+        assert [state.env is None for state in states] == [False, False, True, True]
+        hosts.shards[0].lose()
+        with pytest.warns(WorkerRestartWarning):
+            obs = envs.set_state(states)
+        assert obs["proprio"][:, 1:3].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
+    finally:
+        envs.close()

@@ -122,6 +122,8 @@ class LiberoEnvBase(CameraEnv):
         check_choice(observation_timing, "observation_timing", ("libero", "end"))
         check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
         check_choice(render_mode, "render_mode", (None, "rgb_array"))
+        if not isinstance(cameras, Sequence | None) or isinstance(cameras, str):
+            raise ConfigError(f"cameras must be a sequence of names, got {cameras!r:.80}.")
         self.cameras = tuple(self._suite.cameras if cameras is None else cameras)
         for camera in self.cameras:
             check_choice(camera, "cameras", tuple(self._suite.cameras))

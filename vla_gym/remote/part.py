@@ -199,6 +199,8 @@ class Part:
     def _call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> Reply:
         ids = list(calls)
         if method == "get_state":
+            if not self._base.seeded:  # of a part that takes the place of a lost one
+                return Reply("value", ([EnvRowState(None, 0.0, 0)] * len(ids), {}))
             return Reply("value", ([_as_row(state) for state in self._envs.get_state(ids)], {}))
         if method == "set_state":
             states = [state.env if row_in(state.env) else state for (state,) in calls.values()]
@@ -217,7 +219,7 @@ def _as_row(state: Any) -> EnvRowState:
     """Return a state of the outermost wrapper as that of a row, whose ``env`` it then is."""
     row = row_in(state)
     assert row is not None
-    return row if row is state else dataclasses.replace(row, env=state)
+    return row if row is state or row.env is None else dataclasses.replace(row, env=state)
 
 
 def portable(error: Exception) -> Exception:

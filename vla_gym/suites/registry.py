@@ -93,11 +93,9 @@ def choose_suite(
             raise ConfigError("Give suite='goal', say, or bddl_path='my_task.bddl'.")
         return suite
     if suite is not None:
-        several = [bddl_path] if isinstance(bddl_path, str | Path) else bddl_path
-        paths = ", ".join(map(str, several))
         raise ConfigError(
-            f"suite={suite!r} and bddl_path={paths:.200} contradict each other: give one of them. "
-            "bddl_path is for the ids Libero-v0 and LiberoVLA-v0."
+            f"suite={suite!r} and bddl_path={bddl_path!r:.200} contradict each other: give one "
+            "of them. bddl_path is for the ids Libero-v0 and LiberoVLA-v0."
         )
     from vla_gym.suites.libero.own import own_suite
 

@@ -95,6 +95,8 @@ class EnvPlan:
             return cls(num_envs, make, group_size)
         if suite is None:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
+        if "env_index" in env_kwargs:
+            raise ConfigError("env_index is for a single environment: leave it out.")
         suite = get_suite(suite).name
         lists = _task_lists(suite, task_ids, num_envs, group_size)
         kwargs = {"task_sampling": task_sampling, "group_size": group_size, **env_kwargs}
@@ -195,7 +197,9 @@ class EnvPlan:
             ids = np.flatnonzero(mask)
         per_env: dict[int, dict[str, Any]] = {i: {} for i in ids.tolist()}
         for key, value in options.items():
-            each = key in _OPTIONS and np.shape(value) == (self.num_envs,)
+            array = np.ndim(value) == 1 if isinstance(value, np.ndarray) else False
+            listed = array or isinstance(value, list | tuple)
+            each = key in _OPTIONS and listed and len(value) == self.num_envs
             for i, own in per_env.items():
                 one = value[i] if each else value
                 if key not in _OPTIONS or not np.array_equal(one, -1):
@@ -248,6 +252,8 @@ def _task_lists(
     suite: str, task_ids: int | str | Sequence[Any] | None, num_envs: int, group_size: int
 ) -> tuple[tuple[int, ...], ...]:
     found = get_suite(suite)
+    if not isinstance(task_ids, str | int | np.integer | Sequence | np.ndarray | None):
+        raise ConfigError(f"task_ids must be a task, or a sequence of them, got {task_ids!r:.80}.")
     nested = not isinstance(task_ids, str | int | np.integer | None) and any(
         isinstance(entry, Sequence | np.ndarray) and not isinstance(entry, str)
         for entry in task_ids

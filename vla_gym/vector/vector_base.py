@@ -305,6 +305,11 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
                 )
         return ids
 
+    @property
+    def seeded(self) -> bool:
+        """Whether it has been reset."""
+        return self._seeded
+
     def _assert_seeded(self) -> None:
         if not self._seeded:
             raise gym.error.ResetNeeded("Call reset() first.")

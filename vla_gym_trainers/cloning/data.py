@@ -177,8 +177,8 @@ def read_demo_file(
 def read_packs(path: Path) -> set[str]:
     """Return the asset pack that a file's frames show, if ``vla-gym demos`` wrote it."""
     try:
-        return {read_meta(path)["pack"]}
-    except ConfigError:
+        return {str(read_meta(path)["pack"])}
+    except (ConfigError, KeyError):
         return set()
 
 

@@ -104,6 +104,8 @@ def success(run: Run, kind: str) -> Curve | None:
                 episodes = np.full(len(rows), float(_eval_episodes(run)))
             else:
                 played = [row.get("rollout/episodes", row.get("time/episodes", 0)) for row in rows]
+                if wrong := [n for n in played if not isinstance(n, int | float) or not 0 <= n]:
+                    raise ConfigError(f"{run.path} is damaged: {wrong[0]!r:.80} episodes.")
                 most = _WINDOW if key == "rollout/success_rate" else np.inf
                 episodes = np.minimum(most, np.array(played, np.float64))
             return replace(curve, episodes=episodes)

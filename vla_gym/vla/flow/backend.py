@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FlowOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
 from vla_gym.vla.files import find_base_model, load_tokenizer
@@ -136,6 +136,8 @@ class FlowBackend(FrozenVLA, ABC):
             folders=folders,
         )
         tokenizer = load_tokenizer(backbone)
+        if tokenizer.pad_token is None:
+            raise WeightsError(f"The tokenizer in {backbone} has no padding token: expected one.")
         checkpoint = Checkpoint(files.folder)
         model, rename = cls.make_network(files, backbone, checkpoint, device)
         load_into(
