@@ -6,7 +6,23 @@ import inspect
 from collections.abc import Sequence
 from typing import TypeVar
 
+from vla_gym.errors import ConfigError
+
 Config = TypeVar("Config")
+#: Longest word of a command line; a path has at most 1,024 characters.
+MAX_WORD = 2048
+
+
+def check_words(arguments: Sequence[str]) -> None:
+    """Check the words of a command line, which messages repeat.
+
+    Raises:
+        ConfigError: If one is too long to be meant.
+    """
+    if long := next((word for word in arguments if len(word) > MAX_WORD), None):
+        raise ConfigError(
+            f"Expected words of at most {MAX_WORD} characters, got {len(long)}: {long[:40]!r}..."
+        )
 
 
 def parse_options(config_class: type[Config], arguments: Sequence[str], command: str) -> Config:
@@ -16,9 +32,13 @@ def parse_options(config_class: type[Config], arguments: Sequence[str], command:
         config_class: A dataclass with a docstring below each field.
         arguments: What stands behind the command.
         command: Its name.
+
+    Raises:
+        ConfigError: If a word is too long.
     """
     import tyro
 
+    check_words(arguments)
     return tyro.cli(
         config_class,
         args=list(arguments),

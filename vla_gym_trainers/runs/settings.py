@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from vla_gym.cli.options import check_words
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Object, read_json, read_yaml, to_type
 
@@ -120,6 +121,7 @@ def parse_config(kind: type[Config], arguments: Sequence[str], prog: str | None 
     """
     import tyro
 
+    check_words(arguments)
     source, rest = tyro.cli(_Source, args=list(arguments), return_unknown_args=True, add_help=False)
     settings: dict[str, Any] = {}
     if source.resume is not None:
