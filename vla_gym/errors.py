@@ -48,6 +48,10 @@ class DiskFullError(VlaGymError, OSError):
     """A run could not go on because its disk is full; it can be resumed."""
 
 
+class BenchError(VlaGymError, RuntimeError):
+    """A system under measurement could not be started, failed or gave no answer in time."""
+
+
 class DemoError(VlaGymError, RuntimeError):
     """A scripted expert failed so often that the demonstrations could not be recorded."""
 

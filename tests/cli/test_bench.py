@@ -17,8 +17,9 @@ from vla_gym.cli import main as cli
 from vla_gym.cli.bench import compare, peer_venvs
 from vla_gym.cli.bench import config as bench_config
 from vla_gym.cli.bench.config import BenchConfig, SystemSpec, system_specs
-from vla_gym.cli.bench.processes import BenchError, Child
+from vla_gym.cli.bench.processes import Child
 from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
+from vla_gym.errors import BenchError
 
 SPEC = SystemSpec(
     "ours", "ours", 2, BenchConfig(workers=2, assets="lite", image_size=0, chunk_len=2)

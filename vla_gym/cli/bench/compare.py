@@ -18,7 +18,8 @@ import numpy as np
 
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.cli.bench.config import NAMES, BenchConfig, SystemSpec, system_specs
-from vla_gym.cli.bench.processes import BenchError, Child
+from vla_gym.cli.bench.processes import Child
+from vla_gym.errors import BenchError
 from vla_gym.suites import get_suite, get_task
 
 #: A round lets a system play until this much time is measured: fast and slow get equal precision.

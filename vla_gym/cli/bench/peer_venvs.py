@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_gym.assets.cache import cache_dir
-from vla_gym.cli.bench.processes import BenchError
+from vla_gym.errors import BenchError
 from vla_gym.lock_file import open_lock
 
 _TORCH = "torch==2.13.0"  # first: what needs it takes what is there

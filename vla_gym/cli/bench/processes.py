@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.cli.bench.procfs import pss_mb, session_pids
-from vla_gym.errors import VlaGymError
+from vla_gym.errors import BenchError
 
 if TYPE_CHECKING:
     from vla_gym.cli.bench.config import SystemSpec
@@ -35,10 +35,6 @@ _ENVIRONMENT = {
     "PYOPENGL_PLATFORM": "egl",
 }
 _HOST = Path(__file__).with_name("host.py")
-
-
-class BenchError(VlaGymError, RuntimeError):
-    """A system under measurement could not be started, failed or gave no answer in time."""
 
 
 class Child:
