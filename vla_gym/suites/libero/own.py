@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.assets import cache_dir
+from vla_gym.assets.cache import make_shared
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.outside import check_path, read_bytes, read_json
 from vla_gym.suites.libero.bddl import parse_problem
@@ -55,12 +56,18 @@ class BddlSuite(LiberoSuite):
         Raises:
             ConfigError: If the cache cannot be written.
         """
-        folder = cache_dir() / "bddl"
+        folder, text = cache_dir() / "bddl", json.dumps(self.files).encode()
+        path = folder / f"{self.name}.json"
+        scratch = folder / f".{self.name}.{uuid.uuid4().hex}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as scratch:
-                json.dump(self.files, scratch)
-            Path(scratch.name).replace(folder / f"{self.name}.json")
+            if path.is_file() and path.read_bytes() == text:
+                return  # perhaps another user's, who alone may replace it
+            make_shared(folder)
+            try:
+                scratch.write_bytes(text)
+                scratch.replace(path)
+            finally:
+                scratch.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"The cache {folder} cannot be written ({error}): set VLA_GYM_CACHE to a writable "
