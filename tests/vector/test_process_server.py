@@ -189,6 +189,22 @@ def test_a_target_that_does_not_exist_ends_its_worker_only(capfd):
         assert tell(server, "report")["payload"] == ""
 
 
+def test_abort_shows_where_a_worker_hangs(capfd):
+    with own_server() as server:
+        hanging, pipe = spawn_with_pipe(server, "spin")
+        stopped = spawn(server, "say_and_sleep")
+        with open(pipe, "rb") as running:
+            assert running.read(1) == b"x"
+        os.kill(stopped.pid, signal.SIGSTOP)
+        until(lambda: state(stopped.pid) == "T", "it is stopped")
+        hanging.abort(LONG)
+        assert hanging.exit_code(0) == -signal.SIGABRT
+        stopped.abort(0.1)
+        assert stopped.exit_code(0) is None
+        stopped.kill(LONG)
+    assert "in spin" in capfd.readouterr().err
+
+
 def test_kill(server):
     sleeping, stopped = spawn(server, "say_and_sleep"), spawn(server, "say_and_sleep")
     os.kill(stopped.pid, signal.SIGSTOP)

@@ -26,6 +26,7 @@ from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Failure, WorkerSpec
 
 _CLOSE_S = 5.0  # for a worker to close its environments
+_ABORT_S = 1.0  # for a hanging worker to write where it is
 _KILL_S = 10.0  # for the kernel to end a killed process
 
 
@@ -208,6 +209,8 @@ class ProcessPool:
                 handle.progress, handle.active_at = progress, now
             elif now >= handle.active_at + handle.limit:
                 what = f"made no progress for {handle.limit:g} s and was killed"
+                with contextlib.suppress(ServerDied):
+                    handle.process.abort(_ABORT_S)  # to stderr, for whoever looks for the cause
                 events.append(self._fail(worker, what))
         return events
 

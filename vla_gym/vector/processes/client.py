@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -238,6 +239,16 @@ class WorkerProcess:
         self._exit_code = int(pickle.loads(answer))
         hang_up(self._control)
         return self._exit_code
+
+    def abort(self, timeout: float) -> None:
+        """Have it write to stderr where each of its threads is, which ends it; wait some seconds.
+
+        A process that is stopped does neither: kill() it then.
+        """
+        if self.exit_code(0) is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGABRT)  # the server has enabled faulthandler
+            self.exit_code(timeout)
 
     def kill(self, timeout: float) -> int | None:
         """SIGKILL it, stopped or not, with the processes of its group; wait as exit_code().
