@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar, get_type_hints
+from typing import IO, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -35,6 +35,12 @@ ImageSide = Annotated[int, Meta(ge=1, le=4096)]
 #: How many actions a chunk has, and how many tasks, states, steps there are.
 ChunkLength = Annotated[int, Meta(ge=1, le=1000)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**53)]
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+OpenFraction = Annotated[float, Meta(gt=0.0, lt=1.0)]
+FractionBelow1 = Annotated[float, Meta(ge=0.0, lt=1.0)]
 Text = Annotated[str, Meta(max_length=MAX_PATH)]
 #: Any JSON object.
 Object = dict[str, Any]
@@ -110,14 +116,18 @@ def to_type(
 
 
 def check_fields(settings: Any) -> None:
-    """Check the numbers of a dataclass against its types, wherever their values are from.
+    """Check a dataclass's numbers, and its words of a few, against its types, whoever gave them.
 
     Raises:
-        ConfigError: If one is of another type or out of bounds.
+        ConfigError: If one is of another type, out of bounds, or none of the words.
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        if isinstance(value := getattr(settings, name), int | float):
+        value = getattr(settings, name, None)
+        if isinstance(value, int | float):
             to_type(value, hint, name)
+        elif get_origin(hint) is Literal and value not in get_args(hint):
+            words = " or ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"{name}: expected {words}, got {_short(value)}.")
 
 
 def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> bytes:

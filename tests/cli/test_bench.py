@@ -53,10 +53,10 @@ def test_every_system_has_the_same_number_of_workers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 0}, "rounds: expected `int` >= 1, got 0"),
         ({"workers": 4, "num_envs": 2}, "at least the number of workers, 4"),
         ({"systems": ()}, "at least one"),
-        ({"image_size": -1}, "not be negative"),
+        ({"image_size": -1}, "image_size: expected `int` >= 0, got -1"),
         ({"task_ids": (10,)}, "task_id 10 is out of range"),
         ({"peers": ("rllib",)}, "Unknown peers.*expected some of rlinf, torchrl, lerobot"),
         ({"peers": (), "image_size": 0}, "image_size must be at least 1"),

@@ -363,13 +363,13 @@ def test_flow_options_are_checked_and_change_what_they_say():
 
 
 def test_values_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match="steps must be at least 1"):
+    with pytest.raises(ConfigError, match="steps: expected `int` >= 1, got 0"):
         MiniConfig(steps=0)
     with pytest.raises(ConfigError, match="ema"):
         MiniConfig(ema=1.0)
-    with pytest.raises(ConfigError, match="flow_loss_weight >= 0"):
+    with pytest.raises(ConfigError, match="flow_loss_weight: expected `float` >= 0.0, got -1.0"):
         MiniConfig(flow_loss_weight=-1.0)
-    with pytest.raises(ConfigError, match="flow_draws must be at least 1"):
+    with pytest.raises(ConfigError, match="flow_draws: expected `int` >= 1, got 0"):
         MiniConfig(flow_draws=0)
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
-from vla_gym.outside import Count, check_fields
+from vla_gym.outside import Count, Fraction, PositiveInt, check_fields
 from vla_gym.suites import Task, get_task
 
 
@@ -30,18 +30,18 @@ class DemosConfig(EnvSettings):
     """One or several task suites."""
     task_ids: tuple[int, ...] | None = None
     """Tasks of each suite to record; None: all that have an expert."""
-    num_demos: Annotated[int, Meta(ge=1)] = 40
+    num_demos: PositiveInt = 40
     """Successful episodes a task."""
     seed: Count = 0
     """Layouts and noise are a function of (seed, task, attempt), whatever the worker count."""
-    noise: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.15
+    noise: Fraction = 0.15
     """Noise on the executed actions (a normal episode's standard deviation, action units); the
     recorded action is always the expert's undisturbed one."""
     image_size: Annotated[int, Meta(ge=16, le=1024)] = 128
     """Height and width of both cameras' images in pixels."""
     num_workers: Count | None = None
     """Processes, with hosts on each of them; None: one per core; 0: no subprocess."""
-    num_envs: Annotated[int, Meta(ge=1)] | None = None
+    num_envs: PositiveInt | None = None
     """Environments at once; None: one a process of this machine."""
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster; all of

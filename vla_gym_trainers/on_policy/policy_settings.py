@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, FractionBelow1, PositiveFloat, PositiveInt
 
 Trainable = Literal["lora", "heads", "full"]
 PolicyKind = Literal["tokens", "gaussian", "flow", "own", "rl-token"]
@@ -28,11 +29,11 @@ class VLASettings:
     that the policy's loss reaches (token_head, action_head, flow_head)."""
     fresh_heads: bool = False
     """Give the heads new random weights first (to be cloned in the warm-up)."""
-    lora_r: int = 16
+    lora_r: PositiveInt = 16
     """Rank of the adapters."""
     lora_alpha: float = 16.0
     """Scale of the adapters, divided by the rank."""
-    lora_dropout: float = 0.0
+    lora_dropout: FractionBelow1 = 0.0
     """Dropout on the adapters' input while learning; the first ratios are then not exactly 1."""
     lora_targets: tuple[str, ...] = ()
     """Ends of the names of modules with adapters, such as q_proj v_proj; default: all linear."""
@@ -43,16 +44,16 @@ class VLASettings:
     """Modules that are trained whole beside the adapters."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass: less memory, about a third more time."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """tokens: of drawing, and of log-probabilities."""
     learn_sigma: bool = True
     """gaussian: whether the standard deviations are learned; sigma is where they begin."""
-    noise_correlation: float = 0.0
+    noise_correlation: FractionBelow1 = 0.0
     """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
     trembles, 0.9 moves on in one direction."""
-    flow_noise: float = 0.5
+    flow_noise: PositiveFloat = 0.5
     """flow: level of the noise in the denoising steps."""
-    stochastic_steps: int | None = None
+    stochastic_steps: PositiveInt | None = None
     """flow: the first so many denoising steps have noise; default: all."""
 
 
@@ -65,14 +66,14 @@ class RLTokenSettings:
     mean; mean: the mean of its hidden states."""
     net_arch: tuple[int, ...] = (256, 256)
     """rl-token: hidden widths of the network."""
-    residual_scale: float = 1.0
+    residual_scale: PositiveFloat = 1.0
     """rl-token: largest mean correction of the VLA's action, in units of the action scale."""
-    residual_basis: int = 2
+    residual_basis: PositiveInt = 2
     """rl-token: correct with this many smooth functions of time per action dimension."""
-    sigma: float = 0.05
+    sigma: PositiveFloat = 0.05
     """rl-token, gaussian: standard deviation of the correction, or of an action, at the start (1 =
     full translation; rotations have less)."""
-    min_sigma: float = 0.01
+    min_sigma: PositiveFloat = 0.01
     """rl-token, gaussian: smallest standard deviation; it is learned, per action dimension."""
 
 
@@ -80,14 +81,14 @@ class RLTokenSettings:
 class MemorySettings:
     """Of policies with a recurrent memory, which are learnt from by sequences."""
 
-    memory_size: int = 0
+    memory_size: Count = 0
     """rl-token, gaussian: numbers of a recurrent memory (a GRU) of the episode; 0: none."""
-    history: int = 1
+    history: PositiveInt = 1
     """gaussian: last views that its memory takes in at each chunk, this one included."""
     sequential_training: bool = True
     """Learn from windows of successive chunks, through the memory of the chunks before in the
     window; else from single chunks, each with the memory that it starts from."""
-    bptt_length: int = 8
+    bptt_length: PositiveInt = 8
     """Chunks of a window: back-propagation through time is cut off before its first one."""
     memory_start: Literal["stored", "recomputed"] = "stored"
     """Memory that a window starts from: stored while playing, stale after the first gradient step;
@@ -149,8 +150,6 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
             raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
         if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
             raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
-        if not 0.0 <= self.noise_correlation < 1.0:
-            raise ConfigError(f"noise_correlation must be in [0, 1), got {self.noise_correlation}.")
         if self.policy != "tokens" and self.fresh_heads:
             raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
         if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:

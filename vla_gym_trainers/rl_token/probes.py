@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import OpenFraction, PositiveInt
 from vla_gym.rl_token import RLTokenEncoder, load_rl_token
 from vla_gym.vla import load
 from vla_gym.vla.preprocess import proprio_features
@@ -51,20 +52,18 @@ class ProbeConfig(StatesConfig):
     """VLA whose hidden states are probed: mini, mini-few, <backend>:/path, or a folder."""
     rl_token: str | None = None
     """RL token: the name of the VLA it belongs to, or a folder; None: the VLA's."""
-    test_share: float = 0.25
+    test_share: OpenFraction = 0.25
     """Share of every task's episodes that the probes are tested on."""
     output: str | None = None
     """File that the result is written to as JSON; None: it is only printed."""
     device: str = "cpu"
     """Torch device."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Torch threads."""
 
     def check(self) -> None:
         """Check the values; see :meth:`StatesConfig.check`."""
         super().check()
-        if not 0.0 < self.test_share < 1.0:
-            raise ConfigError(f"Expected 0 < test_share < 1, got {self.test_share}.")
         counts = (self.expert_episodes, self.rollout_episodes)
         test = sum(held_out_count(count, self.test_share) for count in counts)
         if test < 1 or sum(counts) - test < 2:
@@ -72,8 +71,6 @@ class ProbeConfig(StatesConfig):
                 "Probes need at least three episodes a task of the expert or of the VLA: two to "
                 "fit, one to test."
             )
-        if self.threads < 1:
-            raise ConfigError(f"Expected threads >= 1, got {self.threads}.")
 
 
 def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, Fraction, OpenFraction, PositiveFloat, PositiveInt
 from vla_gym.rl_token import (
     RLTokenDecoder,
     RLTokenEncoder,
@@ -49,31 +50,31 @@ class RLTokenConfig(StatesConfig, RunSettings):
     """Size D of the RL token."""
     width: int = 128
     """Width of the encoder's and the decoder's transformer."""
-    layers: int = 2
+    layers: PositiveInt = 2
     """Blocks of the encoder, and of the decoder."""
     linear_path: bool = True
     """Add a linear map of all hidden states, started at their principal components, to the
     readout."""
-    linear_rank: int = 0
+    linear_rank: Count = 0
     """Numbers that the linear map first makes of each hidden state. 0: it takes them as they are
     where an observation's states hold at most 65,536 numbers, else as many as make that, at most
     256."""
-    context_dropout: float = 0.5
+    context_dropout: Fraction = 0.5
     """Share of examples whose decoder sees the token alone."""
-    compare_dropout: float | None = 0.0
+    compare_dropout: Fraction | None = 0.0
     """Context dropout of a second token that is trained on the same states and then thrown away:
     the card reports both. None: no second token, half the time."""
-    steps: int = 1200
+    steps: PositiveInt = 1200
     """Optimiser steps."""
-    batch_size: int = 64
+    batch_size: PositiveInt = 64
     """Observations per step."""
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of AdamW; cosine to zero after 100 steps of warm-up."""
-    held_out_share: float = 0.1
+    held_out_share: OpenFraction = 0.1
     """Share of every task's and player's episodes that the report is made on."""
     device: str = "cpu"
     """Torch device."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Torch threads."""
 
     def check(self) -> None:
@@ -81,16 +82,6 @@ class RLTokenConfig(StatesConfig, RunSettings):
         super().check()
         if self.demos is None and not self.expert_episodes + self.rollout_episodes:
             raise ConfigError("Ask for expert_episodes, rollout_episodes or demos.")
-        if not 0.0 < self.held_out_share < 1.0:
-            raise ConfigError(f"Expected 0 < held_out_share < 1, got {self.held_out_share}.")
-        for name in ("context_dropout", "compare_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ConfigError(f"Expected 0 <= {name} <= 1, got {value}.")
-        if self.linear_rank < 0:
-            raise ConfigError(f"Expected linear_rank >= 0, got {self.linear_rank}.")
-        if min(self.steps, self.batch_size, self.threads, self.layers) < 1:
-            raise ConfigError("steps, batch_size, layers and threads must be positive.")
 
 
 def main(config: RLTokenConfig) -> str:

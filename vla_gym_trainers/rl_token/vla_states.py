@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, Fraction, PositiveInt, check_fields
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
@@ -31,22 +32,22 @@ class StatesConfig(SuitesSettings):
 
     suites: tuple[str, ...] = ("spatial", "object", "goal")
     """Suites whose tasks are played."""
-    expert_episodes: int = 6
+    expert_episodes: Count = 6
     """Episodes a task of the scripted expert with noise, on sampled layouts."""
-    expert_noise: float = 0.15
+    expert_noise: Fraction = 0.15
     """Noise on its executed actions, as in ``vla-gym demos``."""
-    frame_stride: int = 4
+    frame_stride: PositiveInt = 4
     """The VLA looks at every so many frames of expert episodes; neighbours hardly differ."""
-    rollout_episodes: int = 4
+    rollout_episodes: Count = 4
     """Episodes a task of the VLA itself with noise, on other sampled layouts."""
-    rollout_noise: float = 0.15
+    rollout_noise: Fraction = 0.15
     """Noise on its executed actions, so that states beside the VLA's path are known too."""
-    num_workers: int = 0
+    num_workers: Count = 0
     """Processes that simulate; the VLA runs in this one. 0: none but this one. With hosts: on each
     of them."""
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
     its number, whatever the worker count."""
 
@@ -57,16 +58,7 @@ class StatesConfig(SuitesSettings):
             ConfigError: A value is out of range, or a task has no expert.
             UnknownTaskError: There is no such suite or task.
         """
-        if min(self.expert_episodes, self.rollout_episodes, self.num_workers, self.seed) < 0:
-            raise ConfigError(
-                "Expected expert_episodes, rollout_episodes, num_workers and seed >= 0, got "
-                f"{self.expert_episodes}, {self.rollout_episodes}, {self.num_workers}, {self.seed}."
-            )
-        for name in ("expert_noise", "rollout_noise"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"Expected 0 <= {name} <= 1, got {getattr(self, name)}.")
-        if self.frame_stride < 1:
-            raise ConfigError(f"Expected frame_stride >= 1, got {self.frame_stride}.")
+        check_fields(self)
         self.check_tasks(need_expert=self.expert_episodes > 0)
 
 

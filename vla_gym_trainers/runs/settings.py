@@ -17,7 +17,15 @@ from typing import Any, ClassVar, TypeVar
 
 from vla_gym.cli.options import check_words
 from vla_gym.errors import ConfigError
-from vla_gym.outside import Object, read_json, read_yaml, to_type
+from vla_gym.outside import (
+    Count,
+    NonNegativeFloat,
+    Object,
+    PositiveInt,
+    read_json,
+    read_yaml,
+    to_type,
+)
 
 Config = TypeVar("Config", bound=Any)
 
@@ -63,29 +71,14 @@ class CheckpointSettings(RunSettings):
     resume runs of your own only."""
     auto_resume: bool = field(default=False, metadata={"saved": False})
     """Go on with the run in run_dir if it has a checkpoint, begin it otherwise."""
-    max_minutes: float | None = None
+    max_minutes: NonNegativeFloat | None = None
     """Stop training after this wall time, if it comes first; None for no limit."""
-    checkpoint_every: int = 5000
+    checkpoint_every: PositiveInt = 5000
     """Steps between checkpoints."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Newest checkpoints that stay."""
-    film_every: int = 0
+    film_every: Count = 0
     """Training episodes between sample films of the policy in videos/; 0 for none."""
-
-    def check_ranges(self, lowest: Mapping[str, float]) -> None:
-        """Check that settings are not below their smallest values.
-
-        Args:
-            lowest: Smallest values by name; settings that are None are left out.
-
-        Raises:
-            ConfigError: If one is.
-        """
-        limits = {"checkpoint_every": 1, "keep_checkpoints": 1, "film_every": 0}
-        for name, low in {**limits, **lowest}.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}.")
 
 
 def default_run_dir(config: Any) -> Path:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, Fraction, NonNegativeFloat, PositiveInt, check_fields
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero.spec import ACTION
 from vla_gym_trainers.runs.settings import CheckpointSettings
@@ -21,28 +24,28 @@ VLATrainable = Literal["lora", "full"]
 class FineTuneConfig:
     """How the VLA and the RL token's encoder are trained beside actor and critics."""
 
-    vla_update_freq: int = 0
+    vla_update_freq: Count = 0
     """Chunks, over all environments, between two gradient steps of VLA, encoder and actor together;
     0: the VLA stays frozen. Needs ahead 0."""
     vla_trainable: VLATrainable = "lora"
     """What of the VLA is trained: lora (adapters) or full."""
-    vla_learning_rate: float = 1e-5
+    vla_learning_rate: NonNegativeFloat = 1e-5
     """Adam's step size of the VLA."""
-    encoder_learning_rate: float = 1e-5
+    encoder_learning_rate: NonNegativeFloat = 1e-5
     """Adam's step size of the RL token's encoder."""
-    vla_batch_size: int = 64
+    vla_batch_size: PositiveInt = 64
     """Transitions per gradient step of the VLA."""
-    vla_micro_batch_size: int = 16
+    vla_micro_batch_size: PositiveInt = 16
     """Transitions that the VLA computes at once; the step is the same up to rounding."""
-    anchor_weight: float = 1.0
+    anchor_weight: NonNegativeFloat = 1.0
     """Weight of the error with which the frozen decoder rebuilds the frozen VLA's hidden states
     from the trained token."""
-    max_token_staleness: int = 0
+    max_token_staleness: Count = 0
     """Stored tokens and chunks of the VLA that are older than so many of its gradient steps are
     computed anew when they are drawn."""
-    lora_r: int = 16
+    lora_r: PositiveInt = 16
     """Rank of the adapters."""
-    lora_alpha: float = 16.0
+    lora_alpha: NonNegativeFloat = 16.0
     """Scale of the adapters, divided by the rank."""
     gradient_checkpointing: bool = False
     """Compute the VLA's layers again in the backward pass: less memory, more time."""
@@ -52,67 +55,67 @@ class FineTuneConfig:
 class TD3Config(FineTuneConfig):
     """Numbers of the algorithm; one timestep is one chunk."""
 
-    learning_rate: float = 3e-4
+    learning_rate: NonNegativeFloat = 3e-4
     """Adam's step size, all networks."""
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Transitions per gradient step."""
-    gamma: float = 0.995
+    gamma: Fraction = 0.995
     """Discount per control step, in [0, 1]; give the environment the same one."""
-    learning_starts: int = 2000
+    learning_starts: Count = 2000
     """Warm-up: chunks that play the VLA plus noise."""
-    critic_warmup_steps: int = 3000
+    critic_warmup_steps: Count = 3000
     """Critic-only gradient steps after the warm-up; before them a plain actor is cloned to the
     VLA's chunks with as many."""
-    buffer_size: int = 100_000
+    buffer_size: PositiveInt = 100_000
     """Replay capacity in transitions: one a chunk, with stride up to C / stride."""
     balanced_replay: bool = True
     """With several tasks: draw as many transitions of each task as of any other."""
-    train_freq: int = 8
+    train_freq: PositiveInt = 8
     """Chunks per environment between two blocks of gradient steps."""
-    utd_ratio: float = 2.0
+    utd_ratio: NonNegativeFloat = 2.0
     """Critic gradient steps per chunk (update-to-data ratio)."""
-    ahead: int = 1
+    ahead: Count = 1
     """Blocks of train_freq chunks per environment that collecting may be ahead of learning: 0 in
     turn; 1 at once, with the actor of one block before, and the same result whatever the timing;
     more: collecting goes on by itself with the newest actor, what is learned depends on timing."""
-    groups: int = 1
+    groups: PositiveInt = 1
     """Groups of environments that take turns: with 2 the VLA works for one half while the other
     half simulates."""
 
-    tau: float = 0.01
+    tau: Fraction = 0.01
     """Polyak coefficient of the targets per critic step."""
-    policy_delay: int = 2
+    policy_delay: PositiveInt = 2
     """Critic steps per actor step."""
-    bc_weight: float = 1.0
+    bc_weight: NonNegativeFloat = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
-    mc_weight: float = 0.25
+    mc_weight: Fraction = 0.25
     """Share of Monte-Carlo returns in the critics' targets, in [0, 1]."""
-    reference_dropout: float = 0.5
+    reference_dropout: Fraction = 0.5
     """Probability that the actor's network does not see the reference in training."""
-    pessimism: float = 0.0
+    pessimism: NonNegativeFloat = 0.0
     """kappa: how much the actor doubts leaving the VLA where the critics disagree about it."""
     value_range: tuple[float, float] | None = (0.0, 1.0)
     """Reachable returns, which targets are clamped to; None disables the clamp."""
-    noise_white: float = 0.01
+    noise_white: NonNegativeFloat = 0.01
     """Largest exploration noise per control step (1 = full translation)."""
-    noise_chunk: float = 0.06
+    noise_chunk: NonNegativeFloat = 0.06
     """Largest exploration offset shared by all steps of a chunk; each episode draws its level."""
-    noise_correlation: float = 0.0
+    noise_correlation: Fraction = 0.0
     """Of the offsets of successive chunks: 0 draws each anew, 1 keeps one for the whole episode."""
-    target_policy_noise: float = 0.02
+    target_policy_noise: NonNegativeFloat = 0.02
     """Target smoothing noise, in units of the action scale."""
-    target_noise_clip: float = 0.05
+    target_noise_clip: NonNegativeFloat = 0.05
     """Bound of the target smoothing noise, in the same units."""
 
     actor: Actor = "residual"
     """residual: a correction added to the VLA's chunk; plain: the whole chunk, as in the paper."""
     net_arch: tuple[int, ...] = (256, 256)
     """Hidden widths of all networks."""
-    n_critics: int = 4
+    n_critics: Annotated[int, Meta(ge=2)] = 4
     """Number of critics, 2 or more; targets take the minimum."""
     residual_scale: float = 1.0
     """Largest correction of the VLA's action by a residual actor, in units of the action scale."""
-    residual_basis: int = 2
+    residual_basis: Count = 2
     """A residual actor corrects with this many smooth time functions per dimension; 0: each
     control step freely."""
     action_scale: tuple[float, ...] | None = None
@@ -124,35 +127,12 @@ class TD3Config(FineTuneConfig):
     ablation)."""
 
     def __post_init__(self) -> None:
-        if self.actor not in get_args(Actor):
-            raise ConfigError(f"actor must be one of {get_args(Actor)}, got {self.actor!r}.")
-        if self.vla_trainable not in get_args(VLATrainable):
-            raise ConfigError(
-                f"vla_trainable must be one of {get_args(VLATrainable)}, got "
-                f"{self.vla_trainable!r}."
-            )
+        check_fields(self)
         if self.actor == "plain" and self.critic_warmup_steps == 0:
             raise ConfigError(
                 "A plain actor is cloned to the VLA for critic_warmup_steps: give some, or take "
                 "the residual one, which begins there."
             )
-        infinity = float("inf")
-        for names, low, high in (
-            ("batch_size buffer_size train_freq policy_delay groups lora_r", 1, infinity),
-            ("vla_batch_size vla_micro_batch_size", 1, infinity),
-            ("vla_update_freq max_token_staleness", 0, infinity),
-            ("vla_learning_rate encoder_learning_rate anchor_weight lora_alpha", 0.0, infinity),
-            ("learning_starts critic_warmup_steps ahead residual_basis", 0, infinity),
-            ("utd_ratio bc_weight pessimism noise_white noise_chunk", 0.0, infinity),
-            ("learning_rate target_policy_noise target_noise_clip", 0.0, infinity),
-            ("gamma tau mc_weight reference_dropout noise_correlation", 0.0, 1.0),
-            ("n_critics", 2, infinity),  # twin critics at least
-        ):
-            for name in names.split():
-                if not low <= getattr(self, name) <= high:
-                    raise ConfigError(
-                        f"{name} must be in [{low}, {high}], got {getattr(self, name)}."
-                    )
         if self.vla_update_freq and self.ahead:
             raise ConfigError(
                 f"vla_update_freq {self.vla_update_freq} needs ahead 0, got {self.ahead}: the VLA "
@@ -195,9 +175,9 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     rl_token: str = "auto"
     """Folder of the RL token's encoder (vla-gym-train rl-token); auto: the one that ships with the
     VLA, else as mean; mean: the mean of its hidden states."""
-    chunk_len: int | None = None
+    chunk_len: PositiveInt | None = None
     """Control steps executed per chunk; None executes the VLA's whole horizon."""
-    num_envs: int = 1
+    num_envs: PositiveInt = 1
     """Environments at once."""
     seed: int = 0
     """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
@@ -209,44 +189,37 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     explore_with: Path | None = None
     """Run of vla-gym-train explorer or adversarial whose chunks, without further noise, are played
     in the warm-up in place of the VLA's; what success is does not change."""
-    explore_share: float = 1.0
+    explore_share: Fraction = 1.0
     """Share of the environments that it plays in, the first ones."""
 
-    total_timesteps: int = 20_000
+    total_timesteps: PositiveInt = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
 
-    eval_states: int | None = None
+    eval_states: Count | None = None
     """Official states per task at the end, for the VLA and the policy; None: all; 0 skips it."""
-    eval_every: int = 0
+    eval_every: Count = 0
     """Chunks between greedy evaluations on sampled layouts, which keep the best policy; 0: none."""
-    eval_layouts: int = 20
+    eval_layouts: PositiveInt = 20
     """Sampled layouts a task of these evaluations."""
-    guard_layouts: int = 0
+    guard_layouts: Count = 0
     """Sampled layouts a task on which the policy must not be worse than the VLA at the end: else
     the VLA plays that task; 0: no guard."""
     checkpoint_every: int = 5000
     """Chunks between checkpoints."""
-    videos: int = 0
+    videos: Count = 0
     """Official states a task to film at the end, the VLA and the policy on each."""
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
-    stride: int = 0
+    stride: Count = 0
     """Learn also from transitions that begin every so many control steps inside a chunk (the frames
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lowest = dict.fromkeys(
-            ("eval_states", "eval_every", "guard_layouts", "videos", "stride"), 0
-        )
-        lowest |= dict.fromkeys(("num_envs", "total_timesteps", "eval_layouts"), 1)
-        self.check_ranges(lowest)
         self.check_tasks()
         states = get_suite(self.suite).num_init_states
         if max(self.eval_states or 0, self.videos) > states:
             raise ConfigError(f"eval_states and videos must be at most {states}.")
-        if not 0.0 <= self.explore_share <= 1.0:
-            raise ConfigError(f"explore_share must be in [0, 1], got {self.explore_share}.")
         if self.explore_with is not None and (self.stride or self.hosts):
             raise ConfigError(
                 "explore_with plays whole chunks on this machine, got stride "

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import (
+    Count,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    check_fields,
+)
 from vla_gym_trainers.runs.settings import CheckpointSettings
 from vla_gym_trainers.runs.tasks import SuitesSettings
 from vla_gym_trainers.world_model.data import COLLECTED
@@ -26,21 +33,21 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
 
     vla: str = "mini"
     """VLA whose features the memory takes in, and which plays the vla episodes."""
-    chunk_len: int = 4
+    chunk_len: PositiveInt = 4
     """Control steps of a step: the model predicts the frame after so many."""
-    random_episodes: int = 8
+    random_episodes: Count = 8
     """Training episodes a task of smooth random actions."""
-    vla_episodes: int = 4
+    vla_episodes: Count = 4
     """Training episodes a task of the VLA with noise."""
-    expert_episodes: int = 4
+    expert_episodes: Count = 4
     """Training episodes a task of the scripted expert with noise."""
-    validation_episodes: int = 1
+    validation_episodes: PositiveInt = 1
     """Episodes a task of each of these behaviours on other layouts, for validation."""
-    noise: float = 0.15
+    noise: Fraction = 0.15
     """Noise on the executed actions of the VLA and the expert, as in vla-gym demos."""
-    num_envs: int = 8
+    num_envs: PositiveInt = 8
     """Environments at once while episodes are played."""
-    num_workers: int = 1
+    num_workers: Count = 1
     """Processes that simulate, with hosts on each of them; 0: none but this one."""
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
@@ -50,13 +57,13 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """Numbers of a code."""
     tokenizer_width: int = 32
     """Channels of the tokenizer's first layer."""
-    tokenizer_steps: int = 3000
+    tokenizer_steps: PositiveInt = 3000
     """Optimiser steps of the tokenizer."""
-    tokenizer_batch_size: int = 32
+    tokenizer_batch_size: PositiveInt = 32
     """Frames of one of them."""
-    tokenizer_learning_rate: float = 3e-3
+    tokenizer_learning_rate: PositiveFloat = 3e-3
     """Peak learning rate of the tokenizer, after 50 steps of warm-up; a cosine follows."""
-    commitment: float = 0.25
+    commitment: NonNegativeFloat = 0.25
     """Weight of the tokenizer's commitment loss (VQ-VAE, eq. 3)."""
     memory_enabled: bool = True
     """False: the memory is empty before every step, for comparison."""
@@ -68,29 +75,29 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """Width of the predictor's transformer."""
     num_blocks: int = 3
     """Its blocks."""
-    steps: int = 6000
+    steps: PositiveInt = 6000
     """Optimiser steps of the model."""
-    batch_size: int = 16
+    batch_size: PositiveInt = 16
     """Windows of one of them."""
-    bptt_length: int = 8
+    bptt_length: PositiveInt = 8
     """Steps of a window, through which gradients flow; 1: none reach the memory's past."""
     sequential_training: bool = True
     """Windows follow each other through an episode and carry the memory along. False: they are
     drawn at random, and begin with the memory that the last window there left behind, which is
     stale."""
-    learning_rate: float = 2e-3
+    learning_rate: PositiveFloat = 2e-3
     """Peak learning rate of AdamW, after 50 steps of warm-up; a cosine follows."""
-    weight_decay: float = 0.05
+    weight_decay: NonNegativeFloat = 0.05
     """Weight decay of the model."""
-    checkpoint_every: int = 500
+    checkpoint_every: PositiveInt = 500
     """Optimiser steps between checkpoints and validations; the tokenizer's come first."""
-    film_every: int = 1000
+    film_every: Count = 1000
     """Training sequences between sample films in videos/; 0 for the last one only."""
     device: str = "cpu"
     """Torch device."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Torch threads."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of episodes, weights and batches."""
 
     def __post_init__(self) -> None:
@@ -100,17 +107,9 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
             ConfigError: If a value is out of range.
         """
         counts = tuple(f"{name}_episodes" for name in COLLECTED)
-        positive = {"chunk_len", "num_envs", "validation_episodes", "bptt_length", "threads"}
-        positive |= {"steps", "batch_size", "tokenizer_steps", "tokenizer_batch_size"}
-        rest = {*counts, "num_workers", "seed", "commitment", "weight_decay"}
-        self.check_ranges({**dict.fromkeys(positive, 1), **dict.fromkeys(rest, 0)})
+        check_fields(self)
         if not sum(getattr(self, name) for name in counts):
             raise ConfigError(f"No sequences: ask for at least one of {', '.join(counts)}.")
-        if not 0.0 <= self.noise <= 1.0:
-            raise ConfigError(f"Expected 0 <= noise <= 1, got {self.noise}.")
-        for name in ("learning_rate", "tokenizer_learning_rate"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}.")
 
     def check(self) -> None:
         """Check what needs the suites; not when the settings are made, as they may be a preset's.

@@ -156,5 +156,5 @@ def test_bad_settings_are_one_clear_error():
         ExplorerActions(toy_envs(2, size=32), explorer())
     with pytest.raises(ConfigError, match="explore_with plays whole chunks on this machine"):
         TD3RunConfig(explore_with="run", stride=2)
-    with pytest.raises(ConfigError, match=r"explore_share must be in \[0, 1\]"):
+    with pytest.raises(ConfigError, match="explore_share: expected `float` <= 1.0, got 1.5"):
         TD3RunConfig(explore_share=1.5)

@@ -211,8 +211,8 @@ def test_actors_that_were_saved_without_a_memory_load(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"memory_size": -1}, "memory_size must be at least 0"),
-        ({"bptt_length": 0}, "bptt_length must be at least 1"),
+        ({"memory_size": -1}, "memory_size: expected `int` >= 0, got -1"),
+        ({"bptt_length": 0}, "bptt_length: expected `int` >= 1, got 0"),
         ({"bptt_length": 25}, "bptt_length must be at most 24, the chunks of a row, got 25"),
         ({"policy": "tokens"}, "policy tokens has no memory"),
         ({"policy": "own"}, "policy own has no memory"),

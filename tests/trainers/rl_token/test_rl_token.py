@@ -288,7 +288,7 @@ def test_wrong_shapes_and_configs_are_refused():
         RLTokenConfig(expert_episodes=0, rollout_episodes=0).check()
     for values, message in (
         ({"held_out_share": 1.0}, "held_out_share"),
-        ({"steps": 0}, "must be positive"),
+        ({"steps": 0}, "steps: expected `int` >= 1, got 0"),
         ({"context_dropout": 2.0}, "context_dropout"),
         ({"compare_dropout": -1.0}, "compare_dropout"),
     ):

@@ -312,11 +312,11 @@ def test_a_run_and_its_saved_policy(
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     encoder = save_token(tmp_path)
-    with pytest.raises(ConfigError, match="vla_update_freq must be in"):
+    with pytest.raises(ConfigError, match="vla_update_freq: expected `int` >= 0, got -1"):
         TD3Config(vla_update_freq=-1)
     with pytest.raises(ConfigError, match="needs ahead 0, got 1"):
         TD3Config(vla_update_freq=8)
-    with pytest.raises(ConfigError, match="vla_trainable must be one of"):
+    with pytest.raises(ConfigError, match="vla_trainable: expected 'lora' or 'full', got 'heads'"):
         TD3Config(vla_trainable="heads")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="guard_layouts"):
         TD3RunConfig(vla_update_freq=8, ahead=0, guard_layouts=5)

@@ -262,12 +262,12 @@ def test_a_run_of_another_phase_or_with_damage_is_refused(tmp_path, collected):
 def test_bad_settings_are_one_clear_error(tmp_path, collected, capsys):
     with pytest.raises(SystemExit):
         main(["world-model", "--bptt-length", "0"])
-    assert "bptt_length must be at least 1" in capsys.readouterr().err
+    assert "bptt_length: expected `int` >= 1, got 0" in capsys.readouterr().err
     for changes, text in (
         ({"random_episodes": 0, "vla_episodes": 0, "expert_episodes": 0}, "No sequences"),
-        ({"noise": 1.5}, "0 <= noise <= 1"),
-        ({"validation_episodes": 0}, "validation_episodes must be at least 1"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
+        ({"noise": 1.5}, "noise: expected `float` <= 1.0, got 1.5"),
+        ({"validation_episodes": 0}, "validation_episodes: expected `int` >= 1, got 0"),
+        ({"learning_rate": -1.0}, "learning_rate: expected `float` > 0.0, got -1.0"),
     ):
         with pytest.raises(ConfigError, match=text):
             Short(**{**TINY, **changes})

@@ -11,6 +11,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.pack import default_assets
 from vla_gym.cli.bench.peer_venvs import PEERS, peer_python
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, PositiveInt, check_fields
 from vla_gym.suites import get_task
 from vla_gym.suites.registry import SUITES
 
@@ -39,23 +40,23 @@ class BenchConfig:
     """Environment i plays task i modulo their number; see vla-gym tasks."""
     assets: str = field(default_factory=default_assets)
     """Asset pack: lite, libero or a path."""
-    workers: int | None = None
+    workers: PositiveInt | None = None
     """Worker processes of every system; default: one a core. The others have one env a worker."""
-    num_envs: int | None = None
+    num_envs: PositiveInt | None = None
     """Environments of ours with several a worker, measured too; default: 4 a worker."""
-    chunk_len: int = 8
+    chunk_len: PositiveInt = 8
     """Control steps an action, 1 or more; LIBERO's has no chunks and gets them one by one."""
-    image_size: int = 256
+    image_size: Count = 256
     """Height and width of both cameras' images; 0: state only."""
     visual_profile: Literal["libero", "fast"] | None = None
     """Ours: libero (upstream's pixels) or fast; default: libero on the real pack, else fast."""
-    rounds: int = 5
+    rounds: PositiveInt = 5
     """Measured rounds; in each, every system resets and plays for a second."""
-    starts: int = 2
+    starts: Count = 2
     """How often each system is started by itself, for its start-up time and memory; 0: never."""
-    chunks: int = 2
+    chunks: PositiveInt = 2
     """Chunks between two resets."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the actions and of the first reset."""
     json: Path | None = None
     """Write the full report here."""
@@ -67,12 +68,7 @@ class BenchConfig:
             ConfigError: A value is out of range.
             UnknownTaskError: A task does not exist.
         """
-        for name in ("rounds", "chunks", "chunk_len", "workers", "num_envs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}.")
-        if min(self.image_size, self.seed, self.starts) < 0:
-            raise ConfigError("image_size, seed and starts must not be negative.")
+        check_fields(self)
         if not self.systems or not self.task_ids:
             raise ConfigError("systems and task_ids must name at least one thing.")
         for task_id in self.task_ids:
@@ -121,7 +117,7 @@ class SystemSpec:
 
     name: str
     system: Literal["ours", "async", "libero"] | PeerName
-    num_envs: int
+    num_envs: PositiveInt
     config: BenchConfig
 
     def task_of(self, index: int) -> int:

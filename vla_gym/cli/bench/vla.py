@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, PositiveInt, check_fields
 from vla_gym.suites import suite_tasks
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class VLABenchConfig:
     """Row i has the instruction of task i modulo their number."""
     one_task: bool = False
     """All rows have the first task's instruction, so that nothing is padded."""
-    repeats: int = 10
+    repeats: PositiveInt = 10
     """Timed passes for each batch size."""
-    warmup: int = 3
+    warmup: Count = 3
     """Passes before them: compilation, memory, caches."""
     json: Path | None = None
     """Also write the figures here."""
@@ -60,8 +61,7 @@ class VLABenchConfig:
         """
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ConfigError(f"batch_sizes must be positive, got {self.batch_sizes}.")
-        if self.repeats < 1 or self.warmup < 0:
-            raise ConfigError("repeats must be at least 1 and warmup at least 0.")
+        check_fields(self)
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ConfigError(f"{self.json}: its folder does not exist.")
 
