@@ -12,6 +12,7 @@ from vla_gym.outside import Count, FractionBelow1, NonNegativeFloat, PositiveFlo
 from vla_gym.suites import get_task
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.policy_settings import PolicyKind, PolicySettings
+from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import read_settings
 from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, TEACHER, newest_of
 
@@ -162,8 +163,13 @@ class AdversarialConfig(ExplorerConfig):
             raise ConfigError(
                 "Phase 3 needs phase 2: add --explorer RUN, of 'vla-gym-train explorer'."
             )
-        newest_of(self.explorer, (STUDENT,), "--explorer")
-        theirs = read_settings(self.explorer / "config.json", ExplorerConfig)
+        theirs: ExplorerConfig
+        if self.auto_resume and self.run_dir is not None and RunDir(self.run_dir).checkpoints():
+            # The run has them by now, and goes on when the explorer's is gone.
+            theirs = read_settings(self.run_dir / "config.json", AdversarialConfig)
+        else:
+            newest_of(self.explorer, (STUDENT,), "--explorer")
+            theirs = read_settings(self.explorer / "config.json", ExplorerConfig)
         names = [field.name for field in dataclasses.fields(PolicySettings)]
         kept = {name: getattr(theirs, name) for name in (*names, "vla", "chunk_len")}
         teacher = theirs.teacher if self.teacher is None else self.teacher

@@ -112,6 +112,18 @@ def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp
     assert same(load_file(part / "model" / "model.safetensors"), after)
     assert same(*(load_file(folder / "last.safetensors") for folder in (whole, part)))
 
+    gone = {**settings, "explorer": tmp_path / "gone"}
+    config = (
+        (part / "config.json").read_text().replace(str(explorer.run_dir), str(gone["explorer"]))
+    )
+    (part / "config.json").write_text(config)
+    for later in RunDir(part).checkpoints()[1:]:
+        shutil.rmtree(later)
+    explore(AdversarialConfig, part, auto_resume=True, **gone)
+    assert rows_of(part) == rows_of(whole)
+    with pytest.raises(ConfigError, match="--explorer"):
+        explore(AdversarialConfig, tmp_path / "new", auto_resume=True, **gone)
+
 
 def _policy_of(folder):
     """Who acts and learns is the explorer's, as a resumed run's settings say as well."""

@@ -342,7 +342,11 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
         (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),
         (PPOConfig, {"noise_correlation": 0.5}, "tokens has no noise_correlation"),
-        (PPOConfig, {"policy": "gaussian", "sigma": float("nan")}, "sigma holds a number that is not finite"),
+        (
+            PPOConfig,
+            {"policy": "gaussian", "sigma": float("nan")},
+            "sigma holds a number that is not finite",
+        ),
         (PPOConfig, {"policy": "flow", "stochastic_steps": 0}, "stochastic_steps"),
         (PPOConfig, {**RL_TOKEN, "min_sigma": 0.5}, "min_sigma"),
         (PPOConfig, {"ratio_level": "episode"}, "ratio_level: expected 'factor' or 'chunk'"),
