@@ -14,7 +14,9 @@ chunk's control steps, ``R_ij = correlation^|i - j|``. Euler's steps of length 1
 
 ``x_{k+1} ~ N(x_k + [v - noise^2 R (x_k - t_k v) / 2] / K, noise^2 (1 - t_k) R / K)``,
 
-each with a log-probability. The first noise ``x_0 ~ N(0, I)`` does not depend on the parameters.
+each with a log-probability. The first noise ``x_0 ~ N(0, I)`` does not depend on the parameters:
+nothing can be learnt from what it does. A chain may begin instead at the noise at which acting
+greedily does; it then has the flow's marginals no more, and all that it explores has a factor.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class FlowChain:
         *,
         action_size: int,
         correlation: float = 0.0,
+        fixed_start: bool = False,
     ) -> None:
         """Describe a chain.
 
@@ -52,7 +55,9 @@ class FlowChain:
             action_size: N: the numbers of an action that have noise. What pads them to A follows
                 the flow.
             correlation: Of the noise of successive control steps, in [0, 1).
+            fixed_start: Begin where acting greedily does, in place of a noise that is drawn.
         """
+        self.fixed_start = fixed_start
         self.flow, self.num_steps, self.stochastic_steps = flow, num_steps, stochastic_steps
         self.noise, self.size, self.correlation = noise, action_size, correlation
         steps = torch.arange(flow.start.shape[1])
@@ -63,7 +68,7 @@ class FlowChain:
         """Draw chains (B, K + 1, C, A) float32, from the first noise to the actions."""
         shape = self.flow.start.shape[1:]
         white = keyed_normal(keys, (self.stochastic_steps + 1, *shape)).to(self.flow.start)
-        chain = [white[:, 0]]
+        chain = [self.flow.start if self.fixed_start else white[:, 0]]
         for k in range(self.num_steps):
             mean, std = self._step(chain[-1], k)
             if std > 0.0:

@@ -198,6 +198,7 @@ def _seeing_all(
             student,
             noise=config.flow_noise,
             stochastic_steps=config.stochastic_steps,
+            fixed_start=config.flow_start == "fixed",
             correlation=config.noise_correlation,
             value_head=head,
         )

@@ -55,6 +55,9 @@ class VLASettings:
     """flow: level of the noise in the denoising steps."""
     stochastic_steps: PositiveInt | None = None
     """flow: the first so many denoising steps have noise; default: all."""
+    flow_start: Literal["drawn", "fixed"] = "drawn"
+    """flow: where the denoising starts while learning: at a noise that is drawn, or at the one at
+    which acting greedily does, so that all that is explored can be learnt from."""
 
 
 @dataclass

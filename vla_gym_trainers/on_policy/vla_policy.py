@@ -252,6 +252,7 @@ class FlowPolicy(VLAPolicy):
         noise: float = 0.5,
         stochastic_steps: int | None = None,
         correlation: float = 0.0,
+        fixed_start: bool = False,
         value_head: ValueHead | None = None,
     ) -> None:
         """Make a policy.
@@ -261,6 +262,7 @@ class FlowPolicy(VLAPolicy):
             noise: Its level, positive.
             stochastic_steps: The first so many denoising steps have noise; None: all.
             correlation: Of the noise of successive control steps, in [0, 1).
+            fixed_start: Whether chains begin at the noise at which acting greedily does.
             value_head: Reads the first hidden state at the beginning of the greedy flow.
 
         Raises:
@@ -276,6 +278,7 @@ class FlowPolicy(VLAPolicy):
         if not 0.0 < noise < math.inf:
             raise ConfigError(f"The noise of a flow must be positive, got {noise}.")
         self.level, self.steps, self.correlation = noise, steps, correlation
+        self.fixed_start = fixed_start
         with torch.no_grad():
             start = vla.flow_outputs(*_blank(self)).start
         self.factors = (steps, *self.chunk_shape)
@@ -291,6 +294,7 @@ class FlowPolicy(VLAPolicy):
             self.level,
             action_size=self.chunk_shape[1],
             correlation=self.correlation,
+            fixed_start=self.fixed_start,
         )
         if self.value_head is None:
             return chain, None

@@ -198,6 +198,20 @@ def test_a_chain_with_fewer_noisy_steps_ends_as_the_flow():
     assert (drawn[:, 2] - drawn[:, 1] - velocity / 4).abs().min() > 1e-4
 
 
+def test_a_chain_with_a_fixed_start_begins_where_greedy_acting_does():
+    drawn, fixed = (
+        FlowChain(known_flow(4), 4, 4, 0.5, action_size=1, fixed_start=fixed)
+        for fixed in (False, True)
+    )
+    keys = np.arange(4)[:, None]
+    assert (drawn.draw(keys)[:, 0] != drawn.flow.start).any()
+    chains = fixed.draw(keys)
+    torch.testing.assert_close(chains[:, 0], fixed.mode()[:, 0], atol=0.0, rtol=0.0)
+    steps = (chains - fixed.mode())[:, 1:]
+    assert (steps != 0.0).all()
+    torch.testing.assert_close(drawn.log_prob(chains), fixed.log_prob(chains))
+
+
 def test_what_pads_an_action_follows_the_flow():
     start = torch.zeros(2, 3, 4)
     chain = FlowChain(FlowOutput(lambda x, _: (x, 1.0 - x), start), 2, 2, 0.5, action_size=3)
