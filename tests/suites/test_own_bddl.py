@@ -30,6 +30,10 @@ from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.play import PlayConfig
+from vla_gym_trainers.on_policy.config import GRPOConfig
+from vla_gym_trainers.runs.settings import load_run_settings
+from vla_gym_trainers.td3.config import TD3RunConfig
+from vla_gym_trainers.td3.train import train_td3
 
 # No task of LIBERO has these things together, this goal or these words.
 OWN = """
@@ -382,7 +386,7 @@ def test_eval_names_file_and_digest(tmp_path: Path, file: Path) -> None:
     assert facts == own_suite(file).tasks[0].facts and len(facts["bddl_sha256"]) == 64
     rows = card["results"]["episodes"]
     assert [row["init_state_id"] for row in rows] == [-1, -1]
-    assert rows[1]["seed"] == rows[0]["seed"] + 1 >= 1_000_000_000
+    assert rows[1]["seed"] == rows[0]["seed"] + 1 >= 2_000_000_000
     assert card["results"]["tasks"][0]["instruction"].startswith("put the moka pot")
     again = run_eval(dataclasses.replace(config, seed=1, resume=True))
     assert again["results"] == card["results"]
@@ -390,3 +394,40 @@ def test_eval_names_file_and_digest(tmp_path: Path, file: Path) -> None:
     assert [(start.task_id, start.init_state_id, start.seed) for start in starts] == [(0, -1, 0)]
     with pytest.raises(VlaGymError, match="does not exist"):
         PlayConfig(bddl_path=(tmp_path / "nope.bddl",))
+
+
+@pytest.mark.timeout(400, func_only=True)
+def test_td3_trains_on_files_and_goes_on(tmp_path: Path, file: Path) -> None:
+    config = TD3RunConfig(
+        bddl_path=(file,),
+        total_timesteps=6,
+        learning_starts=2,
+        critic_warmup_steps=1,
+        batch_size=2,
+        train_freq=2,
+        eval_states=2,
+        eval_layouts=1,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    assert (config.suite, config.task_ids) == (own_suite(file).name, (0,))
+    run = train_td3(config)
+    card = json.loads((run.run_dir / "card.json").read_text())
+    rows = card["results"]["evaluation"]["policy"]["episodes"]
+    assert [(row["suite"], row["seed"]) for row in rows] == [
+        (config.suite, 2_000_000_000 + k) for k in range(2)
+    ]
+    file.unlink()  # the run has its suite by now
+    more = load_run_settings(run.run_dir, TD3RunConfig)
+    assert train_td3(dataclasses.replace(more, total_timesteps=8)).card["results"]["training"]
+
+
+def test_tasks_of_a_trainer_are_those_of_its_files(file: Path) -> None:
+    config = GRPOConfig(bddl_path=(file,), num_envs=8, eval_states=60)
+    assert config.bddl_path is None and config.tasks() == (0,)
+    assert [start.seed for start in config.final_starts(None)] == [
+        2_000_000_000 + k for k in range(50)
+    ]
+    assert TD3RunConfig().task_ids == (9,) and len(TD3RunConfig().final_starts(None)) == 50
+    with pytest.raises(ConfigError, match="videos must be at most 50, got 51"):
+        TD3RunConfig(videos=51)

@@ -17,11 +17,8 @@ from vla_gym.suites.libero.protocols import PROTOCOLS, EvalProtocol, ProtocolNam
 from vla_gym.suites.libero.suite import LiberoSuite
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.summary import can_be_confused
-from vla_gym_trainers.runs.settings import EVAL_SEED
-from vla_gym_trainers.runs.tasks import each_once
-
-#: Episodes of a task without official states, if the user does not say.
-SAMPLED_EPISODES = 50
+from vla_gym_trainers.runs.settings import TEST_SEED
+from vla_gym_trainers.runs.tasks import SAMPLED_EPISODES, each_once
 
 
 @dataclass
@@ -102,7 +99,7 @@ class EvalConfig(PolicyConfig):
 
         Far from the seeds of training, so that it has seen none of these layouts.
         """
-        return None if all(get_suite(s).num_init_states for s in self.suite) else EVAL_SEED
+        return None if all(get_suite(s).num_init_states for s in self.suite) else TEST_SEED
 
     def starts(self) -> tuple[Start, ...]:
         """Return every start: suites as given, then tasks, then states 0..n-1.

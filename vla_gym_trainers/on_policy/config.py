@@ -17,7 +17,6 @@ from vla_gym.outside import (
     PositiveInt,
     check_fields,
 )
-from vla_gym.suites import get_suite
 from vla_gym_trainers.on_policy.policy_settings import PolicySettings
 from vla_gym_trainers.runs.settings import CheckpointSettings
 from vla_gym_trainers.runs.tasks import TaskSettings
@@ -143,9 +142,9 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
             ConfigError: If a value is out of range, or two contradict each other.
         """
         check_fields(self)
+        super().__post_init__()
         self.check_tasks()
-        if (self.eval_states or 0) > (states := get_suite(self.suite).num_init_states):
-            raise ConfigError(f"eval_states must be at most {states}.")
+        self.check_states(eval_states=self.eval_states)
         if self.num_envs % self.group_size:
             raise ConfigError(
                 f"num_envs ({self.num_envs}) must be a multiple of group_size ({self.group_size})."

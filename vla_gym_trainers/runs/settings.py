@@ -32,6 +32,8 @@ Config = TypeVar("Config", bound=Any)
 
 #: Added to a run's seed for the layouts of its evaluations: training seeds are far smaller.
 EVAL_SEED = 1_000_000_000
+#: Of the layouts that stand in for official states where a suite has none: no run has seen them.
+TEST_SEED = 2_000_000_000
 
 
 @dataclass

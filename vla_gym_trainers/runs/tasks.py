@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
-from vla_gym.suites import Task, get_suite, get_task, suite_tasks
+from vla_gym.rollout import Start
+from vla_gym.suites import Task, choose_suite, get_suite, get_task, suite_tasks
+from vla_gym_trainers.runs.settings import TEST_SEED
+
+#: Episodes of a task without official states, if the user does not say.
+SAMPLED_EPISODES = 50
 
 
 @dataclass(kw_only=True)
@@ -18,6 +24,8 @@ class TaskSettings(EnvSettings):
 
     suite: str = "goal"
     """Suite name."""
+    bddl_path: tuple[Path, ...] | None = None
+    """In place of a suite: BDDL files of your own, or folders of them; see docs/environments.md."""
     task_ids: tuple[int, ...] | None = None
     """Tasks to train on; default: all of the suite."""
     workers: int | None = None
@@ -26,11 +34,41 @@ class TaskSettings(EnvSettings):
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
 
+    def __post_init__(self) -> None:
+        """Read the files of ``bddl_path``; they are the suite from then on."""
+        if self.bddl_path:
+            self.suite = str(choose_suite(None, self.bddl_path))
+        self.bddl_path = None
+
     def tasks(self) -> tuple[int, ...]:
         """Return the tasks that are trained on."""
         if self.task_ids is not None:
             return self.task_ids
         return tuple(range(len(get_suite(self.suite).tasks)))
+
+    def final_starts(self, count: int | None) -> list[Start]:
+        """Return where the evaluations at the end begin, task after task.
+
+        Args:
+            count: How many of each task; None: all official states, or 50 sampled layouts.
+        """
+        suite = get_suite(self.suite)
+        first_seed = None if suite.num_init_states else TEST_SEED
+        states = range(count or suite.num_init_states or SAMPLED_EPISODES)
+        return [
+            Start.number(k, suite.name, i, None, first_seed) for i in self.tasks() for k in states
+        ]
+
+    def check_states(self, **counts: int | None) -> None:
+        """Check that there are so many official states; layouts are sampled without end.
+
+        Raises:
+            ConfigError: If there are fewer.
+        """
+        states = get_suite(self.suite).num_init_states
+        for name, count in counts.items():
+            if states and (count or 0) > states:
+                raise ConfigError(f"{name} must be at most {states}, got {count}.")
 
     def check_tasks(self) -> None:
         """Check tasks and world.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import tyro
 from msgspec import Meta
 
 from vla_gym.errors import ConfigError
@@ -168,7 +169,9 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
         "videos",
     )
 
-    task_ids: tuple[int, ...] = (9,)
+    task_ids: Annotated[
+        tuple[int, ...], tyro.conf.arg(help_behavior_hint="(default: 9, with --bddl-path all)")
+    ] = ()
     """Tasks to train on; one policy for all of them."""
     vla: str = "mini"
     """The frozen VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
@@ -215,11 +218,12 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
 
     def __post_init__(self) -> None:
+        self.task_ids = self.task_ids or ((9,) if self.bddl_path is None else ())
+        TaskSettings.__post_init__(self)
+        self.task_ids = self.task_ids or tuple(range(len(get_suite(self.suite).tasks)))
         super().__post_init__()
         self.check_tasks()
-        states = get_suite(self.suite).num_init_states
-        if max(self.eval_states or 0, self.videos) > states:
-            raise ConfigError(f"eval_states and videos must be at most {states}.")
+        self.check_states(eval_states=self.eval_states, videos=self.videos)
         if self.explore_with is not None and (self.stride or self.hosts):
             raise ConfigError(
                 "explore_with plays whole chunks on this machine, got stride "

@@ -170,19 +170,13 @@ def conclude(
         results["guard"] = guard_policy(final, player, starts).report()
     _save(final, files.policy)
     policy = RLTokenPolicy.load(files.policy)
-    states = config.eval_states
-    states = get_suite(config.suite).num_init_states if states is None else states
-    if states:
-        results["evaluation"] = player.evaluate(policy, _official_starts(config, states))
+    if config.eval_states != 0:
+        starts = config.final_starts(config.eval_states)
+        results["evaluation"] = player.evaluate(policy, starts)
     if config.videos:
         film(config, files, policy, player)
     world = {**config.world_facts(), **player.facts(), **machine_facts()}
     return TD3Run(files.path, run.write_card(results, world))
-
-
-def _official_starts(config: TD3RunConfig, states: int) -> list[Start]:
-    suite = get_suite(config.suite).name
-    return [Start(suite, task_id, i) for task_id in config.task_ids for i in range(states)]
 
 
 def _save(policy: RLTokenPolicy, path: Path) -> None:
@@ -282,10 +276,10 @@ def build_model(config: TD3RunConfig, env: Any) -> TD3BC:
 
 
 def film(config: TD3RunConfig, run: RunDir, policy: RLTokenPolicy, player: RunPlayer) -> None:
-    """Film the VLA and the policy on the first official states of every task."""
+    """Film the VLA and the policy where every task's evaluation begins."""
     run.videos.mkdir(exist_ok=True)
-    for start in _official_starts(config, config.videos):
-        place = f"task{start.task_id:02d}_state{start.init_state_id:02d}"
+    for k, start in enumerate(config.final_starts(config.videos)):
+        place = f"task{start.task_id:02d}_state{k % config.videos:02d}"
         player.film(None, [start], run.videos / f"{place}_vla.mp4", "VLA")
         player.film(policy, [start], run.videos / f"{place}_policy.mp4", config.algorithm)
 
