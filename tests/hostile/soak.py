@@ -51,8 +51,9 @@ MAX_GROWTH = 0.02
 #: Measurements of memory, four a second, below which growth is still that of the start.
 MIN_SAMPLES = 400
 HOG = """
-import sys, time
-while True:
+import os, sys, time
+parent = os.getppid()
+while os.getppid() == parent:  # the soak may be killed
     block = bytearray(int(sys.argv[1]))
     block[::4096] = b"x" * len(range(0, len(block), 4096))
     time.sleep(2)
