@@ -38,6 +38,7 @@ from vla_gym.rollout import ExpertPolicy, Start, make_envs, play
 from vla_gym.rollout.noise import ActionNoise
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
+from vla_gym.vla import load
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import load_demos
 
@@ -257,6 +258,26 @@ def test_next_attempt_wastes_none_and_fills_gaps(config: DemosConfig, recorded: 
     assert job.next_attempt() == 0  # an earlier attempt comes first, whatever was found later
     job.outcomes = dict.fromkeys(range(8), False)
     assert job.next_attempt() is None  # four attempts a demonstration, then it is an error
+
+
+def test_a_vla_is_recorded_in_place_of_the_expert(config: DemosConfig, tmp_path: Path) -> None:
+    config = replace(config, output=str(tmp_path / "one"), vla="mini")
+    (path,) = record_demos(config, progress=False)
+    assert read_meta(path)["vla"]["name"] == "mini"
+    vla, text = load("mini"), read_instruction(path)
+    for images, proprio, actions in read_episodes(path):
+        for t in (0, vla.horizon):  # chunks begin there, and are recorded without the noise
+            views = dict(zip(("agentview", "wrist"), images[t][:, None], strict=True))
+            chunk = vla.infer(views, [text], proprio[t : t + 1].astype(np.float32)).actions[0]
+            rows = actions[t : t + vla.horizon]
+            np.testing.assert_allclose(rows, chunk.numpy()[: len(rows)], atol=2e-3)
+    with h5py.File(path, "r") as file:
+        demo = file["data/demo_0"]
+        assert np.abs(demo["executed_actions"][()] - demo["actions"][()]).max() > 0.01
+    more = replace(config, output=str(tmp_path / "two"), num_workers=1, num_envs=2)
+    assert record_demos(more, progress=False)[0].read_bytes() == path.read_bytes()
+    with pytest.raises(ConfigError, match="other settings.*vla"):
+        record_demos(replace(config, vla=None), progress=False)
 
 
 def test_an_expert_that_always_fails_is_one_clear_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,12 +14,12 @@ from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
 from vla_gym.outside import Count, Fraction, PositiveInt, check_fields
-from vla_gym.suites import Task, get_task
+from vla_gym.suites import Task, get_suite, get_task
 
 
 @dataclass
 class DemosConfig(EnvSettings):
-    """Record demonstrations of the scripted experts in LIBERO's HDF5 layout.
+    """Record demonstrations of the scripted experts, or of a VLA, in LIBERO's HDF5 layout.
 
     They start from sampled layouts, never from the 50 official states. A run that was stopped goes
     on when the command is given again.
@@ -29,14 +30,19 @@ class DemosConfig(EnvSettings):
     suite: tuple[str, ...] = ("goal",)
     """One or several task suites."""
     task_ids: tuple[int, ...] | None = None
-    """Tasks of each suite to record; None: all that have an expert."""
+    """Tasks of each suite to record; None: all, of an expert those that he can do."""
+    vla: str | None = None
+    """Who acts in place of the experts: mini, mini-few, mini-flow, <backend>:/path?option=value, or
+    a folder, such as the vla/ of a ppo or grpo run. What it succeeds in is recorded."""
+    device: str = "cpu"
+    """Torch device of that VLA."""
     num_demos: PositiveInt = 40
     """Successful episodes a task."""
     seed: Count = 0
     """Layouts and noise are a function of (seed, task, attempt), whatever the worker count."""
     noise: Fraction = 0.15
     """Noise on the executed actions (a normal episode's standard deviation, action units); the
-    recorded action is always the expert's undisturbed one."""
+    recorded action is always the undisturbed one of who acts."""
     image_size: Annotated[int, Meta(ge=16, le=1024)] = 128
     """Height and width of both cameras' images in pixels."""
     num_workers: Count | None = None
@@ -62,8 +68,10 @@ class DemosConfig(EnvSettings):
         found = []
         for name in self.suite:
             suite = get_task(name, 0).suite
-            known = EXPERT_TASKS.get(suite, ())
-            if not known:
+            known: Sequence[int] = EXPERT_TASKS.get(suite, ())
+            if self.vla is not None:
+                known = range(len(get_suite(suite).tasks))
+            elif not known:
                 raise ConfigError(
                     f"Suite {name!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
                 )

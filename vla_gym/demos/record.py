@@ -1,4 +1,4 @@
-"""Record demonstrations of the scripted experts: ``vla-gym demos``.
+"""Record demonstrations of the scripted experts or of a VLA: ``vla-gym demos``.
 
 One file a task in LIBERO's HDF5 layout (:mod:`vla_gym.demos.files`, docs/demos.md), made of the
 first ``num_demos`` successful attempts. What is finished of a task lies beside it in a hidden
@@ -27,16 +27,19 @@ from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
 from vla_gym.lock_file import open_lock
 from vla_gym.outside import Object, read_json
-from vla_gym.rollout import ExpertPolicy, Start, make_envs, rollout
+from vla_gym.rollout import ExpertPolicy, Policy, Start, make_envs, rollout
+from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero import TaskModel, load_task_model
 from vla_gym.suites.libero.requests import package_versions
 
 logger = logging.getLogger(__name__)
+_identity = functools.cache(vla_identity)  # it reads all of its files
 
 FORMAT = 3
-# An expert that fails so often that this many attempts a demonstration are used up is broken.
-MAX_ATTEMPTS_PER_DEMO = 4
+# An expert that fails so often that this many attempts a demonstration are used up is broken; a VLA
+# may be as bad as that.
+MAX_ATTEMPTS_PER_DEMO, MAX_ATTEMPTS_OF_VLA = 4, 20
 # A worker writes an episode while it steps: with large images that takes longer than a step.
 STEP_TIMEOUT = 300.0
 
@@ -137,7 +140,8 @@ class _Job:
         while number in self.outcomes or number in self.running:
             hopes += self.outcomes.get(number, True)
             number += 1
-        limit = self.config.num_demos * MAX_ATTEMPTS_PER_DEMO
+        of_vla = self.config.vla is not None
+        limit = self.config.num_demos * (MAX_ATTEMPTS_OF_VLA if of_vla else MAX_ATTEMPTS_PER_DEMO)
         return number if hopes < self.config.num_demos and number < limit else None
 
     def end_attempt(self, number: int, success: bool) -> None:
@@ -169,8 +173,9 @@ class _Job:
         chosen = self.successes()[: self.config.num_demos]
         if len(chosen) < self.config.num_demos:
             raise DemoError(
-                f"The expert of {self.name} succeeded in {len(chosen)} of {len(self.outcomes)} "
-                f"attempts; {self.config.num_demos} demonstrations were asked for. "
+                f"In {self.name} {self.config.vla or 'the expert'} succeeded in {len(chosen)} of "
+                f"{len(self.outcomes)} attempts; {self.config.num_demos} demonstrations were asked "
+                "for. "
                 f"Lower num_demos or noise ({self.config.noise})."
             )
         meta = _settings(self.config, self.model) | {"attempts": chosen[-1] + 1}
@@ -207,7 +212,9 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
     workers = config.num_workers if config.num_workers is not None else os.cpu_count() or 1
     total = len(waiting) * config.num_demos
     num_envs = min(config.num_envs or max(1, workers), total)
-    policy = ExpertPolicy()
+    policy: Policy = ExpertPolicy()
+    if config.vla is not None:
+        policy = VLAPolicy(config.vla, device=config.device)
     # A worker may have another working folder.
     shared = replace(config, output=str(Path(config.output).expanduser().resolve()), hosts=None)
     envs = make_envs(
@@ -219,7 +226,7 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
         hosts=config.hosts,
         env_wrappers=[functools.partial(DemoRecorder, config=shared)],
         render_mode="rgb_array",  # the recorder draws: its renderers are opened before the fork
-        image_size=config.image_size,
+        image_size=policy.image_size if policy.cameras else config.image_size,
         step_timeout=STEP_TIMEOUT,
         **config.env_kwargs(),
     )
@@ -268,6 +275,7 @@ def _settings(config: DemosConfig, model: TaskModel) -> dict[str, Any]:
         "num_demos": config.num_demos,
         "seed": config.seed,
         "noise": config.noise,
+        "vla": None if config.vla is None else _identity(config.vla),
         "image_size": config.image_size,
         **{k: v for k, v in config.env_kwargs().items() if k != "assets"},
         "pack": model.assets.name,

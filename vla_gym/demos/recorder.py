@@ -1,4 +1,4 @@
-"""Records, in a worker of the vector environment, noisy episodes of the scripted experts."""
+"""Records, in a worker of the vector environment, noisy episodes of who acts there."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DemoRecorder(NoisyEpisodes):
     """
 
     def __init__(self, env: gym.Env[dict[str, Any], np.ndarray], *, config: DemosConfig) -> None:
-        """Wrap an environment that the expert plays in."""
-        super().__init__(env, seed=config.seed, noise=config.noise)
+        """Wrap an environment that the expert or the VLA plays in."""
+        super().__init__(env, seed=config.seed, noise=config.noise, expert=config.vla is None)
         self._output, self._size = Path(config.output).expanduser(), config.image_size
         # Its physics is not used: this cache only keeps renderers.
         self._scenes = SceneCache(image_size=self._size, visual_profile=None, max_scenes=SCENES)
@@ -69,7 +69,7 @@ class DemoRecorder(NoisyEpisodes):
             base, elapsed = self._base, int(info["elapsed_steps"])
             limit = base.max_control_steps or base.task_model.task.max_control_steps
             for _ in range(min(SUCCESS_TAIL, limit - elapsed)):
-                base.sim.step(self.choose(action[0]))
+                base.sim.step(self.choose(action[int(info["executed_steps"]) - 1]))
             self._write(elapsed - 1)
         return obs, reward, terminated, truncated, info
 
