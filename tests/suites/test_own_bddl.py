@@ -20,6 +20,7 @@ import vla_gym  # noqa: F401 - registers the ids
 from vla_gym.assets import cache_dir, resolve_asset_pack
 from vla_gym.errors import AssetError, CompileError, ConfigError, UnknownTaskError, VlaGymError
 from vla_gym.remote.messages import PartSpec
+from vla_gym.rollout import Start
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, registry, suite_tasks
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero import TaskModel, load_task_model
@@ -392,6 +393,8 @@ def test_eval_names_file_and_digest(tmp_path: Path, file: Path) -> None:
     assert again["results"] == card["results"]
     starts = PlayConfig(bddl_path=(file,), policy="random").starts()
     assert [(start.task_id, start.init_state_id, start.seed) for start in starts] == [(0, -1, 0)]
+    assert starts[0].label() == f"{file.name} seed 0" != str(starts[0])
+    assert Start("goal", 3, 5).label() == str(Start("goal", 3, 5)) == "goal 3 state 5"
     with pytest.raises(VlaGymError, match="does not exist"):
         PlayConfig(bddl_path=(tmp_path / "nope.bddl",))
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vla_gym.suites import get_task
+
 
 class Start(NamedTuple):
     """Where an episode begins; sorts into the order in which episodes are listed.
@@ -55,10 +57,15 @@ class Start(NamedTuple):
         return cls.official(suite, task_id, k, look)
 
     def __str__(self) -> str:
-        """Return what captions and messages call it."""
+        """Return what messages call it."""
         is_sampled = self.init_state_id < 0
         where = f"seed {self.seed}" if is_sampled else f"state {self.init_state_id}"
         return f"{self.suite} {self.task_id} {where}"
+
+    def label(self) -> str:
+        """Return what captions call it: a file of one's own by its name, not by its digest."""
+        file = get_task(self.suite, self.task_id).facts.get("bddl_file")
+        return f"{file} seed {self.seed}" if file else str(self)
 
 
 def sampled_starts(suite: str, task_ids: Sequence[int], count: int, seed: int) -> list[Start]:

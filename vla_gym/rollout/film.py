@@ -51,7 +51,7 @@ def film(
     rows = text_rows(texts, size * len(cameras))
     # The physics is not used: this cache only keeps renderers, a few scenes at a time.
     scenes = SceneCache(image_size=size, visual_profile=None, max_scenes=2)
-    captions = iter(starts)
+    captions = iter([start.label() for start in starts])
     frames, caption = TileFrames(), ""
 
     def shoot(env: LiberoEnv, info: dict[str, Any]) -> None:

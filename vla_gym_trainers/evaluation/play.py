@@ -133,7 +133,7 @@ def play_video(config: PlayConfig) -> list[Episode]:
             tiles.append(frames)
             end = "success" if episode.success else "no success"
             text = get_task(episode.suite, episode.task_id).instruction
-            line = f"{episode.start}: {end}, {episode.length} steps ({text})"
+            line = f"{episode.start.label()}: {end}, {episode.length} steps ({text})"
             tqdm.write(line, file=sys.stdout)
     length = max(len(tile) for tile in tiles)
     pictures = tiled_frames(tiles)
