@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -291,14 +292,18 @@ def kills(name: str, folder: Path, seconds: float, rng: random.Random) -> dict[s
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Return all that a run has made but times: weights, log, card."""
+    """Return all that a run has made but times: weights, log, replay."""
     rows = [
         {key: value for key, value in line.items() if key not in TIME_KEYS and "time/" not in key}
         for line in read_metrics(run / "metrics.jsonl")
     ]
     newest = RunDir(run).checkpoints()[-1]
     weights = {path.name: path.read_bytes() for path in sorted(run.glob("*.safetensors"))}
-    return {"newest": newest.name, "weights": weights, "rows": rows}
+    found = {"newest": newest.name, "weights": weights, "rows": rows}
+    if (path := newest / "replay.pkl").is_file():  # of a run of our own
+        ring = pickle.loads(path.read_bytes())._ring
+        found["replay"] = ring._matrix[: ring.num_added].tobytes()
+    return found
 
 
 def main() -> int:
