@@ -170,8 +170,9 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     )
 
     task_ids: Annotated[
-        tuple[int, ...], tyro.conf.arg(help_behavior_hint="(default: 9, with --bddl-path all)")
-    ] = ()
+        tuple[int, ...] | None,
+        tyro.conf.arg(help_behavior_hint="(default: 9, with --bddl-path all)"),
+    ] = None
     """Tasks to train on; one policy for all of them."""
     vla: str = "mini"
     """The frozen VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
@@ -218,9 +219,10 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
 
     def __post_init__(self) -> None:
-        self.task_ids = self.task_ids or ((9,) if self.bddl_path is None else ())
+        if self.task_ids is None and self.bddl_path is None:
+            self.task_ids = (9,)
         TaskSettings.__post_init__(self)
-        self.task_ids = self.task_ids or tuple(range(len(get_suite(self.suite).tasks)))
+        self.task_ids = self.tasks()
         super().__post_init__()
         self.check_tasks()
         self.check_states(eval_states=self.eval_states, videos=self.videos)

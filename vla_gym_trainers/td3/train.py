@@ -139,7 +139,7 @@ def open_best(
 
 def _sampled_starts(config: TD3RunConfig, layouts: int, seed: int) -> list[Start]:
     suite = get_suite(config.suite).name
-    return sampled_starts(suite, config.task_ids, layouts, seed + config.seed)
+    return sampled_starts(suite, config.tasks(), layouts, seed + config.seed)
 
 
 def conclude(
@@ -211,7 +211,7 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         "suite": config.suite,
         "workers": workers,
         "hosts": config.hosts,
-        "task_ids": list(config.task_ids),
+        "task_ids": list(config.tasks()),
         "task_sampling": "uniform",
         "gamma": config.gamma,
         **_features(config),
@@ -244,7 +244,7 @@ def make_player(config: TD3RunConfig) -> RunPlayer:
     """Make what plays the run's policies: on sampled layouts and on the official states."""
     return make_run_player(
         config.suite,
-        config.task_ids,
+        config.tasks(),
         num_envs=EVAL_ENVS,
         workers=config.workers,
         world_model=config.world_model,
