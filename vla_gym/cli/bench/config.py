@@ -117,7 +117,7 @@ class SystemSpec:
 
     name: str
     system: Literal["ours", "async", "libero"] | PeerName
-    num_envs: PositiveInt
+    num_envs: int
     config: BenchConfig
 
     def task_of(self, index: int) -> int:
