@@ -200,6 +200,32 @@ def draw(payload: bytes, fds: list[int]) -> None:
     _tell(fds[0], {"found": found, "left": num_renderers(), "sizes": sizes, "images": images})
 
 
+def compile_shaders(payload: bytes, fds: list[int]) -> None:
+    """Draw with a shared renderer, then so that Mesa compiles a new shader each time, and pause."""
+    import time
+
+    from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
+    from vla_gym.suites import get_task
+
+    found = num_renderers()
+    cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
+    picture(cache, load_task(get_task("goal", 8), "lite"), 0)
+    from OpenGL import GL as gl
+
+    for lights in range(8):
+        gl.glEnable(gl.GL_FOG)
+        gl.glEnable(gl.GL_LIGHTING)
+        gl.glEnable(gl.GL_LIGHT0 + lights)
+        gl.glBegin(gl.GL_TRIANGLES)
+        for corner in ((0, 0, 0), (1, 0, 0), (0, 1, 0)):
+            gl.glVertex3f(*corner)
+        gl.glEnd()
+        gl.glFinish()
+        time.sleep(0.1)  # for a thread to go to sleep
+    cache.close()
+    _tell(fds[0], {"found": found})
+
+
 def picture(cache: Any, model: Any, state: int) -> Any:
     """Return the pixels of both cameras in an official state, as lists."""
     import numpy as np

@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +95,8 @@ def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, An
             sim = suite.make_simulation(model)
             sim.reset(model.sample_layout(np.random.default_rng(0)))
             images = np.empty((len(suite.cameras), size, size, 3), np.uint8)
-            cache.render(sim, images, tuple(suite.cameras.values()))
+            with fork_safety.without_shader_cache():
+                cache.render(sim, images, tuple(suite.cameras.values()))
             problem = fork_safety.obstacle()
             if problem:
                 raise RenderError(f"OpenGL has {problem}")
@@ -114,8 +114,6 @@ def _open_renderers(scenes: Mapping[Any, CompiledTask], drawing: Mapping[str, An
     for key, cache in shared[:-_MAX_OPEN]:
         del _open[key]
         cache.close()
-    # What Python 3.12 says of a fork beside a thread, be it asleep.
-    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
 
 
 def _warm_up(model: CompiledTask) -> None:

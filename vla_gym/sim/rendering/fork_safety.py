@@ -1,52 +1,51 @@
 """Whether a process whose images are drawn in software may be forked, OpenGL contexts and all.
 
 A context of Mesa's software renderer is memory and code of one process, which a fork copies like
-anything else. Not so threads that draw, and memory that parent and child would both write to.
+anything else. Not so threads, and memory that parent and child would both write to.
+
+The thread that saves compiled shaders to disk is one of them, though it sleeps: a fork inherits the
+condition variable it sleeps on, and the second or third shader that the fork compiles waits in
+``pthread_cond_signal`` for ever for a sleeper that is not there (glibc 2.36, Mesa 22.3.6). So a
+process that will be forked draws :func:`without_shader_cache`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-# Mesa's thread for its cache of compiled shaders: it sleeps unless something new was compiled.
-_CACHE_THREAD = "disk$"
-_CACHE_FILE = "mesa_shader_cache"  # made to be shared by processes
-_PATIENCE_S = 10.0
+from vla_gym.sim.rendering.renderer import mesa_setting
+
+
+def without_shader_cache() -> contextlib.AbstractContextManager[None]:
+    """Let Mesa, if it starts meanwhile, keep no cache of compiled shaders, nor a thread for it.
+
+    About a second of processor time, once, for what the cache would have held.
+    """
+    return mesa_setting("MESA_SHADER_CACHE_DISABLE", "true")
 
 
 def obstacle() -> str | None:
-    """Say what forbids a fork of this process with its OpenGL contexts; None: nothing does.
-
-    Waits a little for the cache's thread to have nothing to do.
-    """
+    """Say what forbids a fork of this process with its OpenGL contexts; None: nothing does."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     for line in maps.splitlines():
-        if "rw-s" in line.split()[1] and _CACHE_FILE not in line:
+        if "rw-s" in line.split()[1]:
             return f"shared memory: {line.split()[-1]}"
-    end = time.monotonic() + _PATIENCE_S
-    while True:
-        threads = _threads()
-        busy = [name for name, state in threads if _CACHE_THREAD not in name or state != "S"]
-        if not busy:
-            return None
-        if time.monotonic() > end or any(_CACHE_THREAD not in name for name in busy):
-            return f"threads: {', '.join(busy)}"
-        time.sleep(0.01)
+    threads = _threads()
+    return f"threads: {', '.join(threads)}" if threads else None
 
 
-def _threads() -> list[tuple[str, str]]:
-    """Return name and state of this process's threads other than the main one."""
+def _threads() -> list[str]:
+    """Return the names of this process's threads other than the main one."""
     found = []
     main = Path("/proc/self").resolve().name
     for folder in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            name, _, rest = (folder / "stat").read_text(errors="replace").rpartition(") ")
+            name = (folder / "comm").read_text(errors="replace").strip()
             if folder.name != main:
-                found.append((name.partition(" (")[2], rest[0]))
+                found.append(name)
     return found
 
 

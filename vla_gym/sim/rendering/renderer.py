@@ -210,23 +210,30 @@ class SceneRenderer:
 
 
 @contextlib.contextmanager
-def without_mesa_threads() -> Iterator[None]:
+def mesa_setting(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable that Mesa reads when a process opens its first display.
+
+    A value that is set already is kept.
+    """
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def without_mesa_threads() -> contextlib.AbstractContextManager[None]:
     """Let Mesa's software renderer, if it starts meanwhile, draw without threads of its own.
 
     With threads it damages the heap once in a million images or so: the drawing thread sees without
     a lock that an image is done and frees its fence, whose mutex the other thread is still about to
     unlock (``lp_fence_signalled`` in src/gallium/drivers/llvmpipe/lp_fence.c, and
-    ``lp_setup_get_empty_scene``; seen with Mesa 22.3.6). It reads ``LP_NUM_THREADS`` when a process
-    opens its first display; a value that is set already is kept.
+    ``lp_setup_get_empty_scene``; seen with Mesa 22.3.6).
     """
-    if "LP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["LP_NUM_THREADS"] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop("LP_NUM_THREADS", None)
+    return mesa_setting("LP_NUM_THREADS", "0")
 
 
 def _new_gl_context(width: int, height: int) -> Any:
