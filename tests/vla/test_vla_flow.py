@@ -15,6 +15,7 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import VLAOutput, load
 from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.flow import expert, pi05, smolvla_model
+from vla_gym.vla.flow.backend import FlowInputs
 from vla_gym.vla.flow.images import resize_with_padding
 from vla_gym.vla.flow.lerobot_files import PolicyConfig
 from vla_gym.vla.flow.pi0 import Pi0Backend, make_config
@@ -62,7 +63,7 @@ def reference(name, rows=slice(None)):
 def sample(vla, inputs):
     inputs = dict(inputs)
     noise = inputs.pop("noise")
-    return VLAOutput(*FlowOutput(vla.flow(**inputs), noise).integrate(vla.num_steps))
+    return VLAOutput(*FlowOutput(vla.flow(FlowInputs(**inputs)), noise).integrate(vla.num_steps))
 
 
 def test_outputs_are_those_of_the_original(vla, name):
@@ -155,7 +156,7 @@ def test_pi05_is_openpis_as_well_at_every_step():
     inputs, hidden, _ = reference("pi05")
     data = np.load(GOLDEN / "pi05" / "reference.npz")
     noise, steps = inputs.pop("noise"), []
-    velocity = vla.flow(**inputs)
+    velocity = vla.flow(FlowInputs(**inputs))
 
     def watched(x, time):
         steps.append(velocity(x, time)[0])
@@ -293,7 +294,7 @@ def test_preparation_is_lerobots(vla, name):
     assert long.shape == (1, 48)
     seen = {}
     original = vla.flow
-    vla.flow = lambda *args: seen.update(args=args) or original(*args)
+    vla.flow = lambda inputs: seen.update(inputs=inputs) or original(inputs)
     try:
         with torch.no_grad():
             _, chunk = vla.flow_outputs(images, texts, proprio).integrate(vla.num_steps)
@@ -303,7 +304,7 @@ def test_preparation_is_lerobots(vla, name):
     folder = GOLDEN / name
     pre = load_file(folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
     post = load_file(folder / "policy_postprocessor_step_0_unnormalizer_processor.safetensors")
-    state = seen["args"][4]
+    state = seen["inputs"].state
     mean, std = pre["observation.state.mean"], pre["observation.state.std"]
     torch.testing.assert_close(state[:, :8], (torch.from_numpy(proprio) - mean) / (std + 1e-8))
     assert state.shape == (3, 32) and (state[:, 8:] == 0).all()

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,24 @@ from vla_gym.vla.preprocess import check_images, check_rows
 from vla_gym.vla.spec_options import make_options
 
 Velocity = Callable[[torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+class FlowInputs(NamedTuple):
+    """A prepared batch of observations.
+
+    Attributes:
+        pixels: (B, V, 3, height, width) float32 in [-1, 1].
+        image_mask: (B, V) bool, False for a camera that is not there.
+        tokens: (B, T) int64, padded on the right.
+        token_mask: (B, T) bool.
+        state: (B, max_state_dim) float32, normalised and padded.
+    """
+
+    pixels: torch.Tensor
+    image_mask: torch.Tensor
+    tokens: torch.Tensor
+    token_mask: torch.Tensor
+    state: torch.Tensor
 
 
 class FlowBackend(FrozenVLA, ABC):
@@ -177,22 +195,8 @@ class FlowBackend(FrozenVLA, ABC):
         return next(self.model.parameters()).device
 
     @abstractmethod
-    def flow(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-        state: torch.Tensor,
-    ) -> Velocity:
+    def flow(self, inputs: FlowInputs) -> Velocity:
         """Run the VLM once; return what runs the expert, with gradients where there are any.
-
-        Args:
-            pixels: (B, V, 3, height, width) float32 in [-1, 1].
-            image_mask: (B, V) bool, False for a camera that is not there.
-            tokens: (B, T) int64, padded on the right.
-            token_mask: (B, T) bool.
-            state: (B, max_state_dim) float32, normalised and padded.
 
         Returns:
             The velocity of ``FlowOutput``; hidden states are the inputs (B, C, H) float32 of
@@ -242,13 +246,9 @@ class FlowBackend(FrozenVLA, ABC):
         state = self.files.state.normalize(torch.from_numpy(proprio).to(device))
         state = F.pad(state, (0, self._state_dim - PROPRIO_SIZE))
         tokens, token_mask = self.tokenize(self.prompts(instructions, proprio))
-        velocity = self.flow(
-            self.to_pixels(stacked),
-            torch.ones(stacked.shape[:2], dtype=torch.bool, device=device),
-            tokens.to(device),
-            token_mask.to(device),
-            state,
-        )
+        all_there = torch.ones(stacked.shape[:2], dtype=torch.bool, device=device)
+        prompts = tokens.to(device), token_mask.to(device)
+        velocity = self.flow(FlowInputs(self.to_pixels(stacked), all_there, *prompts, state))
         if getattr(self.model, "checkpointed", False) and torch.is_grad_enabled():
             # It leaves the keys that it adds to as they were: a second pass sees the same.
             velocity = partial(checkpoint, velocity, use_reentrant=False)

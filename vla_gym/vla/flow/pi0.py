@@ -15,7 +15,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint, described_by
-from vla_gym.vla.flow.backend import FlowBackend, Velocity
+from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 
 # Sizes of Gemma in the variants that checkpoints name.
@@ -115,27 +115,20 @@ class Pi0Backend(FlowBackend):
         tied = any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes)
         return model, partial(_rename, nested=nested, tied=tied)
 
-    def flow(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-        state: torch.Tensor,
-    ) -> Velocity:
+    def flow(self, inputs: FlowInputs) -> Velocity:
         """Run PaliGemma once; see :meth:`FlowBackend.flow`.
 
         As ``sample_actions`` of transformers, whose loop has no gradients.
         """
         model = self.model
-        cache, mask = self._prefill(pixels, image_mask, tokens, token_mask)
+        cache, mask = self._prefill(inputs)
         length = cache.get_seq_length()
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
             # pi0 counts time from the action (0) to noise (1).
             at = x.new_full((len(x),), 1.0 - time)
             out = model.model(
-                action_embeds=model.embed_action_time(state, x, at),
+                action_embeds=model.embed_action_time(inputs.state, x, at),
                 attention_mask=mask,
                 cache=cache,
             )
@@ -145,14 +138,9 @@ class Pi0Backend(FlowBackend):
 
         return velocity
 
-    def _prefill(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-    ) -> tuple[Any, torch.Tensor]:
+    def _prefill(self, inputs: FlowInputs) -> tuple[Any, torch.Tensor]:
         """Return PaliGemma's keys and values of images and prompt, and their mask (B, P) int64."""
+        pixels, image_mask, tokens, token_mask, _ = inputs
         model, count = self.model, self._image_tokens
         placeholders = tokens.new_full(
             (len(tokens), count * image_mask.shape[1]), model.config.vlm_config.image_token_id

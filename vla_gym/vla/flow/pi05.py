@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.vla.base import PROPRIO_SIZE
-from vla_gym.vla.flow.backend import Velocity
+from vla_gym.vla.flow.backend import FlowInputs, Velocity
 from vla_gym.vla.flow.expert import apply_rope, masked_attention, time_embedding
 from vla_gym.vla.flow.options import Pi05Options
 from vla_gym.vla.flow.pi0 import Pi0Backend
@@ -147,17 +147,10 @@ class Pi05Backend(Pi0Backend):
             for task, row in zip(tasks, bins.tolist(), strict=True)
         ]
 
-    def flow(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-        state: torch.Tensor,  # noqa: ARG002 (it is in the prompt)
-    ) -> Velocity:
-        """Run PaliGemma once; see :meth:`FlowBackend.flow`."""
+    def flow(self, inputs: FlowInputs) -> Velocity:
+        """Run PaliGemma once, which reads the state in the prompt; see :meth:`FlowBackend.flow`."""
         model, config = self.model, self.model.config
-        cache, mask = self._prefill(pixels, image_mask, tokens, token_mask)
+        cache, mask = self._prefill(inputs)
         prefix = [(layer.keys, layer.values) for layer in cache.layers]
         steps = torch.arange(self.horizon, device=mask.device)
         positions = mask.sum(dim=1, keepdim=True) + steps

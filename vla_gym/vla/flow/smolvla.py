@@ -12,7 +12,7 @@ import torch
 from vla_gym.errors import WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint, described_by
 from vla_gym.vla.files import read_vlm_config
-from vla_gym.vla.flow.backend import FlowBackend, Velocity
+from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.expert import time_embedding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes
@@ -53,16 +53,9 @@ class SmolVLABackend(FlowBackend):
         with described_by(files.folder), torch.device("meta"):
             return SmolVLANetwork(sizes, vlm_config), _rename
 
-    def flow(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-        state: torch.Tensor,
-    ) -> Velocity:
+    def flow(self, inputs: FlowInputs) -> Velocity:
         """Run the VLM once; see :meth:`FlowBackend.flow`."""
-        prefix = self._prefill(pixels, image_mask, tokens, token_mask, state)
+        prefix = self._prefill(inputs)
         sizes = self.model.sizes
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:

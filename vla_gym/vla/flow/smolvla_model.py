@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaModel, SmolVLMModel
 
+from vla_gym.vla.flow.backend import FlowInputs
 from vla_gym.vla.flow.expert import apply_rope, masked_attention
 
 
@@ -144,16 +145,10 @@ class SmolVLANetwork(nn.Module):
         """Width of the expert."""
         return int(self.expert.config.hidden_size)
 
-    def _embed_prefix(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-        state: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _embed_prefix(self, inputs: FlowInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return embeddings (B, P, width) and mask (B, P) of images, prompt and state."""
         dtype = self.vlm.text_model.embed_tokens.weight.dtype
+        pixels, image_mask, tokens, token_mask, state = inputs
         batch, views = image_mask.shape
         states = self.vlm.vision_model(pixels.flatten(0, 1).to(dtype)).last_hidden_state
         images = self.vlm.connector(states)
@@ -165,16 +160,9 @@ class SmolVLANetwork(nn.Module):
         mask = torch.cat([mask, token_mask, mask.new_ones(batch, 1)], dim=1)
         return torch.cat([images * scale, text * scale, row], dim=1), mask
 
-    def prefill(
-        self,
-        pixels: torch.Tensor,
-        image_mask: torch.Tensor,
-        tokens: torch.Tensor,
-        token_mask: torch.Tensor,
-        state: torch.Tensor,
-    ) -> Prefix:
-        """Run the VLM once and keep what the expert needs; arguments as for FlowBackend.sample."""
-        x, mask = self._embed_prefix(pixels, image_mask, tokens, token_mask, state)
+    def prefill(self, inputs: FlowInputs) -> Prefix:
+        """Run the VLM once and keep what the expert needs."""
+        x, mask = self._embed_prefix(inputs)
         ends = mask.cumsum(dim=1)
         positions = ends - 1
         # Queries that are padding are not masked: nobody reads them, and a row without any key
