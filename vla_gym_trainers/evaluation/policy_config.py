@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from vla_gym.envs.checks import as_integer
 from vla_gym.envs.settings import EnvSettings
@@ -117,52 +117,42 @@ class PolicyConfig(EnvSettings):
                 f"--policy {self.policy}: expected {', '.join(POLICIES)}, a run directory of "
                 "vla-gym-train or its policy.safetensors; there is no such file."
             )
-        return self._trained_on_tokens(path) or self._of_run(path) or self._trained(path)
+        policy = self._of_run(path)
+        if self.chunk_len not in (None, policy.chunk_len):
+            raise ConfigError(
+                f"The policy acts in chunks of {policy.chunk_len}, not of {self.chunk_len}: leave "
+                "--chunk-len, or the --protocol that asks for it, out."
+            )
+        return policy
 
-    def _of_run(self, path: Path) -> Policy | None:
-        """Return a policy that sees less or remembers more than its VLA, if a run has trained one.
-
-        It sees what it saw in training.
-        """
-        from vla_gym_trainers.evaluation.trained import needs_its_run
-        from vla_gym_trainers.explorer.player import load_player
-
-        if not needs_its_run(path):
-            return None
-        settings: dict[str, Any] = {"device": self.device, "batch_size": self.batch_size}
-        return self._checked(load_player(path, vla=self.vla, **settings))
-
-    def _trained_on_tokens(self, path: Path) -> VLAPolicy | None:
-        """Return the VLA that PPO or GRPO has trained, if it is a run of theirs."""
+    def _of_run(self, path: Path) -> Policy:
+        """Return what a run has trained: a policy on the VLA's features, or the VLA itself."""
         from vla_gym_trainers.evaluation.trained import (
             HEADS,
+            load_trained,
             needs_its_run,
             policy_file,
             trained_on,
             trained_vla,
         )
 
-        if policy_file(path) is not None or needs_its_run(path):
-            return None
-        of_run, _, kind = trained_on(path)
-        vla = trained_vla(path, self.vla or of_run)
-        if vla is None:
-            return None
-        policy = VLAPolicy(
-            vla,
-            head=HEADS.get(kind),
-            chunk_len=self.chunk_len,
-            batch_size=self.batch_size,
-            device=self.device,
-            allow_class=self.vla is not None,
-        )
-        policy.name = path.name
-        return policy
+        if needs_its_run(path):  # it sees less or remembers more than its VLA, as in training
+            from vla_gym_trainers.explorer.player import load_player
 
-    def _trained(self, path: Path) -> Policy:
-        from vla_gym_trainers.evaluation.trained import load_trained
-
-        policy = load_trained(
+            return load_player(path, vla=self.vla, device=self.device, batch_size=self.batch_size)
+        run = trained_on(path) if policy_file(path) is None else None
+        if run is not None and (vla := trained_vla(path, self.vla or run.vla)):
+            policy = VLAPolicy(
+                vla,
+                head=HEADS.get(run.policy),
+                chunk_len=self.chunk_len,
+                batch_size=self.batch_size,
+                device=self.device,
+                allow_class=self.vla is not None,
+            )
+            policy.name = path.name
+            return policy
+        return load_trained(
             path,
             self.vla,
             self.batch_size,
@@ -170,15 +160,6 @@ class PolicyConfig(EnvSettings):
             device=self.device,
             trust_pickle=self.trust_pickle,
         )
-        return self._checked(policy)
-
-    def _checked(self, policy: Policy) -> Policy:
-        if self.chunk_len not in (None, policy.chunk_len):
-            raise ConfigError(
-                f"The policy acts in chunks of {policy.chunk_len}, not of {self.chunk_len}: leave "
-                "--chunk-len, or the --protocol that asks for it, out."
-            )
-        return policy
 
 
 def _check_experts(starts: Iterable[Start]) -> None:

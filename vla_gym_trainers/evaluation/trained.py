@@ -111,20 +111,22 @@ def load_trained(
     from vla_gym.vla import load
 
     model = load_policy(path, trust_pickle=trust_pickle)
-    of_run = trained_on(path)
-    given, vla = vla is not None, vla or of_run[0]
+    run = trained_on(path)
+    given, vla = vla is not None, vla or run.vla
     folder = path if path.is_dir() else path.parent
-    if _settings(path).vla_update_freq:  # the run has trained its VLA and encoder as well
+    if run.vla_update_freq:  # the run has trained its VLA and encoder as well
         vla = trained_vla(folder, vla) or vla
         own = folder / "rl_token"
         rl_token = rl_token or (str(own) if own.is_dir() else None)
-    rl_token = rl_token or of_run[1]
+    rl_token = rl_token or run.rl_token
     # What a run's configuration names is a checkpoint, never a class to import.
     loaded = load(vla, device=device, allow_class=given)
     encoder = choose_rl_token(rl_token, loaded, device)
     chunk_len = check_chunk_len(int(model.action_space.shape[0]), loaded)
     name = path.stem if path.is_file() else path.name
-    world_model = _world_model(path, model, device, {vla: loaded})
+    world_model = None
+    if world_memory_size(model.observation_space):
+        world_model = _world_model(path, run.world_model, device, {vla: loaded})
     policy = ActorPolicy(
         model,
         loaded,
@@ -152,23 +154,20 @@ def load_trained(
         "rl_token": token,
     }
     if world_model is not None:
-        folder = model_folder(_settings(path).world_model or "")
+        folder = model_folder(run.world_model or "")
         policy.identity["world_model"] = vla_identity(folder, "-world-model")
     return policy
 
 
 def _world_model(
-    path: Path, model: Any, device: str, vlas: Mapping[str, FrozenVLA]
-) -> WorldModel | None:
+    path: Path, spec: str | None, device: str, vlas: Mapping[str, FrozenVLA]
+) -> WorldModel:
     """Return the world model that a policy was trained with, as its run's configuration names it.
 
     Raises:
-        ConfigError: If the policy needs one and the configuration names none.
+        ConfigError: If the configuration names none.
         WeightsError: If it cannot be loaded.
     """
-    if not world_memory_size(model.observation_space):
-        return None
-    spec = _settings(path).world_model
     if spec is None:
         raise ConfigError(
             f"{path} was trained with a world model, which nothing names: it belongs into its run "
@@ -181,23 +180,12 @@ def _world_model(
 HEADS = {"tokens": "token", "gaussian": "l1", "flow": "flow"}
 
 
-def trained_on(path: Path) -> tuple[str, str, str]:
-    """Return VLA, RL token and kind of policy of a run, as its configuration names them.
+class TrainedOn(Struct):
+    """What a run's configuration says of its policy; the defaults are those without one.
 
-    The VLA comes from a file: load it with ``allow_class=False``.
-
-    Args:
-        path: A run directory, or a file in one. Without a configuration: ``mini``, ``auto`` and
-            ``tokens``.
-
-    Raises:
-        ConfigError: If there is a configuration that cannot be read.
+    The names come from a file: load the VLA with ``allow_class=False``.
     """
-    settings = _settings(path)
-    return settings.vla, settings.rl_token, settings.policy
 
-
-class _Settings(Struct):
     vla: Text = "mini"
     rl_token: Text = "auto"
     policy: str = "tokens"
@@ -207,12 +195,20 @@ class _Settings(Struct):
     memory_size: int = 0
 
 
-def _settings(path: Path) -> _Settings:
+def trained_on(path: Path) -> TrainedOn:
+    """Return what a run's policy was trained on.
+
+    Args:
+        path: A run directory, or a file in one.
+
+    Raises:
+        ConfigError: If there is a configuration that cannot be read.
+    """
     config = (path if path.is_dir() else path.parent) / "config.json"
     if not config.is_file():
-        return _Settings()
+        return TrainedOn()
     return read_json(
-        config, _Settings, advice=f"Restore it, for it says what {path} was trained on."
+        config, TrainedOn, advice=f"Restore it, for it says what {path} was trained on."
     )
 
 
@@ -224,8 +220,8 @@ def needs_its_run(path: Path) -> bool:
     """
     if not path.is_dir() or policy_file(path) is not None:
         return False
-    settings = _settings(path)
-    return bool(settings.hidden_cameras or settings.memory_size)
+    run = trained_on(path)
+    return bool(run.hidden_cameras or run.memory_size)
 
 
 def trained_vla(run_dir: Path, vla: str) -> str | None:

@@ -19,7 +19,7 @@ from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.evaluation.summary import summarize
-from vla_gym_trainers.evaluation.trained import load_policy, trained_on, trained_vla
+from vla_gym_trainers.evaluation.trained import TrainedOn, load_policy, trained_on, trained_vla
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
 from vla_gym_trainers.runs.settings import load_preset, preset_names
 from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
@@ -193,20 +193,13 @@ def test_cards_are_atomic_plain_json(tmp_path: Path) -> None:
 
 
 def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
-    assert trained_on(tmp_path) == ("mini", "auto", "tokens")
+    assert trained_on(tmp_path) == TrainedOn("mini", "auto", "tokens")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"vla": "mini-few", "rl_token": "/token"}))
-    assert (
-        trained_on(tmp_path)
-        == trained_on(tmp_path / "best.safetensors")
-        == (
-            "mini-few",
-            "/token",
-            "tokens",
-        )
-    )
+    for path in (tmp_path, tmp_path / "best.safetensors"):
+        assert trained_on(path) == TrainedOn("mini-few", "/token", "tokens")
     config.write_text(json.dumps({"vla": "mini-few"}))  # a run from before there was a choice
-    assert trained_on(tmp_path) == ("mini-few", "auto", "tokens")
+    assert trained_on(tmp_path) == TrainedOn("mini-few", "auto", "tokens")
     for text in ("{", '"vla"', "[1]", ""):  # not silently another VLA
         config.write_text(text)
         with pytest.raises(ConfigError, match="config.json.*Restore it"):
