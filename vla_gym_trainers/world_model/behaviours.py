@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from vla_gym_trainers.world_model import rewards
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
-from vla_gym_trainers.world_model.evaluate import BATCH, memory_states
+from vla_gym_trainers.world_model.evaluate import forecasts, memory_states
 from vla_gym_trainers.world_model.protocol import WorldModel
 
 #: Side of a cell of positions, in metres.
@@ -31,28 +30,27 @@ def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = CELL)
     return len(np.unique(np.column_stack([groups[known], cells]), axis=0))
 
 
-def state_coverage(data: Sequences, rows: np.ndarray, size: float = CELL) -> dict[str, float]:
+def state_coverage(data: Sequences, rows: np.ndarray) -> dict[str, float]:
     """Return the cells that steps visited, for each control step.
 
     Args:
         data: The sequences.
         rows: (n,) the steps: rows with a next one.
-        size: Side of a cell, in metres.
 
     Returns:
         ``coverage``: cells of the end effector's positions (the first three numbers of proprio),
         apart by task; ``object_coverage``: cells, apart by task and object, of objects that are
-        farther than ``size`` from where they were in the episode's first row; 0 where no suite
+        farther than :data:`CELL` from where they were in the episode's first row; 0 where no suite
         tells of objects.
     """
     steps, reached = max(int(data.executed[rows].sum()), 1), rows + 1
-    arm = cells_visited(data.proprio[reached, :3], data.task[reached], size)
+    arm = cells_visited(data.proprio[reached, :3], data.task[reached])
     bounds = data.bounds()
     first = np.repeat(bounds[:, 0], np.diff(bounds)[:, 0])[reached]
     now, count = data.objects[reached, :, :3], data.objects.shape[1]
-    moved = np.linalg.norm(now - data.objects[first, :, :3], axis=2) > size  # NaN: False
+    moved = np.linalg.norm(now - data.objects[first, :, :3], axis=2) > CELL  # NaN: False
     which = data.task[reached, None] * count + np.arange(count)
-    things = cells_visited(now[moved], which[moved], size)
+    things = cells_visited(now[moved], which[moved])
     return {"coverage": arm / steps, "object_coverage": things / steps}
 
 
@@ -67,16 +65,10 @@ def step_terms(model: WorldModel, data: Sequences, rows: np.ndarray) -> dict[str
     """
     states = memory_states(model, data)
     found: list[dict[str, Tensor]] = []
-    for part in np.array_split(rows, max(1, math.ceil(len(rows) / BATCH))):
-        state, after = states[part], states[part + 1]
-        tokens, following, action = (
-            torch.from_numpy(array).to(state.device)
-            for array in (data.tokens[part], data.tokens[part + 1], data.actions[part])
-        )
-        logits = model.logits(state, tokens, action)
+    for part, logits, following in forecasts(model, data, states, rows):
         found.append(
             {
-                rewards.DIVERGENCE: rewards.memory_divergence(state, after),
+                rewards.DIVERGENCE: rewards.memory_divergence(states[part], states[part + 1]),
                 rewards.UNCERTAINTY: rewards.uncertainty(logits),
                 rewards.ERROR: rewards.prediction_error(logits, following),
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,17 +59,30 @@ def memory_states(model: WorldModel, data: Sequences, *, reset: bool = False) ->
     return states
 
 
+def forecasts(
+    model: WorldModel, data: Sequences, states: Tensor, rows: np.ndarray
+) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """Yield, batch by batch, rows, the logits (b, P, K) of what follows, and the tokens that did.
+
+    Args:
+        model: The model.
+        data: With its tokens.
+        states: (N, S) after every row.
+        rows: (n,) rows with a next one.
+    """
+    for part in np.array_split(rows, max(1, math.ceil(len(rows) / BATCH))):
+        tokens, after, action = (
+            torch.from_numpy(array).to(states.device)
+            for array in (data.tokens[part], data.tokens[part + 1], data.actions[part])
+        )
+        yield part, model.logits(states[part], tokens, action), after
+
+
 @torch.no_grad()
 def predict(model: WorldModel, data: Sequences, states: Tensor, rows: np.ndarray) -> Predictions:
     """Predict what follows some rows (n,), from the states (N, S) after every row."""
     found: list[Predictions] = []
-    for part in np.array_split(rows, max(1, math.ceil(len(rows) / BATCH))):
-        state = states[part]
-        tokens, after, action = (
-            torch.from_numpy(array).to(state.device)
-            for array in (data.tokens[part], data.tokens[part + 1], data.actions[part])
-        )
-        logits = model.logits(state, tokens, action)
+    for _, logits, after in forecasts(model, data, states, rows):
         likeliest = logits.argmax(-1)
         right = (likeliest == after).float().mean(1)
         loss = next_token_loss(logits, after).mean(1)
