@@ -92,7 +92,7 @@ class GRUWorldModel(nn.Module):
         self.image_size = sizes.image_size
         self._vla: tuple[FrozenVLA, ...] = ()
         self.tokenizer = FrameTokenizer(sizes.tokenizer)
-        proprio = _proprio_width(sizes.proprio_size)
+        proprio = _proprio_inputs(np.zeros((1, sizes.proprio_size), np.float32)).shape[1]
         self.feature_mean: Tensor
         self.feature_std: Tensor
         self.proprio_mean: Tensor
@@ -242,11 +242,6 @@ class GRUWorldModel(nn.Module):
         if not all(torch.isfinite(value).all() for value in state.values()):
             raise WeightsError(f"The world model {folder} holds values that are not finite.")
         return model.to(device).eval().requires_grad_(False)
-
-
-def _proprio_width(size: int) -> int:
-    """Return how many numbers :func:`_proprio_inputs` makes of so many."""
-    return 11 if size == PROPRIO_SIZE else size
 
 
 def _proprio_inputs(proprio: np.ndarray) -> np.ndarray:
