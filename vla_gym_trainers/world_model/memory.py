@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vla_gym_trainers.world_model import rewards
 from vla_gym_trainers.world_model.protocol import WorldModel
+from vla_gym_trainers.world_model.recorder import StepRecorder
 
 
 class Seen(NamedTuple):
@@ -26,13 +27,6 @@ class Seen(NamedTuple):
     proprio: np.ndarray
 
 
-class Recorder(Protocol):
-    """Who keeps what a memory has taken in; see :meth:`WorldMemory.advance`."""
-
-    def take(self, stepped: np.ndarray, begun: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
-        """Take in ``features``, ``tokens``, ``proprio`` and ``actions`` of n + m rows."""
-
-
 class WorldMemory:
     """The states of N episodes and the tokens of their last wrist frames.
 
@@ -46,7 +40,7 @@ class WorldMemory:
     def __init__(self, model: WorldModel, num_envs: int) -> None:
         """Begin with initial states."""
         self.model = model
-        self.recorder: Recorder | None = None
+        self.recorder: StepRecorder | None = None
         self.states = model.initial_state(num_envs).clone()
         size = (num_envs, model.num_tokens)
         self.tokens = torch.zeros(size, dtype=torch.long, device=self.states.device)

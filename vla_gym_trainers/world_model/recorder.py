@@ -29,7 +29,13 @@ class StepRecorder:
         self._over: list[list[Row]] = []
 
     def take(self, stepped: np.ndarray, begun: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
-        """Keep rows; see :class:`.memory.Recorder`. An episode is over where another one begins."""
+        """Keep rows; an episode is over where another one begins.
+
+        Args:
+            stepped: (n,) as in :meth:`.memory.WorldMemory.advance`.
+            begun: (m,) as there.
+            rows: ``features``, ``tokens``, ``proprio`` and ``actions`` of n + m rows.
+        """
         for row, i in enumerate(stepped.tolist()):
             self._running[i][-1]["actions"] = rows["actions"][row].copy()
             self._running[i].append(self._row(rows, row))
