@@ -83,12 +83,8 @@ class Teacher:
             config.seed,
             sequential=config.sequential_training,
         )
-        return torch.optim.AdamW(
-            self._trained(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self.model.parameters() if p.requires_grad]
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
 
     # Training
 

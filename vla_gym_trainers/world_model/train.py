@@ -67,11 +67,8 @@ def _sequences(run: Run, config: WorldModelConfig) -> tuple[Sequences, Sequences
     if run.checkpoint is not None:
         train, held = map(Sequences.load, paths)
         try:
-            return (
-                train,
-                held,
-                to_type(run.checkpoint.state["sizes"], WorldModelSizes, str(run.checkpoint.folder)),
-            )
+            sizes = run.checkpoint.state["sizes"]
+            return train, held, to_type(sizes, WorldModelSizes, str(run.checkpoint.folder))
         except (KeyError, TypeError, ValueError) as error:
             raise WeightsError(f"Cannot resume from {run.checkpoint.folder}: {error}") from error
     vla = load(config.vla, device=config.device)
