@@ -28,6 +28,10 @@ FUNNEL_SLOPE, FUNNEL_TOP, FUNNEL_END = 4.0, 0.08, 0.015
 FUNNEL_STEP = 0.02
 # An error along the object's edge matters less than one along the fingers' axis.
 TANGENT_WEIGHT = 0.5
+# Yaws that a pinch from above chooses from; the first wins ties within 4 mm.
+YAWS = (0.0, np.pi / 2.0, np.pi / 4.0, -np.pi / 4.0)
+# It is at least this far above the object's lowest point: finger tips reach 1.2 cm further, metres.
+MIN_HEIGHT = 0.014
 
 
 @dataclass(frozen=True)
@@ -108,32 +112,23 @@ def tilted_rim_grasp(
     return Grasp(lambda: center() + offset, tilt @ rotation_z(yaw) @ GRIPPER_DOWN)
 
 
-def top_grasp(
-    sim: LiberoSim,
-    body: str,
-    *,
-    below_top: float = 0.03,
-    min_height: float = 0.014,
-    yaws: tuple[float, ...] = (0.0, np.pi / 2.0, np.pi / 4.0, -np.pi / 4.0),
-) -> Grasp:
+def top_grasp(sim: LiberoSim, body: str, *, below_top: float = 0.03) -> Grasp:
     """Pinch an object from above across its narrowest width.
 
     Args:
         sim: Simulation.
         body: Body to grasp.
         below_top: Distance of the grip site below the object's top, metres.
-        min_height: Least distance above its lowest point (finger tips reach 1.2 cm further).
-        yaws: Gripper yaws to choose from, the first wins ties within 4 mm.
     """
     corners = sim.collision_corners(body)
     box = world_box(sim, body)
-    best_yaw, best_width = yaws[0], np.inf
-    for yaw in yaws:
+    best_yaw, best_width = YAWS[0], np.inf
+    for yaw in YAWS:
         finger_axis = (rotation_z(yaw) @ GRIPPER_DOWN)[:, 0]
-        width = float(np.ptp(corners @ finger_axis)) + (0.0 if yaw == yaws[0] else 0.004)
+        width = float(np.ptp(corners @ finger_axis)) + (0.0 if yaw == YAWS[0] else 0.004)
         if width < best_width - 1e-4:
             best_yaw, best_width = yaw, width
-    height = max(box.low[2] + min_height, box.high[2] - below_top)
+    height = max(box.low[2] + MIN_HEIGHT, box.high[2] - below_top)
     point = BodyPoint.at(sim, body, np.array([box.center[0], box.center[1], height]))
     return Grasp(point, rotation_z(best_yaw) @ GRIPPER_DOWN)
 
@@ -142,7 +137,6 @@ def pick_phases(
     sim: LiberoSim,
     grasp: Grasp,
     *,
-    prefix: str = "",
     hover: float = 0.10,
     tolerance: float = 0.008,
     close_steps: int = 9,
@@ -153,7 +147,6 @@ def pick_phases(
     Args:
         sim: Simulation.
         grasp: Where to grasp.
-        prefix: Put before the phase names.
         hover: Distance from the grasp point at which the gripper first aligns, metres.
         tolerance: Accuracy of the descent, metres.
         close_steps: Control steps for closing the fingers.
@@ -165,7 +158,7 @@ def pick_phases(
 
     return [
         Phase(
-            prefix + "hover",
+            "hover",
             lambda: grasp.retracted(hover),
             grasp.rotation,
             OPEN,
@@ -174,7 +167,7 @@ def pick_phases(
             max_steps=80,
         ),
         Phase(
-            prefix + "descend",
+            "descend",
             approach if funnel else grasp.point,
             grasp.rotation,
             OPEN,
@@ -182,5 +175,5 @@ def pick_phases(
             max_steps=50,
             speed=0.8,
         ),
-        hold(prefix + "close", grasp.point, close_steps, CLOSED, grasp.rotation),
+        hold("close", grasp.point, close_steps, CLOSED, grasp.rotation),
     ]
