@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,25 +75,16 @@ class DrawerSkill:
     def phases(self) -> list[Phase]:
         """Return reach, approach, close, pull, let go, back off."""
         rotation = self.rotation
+        free = partial(Phase, rotation=rotation, gripper=OPEN)
         return [
-            Phase(
+            free(
                 "reach handle",
                 lambda: self.in_front(0.10),
-                rotation,
-                OPEN,
                 tolerance=0.02,
                 rotation_tolerance=0.12,
                 max_steps=100,
             ),
-            Phase(
-                "approach handle",
-                self.handle,
-                rotation,
-                OPEN,
-                tolerance=0.008,
-                max_steps=50,
-                speed=0.7,
-            ),
+            free("approach handle", self.handle, tolerance=0.008, max_steps=50, speed=0.7),
             hold("close on handle", self.handle, 9, CLOSED, rotation),
             Phase(
                 "pull",
@@ -106,14 +98,7 @@ class DrawerSkill:
                 retry_from="reach handle",
             ),
             hold("let go", self.handle, 5, OPEN, rotation, speed=0.3),
-            Phase(
-                "back off",
-                lambda: self.in_front(0.08),
-                rotation,
-                OPEN,
-                tolerance=0.02,
-                max_steps=25,
-            ),
+            free("back off", lambda: self.in_front(0.08), tolerance=0.02, max_steps=25),
         ]
 
     def _pull_target(self) -> np.ndarray:

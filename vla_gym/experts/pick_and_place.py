@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,9 @@ WINE_BOTTLE = "wine_bottle_1_main"
 # Grip site inside the bowl's outermost radius and below its rim. Shallower than 1.5 cm the
 # wall slips out of the fingers in about a quarter of the tries.
 BOWL_RIM = {"inset": 0.0056, "depth": 0.022}
+# How far a body may move against the gripper, and how high that rises after the release: metres.
+MAX_SLIP, RETREAT = 0.03, 0.12
+RELEASE_STEPS = 4  # control steps for opening the fingers
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,6 @@ class Placement:
         drop: Height above ``target`` at which the fingers open, metres.
         tolerance: Accuracy of the last descent, metres.
         lower_steps: Most control steps for the last descent.
-        release_steps: Control steps for opening the fingers.
-        retreat: Height that the gripper rises after the release, metres.
         pull_out: World offset by which the object is moved before it is lifted, out from under
             something; None: lifted straight up.
         until_success: Lower again as long as the task's goal is not reached, then let go.
@@ -45,8 +47,6 @@ class Placement:
     drop: float = 0.0
     tolerance: float = 0.012
     lower_steps: int = 50
-    release_steps: int = 4
-    retreat: float = 0.12
     until_success: bool = False
     pull_out: tuple[float, float, float] | None = None
 
@@ -56,10 +56,8 @@ class Carry:
 
     The offset between grip site and body is measured when the lift begins and again before the
     descent, since a body may turn between the fingers. It is taken for lost when the point where
-    it was grasped has moved more than ``max_slip`` against the gripper.
+    it was grasped has moved more than MAX_SLIP against the gripper.
     """
-
-    max_slip = 0.03
 
     def __init__(self, sim: LiberoSim, body: str, grasp: Grasp, placement: Placement) -> None:
         """Describe the carry; nothing is measured before its first phase begins."""
@@ -74,45 +72,23 @@ class Carry:
     def phases(self, retry_from: str) -> list[Phase]:
         """Return lift, transport, lower, release, retreat; a lost body restarts the pick."""
         place, rotation = self._placement, self._grasp.rotation
+        closed = partial(Phase, rotation=rotation, gripper=CLOSED)
+        held = partial(closed, guard=self._is_held, retry_from=retry_from)
         # With nothing to pull out from under, the first phase ends in its first step.
         return [
-            Phase(
+            held(
                 "pull out",
                 self._pulled_target,
-                rotation,
-                CLOSED,
                 tolerance=0.02,
                 min_steps=0,
                 max_steps=20,
-                guard=self.is_held,
-                retry_from=retry_from,
                 on_enter=self._measure_grasp,
             ),
-            Phase(
-                "lift",
-                self._lift_target,
-                rotation,
-                CLOSED,
-                tolerance=0.03,
-                max_steps=40,
-                guard=self.is_held,
-                retry_from=retry_from,
-            ),
-            Phase(
-                "transport",
-                self._above_target,
-                rotation,
-                CLOSED,
-                tolerance=0.02,
-                max_steps=90,
-                guard=self.is_held,
-                retry_from=retry_from,
-            ),
-            Phase(
+            held("lift", self._lift_target, tolerance=0.03, max_steps=40),
+            held("transport", self._above_target, tolerance=0.02, max_steps=90),
+            closed(
                 "lower",
                 self._low_target,
-                rotation,
-                CLOSED,
                 tolerance=place.tolerance,
                 max_steps=place.lower_steps,
                 speed=0.6,
@@ -120,13 +96,12 @@ class Carry:
                 retry_from="transport" if place.until_success else None,
                 on_enter=self._measure_offset,
             ),
-            hold("release", self._low_target, place.release_steps, OPEN, rotation),
+            hold("release", self._low_target, RELEASE_STEPS, OPEN, rotation),
             Phase("retreat", self._retreat_target, rotation, OPEN, tolerance=0.03, max_steps=30),
         ]
 
-    def is_held(self) -> bool:
-        """Return whether the body still moves with the gripper."""
-        return bool(np.linalg.norm(self._grip_error() - self._held_at) < self.max_slip)
+    def _is_held(self) -> bool:
+        return bool(np.linalg.norm(self._grip_error() - self._held_at) < MAX_SLIP)
 
     def _grip_error(self) -> np.ndarray:
         return self._sim.eef_pose()[0] - self._grasp.point()
@@ -156,7 +131,7 @@ class Carry:
         return self._placement.target() + self._offset + np.array([0.0, 0.0, self._placement.drop])
 
     def _retreat_target(self) -> np.ndarray:
-        return self._low_target() + np.array([0.0, 0.0, self._placement.retreat])
+        return self._low_target() + np.array([0.0, 0.0, RETREAT])
 
 
 def pick_and_place_phases(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,33 +47,25 @@ class Drag:
         """Return pick, drag, release, rise."""
         picking = pick_phases(self._sim, self._grasp, tolerance=0.012, close_steps=10, funnel=False)
         rotation = self._grasp.rotation
+        drag = partial(
+            Phase,
+            rotation=rotation,
+            gripper=CLOSED,
+            speed=0.6,
+            guard=self._is_held,
+            retry_from=picking[0].name,
+        )
         return [
             *picking,
-            Phase(
+            drag(
                 "drag past obstacle",
                 self._past_target,
-                rotation,
-                CLOSED,
                 tolerance=0.02,
                 max_steps=90,
-                speed=0.6,
                 check=self._passed,
-                guard=self._is_held,
-                retry_from=picking[0].name,
                 on_enter=self._measure,
             ),
-            Phase(
-                "drag",
-                self._drag_target,
-                rotation,
-                CLOSED,
-                tolerance=0.01,
-                max_steps=60,
-                speed=0.6,
-                check=self._arrived,
-                guard=self._is_held,
-                retry_from=picking[0].name,
-            ),
+            drag("drag", self._drag_target, tolerance=0.01, max_steps=60, check=self._arrived),
             hold("release", self._drag_target, 5, OPEN, rotation),
             Phase("rise", self._rise_target, rotation, OPEN, tolerance=0.02, max_steps=20),
         ]
