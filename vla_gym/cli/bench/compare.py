@@ -91,17 +91,11 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             counts = {"num_envs": spec.num_envs, "workers": config.num_workers}
             systems[spec.name] = {**counts, **medians, **_spreads(starts[spec.name])}
     baseline = next((n for n in (NAMES["libero"], *reversed(list(systems))) if n in systems), None)
-    compared = {}
-    if baseline is not None:
-        base = rounds[baseline], starts[baseline]
-        for name in systems:
-            compared[name] = ratios(rounds[name], base[0]) | ratios(starts[name], base[1])
     ours = NAMES["ours"]
-    over = {
-        name: ratios(rounds[ours], rounds[name]) | ratios(starts[ours], starts[name])
-        for name in systems
-        if ours in systems and name != ours
-    }
+
+    def over(name: str, other: str) -> dict[str, dict[str, float]]:
+        return ratios(rounds[name], rounds[other]) | ratios(starts[name], starts[other])
+
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "settings": {k: v for k, v in asdict(config).items() if k != "json"},
@@ -109,8 +103,8 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         "machine": machine(),
         "baseline": baseline,
         "systems": systems,
-        "ratios": compared,
-        "ours_over": over,
+        "ratios": {} if baseline is None else {name: over(name, baseline) for name in systems},
+        "ours_over": {n: over(ours, n) for n in systems if ours in systems and n != ours},
         "failed": failed,
     }
 

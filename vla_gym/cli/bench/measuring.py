@@ -11,6 +11,11 @@ import numpy as np
 
 from .procfs import cpu_seconds, session_pids
 
+#: Control steps: no episode reaches it, so every system plays the same steps.
+NO_LIMIT = 10**9
+#: LIBERO's evaluations run so many of these no-ops after set_init_state; our resets hold them.
+NOOP, SETTLE_STEPS = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), 10
+
 
 class Measured(ABC):
     """Vector environments of one kind, built and reset once by the constructor.

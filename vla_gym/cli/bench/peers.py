@@ -15,11 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .measuring import Measured
-
-_NO_LIMIT = 10**9
-_NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], np.float32)
-_SETTLE_STEPS = 10
+from .measuring import NO_LIMIT, NOOP, SETTLE_STEPS, Measured
 
 
 class _Peer(Measured):
@@ -80,7 +76,7 @@ class RLinf(_Peer):
                 "use_rel_reward": False,
                 "reward_coef": 1.0,
                 "reset_gripper_open": True,
-                "max_episode_steps": _NO_LIMIT,
+                "max_episode_steps": NO_LIMIT,
                 "video_cfg": {"save_video": False},
                 "init_params": {"camera_heights": size, "camera_widths": size},
             }
@@ -121,8 +117,8 @@ class TorchRL(_Peer):
             "camera_width": size,
             "wrist_camera": "robot0_eye_in_hand",
             "init_state_mode": "cycle",
-            "settle_steps": _SETTLE_STEPS,
-            "max_episode_steps": _NO_LIMIT,
+            "settle_steps": SETTLE_STEPS,
+            "max_episode_steps": NO_LIMIT,
         }
         makers = [partial(LiberoEnv, self.options.suite, task, **arguments) for task in tasks]
         # What LiberoEnv(num_workers=...) returns for two or more.
@@ -187,7 +183,7 @@ class Libero2Gym(_Peer):
         arguments = {
             "image_size": self.options.image_size,
             "seed": self.options.seed,
-            "max_episode_steps": _NO_LIMIT,
+            "max_episode_steps": NO_LIMIT,
         }
         tasks = self.options.tasks
         makers = [partial(kind, task_id=task, **arguments) for task in tasks]
@@ -197,8 +193,9 @@ class Libero2Gym(_Peer):
     def _start(self, state: int) -> None:
         count = len(self.options.tasks)
         self.envs.reset(options=[{"init_state_id": state}] * count)
-        for _ in range(_SETTLE_STEPS):
-            self.envs.step(np.tile(_NOOP, (count, 1)))
+        noops = np.tile(NOOP, (count, 1)).astype(np.float32)
+        for _ in range(SETTLE_STEPS):
+            self.envs.step(noops)
 
     def _step(self, actions: np.ndarray) -> Any:
         return self.envs.step(actions)[2]

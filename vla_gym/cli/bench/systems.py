@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.cli.bench.config import SystemSpec
-from vla_gym.cli.bench.measuring import Measured
-
-#: Control steps: no episode reaches it, so every system plays the same steps.
-_NO_LIMIT = 10**9
-# LIBERO's evaluations run these no-ops after set_init_state; our resets hold them.
-_NOOP = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-_SETTLE_STEPS = 10
+from vla_gym.cli.bench.measuring import NO_LIMIT, NOOP, SETTLE_STEPS, Measured
 
 
 class System(Measured):
@@ -49,8 +43,8 @@ class System(Measured):
             return
         self.envs.reset()
         self.envs.set_init_state(states)
-        noops = np.tile(_NOOP, (self.spec.num_envs, 1))
-        for _ in range(_SETTLE_STEPS):
+        noops = np.tile(NOOP, (self.spec.num_envs, 1))
+        for _ in range(SETTLE_STEPS):
             self.envs.step(noops)
 
     def play(self, actions: np.ndarray) -> int:
@@ -113,7 +107,7 @@ def _env_arguments(spec: SystemSpec) -> dict[str, Any]:
     return {
         "assets": config.assets,
         "chunk_len": config.chunk_len,
-        "max_control_steps": _NO_LIMIT,
+        "max_control_steps": NO_LIMIT,
         "cameras": None if config.image_size else (),
         "image_size": config.image_size or 1,
         "visual_profile": config.visual_profile,
@@ -132,7 +126,7 @@ def _make_upstream(spec: SystemSpec, index: int) -> Any:
 
     wrappers: Any = importlib.import_module("libero.libero.envs.env_wrapper")
     bddl_file = str(libero_tasks(spec.config.suite)[spec.task_of(index)].bddl_file)
-    arguments: dict[str, Any] = {"bddl_file_name": bddl_file, "horizon": _NO_LIMIT}
+    arguments: dict[str, Any] = {"bddl_file_name": bddl_file, "horizon": NO_LIMIT}
     if spec.config.image_size == 0:
         return wrappers.ControlEnv(
             **arguments, use_camera_obs=False, has_offscreen_renderer=False, has_renderer=False
