@@ -164,10 +164,8 @@ class StatesPolicy:
         hidden: list[torch.Tensor | None] = [None] * len(infos)
 
         def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-            images, texts = (
-                {name: batch[name] for name in CAMERAS},
-                [i["instruction"] for i in told],
-            )
+            images = {name: batch[name] for name in CAMERAS}
+            texts = [info["instruction"] for info in told]
             with torch.no_grad():
                 out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
             for row, states in zip(batch["row"], out.hidden.to("cpu", torch.float16), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def encode_states(encoder: RLTokenEncoder, hidden: torch.Tensor) -> torch.Tensor
 
 
 def probe_features(
-    states: VLAStates, encoder: RLTokenEncoder, train: np.ndarray, seed: int = 0
+    states: VLAStates, encoder: RLTokenEncoder, train: np.ndarray
 ) -> dict[str, Callable[[], np.ndarray]]:
     """Return what the probes read, by the names in :data:`FEATURES`, each (N, F) float32.
 
@@ -116,10 +116,9 @@ def probe_features(
         states: N states.
         encoder: The pretrained encoder.
         train: (N,) bool, rows from which the random encoder's scale is taken.
-        seed: Of the random encoder's weights.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         fresh = RLTokenEncoder(replace(encoder.config, linear_path=False))
         mix = torch.randn(states.hidden[0].numel(), encoder.dim)
     fresh.fit_scale(states.hidden[np.flatnonzero(train)])
@@ -166,19 +165,20 @@ def run_probes(states: VLAStates, encoder: RLTokenEncoder, test: np.ndarray) -> 
         )
     resting = _resting(states)
     distance = np.linalg.norm(states.proprio[:, :3] - states.object_pos, axis=1, keepdims=True)
+    both = np.concatenate([states.object_pos, distance], axis=1)
     suites = np.array([name.rpartition("_")[0] for name in states.tasks])[states.task]
     errors: dict[str, Any] = {target: {scope: {} for scope in SCOPES} for target in TARGETS}
     for feature, build in probe_features(states, encoder, ~test).items():
         values = build()
         for scope in SCOPES:
-            both = np.concatenate([states.object_pos, distance], axis=1)
-            predicted = _predict(values, both, states, test, _groups(scope, suites, states))
+            groups = _groups(scope, suites, states)
+            predicted = _predict(values, both, states, test, groups)
             at_rest = _predict(
                 values[resting],
                 states.object_pos[resting],
                 states.select(resting),
                 test[resting],
-                _groups(scope, suites, states)[resting],
+                groups[resting],
             )
             for target, difference, rows in (
                 ("object_position", (predicted - both)[:, :3], test),
@@ -236,10 +236,7 @@ def main(config: ProbeConfig) -> str:
 
 def format_probes(result: dict[str, Any]) -> str:
     """Return Markdown tables of :func:`run_probes`' result."""
-    return "\n\n".join(_tables(result))
-
-
-def _tables(result: dict[str, Any]) -> Iterator[str]:
+    tables = []
     for target in TARGETS:
         scopes = result["errors_cm"][target]
         suites = list(scopes["all"][FEATURES[0]])
@@ -252,4 +249,5 @@ def _tables(result: dict[str, Any]) -> Iterator[str]:
             cells += [scopes[scope][feature]["all"] for scope in ("suite", "task")]
             row = " | ".join(f"{cell:.2f}" for cell in cells)
             lines.append(f"| {feature.replace('_', ' ')} | {row} |")
-        yield "\n".join(lines)
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
