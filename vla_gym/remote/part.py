@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import pickle
 import queue
 import threading
@@ -88,15 +87,14 @@ class Part:
             if command == "recv":
                 self._replace_asked((future, arguments[0], time.monotonic()))
                 continue
-            method = getattr(self, f"_{command}")
-            future.set_result(self._reply(functools.partial(method, *arguments)))
+            future.set_result(self._reply(getattr(self, f"_{command}"), *arguments))
             if command == "close":
                 self._replace_asked(None)
                 return
 
-    def _reply(self, method: Callable[[], Reply]) -> Reply:
+    def _reply(self, method: Callable[..., Reply], *arguments: Any) -> Reply:
         try:
-            reply = method()
+            reply = method(*arguments)
         except Exception as error:
             reply = Reply("raised", portable(error))
         if reply.kind == "waiting":
@@ -117,7 +115,7 @@ class Part:
         future, wanted, since = self._asked
         if isinstance(wanted, int) and time.monotonic() > since + _PATIENCE_S:
             wanted = max(1, min(wanted, self._base.num_done()))
-        reply = self._reply(functools.partial(self._receive, wanted))
+        reply = self._reply(self._receive, wanted)
         if reply.kind != "waiting":
             self._asked = None
             future.set_result(reply)

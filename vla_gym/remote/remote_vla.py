@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +85,7 @@ class RemoteVLA:
             small = {view: area_downsample(pictures, side) for view, pictures in small.items()}
         try:
             found = self._ask(small, instructions, proprio).result(self._timeout)
-        except (TimeoutError, FutureTimeoutError) as error:
+        except TimeoutError as error:
             raise WorkerError(
                 f"The inference server of the VLA {self.name!r} did not answer within "
                 f"{self._timeout:g} s."
