@@ -10,31 +10,27 @@ from typing import Any
 from vla_gym.errors import ConfigError
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's score interval of a success rate.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return Wilson's score interval, of 95 % confidence, of a success rate.
 
-    With ``p = s / n`` and ``z`` the normal quantile of the confidence, centre and half width are
+    With ``p = s / n`` and ``z`` the normal quantile of 0.975, centre and half width are
     ``(p + z^2 / 2n) / (1 + z^2 / n)`` and ``z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)``.
 
     Args:
         successes: Number of successes, 0..trials.
         trials: Number of trials; 0 gives the whole range (0, 1).
-        confidence: Two-sided confidence in (0, 1).
 
     Returns:
         Lower and upper bound of the rate, inside [0, 1].
 
     Raises:
-        ConfigError: If the counts or the confidence are out of range.
+        ConfigError: If the counts are out of range.
     """
-    if not 0 <= successes <= trials or not 0.0 < confidence < 1.0:
-        raise ConfigError(
-            "Expected 0 <= successes <= trials and a confidence between 0 and 1, got "
-            f"{successes} of {trials} and {confidence}."
-        )
+    if not 0 <= successes <= trials:
+        raise ConfigError(f"Expected 0 <= successes <= trials, got {successes} of {trials}.")
     if trials == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
+    z = NormalDist().inv_cdf(0.975)
     rate = successes / trials
     denominator = 1.0 + z * z / trials
     centre = (rate + z * z / (2.0 * trials)) / denominator

@@ -32,10 +32,10 @@ def test_wilson_known_answers(successes: int, trials: int, low: float, high: flo
     assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=2e-4)
 
 
-@pytest.mark.parametrize("arguments", [(3, 2, 0.95), (-1, 2, 0.95), (1, 2, 1.0)])
-def test_wilson_refuses_nonsense(arguments: tuple[int, int, float]) -> None:
+@pytest.mark.parametrize("successes", [3, -1])
+def test_wilson_refuses_nonsense(successes: int) -> None:
     with pytest.raises(ConfigError):
-        wilson_interval(*arguments)
+        wilson_interval(successes, 2)
 
 
 @pytest.mark.parametrize(
