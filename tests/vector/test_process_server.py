@@ -588,12 +588,15 @@ def test_workers_draw_with_the_servers_renderers(
 
 
 @pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
-def test_a_worker_may_compile_new_shaders(server, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("cached", "inherited"), [(None, 1), ("false", 0)])
+def test_a_worker_may_compile_new_shaders(server, monkeypatch, tmp_path, cached, inherited):
     """With Mesa's cache on disk its third new shader would wait for ever for a lost thread."""
     monkeypatch.setenv("MESA_SHADER_CACHE_DIR", str(tmp_path))
+    if cached:  # who wants the cache has it, and no inherited renderers
+        monkeypatch.setenv("MESA_SHADER_CACHE_DISABLE", cached)
     drawing = {"image_size": 48, "visual_profile": "libero", "max_scenes": 1}
     preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
-    assert tell(server, "compile_shaders")["found"] == 1
+    assert tell(server, "compile_shaders")["found"] == inherited
 
 
 @pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
