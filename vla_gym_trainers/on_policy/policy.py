@@ -197,8 +197,7 @@ class Policy(ABC):
         """Return the values (count,) of inputs (count, H); zeros without a value head."""
         if self.value_head is None or value_input is None:
             return torch.zeros(count, device=self.device)
-        values: Tensor = self.value_head(value_input)
-        return values
+        return self.value_head(value_input)
 
     # Parameters
 

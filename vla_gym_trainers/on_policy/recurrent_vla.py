@@ -63,8 +63,7 @@ class ViewMemory(nn.Module):
 
     def offset(self, state: Tensor) -> Tensor:
         """Return what states (B, S) add to the mean, (B, *chunk)."""
-        moved: Tensor = self.out(state[:, : self.hidden])
-        return moved.view(-1, *self.chunk)
+        return self.out(state[:, : self.hidden]).view(-1, *self.chunk)
 
 
 class RecurrentGaussianPolicy(GaussianPolicy):
@@ -116,10 +115,7 @@ class RecurrentGaussianPolicy(GaussianPolicy):
     def remember(self, observation: Observation) -> Tensor:
         """Return the memory (B, S) after observations, with gradients."""
         names = MEMORY, FEATURES, PREVIOUS_ACTION
-        state: Tensor = self.memory(
-            *(torch.as_tensor(observation[n]).to(self.device) for n in names)
-        )
-        return state
+        return self.memory(*(torch.as_tensor(observation[n]).to(self.device) for n in names))
 
     def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
         """Run the VLA, and move its mean. The value loss trains the memory as well."""

@@ -121,8 +121,7 @@ class RLTokenActor(nn.Module):
         """Shapes of what is carried from chunk to chunk, as in a state; empty without a memory."""
         if not self.memory_size:
             return {}
-        shape: tuple[int, ...] = self.action_space.shape
-        return {MEMORY: (self.memory_size,), PREVIOUS_ACTION: shape}
+        return {MEMORY: (self.memory_size,), PREVIOUS_ACTION: self.action_space.shape}
 
     def remember(self, observation: dict[str, Tensor]) -> Tensor:
         """Return the memory (B, S) after features; arguments as :meth:`forward`."""
@@ -130,8 +129,7 @@ class RLTokenActor(nn.Module):
         if self.gru is None:
             return x[:, :0]
         seen = torch.cat([x, observation[PREVIOUS_ACTION].flatten(1)], dim=1)
-        memory: Tensor = self.gru(seen, observation[MEMORY])
-        return memory
+        return self.gru(seen, observation[MEMORY])
 
     def forward(self, observation: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mean corrections (B, K, N) and the memory (B, S) after the features.

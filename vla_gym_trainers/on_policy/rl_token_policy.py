@@ -46,9 +46,7 @@ class FeatureValue(nn.Module):
         end = len(self.normalizer.mean)
         parts = value_input[:, :end].split(self.normalizer.sizes, dim=1)
         features = dict(zip(self.normalizer.inputs, parts, strict=True))
-        x = torch.cat([self.normalizer(features), value_input[:, end:]], dim=1)
-        values: Tensor = self.head(x)
-        return values
+        return self.head(torch.cat([self.normalizer(features), value_input[:, end:]], dim=1))
 
 
 class RLTokenPPOPolicy(Policy):

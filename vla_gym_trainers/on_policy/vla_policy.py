@@ -162,8 +162,7 @@ class TokenPolicy(VLAPolicy):
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
         """Return the actions of tokens."""
-        actions: Tensor = self.vla.tokens_to_actions(sample)
-        return actions
+        return self.vla.tokens_to_actions(sample)
 
 
 class _LogStd(nn.Module):
@@ -224,8 +223,7 @@ class GaussianPolicy(VLAPolicy):
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
         """Return the environment's actions."""
-        actions: Tensor = self.vla.to_env(sample)
-        return actions
+        return self.vla.to_env(sample)
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the VLA's network and sigma."""
@@ -304,8 +302,7 @@ class FlowPolicy(VLAPolicy):
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
         """Return the environment's actions of the chains' ends."""
-        actions: Tensor = self.vla.flow_to_env(sample[:, -1])
-        return actions
+        return self.vla.flow_to_env(sample[:, -1])
 
 
 class OwnPolicy(VLAPolicy):
@@ -325,8 +322,7 @@ class OwnPolicy(VLAPolicy):
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
         """Return what the VLA makes of samples."""
-        actions: Tensor = self.vla.sample_to_env(sample)
-        return actions
+        return self.vla.sample_to_env(sample)
 
 
 def _blank(policy: VLAPolicy) -> tuple[Any, ...]:

@@ -126,8 +126,7 @@ class ChunkEnvs:
         envs: Any = self.envs
         if not hasattr(envs, "groups"):
             raise ConfigError(f"{type(envs).__name__} has no groups: set groups to 1.")
-        groups: list[np.ndarray] = envs.groups(count)
-        return groups
+        return envs.groups(count)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Reset all environments, as Gymnasium's ``reset``; return a copy of the observations."""

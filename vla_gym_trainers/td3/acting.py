@@ -187,8 +187,7 @@ class ChunkPlayer:
             transition.infos[i] = info
         self.exploration.end_episodes(env_ids[step.dones])
         self._played[env_ids] += 1
-        goes_on: np.ndarray = self._played[env_ids] < self.config.train_freq
-        return goes_on
+        return self._played[env_ids] < self.config.train_freq
 
 
 def _write(into: Observation, rows: Observation, env_ids: np.ndarray) -> None:

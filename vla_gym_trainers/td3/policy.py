@@ -212,8 +212,7 @@ class RLTokenPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002
         assert isinstance(observation, dict)
-        mean: Tensor = self.actor(self.normalizer(observation), reference_chunk(observation))
-        return mean
+        return self.actor(self.normalizer(observation), reference_chunk(observation))
 
 
 def check_spaces(

@@ -43,7 +43,5 @@ def replay_tensordict(buffer: ChunkReplayBuffer) -> TensorDict:
     after["done"] = after["terminated"] | after["truncated"]
     action = rows["actions"].unflatten(1, buffer.action_space.shape)
     before = {key: rows[f"obs/{key}"] for key in buffer.obs_shape}
-    found: TensorDict = TensorDict(
-        {**before, "action": action, "next": after}, batch_size=len(ring)
-    ).contiguous()
-    return found
+    columns = {**before, "action": action, "next": after}
+    return TensorDict(columns, batch_size=len(ring)).contiguous()
