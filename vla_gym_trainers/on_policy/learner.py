@@ -168,7 +168,7 @@ class Learner:
         for _ in range(phase.epochs or config.epochs):
             parts = phase.num_minibatches or config.num_minibatches
             for chunks in minibatches(batch, parts, self.group, self._rng):
-                found = self._try_gradient(rollout, chunks, phase)
+                found = self.gradient(rollout, chunks, phase)
                 if found is None or not any(found[1].values()):
                     continue
                 sums, counts = found
@@ -182,28 +182,9 @@ class Learner:
                 norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
         return totals, numbers, norms, False
 
-    def _try_gradient(
-        self, rollout: Rollout, chunks: TensorDict, phase: Phase
-    ) -> tuple[dict[str, float], dict[str, float]] | None:
-        """Call :meth:`gradient`; None, in all processes, if one of them runs out of memory."""
-        counts = self._counts(chunks, phase)
-        sums, failed = dict.fromkeys(SUMS, 0.0), 0.0
-        try:
-            sums = self._accumulate(rollout, chunks, phase, counts)
-        except torch.OutOfMemoryError:
-            failed = 1.0
-        if failed:  # here, where the error no longer holds what did not fit
-            self.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
-        if float(self.group.sum([failed])) > 0.0:
-            self.optimizer.zero_grad(set_to_none=True)
-            self.out_of_memory += 1
-            return None
-        return self._summed(sums), counts
-
     def gradient(
         self, rollout: Rollout, chunks: TensorDict, phase: Phase
-    ) -> tuple[dict[str, float], dict[str, float]]:
+    ) -> tuple[dict[str, float], dict[str, float]] | None:
         """Fill the gradients with those of one minibatch.
 
         Each process runs its own chunks in micro-batches; every loss is a sum divided by the count
@@ -216,25 +197,26 @@ class Learner:
             phase: What takes part.
 
         Returns:
-            What :data:`SUMS` names, and the count of each of :data:`LOSSES`, over all processes.
+            What :data:`SUMS` names, and the count of each of :data:`LOSSES`, over all processes;
+            None, in all of them and without gradients, if one has run out of memory.
         """
-        counts = self._counts(chunks, phase)
-        return self._summed(self._accumulate(rollout, chunks, phase, counts)), counts
-
-    def _summed(self, sums: dict[str, float]) -> dict[str, float]:
-        """Add up gradients and sums of all processes."""
+        counts = counts_of(chunks, phase, self.config.ratio_level, self.group)
+        sums, failed = dict.fromkeys(SUMS, 0.0), 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            sums = accumulate(self.policy, self.config, rollout, chunks, phase, counts)
+        except torch.OutOfMemoryError:
+            failed = 1.0
+        if failed:  # here, where the error no longer holds what did not fit
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+        if float(self.group.sum([failed])) > 0.0:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.out_of_memory += 1
+            return None
         self.group.sum_gradients(self.parameters)
         total = self.group.sum([sums[key] for key in SUMS])
-        return dict(zip(SUMS, total.tolist(), strict=True))
-
-    def _counts(self, chunks: TensorDict, phase: Phase) -> dict[str, float]:
-        return counts_of(chunks, phase, self.config.ratio_level, self.group)
-
-    def _accumulate(
-        self, rollout: Rollout, chunks: TensorDict, phase: Phase, counts: dict[str, float]
-    ) -> dict[str, float]:
-        self.optimizer.zero_grad(set_to_none=True)
-        return accumulate(self.policy, self.config, rollout, chunks, phase, counts)
+        return dict(zip(SUMS, total.tolist(), strict=True)), counts
 
     def _step(self, *, is_comparable: bool) -> float:
         """Clip and step, or skip the update because of its norm; return the norm.

@@ -242,7 +242,7 @@ def test_minibatches_are_made_of_whole_windows():
     (rollout,) = play(policy)
     batch = gather(policy, rollout, *targets_of(rollout), Phase(), length=4)
     learner, seen = learner_of(policy, num_minibatches=3, micro_batch_size=9), []
-    learner._try_gradient = lambda *inputs: seen.append(inputs[1])
+    learner.gradient = lambda *inputs: seen.append(inputs[1])
     learner.update(rollout, *targets_of(rollout))
     assert sum(map(len, seen)) == len(batch) == 96
     windows = [set(chunks["window"].tolist()) for chunks in seen]
