@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,6 +10,9 @@ from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.reward_terms import RewardTerms
+
+if TYPE_CHECKING:
+    from vla_gym_trainers.on_policy.policy import Policy
 
 #: Shape of one row and dtype.
 ArraySpec = tuple[tuple[int, ...], torch.dtype]
@@ -20,23 +23,6 @@ _RESULTS: dict[str, torch.dtype] = {
     **dict.fromkeys(("terminated", "truncated", "valid", "by_teacher"), torch.bool),
     **dict.fromkeys(("instruction", "executed", "group"), torch.int64),
 }
-
-
-class StoredPolicy(Protocol):
-    """What a rollout must know of the policy whose chunks it holds; see :class:`.policy.Policy`."""
-
-    observation: dict[str, ArraySpec]
-    sample: ArraySpec
-    factors: tuple[int, ...]
-    value_size: int
-
-    @property
-    def carried(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what is carried from chunk to chunk."""
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether there is a value head."""
 
 
 class Rollout:
@@ -71,7 +57,7 @@ class Rollout:
 
     def __init__(
         self,
-        policy: StoredPolicy,
+        policy: Policy,
         num_envs: int,
         num_chunks: int,
         episodes: int | None,
@@ -118,9 +104,8 @@ class Rollout:
 
     def clear(self) -> None:
         """Make ready for new data; large arrays are overwritten later."""
-        for key in ("valid", "terminated", "truncated", "by_teacher"):
-            self.data[key].zero_()
-        for key in ("rewards", "values", "next_values", "executed", "log_probs"):
+        flags = ("valid", "terminated", "truncated", "by_teacher")
+        for key in (*flags, "rewards", "values", "next_values", "executed", "log_probs"):
             self.data[key].zero_()
         self.data["discounts"].fill_(1.0)
         # Numbered anew, so that nothing depends on what was played before.
