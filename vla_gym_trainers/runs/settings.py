@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import importlib.resources
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -168,7 +168,7 @@ def load_preset(kind: type[Config], preset: str) -> Config:
                 f"{origin} names a class to import as its {key}: only the command line "
                 f"may, with --{key.replace('_', '-')}."
             )
-    return from_plain(kind, values, origin)
+    return to_type(values, kind, origin)
 
 
 # Runs that go on
@@ -206,17 +206,7 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
     values["run_dir"] = str(path.parent)
     retired = getattr(kind, "retired", {})
     kept = {key: x for key, x in values.items() if key not in retired or x != retired[key]}
-    return from_plain(kind, kept, origin)
-
-
-def from_plain(kind: type[Config], values: Mapping[str, Any], origin: str) -> Config:
-    """Return a dataclass with values that were read from JSON or yaml.
-
-    Raises:
-        ConfigError: If there are unknown keys, a value is of another type, or the dataclass refuses
-            one.
-    """
-    return to_type(values, kind, origin)
+    return to_type(kept, kind, origin)
 
 
 def check_resumable(old: CheckpointSettings, new: CheckpointSettings) -> None:
