@@ -85,7 +85,7 @@ class Networks:
     def save(self, folder: Path) -> None:
         """Write the student, as ``vla-gym eval --policy`` takes it; a VLA by ``save_student``."""
         if isinstance(self.policy, RLTokenPPOPolicy):
-            self.policy.save(folder)
+            self.policy.actor.save(folder)
             return
         assert isinstance(self.policy, VLAPolicy)
         save_student(self.policy.vla, self.adapters, folder)
@@ -144,11 +144,7 @@ def _vla_policy(
         )
     heads = config.trained_heads() if config.trainable == "heads" or config.fresh_heads else ()
     student, adapters = trainable_copy(
-        vla,
-        config.trainable,
-        lora=lora,
-        heads=heads,
-        fresh_heads=config.fresh_heads,
+        vla, config.trainable, lora=lora, heads=heads, fresh_heads=config.fresh_heads
     )
     if config.gradient_checkpointing:
         checkpoint_layers(student)
@@ -169,32 +165,23 @@ def _kind(
     memory: Mapping[str, Any] | None = None,
 ) -> VLAPolicy:
     """Return the VLA as a policy that sees what the configuration lets it see."""
-    policy = _seeing_all(config, student, head, memory or {})
-    if config.hidden_cameras:
-        policy.hide(config.hidden_cameras)
-    return policy
-
-
-def _seeing_all(
-    config: OnPolicyConfig, student: Any, head: ValueHead | None, memory: Mapping[str, Any]
-) -> VLAPolicy:
+    policy: VLAPolicy
     if config.policy == "gaussian":
         scales: Sequence[float] = (1.0,) * getattr(student, "action_size", ACTION_SIZE)
         if isinstance(student, MiniBackend):  # others' units are normalised already
             scales = get_suite(config.suite).action.scales
         kind: Any = RecurrentGaussianPolicy if memory else GaussianPolicy
-        gaussian: VLAPolicy = kind(
+        policy = kind(
             student,
             sigmas=[config.sigma * scale for scale in scales],
             min_sigma=config.min_sigma / config.sigma,
             learn_sigma=config.learn_sigma,
             correlation=config.noise_correlation,
             value_head=head,
-            **memory,
+            **(memory or {}),
         )
-        return gaussian
-    if config.policy == "flow":
-        return FlowPolicy(
+    elif config.policy == "flow":
+        policy = FlowPolicy(
             student,
             noise=config.flow_noise,
             stochastic_steps=config.stochastic_steps,
@@ -202,9 +189,13 @@ def _seeing_all(
             correlation=config.noise_correlation,
             value_head=head,
         )
-    if config.policy == "own":
-        return OwnPolicy(student, value_head=head)
-    return TokenPolicy(student, temperature=config.temperature, value_head=head)
+    elif config.policy == "own":
+        policy = OwnPolicy(student, value_head=head)
+    else:
+        policy = TokenPolicy(student, temperature=config.temperature, value_head=head)
+    if config.hidden_cameras:
+        policy.hide(config.hidden_cameras)
+    return policy
 
 
 def describe(policy: Policy) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,10 +206,6 @@ class RLTokenPPOPolicy(Policy):
         group.broadcast(list(normalizer.buffers()))
         if self.memory_size:
             rollout.data[MEMORY].copy_(recompute(self, rollout))
-
-    def save(self, folder: Path) -> None:
-        """Write the actor, as ``vla-gym eval --policy`` takes it."""
-        self.actor.save(folder)
 
 
 def vla_chunks(observation: Observation, instructions: Sequence[str]) -> TeacherChunk:  # noqa: ARG001

@@ -18,10 +18,7 @@ from vla_gym_trainers.evaluation.trained import HEADS, trained_vla
 from vla_gym_trainers.on_policy.config import OnPolicyConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.loop import Loop
-from vla_gym_trainers.on_policy.networks import (
-    EnvFactories,
-    describe,
-)
+from vla_gym_trainers.on_policy.networks import EnvFactories, describe
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir

@@ -123,7 +123,7 @@ def policy():
 
 
 def saved(policy, folder):
-    policy.save(folder)
+    policy.actor.save(folder)
     return load_policy(folder)
 
 
@@ -198,7 +198,7 @@ def test_predict_takes_and_returns_a_state(policy, tmp_path):
 def test_actors_that_were_saved_without_a_memory_load(tmp_path):
     plain = recurrent(chunk_len=4, memory_size=0)
     assert plain.carried == {} and plain.remember({}) is None
-    plain.save(tmp_path)
+    plain.actor.save(tmp_path)
     sizes = json.loads((tmp_path / "rl_token_actor.json").read_text())
     assert sizes.pop("memory_size") == 0
     (tmp_path / "rl_token_actor.json").write_text(json.dumps(sizes))
