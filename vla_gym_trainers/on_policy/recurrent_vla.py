@@ -91,7 +91,7 @@ class RecurrentGaussianPolicy(GaussianPolicy):
         executed = chunk_len, self.chunk_shape[1]
         self.memory = ViewMemory(
             size, executed[0] * executed[1], self.chunk_shape, memory_size, history
-        ).to(self.device)
+        ).to(self.floor.device)
         self.memory_size = self.memory.size
         self.value_size += memory_size
         self.observation |= {
@@ -129,7 +129,4 @@ class RecurrentGaussianPolicy(GaussianPolicy):
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the VLA's network, sigma and the memory."""
-        return {
-            **super().networks(),
-            **({"memory": self.memory} if hasattr(self, "memory") else {}),
-        }
+        return {**super().networks(), "memory": self.memory}

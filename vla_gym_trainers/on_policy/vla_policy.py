@@ -210,8 +210,9 @@ class GaussianPolicy(VLAPolicy):
         start = torch.tensor(sigmas, dtype=torch.float32)
         if not bool((start > 0.0).all()) or not bool(start.isfinite().all()):
             raise ConfigError(f"Standard deviations must be positive numbers, got {sigmas}.")
-        self.noise = _LogStd(start, learn_sigma).to(self.device)
-        self.floor = (start * min_sigma).log().to(self.device)
+        device = next(vla.model.parameters()).device
+        self.noise = _LogStd(start, learn_sigma).to(device)
+        self.floor = (start * min_sigma).log().to(device)
         self.correlation = correlation
         self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.float32)
 
@@ -227,7 +228,7 @@ class GaussianPolicy(VLAPolicy):
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the VLA's network and sigma."""
-        return {"vla": self.vla.model, **({"noise": self.noise} if hasattr(self, "noise") else {})}
+        return {**super().networks(), "noise": self.noise}
 
     @torch.no_grad()
     def bound(self) -> None:
