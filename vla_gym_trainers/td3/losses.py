@@ -13,6 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+#: Floor ``q_min`` of what the actor's Q is divided by.
+MIN_Q_SCALE = 0.02
+
 
 class ActorLoss(NamedTuple):
     """Actor loss and its two parts, each a scalar tensor.
@@ -28,29 +31,20 @@ class ActorLoss(NamedTuple):
     bc_term: Tensor
 
 
-def smoothed_target_action(
-    target_mean: Tensor,
-    noise: Tensor,
-    noise_clip: Tensor | float,
-    low: float = -1.0,
-    high: float = 1.0,
-) -> Tensor:
+def smoothed_target_action(target_mean: Tensor, noise: Tensor, noise_clip: Tensor) -> Tensor:
     """Return the target policy's action with clipped smoothing noise.
 
-    ``a' = clip(mu'(x', a~') + clip(eps, -c, c), low, high)`` (target policy smoothing of TD3).
+    ``a' = clip(mu'(x', a~') + clip(eps, -c, c), -1, 1)`` (target policy smoothing of TD3).
 
     Args:
         target_mean: (B, A) output of the target actor.
         noise: (B, A) noise ``eps``, already scaled.
-        noise_clip: Bound ``c`` on the absolute value of the noise, a number or (A,).
-        low: Lower bound of the action space.
-        high: Upper bound of the action space.
+        noise_clip: (A,) bound ``c`` on the absolute value of the noise.
 
     Returns:
-        (B, A) actions inside the bounds.
+        (B, A) actions in [-1, 1].
     """
-    bound = torch.as_tensor(noise_clip, dtype=noise.dtype, device=noise.device)
-    return (target_mean + torch.clamp(noise, -bound, bound)).clamp(low, high)
+    return (target_mean + torch.clamp(noise, -noise_clip, noise_clip)).clamp(-1.0, 1.0)
 
 
 def td3_target(
@@ -143,12 +137,11 @@ def pessimistic_value(q: Tensor, q_reference: Tensor, pessimism: float) -> Tenso
     return q.mean(dim=1) - pessimism * (spread + 1e-10).sqrt()  # finite gradient at a = a~
 
 
-def q_divisor(q: Tensor, min_q_scale: float = 0.02, groups: Tensor | None = None) -> Tensor:
+def q_divisor(q: Tensor, groups: Tensor | None = None) -> Tensor:
     """Return what each row's value is divided by, ``max(mean_b |Q_b|, q_min)``.
 
     Args:
         q: (B,) critic values; no gradient flows through the divisor.
-        min_q_scale: Floor ``q_min``.
         groups: (B,) int64 task of each row, over whose rows alone the mean is; None: one task.
 
     Returns:
@@ -160,7 +153,7 @@ def q_divisor(q: Tensor, min_q_scale: float = 0.02, groups: Tensor | None = None
     else:
         _, row, counts = torch.unique(groups, return_inverse=True, return_counts=True)
         means = (torch.zeros(len(counts), device=q.device).index_add(0, row, sizes) / counts)[row]
-    return means.clamp(min=min_q_scale)
+    return means.clamp(min=MIN_Q_SCALE)
 
 
 def actor_loss(
@@ -169,7 +162,6 @@ def actor_loss(
     reference: Tensor,
     scale: Tensor,
     bc_weight: float,
-    min_q_scale: float = 0.02,
     groups: Tensor | None = None,
     divisor: Tensor | None = None,
 ) -> ActorLoss:
@@ -188,7 +180,6 @@ def actor_loss(
         reference: (B, A) the VLA's chunks.
         scale: (A,) natural size of each action dimension (see :func:`reference_distance`).
         bc_weight: ``beta`` >= 0.
-        min_q_scale: Floor ``q_min`` of the divisor.
         groups: (B,) int64 task of each row; None: one task.
         divisor: (B,) of the rows if they are a part of a batch, as :func:`q_divisor` gives it for
             the whole; None: that of these rows.
@@ -197,7 +188,7 @@ def actor_loss(
         The loss and its parts.
     """
     if divisor is None:
-        divisor = q_divisor(q, min_q_scale, groups)
+        divisor = q_divisor(q, groups)
     q_term = -(q / divisor).mean()
     bc_term = reference_distance(actions, reference, scale).mean()
     return ActorLoss(q_term + bc_weight * bc_term, q_term.detach(), bc_term.detach())
