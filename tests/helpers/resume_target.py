@@ -15,7 +15,8 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.runs import run_dir as run_dir_module
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
-from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
+from vla_gym_trainers.runs.settings import load_run_settings
+from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 # Loaded before processes are forked from this one: the first optimiser imports torch's compiler.
 torch.optim.Adam([torch.zeros(1, requires_grad=True)])
@@ -80,6 +81,6 @@ def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int
 
         run_dir_module._sync = killer  # type: ignore[assignment]
     if resume:
-        resume_td3(Path(run_dir))
+        train_td3(load_run_settings(Path(run_dir), TD3RunConfig))
     else:
         train_td3(TD3RunConfig(run_dir=Path(run_dir), **{**TINY, **changes}))

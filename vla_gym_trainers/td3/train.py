@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
-from vla_gym_trainers.runs.settings import EVAL_SEED, load_run_settings
+from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, load_vla
@@ -41,7 +40,6 @@ __all__ = [
     "TD3Run",
     "build_model",
     "make_vec",
-    "resume_td3",
     "train_td3",
 ]
 
@@ -108,21 +106,6 @@ def train_td3(config: TD3RunConfig) -> TD3Run:
         with run.training():
             learn(model, config, callback)
         return conclude(config, run, model, callback.summary(model), player or open_player())
-
-
-def resume_td3(run_dir: Path, config: TD3RunConfig | None = None) -> TD3Run:
-    """Go on with a run from its newest checkpoint, or from the checkpoint that is named.
-
-    Args:
-        run_dir: The run's folder, or one of its checkpoints.
-        config: Its settings, of which those in ``resumable`` may differ; None for the same.
-
-    Raises:
-        ConfigError: If there is no run, or a setting differs that must not.
-    """
-    if config is None:
-        return train_td3(load_run_settings(run_dir, TD3RunConfig))
-    return train_td3(dataclasses.replace(config, resume=run_dir))
 
 
 def open_best(

@@ -22,7 +22,7 @@ from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.runs.metrics import read_metrics
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.closed_loop import BestModel
-from vla_gym_trainers.td3.train import TD3RunConfig, resume_td3, train_td3
+from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 
 @pytest.fixture(autouse=True)
@@ -169,8 +169,8 @@ def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     for folder in run.checkpoints():
         state = json.loads((folder / "state.json").read_text())["trainer"]
         assert state["chunks"] == state["transitions"] == int(folder.name)
-    config = TD3RunConfig(run_dir=tmp_path, **settings)
-    training = resume_td3(tmp_path, config).card["results"]["training"]
+    config = TD3RunConfig(resume=tmp_path, **settings)
+    training = train_td3(config).card["results"]["training"]
     assert training["chunks"] == 240
     assert len(training["closed_loop"]["history"]) >= 2
     rows = read_metrics(run.metrics)

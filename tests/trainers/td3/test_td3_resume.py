@@ -26,8 +26,9 @@ from vla_gym_trainers import TD3BC
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.metrics import TIME_KEYS, JsonlWriter, read_metrics
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
-from vla_gym_trainers.td3.train import TD3RunConfig, build_model, resume_td3, train_td3
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model, train_td3
 
 #: Seconds for anything that takes a few: machines may be busy.
 PATIENCE = 280
@@ -187,8 +188,7 @@ def test_a_run_that_collects_ahead_goes_on_to_a_longer_limit(tmp_path: Path) -> 
     settings = {**TINY, "ahead": 1, "total_timesteps": 300, "eval_every": 0, "eval_states": 0}
     train_td3(TD3RunConfig(run_dir=tmp_path / "whole", **settings))
     train_td3(TD3RunConfig(run_dir=tmp_path / "part", **{**settings, "total_timesteps": 160}))
-    config = TD3RunConfig(run_dir=tmp_path / "part", **settings)
-    run = resume_td3(tmp_path / "part", config)
+    run = train_td3(TD3RunConfig(resume=tmp_path / "part", **settings))
     assert run.card["results"]["training"]["chunks"] == 304  # whole blocks of 2 x 8
     first, second = (tmp_path / name / "last.safetensors" for name in ("whole", "part"))
     assert first.read_bytes() == second.read_bytes()
@@ -201,7 +201,7 @@ def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Pat
     with pytest.raises(ConfigError, match="holds a run already"):
         train_td3(config)
     with pytest.raises(ConfigError, match="gamma"):
-        resume_td3(tmp_path, TD3RunConfig(run_dir=tmp_path, **{**settings, "gamma": 0.9}))
+        train_td3(TD3RunConfig(resume=tmp_path, **{**settings, "gamma": 0.9}))
     assert main(["td3", "--resume", str(tmp_path), "--batch-size", "7"]) == 2
     assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 2
     assert main(["td3", f"--resume={tmp_path}", "--total-timesteps", "160"]) == 0
@@ -210,7 +210,7 @@ def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Pat
     replay = RunDir(tmp_path).checkpoints()[-1] / "replay.pkl"
     replay.write_bytes(bytes(replay.stat().st_size))
     with pytest.raises(WeightsError, match="no whole checkpoint"):
-        resume_td3(tmp_path)
+        train_td3(load_run_settings(tmp_path, TD3RunConfig))
 
 
 def test_one_process_a_run_directory(tmp_path: Path) -> None:
