@@ -101,9 +101,6 @@ class RunCallback(BaseCallback):
         self.run.show(self.num_timesteps, rate, "warm-up" if is_warm_up else "TD3+BC")
         return True
 
-    def _on_training_end(self) -> None:
-        self.finish()
-
     def finish(self) -> None:
         """Log the evaluation that is under way, if any."""
         self._log_evaluation(wait=True)
