@@ -194,13 +194,15 @@ def read_success_steps(path: Path) -> list[int]:
 
 
 def read_episodes(
-    path: Path, limit: int | None = None
+    path: Path, limit: int | None = None, executed: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the episodes of a file in LIBERO's layout, ``demo_0`` first.
 
     Args:
         path: The file.
         limit: Only the first so many; None for all.
+        executed: The actions as they were executed, with noise, in place of the undisturbed ones;
+            files of others hold no other actions than those executed.
 
     Yields:
         images (T, 2, S, S, 3) uint8, agentview then wrist, upright; proprio (T, 8) float32;
@@ -216,7 +218,8 @@ def read_episodes(
             obs = data[name]["obs"]
             images = np.stack([obs[key][()] for key in IMAGE_KEYS], axis=1)
             proprio = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
-            actions = data[name]["actions"][()].astype(np.float32)
+            key = "executed_actions" if executed and "executed_actions" in data[name] else "actions"
+            actions = data[name][key][()].astype(np.float32)
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,9 @@ def states_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> VLAState
     tasks = {task.instruction: task.key for s in reversed(SUITES) for task in suite_tasks(s)}
     parts = []
     for path in tqdm(demo_files(folder), desc="states of demonstrations", unit="task"):
-        for images, proprio, instruction in _demo_episodes(path, vla.image_size):
-            images, proprio = images[::stride], proprio[::stride]
+        instruction = read_instruction(path)
+        for frames, proprio, _ in read_episodes(path):
+            images, proprio = frames_for(vla, frames[::stride], path), proprio[::stride]
             count = len(images)
             parts.append(
                 VLAStates(
@@ -68,16 +69,19 @@ def states_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> VLAState
     return VLAStates.joined(parts)
 
 
-def _demo_episodes(path: Path, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    instruction = read_instruction(path)
-    for images, proprio, _ in read_episodes(path):
-        if images.shape[2] % size:
-            raise ConfigError(
-                f"{path} has {images.shape[2]}-pixel images, the VLA looks at {size}: record "
-                f"demonstrations with 'vla-gym demos --image-size {size}', or use "
-                "expert_episodes."
-            )
-        yield area_downsample(images, size), proprio, instruction
+def frames_for(vla: FrozenVLA, images: np.ndarray, path: Path) -> np.ndarray:
+    """Return images (T, 2, S, S, 3) of a file of demonstrations at the size that a VLA looks at.
+
+    Raises:
+        ConfigError: If their size is not the VLA's nor a multiple of it.
+    """
+    if images.shape[2] % vla.image_size:
+        raise ConfigError(
+            f"{path} has {images.shape[2]}-pixel images, the VLA looks at {vla.image_size}: record "
+            f"demonstrations with 'vla-gym demos --image-size {vla.image_size}', or use "
+            "expert_episodes."
+        )
+    return area_downsample(images, vla.image_size)
 
 
 def states_of_episodes(

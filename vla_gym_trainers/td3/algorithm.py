@@ -196,11 +196,13 @@ class TD3BC(TD3):
                 self._critics_are_warm = True
             for _ in range(steps):
                 self._n_updates += 1
-                index = self.replay_buffer.draw(batch_size)
-                if self.fine_tuner is not None:
+                if self.fine_tuner is None:
+                    batch = self.replay_buffer.sample(batch_size)
+                else:
+                    index = self.replay_buffer.draw(batch_size)
                     stale = self.fine_tuner.refresh(self.replay_buffer, index)
                     metrics["vla_stale"].append(stale / (2 * len(index)))
-                batch = self.replay_buffer.rows(index)
+                    batch = self.replay_buffer.rows(index)
                 values = critic_step(self.policy, batch, self.config, self._rng)
                 if self._n_updates % self.config.policy_delay == 0:
                     values |= actor_step(self.policy, batch.observations, self.config, self._rng)

@@ -196,6 +196,10 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     explore_share: Fraction = 1.0
     """Share of the environments that it plays in, the first ones."""
 
+    prior_demos: Path | None = None
+    """Demonstrations of the tasks (a folder or file of vla-gym demos): half of each batch is drawn
+    from them."""
+
     total_timesteps: PositiveInt = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
 
@@ -240,6 +244,12 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
             raise ConfigError(
                 "guard_layouts hands tasks back to the frozen VLA, which a run with "
                 "vla_update_freq does not play any more: leave one of the two out."
+            )
+        if self.prior_demos is not None and (self.vla_update_freq or self.hosts or self.rewards):
+            raise ConfigError(
+                "prior_demos are shown once to a frozen VLA of this process, and success pays 1, "
+                f"got vla_update_freq {self.vla_update_freq}, hosts {self.hosts} and rewards "
+                f"{' '.join(self.rewards) or None}: leave prior_demos out, or these."
             )
         self.check_world_model()
         if self.pays_for_more and self.value_range == (0.0, 1.0):

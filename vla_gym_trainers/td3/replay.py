@@ -50,6 +50,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         next_observations: The same.
         actions: (buffer_size, C * 7) view.
         num_dropped: Transitions that were not stored.
+        prior: Other transitions, of which half of each sampled batch comes; None: there are none.
         inputs: What the VLA saw; empty unless it is observed.
     """
 
@@ -95,6 +96,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         BaseBuffer.__init__(self, size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage, self.handle_timeout_termination = False, True
         self.gamma, self.balanced = gamma, balanced
+        self.prior: ChunkReplayBuffer | None = None
         self.rng = np.random.default_rng(seed)
         discrete = [k for k, s in observation_space.items() if isinstance(s, spaces.Discrete)]
         self._integers = [f"{prefix}/{key}" for prefix in ("obs", "next") for key in discrete]
@@ -271,7 +273,10 @@ class ChunkReplayBuffer(ReplayBuffer):
         """
         if env is not None:
             raise ConfigError("Do not wrap the env in VecNormalize: the policy normalises itself.")
-        return self.rows(self.draw(batch_size))
+        if self.prior is None:
+            return self.rows(self.draw(batch_size))
+        theirs = self.prior.sample(batch_size // 2)
+        return self.rows(self.draw(batch_size - batch_size // 2)).joined(theirs)
 
     def draw(self, batch_size: int) -> np.ndarray:
         """Return ``batch_size`` slots drawn with replacement, for :meth:`rows`.

@@ -31,6 +31,20 @@ class ChunkReplaySamples(NamedTuple):
     discounts: Tensor
     mc_returns: Tensor
 
+    def joined(self, other: ChunkReplaySamples) -> ChunkReplaySamples:
+        """Return this batch and another one below it."""
+        obs, next_obs = (
+            {key: torch.cat([mine[key], theirs[key]]) for key in mine}
+            for mine, theirs in (
+                (self.observations, other.observations),
+                (self.next_observations, other.next_observations),
+            )
+        )
+        names = ("dones", "rewards", "discounts", "mc_returns")
+        scalars = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names}
+        actions = torch.cat([self.actions, other.actions])
+        return ChunkReplaySamples(obs, actions, next_obs, **scalars)
+
 
 class Ring:
     """The newest ``capacity`` rows, all columns side by side in one float32 matrix.

@@ -32,6 +32,7 @@ from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.td3.prior_data import demo_replay
 from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
@@ -89,6 +90,8 @@ def train_td3(config: TD3RunConfig) -> TD3Run:
         state = None
         if run.checkpoint is None:
             model = build_model(config, env)
+            if config.prior_demos is not None:
+                model.replay_buffer.prior = demo_replay(config, getattr(env, "vector_env", env))
         else:
             model, state = load_checkpoint(run.checkpoint.folder, env, TD3BC, config.device)
 

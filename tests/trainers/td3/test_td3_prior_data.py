@@ -1,0 +1,135 @@
+"""Demonstrations in TD3+BC's replay: every chunk of them, and half of every batch."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from vla_gym.demos.config import DemosConfig
+from vla_gym.demos.record import record_demos
+from vla_gym.errors import ConfigError
+from vla_gym.vla.preprocess import area_downsample
+from vla_gym.wrappers.vla_features import look
+from vla_gym_trainers.td3.prior_data import demo_replay
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model, make_vec, train_td3
+
+TASK, GAMMA, C = 7, 0.99, 8
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two demonstrations of turning on the stove."""
+    output = tmp_path_factory.mktemp("demos")
+    record_demos(
+        DemosConfig(
+            output=str(output), suite=("goal",), task_ids=(TASK,), num_demos=2, num_workers=0
+        )
+    )
+    return output
+
+
+@pytest.fixture
+def config(demos: Path) -> TD3RunConfig:
+    return TD3RunConfig(
+        task_ids=(TASK, 9), gamma=GAMMA, workers=0, stride=2, prior_demos=demos, progress=False
+    )
+
+
+def test_every_chunk_of_a_demonstration_is_a_transition(config: TD3RunConfig, demos: Path) -> None:
+    with closing(make_vec(config)) as env:
+        replay = demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
+        features = env.vector_env.features  # type: ignore[attr-defined]
+        with h5py.File(next(demos.rglob("*.hdf5")), "r") as file:
+            demo = file["data/demo_0"]
+            count = int(demo.attrs["success_step"]) + 1
+            others = int(file["data/demo_1"].attrs["success_step"]) + 1
+            executed = demo["executed_actions"][()]
+            frame = [demo[f"obs/{key}"][2][::-1] for key in ("agentview_rgb", "eye_in_hand_rgb")]
+            grip = demo["obs/ee_pos"][()]
+    assert replay.size() == replay.num_added == count + others
+    assert replay.task_counts == {TASK: count + others} and replay.num_dropped == 0
+
+    # Rows are in the order in which they became known; the return tells where each begins.
+    mine = np.arange(replay.size())[:count]
+    start = count - 1 - np.rint(np.log(replay.mc_returns[mine]) / np.log(GAMMA)).astype(int)
+    assert sorted(start) == list(range(count))
+    steps = np.minimum(C, count - start)
+    wins = start + C >= count
+    np.testing.assert_array_equal(replay.dones[mine], wins)
+    np.testing.assert_allclose(replay.discounts[mine], GAMMA**steps, rtol=1e-6)
+    np.testing.assert_allclose(replay.rewards[mine], wins * GAMMA ** (steps - 1.0), rtol=1e-6)
+    planned = np.minimum(start[:, None] + np.arange(C), count - 1)
+    np.testing.assert_array_equal(replay.actions[mine].reshape(-1, C, 7), executed[planned])
+    obs, after = replay.observations, replay.next_observations
+    np.testing.assert_allclose(obs["proprio"][mine, :3], grip[start], rtol=1e-6)
+    going = ~wins
+    np.testing.assert_allclose(after["proprio"][mine][going, :3], grip[start[going] + C], rtol=1e-6)
+
+    row = int(np.flatnonzero(start == 2)[0])
+    small = area_downsample(np.stack(frame)[None], features.vla.image_size)
+    views = dict(zip(("agentview", "wrist"), (small[:, 0], small[:, 1]), strict=True))
+    token, chunk = look(
+        features.vla, features.rl_token, C, views, ["turn on the stove"], obs["proprio"][[row]]
+    )
+    np.testing.assert_allclose(obs["rl_token"][row], token[0], atol=1e-4)
+    np.testing.assert_allclose(obs["vla_action"][row], chunk[0], atol=1e-4)
+
+
+def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
+    with closing(make_vec(config)) as env:
+        model = build_model(config, env)
+        replay = model.replay_buffer
+        zeros = {key: np.zeros((1, *space.shape)) for key, space in env.observation_space.items()}  # type: ignore[attr-defined]
+        zeros["task_id"] = np.array([9])
+        one = np.zeros((1, C, 7)), np.zeros(1), np.array([False]), [{"discount": 0.9}]
+        replay.add(zeros, zeros, *one)
+        assert (replay.sample(7).observations["task_id"] == 9).all()
+        replay.prior = demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
+        batch = replay.sample(7)
+        assert batch.observations["task_id"].flatten().tolist() == [9] * 4 + [TASK] * 3
+        assert [part.shape[0] for part in batch[1:2] + batch[3:]] == [7] * 5
+        assert batch.observations["task_id"].dtype == batch.next_observations["task_id"].dtype
+
+
+def test_a_run_with_demonstrations_goes_on_bit_for_bit(
+    config: TD3RunConfig, tmp_path: Path
+) -> None:
+    def run(folder: str, **changes: Any) -> bytes:
+        short = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
+        settings = {**short, "total_timesteps": 64, "ahead": 0, "eval_states": 0}
+        settings = {**settings, "run_dir": tmp_path / folder, **changes}
+        return (
+            train_td3(replace(config, **settings)).run_dir.joinpath("last.safetensors").read_bytes()
+        )
+
+    whole = run("whole")
+    first = run("parts", total_timesteps=32)
+    assert first != whole == run("parts", resume=tmp_path / "parts", run_dir=None)
+    assert whole != run("without", prior_demos=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": ("task=5",), "value_range": None}, "success pays 1"),
+        ({"vla_update_freq": 8, "ahead": 0}, "frozen VLA"),
+        ({"hosts": "ray", "stride": 0}, "of this process"),
+    ],
+)
+def test_what_demonstrations_do_not_go_with(
+    config: TD3RunConfig, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(config, **changes)
+
+
+def test_demonstrations_of_other_tasks_are_none(config: TD3RunConfig) -> None:
+    config = replace(config, task_ids=(9,))
+    with closing(make_vec(config)) as env, pytest.raises(ConfigError, match="has no put_the"):
+        demo_replay(config, env.vector_env)  # type: ignore[attr-defined]

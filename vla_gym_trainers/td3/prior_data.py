@@ -1,0 +1,124 @@
+"""Demonstrations as prior data: half of every batch comes from them (RLPD, arXiv 2302.02948)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from vla_gym.demos.files import demo_path, read_episodes, read_success_steps
+from vla_gym.errors import ConfigError
+from vla_gym.suites import Task, get_task
+from vla_gym.vla.base import CAMERAS
+from vla_gym.wrappers.vector import FrozenVLAObservation
+from vla_gym.wrappers.vla_features import VLAFeatures, look
+from vla_gym_trainers.cloning.data import demo_files
+from vla_gym_trainers.rl_token.collect_states import frames_for
+from vla_gym_trainers.rollout.chunks import Piece, joined
+from vla_gym_trainers.td3.config import TD3RunConfig
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+
+#: Observations in one forward pass of the VLA.
+BATCH = 32
+#: What a demonstration can say about an observation.
+KNOWN = {"rl_token", "vla_action", "proprio", "task_id"}
+
+
+def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
+    """Return every chunk of C control steps in ``config.prior_demos``, as transitions.
+
+    The frozen VLA looks at every frame. Episodes end with the action after which the goal held
+    first, with reward 1; chunks that end with it are shorter, and are filled up with their last
+    action.
+
+    Args:
+        config: Settings; files of tasks that it does not train on are left out, and not all of
+            those need have any.
+        env: A :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+
+    Raises:
+        ConfigError: If there are no demonstrations of the tasks, or the observations hold what
+            they do not tell (a VLA's memory, a world model's).
+    """
+    assert config.prior_demos is not None
+    if not isinstance(env, FrozenVLAObservation) or env.features.memory.is_stateful:
+        raise ConfigError(
+            f"prior_demos are shown to a VLA without memory in a LiberoVLA-*, got {env}."
+        )
+    features = env.features
+    if unknown := set(features.space) - KNOWN:
+        raise ConfigError(
+            f"Demonstrations do not tell the observations {', '.join(sorted(unknown))}: leave out "
+            "prior_demos, or what makes these."
+        )
+    tasks = [get_task(config.suite, task_id) for task_id in config.tasks()]
+    by_name = {demo_path(config.prior_demos, task).name: task for task in tasks}
+    files = [path for path in demo_files(config.prior_demos) if path.name in by_name]
+    if not files:
+        raise ConfigError(
+            f"{config.prior_demos} has no {' or '.join(by_name)}: record demonstrations of the "
+            "tasks with 'vla-gym demos'."
+        )
+    episodes = [
+        episode
+        for path in tqdm(files, "demonstrations", unit="task", disable=not config.progress)
+        for episode in _episodes(path, features, by_name[path.name])
+    ]
+    replay = ChunkReplayBuffer(
+        sum(len(actions) for _, actions in episodes),
+        features.space,
+        features.space["vla_action"],
+        gamma=config.gamma,
+        seed=config.seed,
+        balanced=config.balanced_replay,
+    )
+    for obs, actions in episodes:
+        _play(replay, obs, actions, features.chunk_len, config.gamma)
+    return replay
+
+
+def _play(
+    replay: ChunkReplayBuffer,
+    obs: dict[str, np.ndarray],
+    actions: np.ndarray,
+    chunk_len: int,
+    gamma: float,
+) -> None:
+    """Push an episode chunk by chunk, as environments with a stride of 1 would play it."""
+    rows = [{key: value[t] for key, value in obs.items()} for t in range(len(actions))]
+    rows.append(rows[-1])  # what is seen after the success is never looked at
+    for t in range(0, len(actions), chunk_len):
+        end = min(t + chunk_len, len(actions))
+        done = end == len(actions)
+        planned = np.minimum(np.arange(t, t + chunk_len), end - 1)
+        pieces = [Piece(rows[k], float(k == len(actions)), gamma) for k in range(t + 1, end + 1)]
+        reward, discount = joined(pieces)
+        before, after = ({k: v[None] for k, v in rows[at].items()} for at in (t, end))
+        info = {"pieces": pieces, "stride": 1, "discount": discount}
+        one = np.array([reward]), np.array([done])
+        replay.add(before, after, actions[None, planned], *one, [info])
+
+
+def _episodes(
+    path: Path, features: VLAFeatures, task: Task
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Yield observations, T rows each, and executed actions (T, 7) of each episode of a file."""
+    ends = read_success_steps(path)
+    for episode, last in zip(read_episodes(path, executed=True), ends, strict=True):
+        images, proprio, actions = (part[: last + 1] for part in episode)
+        frames, made = frames_for(features.vla, images, path), []
+        for first in range(0, len(actions), BATCH):
+            rows = slice(first, first + BATCH)
+            views = {name: frames[rows, camera] for camera, name in enumerate(CAMERAS)}
+            words = [task.instruction] * len(proprio[rows])
+            seen = views, words, proprio[rows]
+            made.append(look(features.vla, features.rl_token, features.chunk_len, *seen))
+        tokens, chunks = (np.concatenate(parts) for parts in zip(*made, strict=True))
+        tasks = np.full(len(actions), task.task_id)
+        yield (
+            {"rl_token": tokens, "vla_action": chunks, "proprio": proprio, "task_id": tasks},
+            actions,
+        )
