@@ -77,7 +77,9 @@ def test_peers_are_further_systems_all_of_them_if_none_is_named():
     assert [spec.system for spec in system_specs(chosen)][-1] == "torchrl"
 
 
-def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nobody(monkeypatch):
+def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nobody(
+    monkeypatch, capfd
+):
     log = []
 
     class FakeChild:
@@ -111,6 +113,9 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
     monkeypatch.setattr(compare, "Child", FakeChild)
     config = BenchConfig(assets="lite", workers=2, num_envs=2, rounds=2, starts=1)
     report = compare.measure(config)
+    said = capfd.readouterr().err
+    assert "round 2, ours: 90.0 control steps/s" in said
+    assert "Gymnasium's: async: it broke" in said
     systems = ("ours", "libero", "async")
     starts = [(system, what) for system in systems for what in ("start", 0, "close")]
     warm_up = [(system, what) for system in systems for what in ("start", 0)]

@@ -83,8 +83,12 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                     figures = _turn(child, config, states[spec.name], index, WINDOW_S)
                     if index > 0:
                         rounds[spec.name].append(figures)
-                if spec.name in failed and spec.name in children:
-                    children[spec.name].close()  # one that hangs would disturb the others
+                        speed = f"{figures['steps_per_s']:.1f} control steps/s"
+                        bar.console.print(f"round {index}, {spec.name}: {speed}", markup=False)
+                if spec.name in failed:
+                    bar.console.print(f"{spec.name}: {failed[spec.name]}", markup=False)
+                    if spec.name in children:
+                        children[spec.name].close()  # one that hangs would disturb the others
     systems: dict[str, dict[str, Any]] = {}
     for spec in specs:
         if medians := _spreads(rounds[spec.name]):
