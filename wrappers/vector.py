@@ -9,13 +9,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.suites import get_task
 from vla_gym.vector.shared_memory import RESET
 from vla_gym.wrappers.vector_base import (
     Obs,
     Step,
     VectorObservationWrapper,
+    begins_anew,
     if_env_has,
+    instructions_of,
     told_to_begin,
 )
 from vla_gym.wrappers.vector_history import History
@@ -149,18 +150,15 @@ class FrozenVLAObservation(VectorObservationWrapper):
             ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
         env: Any = self.env
-        stateful = self._features.memory.is_stateful
-        suites = () if stateful else env.get_attr("suite")
         obs = env.set_state(self._last.check(states), env_ids)
         every = np.arange(self.num_envs)
         fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
-        if not stateful:
-            # A state may be of another task, and no info comes with it.
-            for i in fresh:
-                self._last.instructions[i] = get_task(suites[i], int(obs["task_id"][i])).instruction
-            return self._convert(obs, {}, every, fresh)[0]
-        self._last.load(fresh.tolist(), states)
-        return self._convert(obs, {}, every, every[:0])[0]
+        if self._features.memory.is_stateful:
+            self._last.load(fresh.tolist(), states)
+            fresh = fresh[[begins_anew(state) for state in states]]
+            self._last.begins[fresh] = True
+        # A state may be of another task, and no info comes with it.
+        return self._convert(obs, instructions_of(env, obs, fresh), every, fresh)[0]
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.suites import get_task
+from vla_gym.vector.env_row import row_in
 from vla_gym.vector.shared_memory import RESET
 
 Obs = dict[str, Any]
@@ -208,6 +210,9 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         for i, state in zip(ids.tolist(), states, strict=True):
             self._restore(i, state)
             self._ended[i] = state.ended
+        anew = ids[[begins_anew(state) for state in states]]
+        if len(anew):
+            return self._convert_reset(obs, instructions_of(env, obs, anew), anew)[0]
         return self._observe(obs, self._everyone)
 
     def _note(self, env_ids: np.ndarray, actions: np.ndarray) -> None:
@@ -250,6 +255,27 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     def _restore(self, env_id: int, state: Any) -> None:
         """Take over what a state has kept."""
         raise NotImplementedError
+
+
+def begins_anew(state: Any) -> bool:
+    """Tell whether ``set_state`` begins an episode: a worker had died over the saved one."""
+    row = row_in(state)
+    return row is not None and row.env is None and not row.ended
+
+
+def instructions_of(env: Any, obs: Obs, env_ids: np.ndarray) -> dict[str, Any]:
+    """Return infos with the instructions of some environments, which ``set_state`` does not tell.
+
+    Environments that have no suite tell none.
+    """
+    try:
+        suites = env.get_attr("suite")
+    except AttributeError:
+        return {}
+    texts, told = np.full(env.num_envs, None, dtype=object), np.zeros(env.num_envs, bool)
+    for i in env_ids.tolist():
+        texts[i], told[i] = get_task(suites[i], int(obs["task_id"][i])).instruction, True
+    return {"instruction": texts, "_instruction": told}
 
 
 def told_to_begin(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:

@@ -64,6 +64,6 @@ def fake_run(folder: Path, phase: str | None) -> Path:
     run = RunDir(folder)
     with run.new_checkpoint(3, 1) as draft:
         state = {} if phase is None else {"phase": phase}
-        content = {"format": 1, "step": 3, "run": {}, "trainer": state}
+        content = {"format": 2, "step": 3, "run": {}, "trainer": state}
         (draft / "state.json").write_text(json.dumps(content))
     return folder

@@ -10,7 +10,7 @@ import torch
 from on_policy_toys import tiny_vla
 from toy_token_env import GAMMA, TEXTS, ToyTokenEnv
 
-import vla_gym.wrappers.vector as vector_wrapper
+import vla_gym.wrappers.vector_base as vector_wrapper
 from vla_gym.rl_token import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.vector import FrozenVLAObservation

@@ -235,7 +235,7 @@ def _runs(scratch: Path, count: int, seed: int) -> Iterator[Case]:
             content = json.dumps({key: spec}).encode()
             case = partial(loads, name="config.json", content=content, source=run, load=plays)
             yield Case(group, f"config.json {key}: {spec[:50]}", case)
-    state = json.dumps({"format": 1, "step": 5, "trainer": {"a": 1}, "run": {}})
+    state = json.dumps({"format": 2, "step": 5, "trainer": {"a": 1}, "run": {}})
     for text in texts(state, count // 8, seed):
         content = text.encode("utf-8", "surrogatepass")
         case = partial(loads, name="state.json", content=content, source=run, load=Checkpoint.read)

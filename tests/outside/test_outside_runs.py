@@ -40,7 +40,7 @@ def test_a_bad_configuration_beside_a_policy_is_one_clear_error(text: str, tmp_p
         assert str(tmp_path / "config.json") in message and message.count("\n") == 0
 
 
-STATE: dict[str, Any] = {"format": 1, "step": 5, "trainer": {}, "run": {}}
+STATE: dict[str, Any] = {"format": 2, "step": 5, "trainer": {}, "run": {}}
 
 
 @pytest.mark.parametrize(

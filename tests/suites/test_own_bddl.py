@@ -273,6 +273,14 @@ def test_the_cache_key_is_of_the_content(tmp_path: Path, file: Path) -> None:
         (edited("((0.04 -0.02 0.08 0.02))", "((0.04 -0.02 0.08))"), "rows of 4 numbers"),
         (edited("((0.04 -0.02 0.08 0.02))", "((0.08 -0.02 0.04 0.02))"), "ascending"),
         (edited("0.04 -0.02 0.08", "0.04 nan 0.08"), "rows of 4 numbers"),
+        (edited("((0.04 -0.02 0.08 0.02))", "0.04 -0.02 0.08 0.02"), "one value, or one list"),
+        (
+            edited(
+                "(On moka_pot_1 main_table_pot) (On plate_1 main_table_plate)",
+                "(On moka_pot_1 plate_1) (On plate_1 moka_pot_1)",
+            ),
+            "plate_1 needs its place before moka_pot_1",
+        ),
         (edited("plate_1 - plate)", "plate_1 - plate moka_pot_1 - plate)"), "the same name"),
         (OWN + " " * MAX_BYTES, "at most 262144"),
         ("\0\xff", "expected one expression"),

@@ -1,5 +1,6 @@
 """SmolVLA, pi0 and pi0.5: parity with the original code, batches, noise, files, the whole way."""
 
+import copy
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import vla_gym  # noqa: F401  (registers the environments)
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import VLAOutput, load
 from vla_gym.vla.base import FlowOutput
+from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow import expert, pi05, smolvla_model
 from vla_gym.vla.flow.backend import FlowInputs
 from vla_gym.vla.flow.images import resize_with_padding
@@ -488,10 +490,11 @@ def test_other_policies_are_refused(copied, name):
         ({"input_features": camera("laptop")}, "unknown camera 'observation.images.laptop'"),
         ({"input_features": {}}, "no camera"),
         ({"input_features": camera("image") | camera("agentview_image")}, "two of its cameras"),
+        ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha True"),
     ]
     if name != "smolvla":
         cases += [
-            ({"use_relative_actions": True}, "relative"),
+            ({"use_relative_actions": True}, "use_relative_actions True"),
             ({"paligemma_variant": "gemma_9b"}, "gemma_9b"),
         ]
     else:
@@ -504,6 +507,41 @@ def test_other_policies_are_refused(copied, name):
         with pytest.raises(WeightsError, match=words):
             load(f"{name}:{copied}")
         config.write_text(original)
+
+
+def test_images_that_are_normalised_are_refused(copied, name):
+    for file in copied.glob("policy_p*processor.json"):
+        file.write_text(file.read_text().replace('"VISUAL": "IDENTITY"', '"VISUAL": "MEAN_STD"'))
+    edit(copied / "config.json", normalization_mapping={"VISUAL": "MEAN_STD"})
+    with pytest.raises(WeightsError, match="normalization of images 'MEAN_STD'"):
+        load(f"{name}:{copied}")
+
+
+def test_a_copy_of_a_compiled_policy_runs_its_own_weights(name):
+    """A compiled bound method would stay that of the original."""
+    torch.compiler.set_stance("force_eager")
+    try:
+        vla = load(f"{name}:{GOLDEN / name}", compile=True)
+        other = copy.deepcopy(vla)
+        with torch.no_grad():
+            for parameter in other.model.parameters():
+                parameter.mul_(0.5)
+        mine, its = (found.infer(*observe(vla)).actions for found in (vla, other))
+    finally:
+        torch.compiler.set_stance("default")
+    assert (mine - its).abs().max() > 1e-3
+
+
+def test_code_in_the_folder_of_a_backbone_is_not_run(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}'
+    )
+    (tmp_path / "configuration_mine.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+    )
+    with pytest.raises(WeightsError, match="trust_remote_code"):
+        read_vlm_config(tmp_path, ("smolvlm",))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_missing_files_of_the_backbone_are_named(copied, name, tmp_path, monkeypatch):

@@ -131,6 +131,10 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     for backend in (OpenVLABackend, OpenVLAOFTBackend):
         with pytest.raises(WeightsError, match="Expected the folder"):
             backend.from_pretrained(folder / "config.json")
+    (folder / "vision_backbone--50000_checkpoint.pt").write_bytes(b"")
+    with pytest.raises(WeightsError, match="vision_backbone--50000.*FiLM"):
+        OpenVLAOFTBackend.from_pretrained(folder)
+    (folder / "vision_backbone--50000_checkpoint.pt").unlink()
     (folder / "action_head--100000_checkpoint.pt").write_bytes(b"")
     with pytest.raises(WeightsError, match="remove those of other training steps"):
         OpenVLAOFTBackend.from_pretrained(folder)

@@ -15,6 +15,7 @@ from vla_gym.assets.cache import cache_dir, make_shared
 from vla_gym.assets.manifest import (
     altered_mjcf,
     best_root,
+    damaged_files,
     file_sha256,
     libero_files,
     pack_digest,
@@ -181,11 +182,11 @@ def _pack_at(path: Path, what: str) -> AssetPack:
         raise AssetError(
             f"{what}: expected a folder with LIBERO's assets, but {path} {state}. {advice}"
         )
-    from vla_gym.assets.lite.generate import damaged_files, read_manifest
+    from vla_gym.assets.lite.generate import read_manifest
 
     manifest = read_manifest(path)
     if manifest is not None:
-        if damaged := damaged_files(path, manifest):
+        if damaged := damaged_files(path, manifest.files):
             raise AssetError(
                 f"{what}: {path} is a generated lite pack, but {', '.join(damaged)} is not as it "
                 "was written. Give 'lite' to have the pack written again."

@@ -201,8 +201,8 @@ def read_episodes(
     Args:
         path: The file.
         limit: Only the first so many; None for all.
-        executed: The actions as they were executed, with noise, in place of the undisturbed ones;
-            files of others hold no other actions than those executed.
+        executed: The actions as they were executed, with noise, in place of the undisturbed ones,
+            of files that hold both.
 
     Yields:
         images (T, 2, S, S, 3) uint8, agentview then wrist, upright; proprio (T, 8) float32;

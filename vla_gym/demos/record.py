@@ -47,9 +47,6 @@ STEP_TIMEOUT = 300.0
 def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
     """Record demonstrations, one file a task; finished tasks are skipped.
 
-    With ``num_workers > 0`` subprocesses are spawned: a script that calls this needs the usual
-    ``if __name__ == "__main__"`` guard.
-
     Args:
         config: What to record.
         progress: Show a progress bar.

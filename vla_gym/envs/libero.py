@@ -263,6 +263,8 @@ class LiberoEnv(LiberoEnvBase):
         Returns:
             Control steps, success, and the staged reward; 0 without one.
         """
+        if not np.isfinite(rows).all():  # the simulation would see it after the rows before
+            raise InvalidActionError(f"An action must be finite, got {rows}. Nothing was executed.")
         reward = 0.0
         for executed, row in enumerate(rows, 1):
             chosen = row if self.replace_action is None else self.replace_action(row)

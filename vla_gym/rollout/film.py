@@ -45,6 +45,8 @@ def film(
     Yields:
         Each episode and its frames.
     """
+    suites = list(dict.fromkeys(start.suite for start in starts))
+    starts = sorted(starts, key=lambda start: suites.index(start.suite))
     texts = [get_task(start.suite, start.task_id).instruction for start in starts]
     if cameras is None:
         cameras = tuple(get_suite(starts[0].suite).cameras)

@@ -224,10 +224,10 @@ class EnvRow:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the environment or its wrappers, or return an attribute."""
-        if name in ("reset", "step", "close"):
-            raise ConfigError(f"call({name!r}) would go past the vector environment: use {name}().")
-        if name in ("get_state", "set_state"):
-            return getattr(self, name)(*args, **kwargs)
+        if name in ("reset", "step", "close", "seek", "get_state", "set_state"):
+            raise ConfigError(
+                f"call({name!r}) would go past the vector environment: use its methods."
+            )
         if self._draws:
             self._unwrapped.image_out = None
         attribute = self.env.get_wrapper_attr(name)

@@ -126,9 +126,10 @@ class EnvTable:
         self.killed[ids] = self.restarted[ids] = False
         self.busy[ids], self.each[ids] = True, each
         self.columns["op"][ids], self.columns["half"][ids] = ops, 1 - self.half[ids]
-        if self.extras:
-            for i in ids.tolist():
-                self.extras.pop(i, None)
+        for of_the_last in (self.extras, self.options):
+            if of_the_last:
+                for i in ids.tolist():
+                    of_the_last.pop(i, None)
 
     def give_up(self, ids: np.ndarray) -> None:
         """Forget commands whose outcome is unknown; a reset is due."""

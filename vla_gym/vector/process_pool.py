@@ -183,7 +183,8 @@ class ProcessPool:
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            wait = self._next_deadline() - time.monotonic()
+            deadline = self._next_deadline()
+            wait = deadline - time.monotonic()
             if wait == inf and end is None:
                 return []  # nothing is under way: nobody would ever answer
             if end is not None:
@@ -191,7 +192,9 @@ class ProcessPool:
             found = self._interrupts.wait(self._poller.poll, max(0.0, min(wait, 3600.0)) * 1e3)
             fds = {fd for fd, _ in found}
             ready = [w for w, h in self._handles.items() if h.connection.fileno() in fds]
-            events = [self._receive(worker) for worker in ready] or self._expired()
+            events = [self._receive(worker) for worker in ready]
+            if not events or time.monotonic() >= deadline:  # one may hang while others answer
+                events += self._expired()
             if events or (end is not None and time.monotonic() >= end):
                 return events
 

@@ -93,8 +93,8 @@ class Runner:
     ) -> None:
         """Have environments do what ``ops`` says, with options for those that are reset."""
         table = self.table
-        table.options |= options
         table.begin(ids, ops, each)
+        table.options |= options
         if table.lost.any():
             for i in ids[table.lost[ids]].tolist():
                 table.lost[i] = False

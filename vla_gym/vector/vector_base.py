@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
 from vla_gym.vector.env_row import EnvRowState, raise_of_wrapper
@@ -145,9 +146,9 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         known = {i: (s,) for i, s in zip(ids, states, strict=True) if s.env is not None}
         if known:
             self._call_again(known, "set_state")
+        self._seed(self._everyone, None)
         for i, state in zip(ids, states, strict=True):
             self._table.restore(i, state)
-        self._seeded = True
         if fresh := [i for i in ids if i not in known and not self._table.ended[i]]:
             self._table.columns["reseed"][fresh] = True
             self._runner.reset(np.array(fresh), {})
@@ -329,8 +330,12 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         rows, seeds = self._plan.seeds(ids, seed)
-        if isinstance(seed, int | np.integer):
-            super().reset(seed=int(seed))
+        whole = int(seed) if isinstance(seed, int | np.integer) else None
+        if whole is not None:
+            super().reset(seed=whole)
+        if not self._seeded and len(rows) < self.num_envs:  # the others have seeds of their own too
+            base = int(self.np_random.integers(2**31)) if whole is None else whole
+            self._table.seed(*self._plan.seeds(self._everyone, base))
         self._table.seed(rows, seeds)
         self._seeded = True
 
@@ -344,12 +349,15 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             self._interrupted = True
             raise
         except Exception:
-            if self._waiting is not None and self._runner.broken is None:
-                self._runner.wait(self._runner.idle)
-            self._collected()
+            if self._waiting is not None:
+                while self._runner.broken is None and not self._runner.idle():
+                    with contextlib.suppress(VlaGymError):  # the first one is raised
+                        self._runner.wait(self._runner.idle)
+                self._collected()
             raise
 
     def _wait_all(self, timeout: float | None = None) -> None:
+        self._waiting = self._waiting or "reset"
         self._guard(lambda: self._runner.wait(self._runner.idle, timeout))
         self._collected()
 

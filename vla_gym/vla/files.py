@@ -185,7 +185,9 @@ def read_vlm_config(folder: Path, model_types: Sequence[str]) -> Any:
 
     read_json(folder / "config.json", _VLMConfig)
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # missing, damaged or foreign files raise all kinds
         raise WeightsError(
             f"Cannot read {folder / 'config.json'}: {outside.one_line(error)}"

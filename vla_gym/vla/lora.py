@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -263,12 +262,6 @@ class LoraAdapters:
         mode, config.inference_mode = config.inference_mode, True
         config.save_pretrained(str(folder))
         config.inference_mode = mode
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Compute what the network did before the adapters were added, heads included."""
-        with self._peft.disable_adapter():
-            yield
 
     def merge(self) -> None:
         """Add the adapters to the weights and remove them: the network is plain again, frozen."""

@@ -164,8 +164,12 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
                 f"policy {self.policy} begins at the VLA: leave out warmup_steps and "
                 "transition_steps."
             )
-        if self.policy == "flow" and self.entropy_coef:
-            raise ConfigError("A flow's entropy is a constant: leave entropy_coef out.")
+        fixed = self.policy == "flow" or (self.policy == "gaussian" and not self.learn_sigma)
+        if fixed and self.entropy_coef:
+            raise ConfigError(
+                f"The entropy of policy {self.policy} is a constant, its noise being fixed: leave "
+                "entropy_coef out."
+            )
 
 
 @dataclass

@@ -20,7 +20,7 @@ from vla_gym.rollout import Info, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.rollout.policies import BATCH_SIZE, Observations, in_episodes, in_fixed_batches
 from vla_gym.suites import SUITES, get_task, suite_tasks
-from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym.vla.stateful import VLAMemory
@@ -78,24 +78,17 @@ def frames_for(vla: FrozenVLA, images: np.ndarray, path: Path) -> np.ndarray:
     if images.shape[2] % vla.image_size:
         raise ConfigError(
             f"{path} has {images.shape[2]}-pixel images, the VLA looks at {vla.image_size}: record "
-            f"demonstrations with 'vla-gym demos --image-size {vla.image_size}', or use "
-            "expert_episodes."
+            f"demonstrations with 'vla-gym demos --image-size {vla.image_size}'."
         )
     return area_downsample(images, vla.image_size)
 
 
-def states_of_episodes(
-    vla: str | FrozenVLA, config: StatesConfig, device: str = "cpu"
-) -> VLAStates:
+def states_of_episodes(vla: FrozenVLA, config: StatesConfig) -> VLAStates:
     """Play the episodes that the config asks for.
 
-    With ``num_workers > 0`` subprocesses are spawned: a script that calls this needs the usual
-    ``if __name__ == "__main__"`` guard.
-
     Args:
-        vla: Name or folder of the VLA, or the VLA itself.
+        vla: The VLA.
         config: Which episodes.
-        device: Torch device on which a VLA given by name is loaded.
 
     Raises:
         ConfigError: If a value is out of range, no episode is asked for, or a task names no object
@@ -103,7 +96,6 @@ def states_of_episodes(
         WorkerError: If a worker fails again and again.
     """
     config.check()
-    model = load(vla, device=device) if isinstance(vla, str) else vla
     counts = {"expert": config.expert_episodes, "vla": config.rollout_episodes}
     tasks = config.tasks()
     episodes: dict[tuple[str, Start], VLAStates] = {}
@@ -111,7 +103,7 @@ def states_of_episodes(
     with tqdm(total=total, desc="states of episodes", unit="episode") as bar:
         for player, count in counts.items():
             starts = [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(count)]
-            policy = StatesPolicy(model, player, config.frame_stride)
+            policy = StatesPolicy(vla, player, config.frame_stride)
             noisy = functools.partial(
                 NoisyEpisodes,
                 seed=_FIRST_SEED[player] + config.seed,

@@ -83,8 +83,7 @@ def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:
     config.check()
     torch.set_num_threads(config.threads)
     encoder = load_rl_token(config.rl_token or config.vla, config.device)
-    load(config.vla, device=config.device)  # its errors now, not after minutes in a worker
-    states = states_of_episodes(config.vla, config, config.device)
+    states = states_of_episodes(load(config.vla, device=config.device), config)
     results = run_probes(states, encoder, states.held_out(config.test_share))
     environment = {**config.world_facts(), **machine_facts()}
     seeds: dict[str, int | None] = {"run": config.seed}

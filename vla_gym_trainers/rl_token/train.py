@@ -107,8 +107,7 @@ def collect(config: RLTokenConfig) -> VLAStates:
     if config.demos is not None:
         parts.append(states_of_demos(vla, config.demos, config.frame_stride))
     if config.expert_episodes + config.rollout_episodes:
-        player = config.vla if config.num_workers else vla
-        parts.append(states_of_episodes(player, config, config.device))
+        parts.append(states_of_episodes(vla, config))
     return VLAStates.joined(parts)
 
 

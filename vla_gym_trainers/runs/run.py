@@ -29,7 +29,7 @@ from vla_gym_trainers.runs.settings import (
 from vla_gym_trainers.runs.stopping import stoppable
 
 #: Raised when the content of ``state.json`` changes, so that an old one is refused, not misread.
-FORMAT = 1
+FORMAT = 2
 
 
 class _State(Struct):
@@ -136,8 +136,7 @@ class Run:
             self.stop = stack.enter_context(stoppable(self.dir, self.config.algorithm))
             if self.is_main:
                 stack.enter_context(self.dir.lock())
-                if self.checkpoint is not None:
-                    self.dir.drop_checkpoints_after(self.checkpoint.folder)
+                self.dir.go_back_to(None if self.checkpoint is None else self.checkpoint.folder)
                 write_json(self.dir.config, self.config)
                 logged = None if self.checkpoint is None else self.checkpoint.run["logger"]
                 self.logger = RunLogger(
@@ -231,6 +230,7 @@ class Run:
                 "logger": self.logger.state(step),
             }
             content = {"format": FORMAT, "step": step, "run": run, "trainer": dict(state)}
+            self.dir.keep_best(folder)
             write_json(folder / "state.json", content)
 
     def plan_checkpoint(self, step: int) -> None:

@@ -93,11 +93,24 @@ class RunDir:
             warnings.warn(f"{path} is no whole checkpoint: it is left out.", stacklevel=2)
         return whole
 
-    def drop_checkpoints_after(self, checkpoint: Path) -> None:
-        """Remove the checkpoints of a continuation that another one replaces."""
+    def keep_best(self, draft: Path) -> None:
+        """Put the best policy so far into a checkpoint, too."""
+        for file in (self.best, self.best_vla):
+            if file.is_file():
+                _link(file, draft / file.name)
+
+    def go_back_to(self, checkpoint: Path | None) -> None:
+        """Remove what came after a checkpoint; if there is none, an earlier run's results."""
+        for file in (self.best, self.best_vla, *([self.card] if checkpoint is None else [])):
+            file.unlink(missing_ok=True)
+        if checkpoint is None:
+            return
         for path in self.checkpoint_dir.glob("[0-9]*"):
             if path.name > checkpoint.name:
                 self._remove(path)
+        for file in (self.best, self.best_vla):
+            if (checkpoint / file.name).is_file():
+                _link(checkpoint / file.name, file)
 
     @contextmanager
     def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:
@@ -145,6 +158,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file that is only ever replaced as a whole another name, or copy it."""
+    try:
+        target.hardlink_to(source)
+    except OSError:  # a file system without hard links
+        shutil.copy(source, target)
 
 
 def _is_whole(checkpoint: Path) -> bool:

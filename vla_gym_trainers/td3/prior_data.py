@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from vla_gym.demos.files import demo_path, read_episodes, read_success_steps
+from vla_gym.assets import resolve_asset_pack
+from vla_gym.demos.files import demo_path, read_episodes, read_meta, read_success_steps
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_task
 from vla_gym.vla.base import CAMERAS
@@ -28,20 +29,21 @@ KNOWN = {"rl_token", "vla_action", "proprio", "task_id"}
 
 
 def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
-    """Return every chunk of C control steps in ``config.prior_demos``, as transitions.
+    """Return every chunk of C control steps in demonstrations of ``vla-gym demos``, as transitions.
 
     The frozen VLA looks at every frame. Episodes end with the action after which the goal held
     first, with reward 1; chunks that end with it are shorter, and are filled up with their last
     action.
 
     Args:
-        config: Settings; files of tasks that it does not train on are left out, and not all of
-            those need have any.
+        config: Settings; files of ``prior_demos`` of tasks that it does not train on are left out,
+            and not all of those need have any.
         env: A :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
 
     Raises:
-        ConfigError: If there are no demonstrations of the tasks, or the observations hold what
-            they do not tell (a VLA's memory, a world model's).
+        ConfigError: If there are no demonstrations of the tasks, or of others, whose frames may be
+            those after the actions, or of another asset pack; or the observations hold what they do
+            not tell (a VLA's memory, a world model's).
     """
     assert config.prior_demos is not None
     if not isinstance(env, FrozenVLAObservation) or env.features.memory.is_stateful:
@@ -62,6 +64,12 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
             f"{config.prior_demos} has no {' or '.join(by_name)}: record demonstrations of the "
             "tasks with 'vla-gym demos'."
         )
+    pack = resolve_asset_pack(config.assets).name
+    for path in files:
+        if (found := read_meta(path)["pack"]) != pack:
+            raise ConfigError(
+                f"{path} shows the asset pack {found}, the run {pack}: record it anew."
+            )
     episodes = [
         episode
         for path in tqdm(files, "demonstrations", unit="task", disable=not config.progress)

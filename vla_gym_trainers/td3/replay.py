@@ -50,13 +50,15 @@ class ChunkReplayBuffer(ReplayBuffer):
         next_observations: The same.
         actions: (buffer_size, C * 7) view.
         num_dropped: Transitions that were not stored.
-        prior: Other transitions, of which half of each sampled batch comes; None: there are none.
+        prior: Other transitions, of which half of each sampled batch comes, with ``balanced`` half
+            of the rows of each task that has any there; None: there are none.
         inputs: What the VLA saw; empty unless it is observed.
     """
 
     observations: dict[str, np.ndarray]  # type: ignore[assignment]
     next_observations: dict[str, np.ndarray]  # type: ignore[assignment]
     obs_shape: dict[str, tuple[int, ...]]  # type: ignore[assignment]
+    prior: ChunkReplayBuffer | None = None
 
     def __init__(
         self,
@@ -96,7 +98,6 @@ class ChunkReplayBuffer(ReplayBuffer):
         BaseBuffer.__init__(self, size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage, self.handle_timeout_termination = False, True
         self.gamma, self.balanced = gamma, balanced
-        self.prior: ChunkReplayBuffer | None = None
         self.rng = np.random.default_rng(seed)
         discrete = [k for k, s in observation_space.items() if isinstance(s, spaces.Discrete)]
         self._integers = [f"{prefix}/{key}" for prefix in ("obs", "next") for key in discrete]
@@ -275,8 +276,12 @@ class ChunkReplayBuffer(ReplayBuffer):
             raise ConfigError("Do not wrap the env in VecNormalize: the policy normalises itself.")
         if self.prior is None:
             return self.rows(self.draw(batch_size))
-        theirs = self.prior.sample(batch_size // 2)
-        return self.rows(self.draw(batch_size - batch_size // 2)).joined(theirs)
+        count = batch_size // 2
+        if self.balanced:
+            tasks = self.task_counts.keys() | self.prior.task_counts.keys()
+            count = round(count * len(self.prior.task_counts) / len(tasks))
+        self.prior.device = self.device
+        return self.rows(self.draw(batch_size - count)).joined(self.prior.sample(count))
 
     def draw(self, batch_size: int) -> np.ndarray:
         """Return ``batch_size`` slots drawn with replacement, for :meth:`rows`.

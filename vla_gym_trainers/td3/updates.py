@@ -172,5 +172,5 @@ def actor_values(
 
 @torch.no_grad()
 def polyak(source: torch.nn.Module, target: torch.nn.Module, tau: float) -> None:
-    """``target <- (1 - tau) * target + tau * source``, parameter by parameter."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    """``target <- (1 - tau) * target + tau * source``, parameter by parameter; tau at most 1."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), min(tau, 1.0))

@@ -11,7 +11,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.vla import StatefulVLA, VLAOutput
+from vla_gym.vla import StatefulVLA, VLAOutput, load
 from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.rl_token.probes import (
@@ -371,8 +371,9 @@ def test_workers_play_what_one_process_plays_and_the_command_reports(tmp_path, c
     sizes = RLTokenModelConfig(hidden_size=32, max_tokens=8, dim=4, width=16, num_heads=2)
     RLTokenEncoder(sizes).save_pretrained(tmp_path / "token")
     common = {"suites": ("goal",), "task_ids": (5,), "expert_episodes": 2, "rollout_episodes": 0}
-    here = states_of_episodes(str(tmp_path / "vla"), StatesConfig(**common))
-    there = states_of_episodes(str(tmp_path / "vla"), StatesConfig(**common, num_workers=2))
+    vla = load(str(tmp_path / "vla"))
+    here = states_of_episodes(vla, StatesConfig(**common))
+    there = states_of_episodes(vla, StatesConfig(**common, num_workers=2))
     torch.testing.assert_close(here.hidden, there.hidden, rtol=0, atol=2e-3)
     np.testing.assert_array_equal(here.object_pos, there.object_pos)
 

@@ -29,6 +29,7 @@ from vla_gym.assets.lite import (
     wine_racks,
 )
 from vla_gym.assets.lite.mjcf import to_text
+from vla_gym.assets.manifest import damaged_files
 from vla_gym.errors import AssetError, ConfigError
 from vla_gym.outside import Text, read_json
 
@@ -140,19 +141,6 @@ def read_manifest(root: Path) -> Manifest | None:
         return None
 
 
-def damaged_files(root: Path, manifest: Manifest) -> list[str]:
-    """Return the files of a generated pack that are missing or not as they were written."""
-    damaged = []
-    for name, expected in manifest.files.items():
-        try:
-            found = hashlib.sha256((root / name).read_bytes()).hexdigest()
-        except OSError:
-            found = ""
-        if found != expected:
-            damaged.append(name)
-    return damaged
-
-
 def _intact(root: Path, digest: str) -> bool:
     """Tell whether a folder holds this version's pack, byte for byte as it was written."""
     manifest = read_manifest(root)
@@ -160,7 +148,7 @@ def _intact(root: Path, digest: str) -> bool:
         manifest is not None
         and manifest.digest == digest
         and bool(manifest.files)
-        and not damaged_files(root, manifest)
+        and not damaged_files(root, manifest.files)
     )
 
 

@@ -52,16 +52,30 @@ def check_problem(problem: Problem) -> None:
     things = _things(problem)
     regions = {}
     for name, *fields in problem.regions:
+        if any(len(field) != 2 for field in fields):
+            raise ValueError(f"region {name}: expected one value, or one list, in each field.")
         target, full = _region(name, dict(fields), workspace)
+        if full in regions:
+            raise ValueError(f"region {name} of {target} is there twice.")
         regions[full] = target
     if not problem.goal:
         raise ValueError("it has no goal: (:goal (And ...)) is empty.")
     for predicate in problem.init + problem.goal:
         _check_predicate(predicate, things, regions, workspace)
+    _check_places(problem)
+
+
+def _check_places(problem: Problem) -> None:
+    """Check that all objects have a place, also those on others, which come in the file's order."""
     placed = {args[0] for predicate, *args in problem.init if predicate in ("on", "in")}
     for name, _ in problem.objects:
         if name not in placed:
             raise ValueError(f"{name} has no place: (:init ...) needs (On {name} ...) or (In ...).")
+    objects = dict(problem.objects)
+    stacked = [tuple(args) for kind, *args in problem.init if kind == "on" and args[1] in objects]
+    for k, (name, below) in enumerate(stacked):
+        if below in {later for later, _ in stacked[k:]}:
+            raise ValueError(f"(On {name} {below}): {below} needs its place before {name}.")
 
 
 def _things(problem: Problem) -> dict[str, str]:

@@ -63,6 +63,15 @@ class GemmaSizes(Struct, omit_defaults=True):
     patch_size: Size | None = None
 
 
+# Settings that there is no code for, as all published LIBERO policies have them.
+_IMPLEMENTED = {
+    "attention_mode": "cross_attn",
+    "add_image_special_tokens": False,
+    "use_relative_actions": False,
+    "adapt_to_pi_aloha": False,
+}
+
+
 class PolicyConfig(Struct):
     """config.json: what the three backends need of it; absent values are lerobot's defaults."""
 
@@ -89,6 +98,7 @@ class PolicyConfig(Struct):
     self_attn_every_n_layers: Annotated[int, Meta(ge=-1, le=1024)] = 2
     # pi0's and pi0.5's
     use_relative_actions: bool | None = False
+    adapt_to_pi_aloha: bool | None = False
     paligemma_variant: str | GemmaSizes = "gemma_2b"
     action_expert_variant: str | GemmaSizes = "gemma_300m"
     vision_config: GemmaSizes = field(default_factory=GemmaSizes)
@@ -150,6 +160,7 @@ class LeRobotPolicyFiles:
             for step in read_json(folder / file, _Processor).steps
             if (name := step.registry_name)
         }
+        self._check_implemented()
         self._check_size(self.config.input_features, STATE, PROPRIO_SIZE)
         self._check_size(self.config.output_features, ACTION, ACTION_SIZE)
         self.views, self.image_size = self._read_cameras()
@@ -160,6 +171,21 @@ class LeRobotPolicyFiles:
 
     def _settings(self, step: str) -> _StepConfig:
         return self._steps.get(step, _Step()).config or _StepConfig()
+
+    def _check_implemented(self) -> None:
+        found = {name: getattr(self.config, name) for name in _IMPLEMENTED}
+        found["normalization of images"] = self._mode("normalizer_processor", "VISUAL")
+        for name, expected in {**_IMPLEMENTED, "normalization of images": "IDENTITY"}.items():
+            if (found[name] or False) != expected:
+                raise WeightsError(
+                    f"Checkpoint {self.folder} has {name} {found[name]!r}: only {expected!r} is "
+                    "implemented."
+                )
+
+    def _mode(self, step: str, kind: str) -> str:
+        """Return how values of a kind are normalised."""
+        norm_map = self._settings(step).norm_map or self.config.normalization_mapping or {}
+        return norm_map.get(kind, "IDENTITY")
 
     def _check_size(self, features: dict[str, Feature] | None, name: str, size: int) -> None:
         feature = (features or {}).get(name)
@@ -207,8 +233,7 @@ class LeRobotPolicyFiles:
         return tuple(views), size
 
     def _read_normalizer(self, step: str, kind: str, name: str, size: int) -> Normalizer:
-        norm_map = self._settings(step).norm_map or self.config.normalization_mapping or {}
-        mode = norm_map.get(kind, "IDENTITY")
+        mode = self._mode(step, kind)
         if mode == "IDENTITY":
             one = {"mean": [0.0] * size, "std": [1.0] * size, "mask": [False] * size}
             return Normalizer(one, "mean_std")

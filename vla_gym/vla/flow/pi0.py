@@ -169,14 +169,9 @@ def make_config(files: LeRobotPolicyFiles) -> PI0Config:
     ``"gemma_300m"``), or tables of sizes for networks of other sizes, with ``vision_config`` then.
 
     Raises:
-        WeightsError: If a variant is unknown or the policy predicts relative actions.
+        WeightsError: If a variant is unknown.
     """
     config = files.config
-    if config.use_relative_actions:
-        raise WeightsError(
-            f"Checkpoint {files.folder} predicts actions relative to the state "
-            "(use_relative_actions): only LIBERO's own actions are implemented."
-        )
     sizes = {}
     for key in ("paligemma_variant", "action_expert_variant"):
         variant = getattr(config, key)

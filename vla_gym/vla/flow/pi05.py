@@ -123,10 +123,10 @@ class Pi05Backend(Pi0Backend):
     def set_up(self, compile: bool) -> None:
         """See :meth:`FlowBackend.set_up`."""
         self._read_sizes()
-        self._denoise = self.model.denoise
+        self._denoise = Pi05Network.denoise  # of any network: copies have their own
         if compile:
             self.model.model.vlm.vision_tower.compile(dynamic=False)
-            self._denoise = torch.compile(self.model.denoise, dynamic=False)
+            self._denoise = torch.compile(Pi05Network.denoise, dynamic=False)
 
     def prompts(self, instructions: list[str], proprio: np.ndarray) -> list[str]:
         """See :meth:`FlowBackend.prompts`.
@@ -161,7 +161,7 @@ class Pi05Backend(Pi0Backend):
             at = time_embedding(
                 1.0 - time, self.hidden_size, config.min_period, config.max_period, x.device
             )
-            hidden = self._denoise(x, at, prefix, visible, positions)
+            hidden = self._denoise(self.model, x, at, prefix, visible, positions)
             return hidden, -model.action_out_proj(hidden)
 
         return velocity

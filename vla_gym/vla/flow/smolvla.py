@@ -17,9 +17,6 @@ from vla_gym.vla.flow.expert import time_embedding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes
 
-# Values of config.json that the network has no code for; all published LIBERO policies have them.
-_EXPECTED = {"attention_mode": "cross_attn", "add_image_special_tokens": False}
-
 
 class SmolVLABackend(FlowBackend):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`SmolVLANetwork`."""
@@ -36,10 +33,11 @@ class SmolVLABackend(FlowBackend):
         files, model = self.files, self.model
         width, height = files.config.resize_imgs_with_padding or [files.image_size] * 2
         self.hidden_size, self.pixel_size = model.hidden_size, (int(height), int(width))
-        self._prefill, self._denoise = model.prefill, model.denoise
+        # Functions of the network: a bound method would go on with the original's in a copy.
+        self._prefill, self._denoise = SmolVLANetwork.prefill, SmolVLANetwork.denoise
         if compile:
-            self._prefill = torch.compile(model.prefill, dynamic=False)
-            self._denoise = torch.compile(model.denoise, dynamic=False)
+            self._prefill = torch.compile(SmolVLANetwork.prefill, dynamic=False)
+            self._denoise = torch.compile(SmolVLANetwork.denoise, dynamic=False)
 
     @staticmethod
     def make_network(
@@ -55,7 +53,7 @@ class SmolVLABackend(FlowBackend):
 
     def flow(self, inputs: FlowInputs) -> Velocity:
         """Run the VLM once; see :meth:`FlowBackend.flow`."""
-        prefix = self._prefill(inputs)
+        prefix = self._prefill(self.model, inputs)
         sizes = self.model.sizes
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +61,7 @@ class SmolVLABackend(FlowBackend):
             at = time_embedding(
                 1.0 - time, self.hidden_size, sizes.min_period, sizes.max_period, x.device
             )
-            hidden, towards_noise = self._denoise(prefix, x, at)
+            hidden, towards_noise = self._denoise(self.model, prefix, x, at)
             return hidden, -towards_noise
 
         return velocity
@@ -71,12 +69,6 @@ class SmolVLABackend(FlowBackend):
 
 def _read_sizes(files: LeRobotPolicyFiles) -> SmolVLASizes:
     config = files.config
-    for key, expected in _EXPECTED.items():
-        if getattr(config, key) != expected:
-            raise WeightsError(
-                f"Checkpoint {files.folder} has {key} {getattr(config, key)!r}: only "
-                f"{expected!r} is implemented."
-            )
     sizes = SmolVLASizes(
         **{field.name: getattr(config, field.name) for field in fields(SmolVLASizes)}
     )

@@ -28,6 +28,8 @@ from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bi
 class MiniBackend(FrozenVLA, OnePassTokens):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`MiniVLA`; deterministic and greedy."""
 
+    source: Path  # the folder that it was loaded from
+
     def __init__(
         self,
         model: MiniVLA,
@@ -103,7 +105,9 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         nn.Module.to(model, device)  # PreTrainedModel.to is typed for other arguments
         if compile:
             model.compile()
-        return cls(model, folder.name, head, seed=seed, num_steps=num_steps)
+        backend = cls(model, folder.name, head, seed=seed, num_steps=num_steps)
+        backend.source = folder
+        return backend
 
     def forward(
         self,

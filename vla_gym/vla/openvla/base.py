@@ -80,6 +80,8 @@ def load_parts(
         raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
     # What is small comes first: loading the network may take minutes.
     files = [find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")]
+    if film := find_file(folder, "vision_backbone", "checkpoint"):
+        raise WeightsError(f"{film} is of a policy with FiLM, which is not supported.")
     _, statistics = choose_statistics(read_statistics(folder), options.unnorm_key, folder)
     tokenizer = options.tokenizer or folder
     if not callable(tokenizer):
