@@ -189,7 +189,7 @@ def tasks_table(group: str) -> list[str]:
     """Return successes a task of runs on whole suites: a table a suite, a column a run."""
     suites: dict[str, list[tuple[str, Card]]] = {}
     for name, train, evaluation in load(group):
-        if len(train["config"]["task_ids"]) > 1:
+        if (ids := train["config"]["task_ids"]) is None or len(ids) > 1:
             suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
     lines: list[str] = []
     for suite, runs in sorted(suites.items()):

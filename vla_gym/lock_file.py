@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from vla_gym.errors import ConfigError
+
+
+@contextmanager
+def only_process(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock file; the system lets go of it when the process ends, however it ends.
+
+    Args:
+        path: The lock file.
+        otherwise: Message of the ConfigError if another process holds it.
+    """
+    with open_lock(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(otherwise) from error
+        yield
 
 
 def open_lock(path: Path) -> IO[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -17,6 +18,19 @@ def test_usage_lists_every_command(capsys):
     for command in cli.COMMANDS:
         assert f"\n  {command} " in text
     assert cli.main([]) == 2
+
+
+def test_a_broken_command_of_another_package_hides_no_other(monkeypatch, capsys):
+    monkeypatch.setattr(
+        cli, "entry_points", lambda group: [EntryPoint("broken", "no_such_module:main", group)]
+    )
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "\n  tasks " in text and "broken: no_such_module:main cannot be imported" in text
+    assert cli.main(["tasks", "--suite", "goal"]) == 0
+    capsys.readouterr()
+    assert cli.main(["broken"]) == 2
+    assert "cannot be imported: ModuleNotFoundError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))

@@ -279,30 +279,6 @@ class _Child:
         """Return every numeric array of upstream's model."""
         return model_arrays(self._raw[0])
 
-    def timed_steps(self, actions: np.ndarray, clock: str = "perf_counter") -> float:
-        """Return the seconds that these control steps take, observations included.
-
-        Args:
-            actions: (T, 7).
-            clock: ``perf_counter``, or ``process_time`` on a machine that has other work.
-        """
-        now = getattr(time, clock)
-        begin = now()
-        for action in actions:
-            self.env.step(action)
-        return now() - begin
-
-    def timed_reset(self, state: np.ndarray, clock: str = "perf_counter") -> tuple[float, float]:
-        """Return the seconds of reset with set_init_state, and with ten no-op steps added."""
-        now = getattr(time, clock)
-        begin = now()
-        self.env.reset()
-        self.env.set_init_state(state)
-        ready = now()
-        for _ in range(10):
-            self.env.step(np.array([0.0, 0, 0, 0, 0, 0, -1]))
-        return ready - begin, now() - begin
-
 
 def model_arrays(model: Any) -> dict[str, np.ndarray]:
     """Return copies of all arrays of an MjModel by name."""

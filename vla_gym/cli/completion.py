@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vla_gym.errors import VlaGymError
+
 _SCRIPT = """# Completion of {program}: bash; zsh after 'autoload bashcompinit; bashcompinit'.
 _{name}() {{
     local words=""
@@ -34,7 +36,7 @@ def completion_script(program: str, commands: Mapping[str, Callable[[Sequence[st
     cases = []
     for name, command in commands.items():
         text = io.StringIO()
-        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit, VlaGymError):
             command(["--help"])
         options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue()))
         cases.append(f'            {name}) words="{" ".join(options)}" ;;')

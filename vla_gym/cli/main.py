@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from vla_gym.cli.options import parse_options
 from vla_gym.cli.pipes import outlive_readers
 from vla_gym.disk_full import disk_full_advice, is_disk_full
-from vla_gym.errors import VlaGymError
+from vla_gym.errors import ConfigError, VlaGymError
 
 #: Entry points of this group are commands too, see :func:`find_commands`.
 GROUP = "vla_gym.commands"
@@ -159,15 +160,37 @@ def find_commands() -> dict[str, Callable[[Sequence[str]], int]]:
     An entry point of the group ``vla_gym.commands`` names a function from the arguments to the
     exit status; the first line of its docstring is its help.
     """
-    others = {point.name: point.load() for point in entry_points(group=GROUP)}
+    others = {point.name: partial(_run_point, point) for point in entry_points(group=GROUP)}
     return {**COMMANDS, **others, **COMMANDS}  # ours first, and none of them replaced
+
+
+def _run_point(point: EntryPoint, arguments: Sequence[str]) -> int:
+    """Run another package's command, which is imported only now: one may be broken."""
+    return int(_load(point)(arguments) or 0)
+
+
+def _load(point: EntryPoint) -> Callable[[Sequence[str]], int | None]:
+    try:
+        function: Callable[[Sequence[str]], int | None] = point.load()
+    except Exception as error:  # whatever an import raises
+        raise ConfigError(f"{point.name}: {point.value} cannot be imported: {error!r}") from error
+    return function
+
+
+def _help_of(function: Callable[[Sequence[str]], int]) -> str:
+    if not isinstance(function, partial):
+        return (function.__doc__ or "").partition("\n")[0]
+    try:
+        return (_load(function.args[0]).__doc__ or "").partition("\n")[0]
+    except ConfigError as error:
+        return str(error)
 
 
 def usage() -> str:
     """Return the list of commands."""
     lines = ["usage: vla-gym COMMAND [options]", "", "commands:"]
     for name, function in find_commands().items():
-        lines.append(f"  {name:<12}{(function.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:<12}{_help_of(function)}")
     lines += ["", "Options of a command, with their defaults: vla-gym COMMAND --help"]
     lines += [f"Completion for bash and zsh: vla-gym {COMPLETION}", ""]
     return "\n".join(lines)

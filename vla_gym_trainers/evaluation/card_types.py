@@ -102,6 +102,7 @@ class EpisodeRow(Struct):
     achieved: Count | None = None
     achieved_step: Count | None = None
     seed: Annotated[int, Meta(ge=0)] = 0
+    replays: Count = 0
 
 
 class Counts(Struct):
@@ -141,6 +142,12 @@ class Paired(Struct):
     total: Comparison
 
 
+def check_tasks_paired(tasks: list[TaskCounts], paired: Paired | None) -> None:
+    """Raise ValueError if a comparison has more or fewer tasks than there are."""
+    if paired is not None and len(paired.tasks) != len(tasks):
+        raise ValueError(f"paired has {len(paired.tasks)} tasks, the results have {len(tasks)}")
+
+
 class PairedCard(Paired, kw_only=True):
     """The same in a card of an evaluation."""
 
@@ -154,6 +161,10 @@ class Outcome(Struct):
     tasks: list[TaskCounts]
     total: TotalCounts
     paired: Paired
+
+    def __post_init__(self) -> None:
+        """Check that the comparison is of the same tasks."""
+        check_tasks_paired(self.tasks, self.paired)
 
 
 class Evaluation(Struct, frozen=True):
@@ -236,6 +247,10 @@ class EvalResults(Struct):
     total: TotalCounts
     paired: PairedCard | None = None
 
+    def __post_init__(self) -> None:
+        """Check that the comparison is of the same tasks."""
+        check_tasks_paired(self.tasks, self.paired)
+
 
 class World(Struct):
     """Where an evaluation ran."""
@@ -261,3 +276,4 @@ class EvalLine(Struct):
 
     episode: EpisodeRow
     seconds: Annotated[float, Meta(ge=0.0)]
+    world: Object = {}

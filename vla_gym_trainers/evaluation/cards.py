@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from vla_gym.errors import ConfigError
+from vla_gym.lock_file import only_process
 from vla_gym.outside import Object, parse_json, read_bytes, read_json, to_type
 from vla_gym.rollout import Episode, Start
 from vla_gym_trainers.evaluation.card_types import EpisodeRow, EvalCardContent, EvalLine
@@ -54,30 +56,36 @@ def films_folder(out: Path) -> Path:
     return out.with_suffix(".films") if out.suffix == ".json" else out / "films"
 
 
-def check_out(out: Path, *, resume: bool) -> None:
-    """Check that a card can be written.
+@contextmanager
+def check_out(out: Path, *, resume: bool) -> Iterator[None]:
+    """Check that a card can be written, and keep other processes from it.
 
     Args:
         out: A directory or a .json file.
         resume: Whether what an earlier run left there is welcome.
 
     Raises:
-        ConfigError: If it cannot, or an earlier run's would be overwritten.
+        ConfigError: If it cannot, another process is about to, or an earlier run's would be
+            overwritten.
     """
     file = card_path(out)
-    left = [path for path in (file, RowsFile(file, {}).path) if path.exists()]
-    if left and not resume:
-        raise ConfigError(
-            f"{left[0]} is there already: add --resume to go on with that run, or choose another "
-            "--out."
-        )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        trial = file.parent / f".{file.name}.trial"
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({error}).") from error
+    busy = f"Another process is writing {file}: wait for it, or choose another --out."
+    with ExitStack() as stack:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            trial = file.parent / f".{file.name}.trial"
+            trial.touch()
+            trial.unlink()
+            stack.enter_context(only_process(file.parent / f".{file.name}.lock", busy))
+        except OSError as error:
+            raise ConfigError(f"--out {out} cannot be written ({error}).") from error
+        left = [path for path in (file, RowsFile(file, {}).path) if path.exists()]
+        if left and not resume:
+            raise ConfigError(
+                f"{left[0]} is there already: add --resume to go on with that run, or choose "
+                "another --out."
+            )
+        yield
 
 
 def read_card(path: Path) -> EvalCard:
@@ -220,8 +228,8 @@ class RowsFile:
         self.path = card.with_name(card.name.removesuffix(".json") + ROWS_SUFFIX)
         self._header = header
 
-    def read(self) -> tuple[list[Episode], float]:
-        """Return the episodes so far and the seconds they took; a half-written line is dropped.
+    def read(self) -> tuple[list[Episode], float, dict[str, Any]]:
+        """Return the episodes so far, their seconds, and facts; a half-written line is dropped.
 
         Raises:
             ConfigError: If the file belongs to another evaluation or is damaged.
@@ -239,15 +247,17 @@ class RowsFile:
         ]
         if whole != text:  # the run was cut while it wrote
             self._write(whole)
-        return [from_row(row.episode) for row in rows], rows[-1].seconds if rows else 0.0
+        episodes = [from_row(row.episode) for row in rows]
+        return (episodes, rows[-1].seconds, dict(rows[-1].world)) if rows else ([], 0.0, {})
 
     def begin(self) -> None:
         """Write the first line."""
         self._write(json.dumps(self._header) + "\n")
 
-    def append(self, episode: Episode, seconds: float) -> None:
-        """Add an episode; it is in the file when this returns."""
-        line = json.dumps({"episode": to_row(episode), "seconds": round(seconds, 3)})
+    def append(self, episode: Episode, seconds: float, world: Mapping[str, Any]) -> None:
+        """Add an episode, and facts for the card; it is in the file when this returns."""
+        row = {"episode": to_row(episode), "seconds": round(seconds, 3), "world": dict(world)}
+        line = json.dumps(row)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from tqdm import tqdm
@@ -78,9 +78,11 @@ def run_eval(config: EvalConfig) -> Card:
     for suite, task_id in dict.fromkeys((start.suite, start.task_id) for start in starts):
         get_suite(suite).check_assets(get_task(suite, task_id), config.assets)
     other = None if config.paired is None else read_card(config.paired)
-    if config.out is not None:
-        check_out(config.out, resume=config.resume)
-    with torch_threads(config.torch_threads) if config.needs_torch else nullcontext():
+    with ExitStack() as stack:
+        if config.out is not None:
+            stack.enter_context(check_out(config.out, resume=config.resume))
+        if config.needs_torch:
+            stack.enter_context(torch_threads(config.torch_threads))
         policy = config.make_policy()
         protocol = make_protocol(config, policy)
         if other is not None:
@@ -167,18 +169,23 @@ def _play(
 ) -> tuple[list[Episode], float, dict[str, Any]]:
     """Play what an earlier run has not; return all episodes, the seconds they took, and facts."""
     episodes: list[Episode] = []
-    facts: dict[str, Any] = {"worker_restarts": 0}
+    facts: dict[str, Any] = {}
     before = 0.0
     if rows is not None and config.out is not None and config.resume:
         if rows.path.exists():
-            episodes, before = rows.read()
+            episodes, before, facts = rows.read()
         elif card_path(config.out).exists():
             card = read_card(card_path(config.out))
             check_same(header, card.content, card.path, ("shard", "protocol", "versions"))
             known = card.content["environment"]
-            facts = {k: known.get(k) for k in ("worker_restarts", "gl_renderer", "visual_profile")}
+            facts = {k: known.get(k) for k in ("gl_renderer", "visual_profile")}
             episodes, before = list(card.episodes), float(card.content.get("wall_seconds", 0.0))
     played = {episode.start for episode in episodes}
+    if len(played) < len(episodes) or not played <= set(starts):
+        raise ConfigError(
+            f"{config.out} holds episodes twice, or of another evaluation: delete it and play "
+            "again."
+        )
     left = [start for start in starts if start not in played]
     if rows is not None and left and not rows.path.exists():
         rows.begin()
@@ -200,12 +207,12 @@ def _play(
             **settings,
         ):
             episodes.append(episode)
-            facts["worker_restarts"] += episode.replays
             if rows is not None:
-                rows.append(episode, before + time.perf_counter() - started)
+                rows.append(episode, before + time.perf_counter() - started, facts)
             won = sum(e.success for e in episodes)
             bar.set_postfix_str(f"{won}/{len(episodes)} succeeded", refresh=False)
             bar.update()
+    facts["worker_restarts"] = sum(episode.replays for episode in episodes)
     return episodes, before + time.perf_counter() - started, facts
 
 
@@ -273,7 +280,8 @@ def run_merge(config: MergeConfig) -> Card:
         raise ConfigError("eval-merge needs at least one result card.")
     other = None if config.paired is None else read_card(config.paired)
     if config.out is not None:
-        check_out(config.out, resume=False)
+        with check_out(config.out, resume=False):
+            pass
     cards = [read_card(path) for path in config.cards]
     episodes = merge(cards, partial=config.partial)
     protocol = cards[0].protocol
@@ -282,9 +290,15 @@ def run_merge(config: MergeConfig) -> Card:
     worlds = [card.content["environment"] for card in cards]
     facts = {
         "visual_profile": worlds[0].get("visual_profile"),
-        "gl_renderers": sorted({str(w.get("gl_renderer")) for w in worlds}),
+        "gl_renderers": sorted(
+            {str(gl) for w in worlds for gl in w.get("gl_renderers", [w.get("gl_renderer")]) if gl}
+        ),
         "worker_restarts": sum(int(w.get("worker_restarts") or 0) for w in worlds),
-        "machines": [{key: w.get(key) for key in machine_facts()} for w in worlds],
+        "machines": [
+            machine
+            for w in worlds
+            for machine in w.get("machines", [{key: w.get(key) for key in machine_facts()}])
+        ],
     }
     card = _card(config, protocol, facts, episodes, other) | {
         "shard": None,

@@ -79,6 +79,8 @@ class PlayConfig(PolicyConfig):
             UnknownTaskError: If a task does not exist, or has no expert to play it.
         """
         self.check_env()
+        if self.seeds and self.init_state_ids is not None:
+            raise ConfigError("Give --seeds or --init-state-ids, not both.")
         starts = self.starts()
         if not 1 <= len(starts) <= MAX_TILES:
             raise ConfigError(

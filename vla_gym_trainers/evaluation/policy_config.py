@@ -136,11 +136,13 @@ class PolicyConfig(EnvSettings):
             trained_vla,
         )
 
+        run = trained_on(path) if policy_file(path) is None else None
+        if self.rl_token is not None and (needs_its_run(path) or run is not None):
+            raise ConfigError(f"{path} takes no --rl-token: its policy is the VLA, or has its own.")
         if needs_its_run(path):  # it sees less or remembers more than its VLA, as in training
             from vla_gym_trainers.explorer.player import load_player
 
             return load_player(path, vla=self.vla, device=self.device, batch_size=self.batch_size)
-        run = trained_on(path) if policy_file(path) is None else None
         if run is not None and (vla := trained_vla(path, self.vla or run.vla)):
             policy = VLAPolicy(
                 vla,

@@ -59,8 +59,9 @@ def to_row(episode: Episode) -> dict[str, Any]:
         "task_id": start.task_id,
         "init_state_id": start.init_state_id,
     }
-    look = {"seed": start.seed} if start.seed else {}
-    return place | look | {name: getattr(episode, name) for name in _COLUMNS}
+    rare = {"seed": start.seed} if start.seed else {}
+    rare |= {"replays": episode.replays} if episode.replays else {}
+    return place | rare | {name: getattr(episode, name) for name in _COLUMNS}
 
 
 def by_task(episodes: Iterable[Episode]) -> dict[tuple[str, int], list[Episode]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 # Larger matrices do not fit into a terminal; the card has them.
@@ -43,7 +44,7 @@ def policy_name(identity: Mapping[str, Any]) -> str:
     if kind == "vla":
         name = f"VLA {vla_name(identity['vla'])}, {identity['head']} head"
         if "temperature" in identity:
-            name += f", T = {identity['temperature']:g}, seed {identity['seed']}"
+            name += f", T = {identity['temperature']:g}, seed {identity.get('seed')}"
         return name
     if kind == "trained":
         return f"trained policy {identity['sha256'][:8]} on VLA {vla_name(identity['vla'])}"
@@ -61,7 +62,7 @@ def vla_name(identity: Mapping[str, Any]) -> str:
 
 def results_table(results: Mapping[str, Any], title: str) -> Table:
     """Return the table of tasks, suites and total."""
-    table = Table(title=title, title_justify="left", show_edge=False)
+    table = Table(title=escape(title), title_justify="left", show_edge=False)
     table.add_column("task", no_wrap=True)
     table.add_column("instruction", ratio=1, overflow="fold")
     for heading in ("success", "rate", "95 % (Wilson)", "mean steps"):
@@ -70,7 +71,9 @@ def results_table(results: Mapping[str, Any], title: str) -> Table:
     for index, row in enumerate(rows):
         last = index + 1 == len(rows) or rows[index + 1]["suite"] != row["suite"]
         name = f"{row['suite']} {row['task_id']}"
-        table.add_row(name, row["instruction"], *_figures(row, "success_rate"), end_section=last)
+        table.add_row(
+            name, escape(row["instruction"]), *_figures(row, "success_rate"), end_section=last
+        )
     sums = [(row["suite"], row) for row in results["suites"]]
     if len(sums) > 1:
         sums.append(("total", results["total"]))
@@ -128,7 +131,7 @@ def print_confusion(confusion: Mapping[str, Any], console: Console) -> None:
 def paired_table(paired: Mapping[str, Any]) -> Table:
     """Return the table of a comparison on the same states."""
     table = Table(
-        title=f"Same states as {policy_name(paired['policy'])}",
+        title=escape(f"Same states as {policy_name(paired['policy'])}"),
         title_justify="left",
         show_edge=False,
     )

@@ -114,7 +114,7 @@ def success(run: Run, kind: str) -> Curve | None:
 
 def _eval_episodes(run: Run) -> int:
     tasks = run.config.get("task_ids")
-    count = len(suite_tasks(run.config["suite"])) if tasks is None else len(tasks)
+    count = len(suite_tasks(run.config.get("suite", "?"))) if tasks is None else len(tasks)
     return int(run.config.get("eval_layouts", 0)) * count
 
 

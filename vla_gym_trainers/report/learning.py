@@ -68,7 +68,7 @@ def success_of(groups: Sequence[Group]) -> dict[str, Any]:
         "pictures": pictures,
         "numbers": numbers,
         "bands": "; ".join(text for kind, text in _BANDS.items() if kind in kinds),
-        "has_reference": any(reference(group) for group in groups),
+        "has_reference": any(reference(group) is not None for group in groups),
         "missing": list(dict.fromkeys(missing)),
     }
 

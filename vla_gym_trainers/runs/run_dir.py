@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from vla_gym.errors import ConfigError
-from vla_gym.lock_file import open_lock
+from vla_gym.lock_file import only_process
 from vla_gym.outside import Count, Text, read_json
 
 # Lists a checkpoint's files with their sizes; written last.
@@ -61,20 +60,14 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Create the folder and keep other processes out of it.
 
-        The system lets go of the lock when the process ends, however it ends.
-
         Raises:
             ConfigError: If another process trains in this folder.
         """
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
-        with open_lock(self.path / ".lock") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigError(
-                    f"Another process is training in {self.path}: wait for it, or give another "
-                    "--run-dir."
-                ) from error
+        busy = (
+            f"Another process is training in {self.path}: wait for it, or give another --run-dir."
+        )
+        with only_process(self.path / ".lock", busy):
             self._sweep()
             yield
 

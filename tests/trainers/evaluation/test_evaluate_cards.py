@@ -17,7 +17,7 @@ from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
 from vla_gym.play.video import GREEN
 from vla_gym_trainers.evaluation import command
-from vla_gym_trainers.evaluation.cards import RowsFile, read_card
+from vla_gym_trainers.evaluation.cards import RowsFile, check_out, read_card
 from vla_gym_trainers.evaluation.command import main, run_eval, run_merge
 from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
 from vla_gym_trainers.evaluation.tables import print_results, title_of
@@ -34,7 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("whole")
     card = run_eval(dataclasses.replace(EXPERT, out=out))
     assert json.loads((out / "card.json").read_text()) == card
-    assert [path.name for path in out.iterdir()] == ["card.json"]
+    assert {path.name for path in out.iterdir()} == {"card.json", ".card.json.lock"}
     return {**card, "file": out / "card.json"}
 
 
@@ -93,8 +93,11 @@ def test_merged_shards_equal_the_whole(whole: dict[str, Any], tmp_path: Path) ->
         with pytest.raises(ConfigError, match="is damaged"):
             read_card(tmp_path / "damaged.json")
 
-    half = run_merge(MergeConfig((files[0],), partial=True))
+    half = run_merge(MergeConfig((files[0],), partial=True, out=tmp_path / "half.json"))
     assert half["results"]["total"]["num_episodes"] == 2
+    again = run_merge(MergeConfig((tmp_path / "half.json", files[1])))  # step by step
+    for key in ("gl_renderers", "machines"):
+        assert again["environment"][key] == merged["environment"][key]
     with pytest.raises(ConfigError, match="2 of 4 episodes are missing"):
         run_merge(MergeConfig((files[0],)))
     with pytest.raises(ConfigError, match="goal 7 state 0 is in .*part1.json and again in"):
@@ -141,12 +144,26 @@ def test_a_run_cut_short_goes_on(
         return play(policy, starts, **settings)
 
     monkeypatch.setattr(command, "play", counting)
+    first, episode = rows.read_text().splitlines()[:2]
+    for line in (episode, episode.replace('"init_state_id": 0', '"init_state_id": 49')):
+        (tmp_path / "run" / "twice.rows.jsonl").write_text(f"{first}\n{episode}\n{line}\n")
+        with pytest.raises(ConfigError, match="episodes twice, or of another evaluation"):
+            run_eval(dataclasses.replace(config, resume=True, out=tmp_path / "run" / "twice.json"))
+    replayed = episode.replace('"length"', '"replays": 2, "length"')
+    rows.write_text(f"{first}\n{replayed}\n")
+    with (
+        check_out(tmp_path / "run", resume=True),
+        pytest.raises(ConfigError, match="Another process is writing .*card.json"),
+    ):
+        run_eval(dataclasses.replace(config, resume=True))
     card = run_eval(dataclasses.replace(config, resume=True))
+    assert card["environment"]["worker_restarts"] == 2 and card["environment"]["gl_renderer"]
+    assert card["results"]["episodes"][0].pop("replays") == 2
     assert played == [3] and not rows.exists()
     assert card["results"] == whole["results"]
     # A complete run is only shown again.
     again = run_eval(dataclasses.replace(config, resume=True))
-    assert played == [3] and again["results"] == whole["results"]
+    assert played == [3] and again["environment"]["worker_restarts"] == 2
     with pytest.raises(ConfigError, match="differ in shard"):
         run_eval(dataclasses.replace(config, resume=True, shards="1/2"))
 

@@ -237,6 +237,31 @@ def test_checkpoints_are_whole_and_the_newest_stay(tmp_path: Path) -> None:
     assert [(p / "file").read_text() for p in run.checkpoints()] == ["10000", "again"]
 
 
+def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:
+    """Not of an earlier run in the folder, nor of a continuation that was dropped."""
+    run = RunDir(tmp_path)
+    run.best.write_text("of step 10")
+    with run.new_checkpoint(10, keep=3) as folder:
+        run.keep_best(folder)
+    with replacing(run.best) as file:
+        file.write(b"of step 20")
+    with run.new_checkpoint(20, keep=3) as folder:
+        run.keep_best(folder)
+    first, second = run.checkpoints()
+    run.go_back_to(second)
+    assert run.best.read_text() == "of step 20" and run.checkpoints() == [first, second]
+    run.go_back_to(first)
+    assert run.best.read_text() == "of step 10" and run.checkpoints() == [first]
+
+    settings = {**TINY, "total_timesteps": 80, "eval_every": 0, "eval_states": 0}
+    other = RunDir(tmp_path / "other")
+    other.path.mkdir()
+    other.best.write_text("of a run that died before its first checkpoint")
+    train_td3(TD3RunConfig(run_dir=other.path, **settings))
+    assert not other.best.exists()
+    assert other.policy.read_bytes() == other.last.read_bytes()
+
+
 def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     path.write_bytes(b"old")
