@@ -116,6 +116,7 @@ def test_calls_in_the_wrong_order(make_vec):
         ({"num_envs": 2, "suite": "goal", "max_restarts": -1}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "step_timeout": 0}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "chunk_len": 0}, ConfigError),
+        ({"num_envs": 2, "suite": "goal", "render_devices": 0}, ConfigError),
         ({"num_envs": 2, "suite": "goal", "colour": "red"}, (ConfigError, TypeError)),
         ({"num_envs": 2}, ConfigError),
         ({"num_envs": 2, "env_factory": stub_factory(), "chunk_len": 8}, ConfigError),

@@ -249,6 +249,8 @@ def make_libero_vla_vec(
 
         classes.append(RemoteVectorEnv)
     check_keywords(kwargs, make_libero_vla_vec, *classes)
+    if stride is not None:
+        as_integer(stride, "stride", 1)
     if not (wrap_envs is None or callable(wrap_envs)):
         raise ConfigError(f"wrap_envs must be a function, got {wrap_envs!r:.80}.")
     if kwargs.get("env_factory") is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vla_gym.envs.checks import as_integer
-from vla_gym.errors import WorkerError
+from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.process_pool import ProcessPool
 from vla_gym.vector.processes.client import ProcessServer
@@ -115,10 +115,12 @@ def start_pool(
     """Start the workers of a plan; ``"ready"`` events tell when they have built their environments.
 
     Raises:
-        ConfigError: If the number of workers is negative.
+        ConfigError: If the number of workers is negative, or ``render_devices`` is no list.
         AssetError, CompileError: If the scenes can't be loaded.
         WorkerError: If no process can be started.
     """
+    if not isinstance(render_devices, Sequence | None):
+        raise ConfigError(f"render_devices is a list of device numbers, got {render_devices!r}.")
     wanted = len(os.sched_getaffinity(0)) if workers is None else as_integer(workers, "workers", 0)
     num_workers = max(1, min(wanted, plan.num_envs))
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)
