@@ -160,8 +160,8 @@ def test_damaged_rows_are_one_clear_error(
     rows = RowsFile(tmp_path / "card.json", {"protocol": whole.protocol})
     rows.begin()
     for episode in whole.episodes[:2]:
-        rows.append(episode, 1.0)
-    assert rows.read() == (list(whole.episodes[:2]), 1.0)
+        rows.append(episode, 1.0, {"gl_renderer": "x"})
+    assert rows.read() == (list(whole.episodes[:2]), 1.0, {"gl_renderer": "x"})
     lines = change(rows.path.read_text().splitlines())
     rows.path.write_text("".join(line + "\n" for line in lines))
     with pytest.raises(ConfigError, match="is damaged, line [12]"):

@@ -10,13 +10,13 @@ import numpy as np
 from tqdm import tqdm
 
 from vla_gym.assets import resolve_asset_pack
-from vla_gym.demos.files import demo_path, read_episodes, read_meta, read_success_steps
+from vla_gym.demos.files import demo_path, read_episodes, read_success_steps
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_task
 from vla_gym.vla.base import CAMERAS
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym.wrappers.vla_features import VLAFeatures, look
-from vla_gym_trainers.cloning.data import demo_files
+from vla_gym_trainers.cloning.data import demo_files, read_packs
 from vla_gym_trainers.rl_token.collect_states import frames_for
 from vla_gym_trainers.rollout.chunks import Piece, joined
 from vla_gym_trainers.td3.config import TD3RunConfig
@@ -66,9 +66,11 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
         )
     pack = resolve_asset_pack(config.assets).name
     for path in files:
-        if (found := read_meta(path)["pack"]) != pack:
+        if (found := read_packs(path)) != {pack}:
+            shown = " ".join(found) or "an asset pack that it does not name"
             raise ConfigError(
-                f"{path} shows the asset pack {found}, the run {pack}: record it anew."
+                f"{path} shows {shown}, the run {pack}: record it with 'vla-gym demos --assets "
+                f"{config.assets}'."
             )
     episodes = [
         episode

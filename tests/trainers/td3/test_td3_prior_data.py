@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +94,8 @@ def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
         assert (replay.sample(7).observations["task_id"] == 9).all()
         replay.prior = demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
         batch = replay.sample(7)
-        assert batch.observations["task_id"].flatten().tolist() == [9] * 4 + [TASK] * 3
+        # Half of the rows of the one of two tasks that has demonstrations.
+        assert batch.observations["task_id"].flatten().tolist() == [9] * 5 + [TASK] * 2
         assert [part.shape[0] for part in batch[1:2] + batch[3:]] == [7] * 5
         assert batch.observations["task_id"].dtype == batch.next_observations["task_id"].dtype
 
@@ -127,6 +130,21 @@ def test_what_demonstrations_do_not_go_with(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(config, **changes)
+
+
+@pytest.mark.parametrize("pack", ["libero", None])
+def test_demonstrations_that_show_another_world_are_refused(
+    config: TD3RunConfig, demos: Path, tmp_path: Path, pack: str | None
+) -> None:
+    """LIBERO's own files say nothing of a pack; their frames are those after the actions."""
+    other = shutil.copytree(demos, tmp_path / "demos")
+    with h5py.File(next(other.rglob("*.hdf5")), "r+") as file:
+        meta = json.loads(file["data"].attrs.pop("vla_gym"))
+        if pack is not None:
+            file["data"].attrs["vla_gym"] = json.dumps({**meta, "pack": pack})
+    config = replace(config, prior_demos=other)
+    with closing(make_vec(config)) as env, pytest.raises(ConfigError, match="shows (libero|an)"):
+        demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
 
 
 def test_demonstrations_of_other_tasks_are_none(config: TD3RunConfig) -> None:
