@@ -57,6 +57,8 @@ EVAL = [
     ("protocol", []),
     ("environment", [1]),
     ("environment", {"worker_restarts": "many"}),
+    ("environment", {"gl_renderers": 5}),
+    ("environment", {"machines": [3]}),
     ("versions", "1"),
     ("wall_seconds", "long"),
     ("wall_seconds", -1),

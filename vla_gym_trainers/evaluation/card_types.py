@@ -256,6 +256,9 @@ class World(Struct):
     """Where an evaluation ran."""
 
     worker_restarts: Count | None = None
+    # Of merged cards.
+    gl_renderers: list[str | None] = []
+    machines: list[Object] = []
 
 
 class EvalCardContent(Struct):
