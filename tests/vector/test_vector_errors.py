@@ -34,7 +34,7 @@ def make(num_envs: int, **settings: Any) -> LiberoVectorEnv:
 
         def observe(self) -> dict[str, Any]:
             seed, episode = self.key
-            frame = np.array([[[0, episode, self.t]]], np.uint8)
+            frame = np.array([[[0, episode, self.t % 256]]], np.uint8)
             return {"x": np.array([seed, episode, self.t, self.level], np.float32), "wrist": frame}
 
         def seek(self, seed: int, episode: int, env_index: Any = None) -> None:

@@ -522,17 +522,19 @@ def test_a_copy_of_a_compiled_policy_runs_its_own_weights(name):
     torch.compiler.set_stance("force_eager")
     try:
         vla = load(f"{name}:{GOLDEN / name}", compile=True)
-        other = copy.deepcopy(vla)
+        other, eager = copy.deepcopy(vla), copy.deepcopy(load(f"{name}:{GOLDEN / name}"))
         with torch.no_grad():
-            for parameter in other.model.parameters():
+            for parameter in (*other.model.parameters(), *eager.model.parameters()):
                 parameter.mul_(0.5)
-        mine, its = (found.infer(*observe(vla)).actions for found in (vla, other))
+        mine, its, same = (found.infer(*observe(vla)).actions for found in (vla, other, eager))
     finally:
         torch.compiler.set_stance("default")
     assert (mine - its).abs().max() > 1e-3
+    torch.testing.assert_close(its, same, rtol=0, atol=1e-5)
 
 
-def test_code_in_the_folder_of_a_backbone_is_not_run(tmp_path):
+def test_code_in_the_folder_of_a_backbone_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # to transformers' question
     (tmp_path / "config.json").write_text(
         '{"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}'
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
+from vla_gym.rl_token import choose_rl_token
 from vla_gym.vla import FrozenVLA, load
+from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
 from vla_gym.vla.spec_options import split_options, with_option
 
@@ -63,6 +66,14 @@ def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
     assert load(checkpoint) is load(f"constant:{checkpoint}")
     with pytest.raises(ConfigError, match=r"(?s)colour.*scale"):
         load(checkpoint, colour="red")
+
+
+def test_a_folder_of_a_shipped_name_gets_no_shipped_rl_token(tmp_path):
+    """Whatever it holds: here the shipped network itself."""
+    assert choose_rl_token("auto", load("mini")) is not None
+    folder = shutil.copytree(WEIGHTS_ROOT / "mini", tmp_path / "mini")
+    with pytest.warns(RLTokenWarning, match="No RL token belongs to the VLA 'mini'"):
+        assert choose_rl_token("auto", load(str(folder))) is None
 
 
 def test_environment_takes_a_third_party_backend(example_package, checkpoint):

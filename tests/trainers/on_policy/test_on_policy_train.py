@@ -341,6 +341,11 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {"policy": "gaussian", "warmup_steps": 5}, "begins at the VLA"),
         (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
         (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),
+        (
+            PPOConfig,
+            {"policy": "gaussian", "learn_sigma": False, "entropy_coef": 0.1},
+            "constant",
+        ),
         (PPOConfig, {"noise_correlation": 0.5}, "tokens has no noise_correlation"),
         (
             PPOConfig,

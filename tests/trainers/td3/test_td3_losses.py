@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vla_gym_trainers.td3 import losses
+from vla_gym_trainers.td3.updates import polyak
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -137,3 +138,10 @@ def test_pessimistic_value_at_the_reference_is_the_mean() -> None:
     torch.testing.assert_close(value, torch.tensor([0.4]), atol=1e-4, rtol=0)
     value.sum().backward()
     torch.testing.assert_close(q.grad, torch.full((1, 2), 0.5))
+
+
+def test_a_target_does_not_go_beyond_its_source() -> None:
+    """``tau`` times ``policy_delay`` may be more than 1."""
+    source, target = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    polyak(source, target, 2.0)
+    assert torch.equal(source.weight, target.weight)
