@@ -106,9 +106,8 @@ class RLTokenPolicy(BasePolicy):
             )
 
         def critic() -> CriticEnsemble:
-            return CriticEnsemble(
-                state_dim, chunk_len * action_size, config.net_arch, config.n_critics
-            )
+            size = chunk_len * action_size
+            return CriticEnsemble(state_dim, size, config.net_arch, config.n_critics, config.bf16)
 
         self.actor, self.actor_target = actor(), actor()
         self.critic, self.critic_target = critic(), critic()
