@@ -327,6 +327,22 @@ def test_wrong_seeds(make_vec, seed):
     follow(envs, follower(3, 6, NEXT_STEP), 6, episodes=1)
 
 
+def test_seeds_that_tear_a_group_apart_are_refused(make_vec):
+    envs = make_vec(4, workers=0, group_size=2)
+    one = {"reset_mask": np.array([True, False, False, False])}
+    envs.reset(seed=10, options=one)  # the first reset: all get seeds
+    for seed, options in [
+        (20, one),
+        ([20, None, None, None], {}),
+        ([20, 20, 30, 31], {}),
+        ([20, 21, 30, None], {}),
+    ]:
+        with pytest.raises(ConfigError, match="all environments of a group"):
+            envs.reset(seed=seed, options=options)
+    envs.reset(seed=20, options={"reset_mask": np.array([True, True, False, False])})
+    envs.reset(seed=[20, 21, None, None])
+
+
 def test_windows_are_refused():
     with pytest.raises(ConfigError, match=r"render_mode must be one of None, 'rgb_array'"):
         LiberoVectorEnv(3, "goal", workers=0, render_mode="human")

@@ -166,14 +166,17 @@ class EnvPlan:
             raise ConfigError(f"Expected {self.num_envs} seeds, got {len(seeds)}.")
         rows = np.array([i for i in ids.tolist() if seeds[i] is not None], np.int64)
         values = np.array([seeds[i] for i in rows.tolist()], np.int64)
-        keys: dict[int, int] = {}
+        keys: dict[int, set[int]] = {}
+        groups = (self.first + np.arange(self.num_envs)) // self.group_size
         for i, value in zip(rows.tolist(), values.tolist(), strict=True):
-            group, place = divmod(self.first + i, self.group_size)
-            if keys.setdefault(group, value - place) != value - place:
-                raise ConfigError(
-                    f"With group_size={self.group_size} the seeds of a group must follow each "
-                    f"other, so that it plays the same layouts; got {seeds}."
-                )
+            keys.setdefault(groups[i], set()).add(value - (self.first + i) % self.group_size)
+        whole = np.isin(np.flatnonzero(np.isin(groups, groups[rows])), rows).all()
+        if not whole or any(len(starts) > 1 for starts in keys.values()):
+            raise ConfigError(
+                f"With group_size={self.group_size} all environments of a group must get seeds "
+                f"that follow each other, so that it plays the same layouts; got {seeds} for the "
+                f"environments {ids.tolist()}."
+            )
         return rows, values
 
     def reset_options(

@@ -329,13 +329,13 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             return
         if seed is None:
             seed = int(self.np_random.integers(2**31))
-        rows, seeds = self._plan.seeds(ids, seed)
         whole = int(seed) if isinstance(seed, int | np.integer) else None
+        first = not self._seeded  # of some environments seeds the others too
+        rows, seeds = self._plan.seeds(self._everyone if first and whole is not None else ids, seed)
         if whole is not None:
             super().reset(seed=whole)
-        if not self._seeded and len(rows) < self.num_envs:  # the others have seeds of their own too
-            base = int(self.np_random.integers(2**31)) if whole is None else whole
-            self._table.seed(*self._plan.seeds(self._everyone, base))
+        elif first:
+            self._table.seed(*self._plan.seeds(self._everyone, int(self.np_random.integers(2**31))))
         self._table.seed(rows, seeds)
         self._seeded = True
 
