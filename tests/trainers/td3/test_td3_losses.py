@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from vla_gym_trainers.networks import CriticEnsemble
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.updates import polyak
 
@@ -145,3 +146,21 @@ def test_a_target_does_not_go_beyond_its_source() -> None:
     source, target = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     polyak(source, target, 2.0)
     assert torch.equal(source.weight, target.weight)
+
+
+def test_bfloat16_critics_keep_float32_values_and_parameters() -> None:
+    torch.manual_seed(0)
+    exact, mixed = (CriticEnsemble(40, 56, (256, 256), 3, bf16) for bf16 in (False, True))
+    mixed.load_state_dict(exact.state_dict())
+    x, action = torch.randn(64, 40), torch.rand(64, 56) * 2 - 1
+    values, rounded = exact(x, action), mixed(x, action)
+    assert rounded.dtype == torch.float32
+    error = (rounded - values).abs().max()
+    assert 0 < error < 0.03 * values.std()
+    bits = rounded.detach().view(torch.int32) & 0xFFFF  # what bfloat16 has no room for
+    assert (bits != 0).float().mean() > 0.9
+    for critic in (exact, mixed):
+        critic(x, action).square().sum().backward()
+    for weight, other in zip(exact.parameters(), mixed.parameters(), strict=True):
+        assert other.dtype == other.grad.dtype == torch.float32
+        assert torch.cosine_similarity(weight.grad.flatten(), other.grad.flatten(), 0) > 0.99
