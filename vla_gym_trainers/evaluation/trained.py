@@ -96,8 +96,8 @@ def load_trained(
 
     Args:
         path: The policy's file, or the run directory that holds it and ``config.json``.
-        vla: The VLA, as ``vla_gym.vla.load`` takes it; default: the one that the run's
-            configuration names, else ``"mini"``.
+        vla: The VLA, as ``vla_gym.vla.load`` takes it; default: the one that the run has trained,
+            else that its configuration names, else ``"mini"``.
         batch_size: Rows of a forward pass.
         rl_token: Folder of its encoder, ``"auto"`` or ``"mean"``; default: as in the run.
         device: Torch device of VLA and encoder.
@@ -105,7 +105,8 @@ def load_trained(
 
     Raises:
         WeightsError: If a file is missing or damaged.
-        ConfigError: If policy and VLA do not fit each other.
+        ConfigError: If policy and VLA do not fit each other, or the run has trained its VLA and
+            not written it yet.
     """
     from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
@@ -114,9 +115,15 @@ def load_trained(
     run = trained_on(path)
     given, vla = vla is not None, vla or run.vla
     folder = path if path.is_dir() else path.parent
-    if run.vla_update_freq:  # the run has trained its VLA and encoder as well
-        vla = trained_vla(folder, vla) or vla
-        own = folder / "rl_token"
+    if run.vla_update_freq and not given:  # the run has trained its VLA and encoder as well
+        trained = trained_vla(folder, vla)
+        if trained is None:
+            raise ConfigError(
+                f"{path} is of a run that also trains its VLA, and {folder} has none that can be "
+                "loaded: a run writes it when it ends, so go on with it (vla-gym-train td3 "
+                "--resume); or name a VLA with --vla."
+            )
+        vla, own = trained, folder / "rl_token"
         rl_token = rl_token or (str(own) if own.is_dir() else None)
     rl_token = rl_token or run.rl_token
     # What a run's configuration names is a checkpoint, never a class to import.

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from vla_gym.envs.registration import make_libero_vec
-from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_suite, get_task
 from vla_gym.vector import LiberoVectorEnv
@@ -26,6 +25,7 @@ from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.recurrent_vla import RecurrentGaussianPolicy
 from vla_gym_trainers.on_policy.rl_token_policy import RLTokenPPOPolicy, vla_chunks
 from vla_gym_trainers.on_policy.student import (
+    check_can_be_kept,
     check_stateless,
     checkpoint_layers,
     save_student,
@@ -137,11 +137,7 @@ def _vla_policy(
         exclude=exclude,
         train_whole=config.lora_train_whole,
     )
-    if config.trainable != "lora" and not isinstance(vla, MiniBackend):
-        raise ConfigError(
-            f"Of {vla.name!r} only adapters can be kept: take trainable=lora, and lora_train_whole "
-            "for modules that are trained whole."
-        )
+    check_can_be_kept(vla, config.trainable)
     heads = config.trained_heads() if config.trainable == "heads" or config.fresh_heads else ()
     student, adapters = trainable_copy(
         vla, config.trainable, lora=lora, heads=heads, fresh_heads=config.fresh_heads

@@ -63,6 +63,19 @@ def check_stateless(vla: Any, by: str) -> None:
         )
 
 
+def check_can_be_kept(vla: Any, what: Trainable) -> None:
+    """Check that :func:`save_student` can write what is trained.
+
+    Raises:
+        ConfigError: If it can write adapters alone, and others are trained.
+    """
+    if what != "lora" and not isinstance(vla, MiniBackend):
+        raise ConfigError(
+            f"Of {vla.name!r} only adapters can be kept, not what {what} trains: take lora "
+            "(--lora-train-whole of ppo and grpo names modules that are trained whole)."
+        )
+
+
 def trainable_copy(
     vla: Any,
     what: Trainable = "lora",

@@ -242,6 +242,11 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
                 "vla_update_freq trains the VLA of this process, and with hosts the frames are "
                 "seen by others: leave one of the two out."
             )
+        if self.vla_update_freq and (self.explore_with is not None or self.world_model is not None):
+            raise ConfigError(
+                "vla_update_freq trains the VLA that all environments look through, and nobody "
+                "else may play or remember there: leave out explore_with and world_model, or it."
+            )
         if self.vla_update_freq and self.guard_layouts:
             raise ConfigError(
                 "guard_layouts hands tasks back to the frozen VLA, which a run with "

@@ -11,8 +11,10 @@ actor, and the anchor A, which is that paper's reconstruction:
 
 - The critics are frozen and see the state without gradient: a deterministic policy gradient moves
   actions, and a VLA that could move what the critics look at would learn to please them.
-- a~ is the chunk of the VLA as it was loaded, c that of the trained one: beta holds the policy to
-  where it began, however far c has gone. Gradients reach c's head and, by h, all before it.
+- a~ is the chunk of the VLA as it was loaded, c that of the trained one: in these steps beta holds
+  the policy to where it began. In the actor's own steps between them it holds the actor to c, as
+  it is stored: the leash moves with the VLA, and these steps pull the VLA's end of it back.
+  Gradients reach c's head and, by h, all before it.
 - A is the mean squared error with which the frozen decoder rebuilds the frozen VLA's standardised
   hidden states from z alone; without a stored decoder |z - z0|^2 / D, z0 the frozen token. It keeps
   the token what the critics and the normaliser were fitted to.
@@ -42,6 +44,7 @@ from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.on_policy.student import (
+    check_can_be_kept,
     check_trainable,
     checkpoint_layers,
     save_student,
@@ -87,16 +90,19 @@ class VLAFineTuner:
                 "vla_update_freq needs environments that keep what the VLA sees: make them by "
                 f"LiberoVLA-* with keep_inputs=True, got {env}."
             )
-        check_trainable(features.vla, TrainableActionVLA, "through the RL token")
-        if features.vla.head != "l1":
+        # What the environments began with; another fine-tuner may have put its own copy there.
+        vla = env.vla
+        check_trainable(vla, TrainableActionVLA, "through the RL token")
+        if vla.head != "l1":
             raise ConfigError(
                 "Expected a VLA that acts with its l1 head, through which it is trained, got "
-                f"head {features.vla.head!r} of {features.vla.name!r}, which has the heads "
-                f"{', '.join(features.vla.heads)}: load it with ?head=l1, or take another VLA."
+                f"head {vla.head!r} of {vla.name!r}, which has the heads "
+                f"{', '.join(vla.heads)}: load it with ?head=l1, or take another VLA."
             )
+        check_can_be_kept(env.vla, config.vla_trainable)
         self.config, self.features, self.inputs = config, features, features.inputs
-        self._frozen = cast(TrainableActionVLA, features.vla)
-        self._frozen_encoder = features.rl_token
+        self._frozen = cast(TrainableActionVLA, env.vla)
+        self._frozen_encoder = env.rl_token
         found = {name.rpartition(".")[2] for name, _ in self._frozen.model.named_modules()}
         untrained = tuple(name for name in NOT_REACHED if name in found)
         self.vla, self.adapters = trainable_copy(
@@ -149,7 +155,7 @@ class VLAFineTuner:
         """
         config = self.config
         index = buffer.draw(config.vla_batch_size)
-        self.refresh(buffer, index)
+        self.refresh(buffer, index, ("obs",))
         observations, seen = buffer.rows(index).observations, buffer.vla_inputs(index)
         keep = kept_references(len(index), config, rng)
         divisor = self._divisor(policy, observations, keep)
@@ -239,29 +245,47 @@ class VLAFineTuner:
     def _set_version(self, version: int) -> None:
         self.version = self.features.version = version
 
-    def refresh(self, buffer: ChunkReplayBuffer, index: np.ndarray) -> int:
+    def refresh(
+        self,
+        buffer: ChunkReplayBuffer,
+        index: np.ndarray,
+        prefixes: tuple[Literal["obs", "next"], ...] = ("obs", "next"),
+    ) -> int:
         """Show the VLA again what is stale in some slots, and write down what it makes of it.
+
+        An observation is shown once, and written wherever it is stored: what ends a transition
+        begins another, and with a stride it is in several.
 
         Args:
             buffer: Its rows change in place.
             index: (B,) slots.
+            prefixes: Observations before the chunk, after it, or both.
 
         Returns:
-            How many observations were stale.
+            How many stored observations were stale, of those in the slots.
         """
-        count = 0
-        prefixes: tuple[Literal["obs", "next"], ...] = ("obs", "next")
+        stored = {"obs": buffer.observations, "next": buffer.next_observations}
+        slots, stale = np.unique(index), []
         for prefix in prefixes:
-            rows = buffer.observations if prefix == "obs" else buffer.next_observations
-            slots = np.unique(index)
-            age = self.version - rows["vla_version"][slots, 0]
-            slots = slots[age > self.config.max_token_staleness]
-            count += len(slots)
-            size = self.config.vla_batch_size
-            for part in (slots[i : i + size] for i in range(0, len(slots), size)):
-                made = self._look(buffer.vla_inputs(part, prefix), rows["proprio"][part])
-                for key, values in made.items():
-                    rows[key][part] = values
+            age = self.version - stored[prefix]["vla_version"][slots, 0]
+            stale.append((prefix, slots[age > self.config.max_token_staleness]))
+        count = sum(len(part) for _, part in stale)
+        if not count:
+            return 0
+        keys = np.concatenate([_seen(stored[prefix], part) for prefix, part in stale])
+        distinct = np.unique(keys, axis=0)
+        parts = np.array_split(distinct, -(-len(distinct) // self.config.vla_batch_size))
+        made = [
+            self._look(buffer.inputs[part[:, 0].astype(np.int64)], part[:, 1:]) for part in parts
+        ]
+        places = {key.tobytes(): i for i, key in enumerate(distinct)}
+        for rows in stored.values():
+            found = np.flatnonzero(np.isin(rows["vla_input"][: buffer.size()], distinct[:, 0]))
+            at = np.array([places.get(key.tobytes(), -1) for key in _seen(rows, found)], np.int64)
+            for key in ("rl_token", "vla_action"):
+                values = np.concatenate([one[key] for one in made])
+                rows[key][found[at >= 0]] = values[at[at >= 0]]
+            rows["vla_version"][found[at >= 0]] = self.version
         return count
 
     def refresh_observation(self, observation: dict[str, np.ndarray]) -> None:
@@ -320,3 +344,8 @@ def _frozen(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.requires_grad_(True)
+
+
+def _seen(rows: dict[str, np.ndarray], slots: np.ndarray) -> np.ndarray:
+    """Return (B, 1 + P): all that tells the VLA one stored observation from another."""
+    return np.column_stack([rows["vla_input"][slots], rows["proprio"][slots]])

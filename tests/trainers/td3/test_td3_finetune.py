@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,30 @@ def test_rows_may_be_stale_by_so_many_versions(tmp_path: Path) -> None:
     assert rows["vla_version"][:3, 0].tolist() == [10, 8, 9]
 
 
+def test_what_is_stored_several_times_is_shown_once(tmp_path: Path, monkeypatch: Any) -> None:
+    env = make_env(tiny_vla(), save_token(tmp_path), stride=2)
+    model, tuner = learned(tmp_path, chunks=48, env=env)
+    buffer, shown = model.replay_buffer, []
+    look = tuner._look
+
+    def counted(seen: np.ndarray, proprio: np.ndarray) -> Any:
+        shown.extend(np.column_stack([seen, proprio]))
+        return look(seen, proprio)
+
+    monkeypatch.setattr(tuner, "_look", counted)
+    tuner._set_version(100)
+    every = np.arange(buffer.size())
+    rows = {"obs": buffer.observations, "next": buffer.next_observations}
+    assert tuner.refresh(buffer, every[: len(every) // 2]) == len(every) // 2 * 2
+    assert len(shown) == len(np.unique(shown, axis=0)) < len(every) // 2 * 2
+    renewed = sum(int((part["vla_version"][every] == 100).sum()) for part in rows.values())
+    assert renewed > len(every) // 2 * 2  # in other slots too
+    tuner.refresh(buffer, every)
+    assert len(shown) == len(np.unique(shown, axis=0))
+    for part in rows.values():
+        assert (part["vla_version"][every] == 100).all()
+
+
 def test_what_the_vla_saw_is_kept_once_and_let_go(tmp_path: Path) -> None:
     model, _ = learned(tmp_path, chunks=120)
     buffer = model.replay_buffer
@@ -307,7 +332,13 @@ def test_a_run_and_its_saved_policy(
         assert_same(policy.vla.model.state_dict(), tuner.vla.model.state_dict())
     frozen = ActorPolicy(final, *parts(config), CHUNK_LEN).act(obs, told)
     assert np.abs(frozen - mine).max() > 1e-4
+    asked = load_trained(folder, config.vla)
+    np.testing.assert_allclose(asked.act(obs, told), frozen, atol=1e-5, rtol=0)
     env.close()
+    for name in ("vla", "adapters"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with pytest.raises(ConfigError, match="a run writes it when it ends"):
+        load_trained(folder)  # the original would be another policy
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
@@ -330,6 +361,14 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     half.model.to(torch.bfloat16)
     with pytest.raises(ConfigError, match="in 16 bits"):
         make_model(tmp_path, env=make_env(half, encoder), vla_trainable="full")
+
+    make_checkpoint(tmp_path / "large")
+    large = load(str(tmp_path / "large"))
+    with pytest.raises(ConfigError, match="only adapters can be kept, not what full trains"):
+        make_model(tmp_path, env=make_env(large, None), vla_trainable="full")
+    for taken in ({"explore_with": tmp_path}, {"world_model": str(tmp_path)}):
+        with pytest.raises(ConfigError, match="leave out explore_with and world_model"):
+            TD3RunConfig(vla_update_freq=8, ahead=0, **taken)
 
     class FrozenOnly:
         """Plays, and has no gradients."""
