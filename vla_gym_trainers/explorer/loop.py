@@ -213,8 +213,7 @@ class AdversarialLoop(ExplorerLoop):
 
 
 def rollout_coverage(rollout: Rollout) -> float:
-    """Return the cells of the end effector's positions, apart by task, for each control step."""
+    """Return the cells of the end effector's positions, apart by task, for each chunk."""
     data, valid = rollout.data, rollout.data["valid"]
     positions = data["proprio"][valid][:, :3].numpy()
-    steps = int(data["executed"][valid].sum())
-    return cells_visited(positions, np.asarray(data["task_id"][valid])) / max(steps, 1)
+    return cells_visited(positions, np.asarray(data["task_id"][valid])) / max(len(positions), 1)

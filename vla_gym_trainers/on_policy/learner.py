@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
@@ -72,7 +72,13 @@ class Learner:
         self.group = group or ProcessGroup()
         self.parameters = list(named.values())
         self.group.broadcast(self.parameters)
+        rate, noise = config.sigma_learning_rate, list[nn.Parameter]()
+        if rate is not None:
+            noise = [p for name, p in named.items() if name.startswith("noise.")]
+            own = [p for p in own if all(p is not other for other in noise)]
         groups = [{"params": own, "lr": config.learning_rate}]
+        if rate is not None:
+            groups.append({"params": noise, "lr": rate})
         self.played: Played = deque()
         if isinstance(config, PPOConfig) and policy.needs_values:
             values = [p for name, p in named.items() if name.startswith("value_head.")]

@@ -48,6 +48,9 @@ class VLASettings:
     """tokens: of drawing, and of log-probabilities."""
     learn_sigma: bool = True
     """gaussian: whether the standard deviations are learned; sigma is where they begin."""
+    sigma_learning_rate: PositiveFloat | None = None
+    """gaussian: Adam's step size of their logarithms; default: learning_rate, by which they hardly
+    move."""
     noise_correlation: FractionBelow1 = 0.0
     """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
     trembles, 0.9 moves on in one direction."""
@@ -151,6 +154,8 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
         """
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
             raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
+        if self.sigma_learning_rate and (self.policy != "gaussian" or not self.learn_sigma):
+            raise ConfigError("sigma_learning_rate is for policy gaussian with learn_sigma.")
         if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
             raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
         if self.policy != "tokens" and self.fresh_heads:

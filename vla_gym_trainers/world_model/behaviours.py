@@ -13,8 +13,10 @@ from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
 from vla_gym_trainers.world_model.evaluate import forecasts, memory_states
 from vla_gym_trainers.world_model.protocol import WorldModel
 
-#: Side of a cell of positions, in metres.
-CELL = 0.02
+#: Side of a cell of positions, in metres; smaller ones are new nearly every chunk of 4 steps.
+CELL = 0.05
+#: How far an object must be from where it was to count, in metres.
+MOVED = 0.02
 
 
 def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = CELL) -> int:
@@ -31,27 +33,27 @@ def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = CELL)
 
 
 def state_coverage(data: Sequences, rows: np.ndarray) -> dict[str, float]:
-    """Return the cells that steps visited, for each control step.
+    """Return the cells that chunks led to, for each chunk.
 
     Args:
         data: The sequences.
         rows: (n,) the steps: rows with a next one.
 
     Returns:
-        ``coverage``: cells of the end effector's positions (the first three numbers of proprio),
-        apart by task; ``object_coverage``: cells, apart by task and object, of objects that are
-        farther than :data:`CELL` from where they were in the episode's first row; 0 where no suite
-        tells of objects.
+        ``coverage``, in [0, 1]: cells of the end effector's positions (the first three numbers of
+        proprio), apart by task; ``object_coverage``: cells, apart by task and object, of objects
+        that are farther than :data:`MOVED` from where they were in the episode's first row; 0 where
+        no suite tells of objects.
     """
-    steps, reached = max(int(data.executed[rows].sum()), 1), rows + 1
+    count, reached = max(len(rows), 1), rows + 1
     arm = cells_visited(data.proprio[reached, :3], data.task[reached])
     bounds = data.bounds()
     first = np.repeat(bounds[:, 0], np.diff(bounds)[:, 0])[reached]
-    now, count = data.objects[reached, :, :3], data.objects.shape[1]
-    moved = np.linalg.norm(now - data.objects[first, :, :3], axis=2) > CELL  # NaN: False
-    which = data.task[reached, None] * count + np.arange(count)
+    now, objects = data.objects[reached, :, :3], data.objects.shape[1]
+    moved = np.linalg.norm(now - data.objects[first, :, :3], axis=2) > MOVED  # NaN: False
+    which = data.task[reached, None] * objects + np.arange(objects)
     things = cells_visited(now[moved], which[moved])
-    return {"coverage": arm / steps, "object_coverage": things / steps}
+    return {"coverage": arm / count, "object_coverage": things / count}
 
 
 @torch.no_grad()

@@ -341,6 +341,32 @@ def test_dropout_is_on_while_learning_only():
     assert torch.equal(policy.act(*inputs).log_probs, calm)
 
 
+def test_sigma_has_a_learning_rate_of_its_own():
+    moved = []
+    for rate in (None, 0.02):
+        policy = policy_of("gaussian")
+        rollout = collected(policy, seed=3)
+        before = {n: p.detach().clone() for n, p in policy.named_parameters().items()}
+        config = PPOConfig(
+            policy="gaussian",
+            epochs=1,
+            num_minibatches=1,
+            learning_rate=1e-4,
+            sigma_learning_rate=rate,
+            sigma=0.1,
+        )
+        ones = torch.randn(rollout.data.shape, generator=torch.Generator().manual_seed(0))
+        Learner(policy, config).update(rollout, ones, rollout.data["valid"], ones)
+        moved.append({n: p.detach() - before[n] for n, p in policy.named_parameters().items()})
+    plain, own = moved
+    assert plain["noise.log_std"].abs().max() > 0.0
+    for name, change in plain.items():
+        share = 200.0 if name == "noise.log_std" else 1.0
+        torch.testing.assert_close(own[name], share * change, rtol=2e-3, atol=1e-7)
+    with pytest.raises(ConfigError, match="sigma_learning_rate is for policy gaussian"):
+        PPOConfig(policy="flow", sigma_learning_rate=0.01)
+
+
 def test_an_update_without_memory_is_skipped_and_counted(monkeypatch):
     policy = policy_of("gaussian")
     rollout = collected(policy, seed=3)
