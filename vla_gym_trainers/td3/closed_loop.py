@@ -18,6 +18,7 @@ from vla_gym_trainers.runs.run_dir import RunDir, replacing
 if TYPE_CHECKING:
     from vla_gym_trainers.evaluation.run_player import RunPlayer
     from vla_gym_trainers.td3.algorithm import TD3BC
+    from vla_gym_trainers.td3.finetune import VLAFineTuner
     from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 
@@ -59,7 +60,7 @@ class BestModel:
         self.next_at = self.next_at or self.every
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pending: Future[dict[str, float]] | None = None
-        self._vla: dict[str, Any] | None = None  # what is trained of the VLA, if anything is
+        self._tuner: VLAFineTuner | None = None
 
     def close(self) -> None:
         """Wait for the evaluation under way and end the thread."""
@@ -77,11 +78,10 @@ class BestModel:
         while self.next_at <= num_chunks:
             self.next_at += self.every
         arguments = (copy.deepcopy(model.policy), num_chunks)
-        tuner = model.fine_tuner
         # Only without a thread: a VLA that is trained collects and learns by turns (ahead 0).
-        self._vla = None if tuner is None else tuner.state_dict()
-        if tuner is not None:
-            self.player.use(tuner.vla, tuner.encoder)
+        self._tuner = model.fine_tuner
+        if self._tuner is not None:
+            self.player.use(self._tuner.vla, self._tuner.encoder)
         if self.background:
             self._pending = self._executor.submit(self._evaluate, *arguments)
         else:
@@ -111,9 +111,9 @@ class BestModel:
         self.history.append((num_chunks, score, by_task))
         if self.best is None or score > self.best:
             self.best = score
-            if self._vla is not None:
+            if self._tuner is not None:
                 with replacing(self.run.best_vla) as file:
-                    torch.save(self._vla, file)
+                    torch.save(self._tuner.state_dict(optimizer=False), file)
             with replacing(self.run.best) as file:
                 policy.save(file)
         metrics = {

@@ -302,12 +302,14 @@ class VLAFineTuner:
 
     # -------------------------------------------------------------------------------- saved states
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return copies of all that is trained, the optimiser's state and the version."""
+    def state_dict(self, optimizer: bool = True) -> dict[str, Any]:
+        """Return copies of all that is trained and the version, with or without Adam's moments."""
         trained = {name: p.detach().clone() for name, p in self._vla_parameters().items()}
         encoder = None if self.encoder is None else copy.deepcopy(self.encoder.state_dict())
-        optimizer = copy.deepcopy(self.optimizer.state_dict())
-        return {"vla": trained, "encoder": encoder, "optimizer": optimizer, "version": self.version}
+        state = {"vla": trained, "encoder": encoder, "version": self.version}
+        return state | (
+            {"optimizer": copy.deepcopy(self.optimizer.state_dict())} if optimizer else {}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned.
@@ -327,7 +329,8 @@ class VLAFineTuner:
                 p.copy_(state["vla"][name])
         if self.encoder is not None:
             self.encoder.load_state_dict(state["encoder"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
         self._set_version(state["version"])
 
     def save(self, folder: Path) -> None:
