@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ from vla_gym_trainers.on_policy.student import (
 )
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.stale import Side, renew
 from vla_gym_trainers.td3.updates import actor_values, kept_references, polyak, tasks_of
 
 if TYPE_CHECKING:
@@ -249,44 +250,11 @@ class VLAFineTuner:
         self,
         buffer: ChunkReplayBuffer,
         index: np.ndarray,
-        prefixes: tuple[Literal["obs", "next"], ...] = ("obs", "next"),
+        prefixes: tuple[Side, ...] = ("obs", "next"),
     ) -> int:
-        """Show the VLA again what is stale in some slots, and write down what it makes of it.
-
-        An observation is shown once, and written wherever it is stored: what ends a transition
-        begins another, and with a stride it is in several.
-
-        Args:
-            buffer: Its rows change in place.
-            index: (B,) slots.
-            prefixes: Observations before the chunk, after it, or both.
-
-        Returns:
-            How many stored observations were stale, of those in the slots.
-        """
-        stored = {"obs": buffer.observations, "next": buffer.next_observations}
-        slots, stale = np.unique(index), []
-        for prefix in prefixes:
-            age = self.version - stored[prefix]["vla_version"][slots, 0]
-            stale.append((prefix, slots[age > self.config.max_token_staleness]))
-        count = sum(len(part) for _, part in stale)
-        if not count:
-            return 0
-        keys = np.concatenate([_seen(stored[prefix], part) for prefix, part in stale])
-        distinct = np.unique(keys, axis=0)
-        parts = np.array_split(distinct, -(-len(distinct) // self.config.vla_batch_size))
-        made = [
-            self._look(buffer.inputs[part[:, 0].astype(np.int64)], part[:, 1:]) for part in parts
-        ]
-        places = {key.tobytes(): i for i, key in enumerate(distinct)}
-        for rows in stored.values():
-            found = np.flatnonzero(np.isin(rows["vla_input"][: buffer.size()], distinct[:, 0]))
-            at = np.array([places.get(key.tobytes(), -1) for key in _seen(rows, found)], np.int64)
-            for key in ("rl_token", "vla_action"):
-                values = np.concatenate([one[key] for one in made])
-                rows[key][found[at >= 0]] = values[at[at >= 0]]
-            rows["vla_version"][found[at >= 0]] = self.version
-        return count
+        """Show the VLA again what is stale in some slots; see :func:`.stale.renew`."""
+        oldest, size = self.version - self.config.max_token_staleness, self.config.vla_batch_size
+        return renew(buffer, index, prefixes, oldest, self._look, size)
 
     def refresh_observation(self, observation: dict[str, np.ndarray]) -> None:
         """Renew, in place, what is acted on next; every row was made by an earlier version."""
@@ -347,8 +315,3 @@ def _frozen(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.requires_grad_(True)
-
-
-def _seen(rows: dict[str, np.ndarray], slots: np.ndarray) -> np.ndarray:
-    """Return (B, 1 + P): all that tells the VLA one stored observation from another."""
-    return np.column_stack([rows["vla_input"][slots], rows["proprio"][slots]])
