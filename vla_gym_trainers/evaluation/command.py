@@ -56,7 +56,7 @@ def main(config: EvalConfig) -> int:
         return EXIT_INTERRUPTED
     print_results(card["results"], title_of(card["protocol"]))
     if restarts := card["environment"]["worker_restarts"]:
-        sys.stdout.write(f"{restarts} episodes were played again: their worker had died.\n")
+        sys.stdout.write(f"Episodes begun again because their worker had died: {restarts}.\n")
     if config.out is not None:
         if films := card.get("films"):
             sys.stdout.write(f"films: {len(films)} files in {films_folder(config.out)}\n")
