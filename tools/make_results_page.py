@@ -193,13 +193,13 @@ def tasks_table(group: str) -> list[str]:
             suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
     lines: list[str] = []
     for suite, runs in sorted(suites.items()):
-        first, rows = runs[0][1], []
-        for place, (task, both) in enumerate(
-            zip(first["tasks"], first["paired"]["tasks"], strict=True)
-        ):
+        rows = []
+        for place, task in enumerate(runs[0][1]["tasks"]):
             wins = [str(results["tasks"][place]["num_successes"]) for _, results in runs]
+            pairs = [results["paired"]["tasks"][place] for _, results in runs]
+            vla = " / ".join(dict.fromkeys(str(p["both"] + p["losses"]) for p in pairs))
             name = f"{task['task_id']}: {task['instruction']}"
-            rows.append([name, str(both["both"] + both["losses"]), *wins])
+            rows.append([name, vla, *wins])
         lines += ["", *markdown_table([suite, "VLA", *(name for name, _ in runs)], rows)]
     return lines[1:] or ["None yet."]
 

@@ -163,7 +163,7 @@ def test_damaged_rows_are_one_clear_error(
     rows.begin()
     for episode in whole.episodes[:2]:
         rows.append(episode, 1.0, {"gl_renderer": "x"})
-    assert rows.read() == (list(whole.episodes[:2]), 1.0, {"gl_renderer": "x"})
+    assert rows.read() == (list(whole.episodes[:2]), 1.0, [{"gl_renderer": "x"}] * 2)
     lines = change(rows.path.read_text().splitlines())
     rows.path.write_text("".join(line + "\n" for line in lines))
     with pytest.raises(ConfigError, match="is damaged, line [12]"):

@@ -46,6 +46,8 @@ class VLAPlayer(Struct, tag_field="kind", tag="vla"):
     head: str
     temperature: float = 0.0
     seed: Seed = None
+    phrasing: str = "original"
+    run: str | None = None
 
 
 class TrainedPlayer(Struct, tag_field="kind", tag="trained"):

@@ -228,8 +228,10 @@ class RowsFile:
         self.path = card.with_name(card.name.removesuffix(".json") + ROWS_SUFFIX)
         self._header = header
 
-    def read(self) -> tuple[list[Episode], float, dict[str, Any]]:
-        """Return the episodes so far, their seconds, and facts; a half-written line is dropped.
+    def read(self) -> tuple[list[Episode], float, list[dict[str, Any]]]:
+        """Return the episodes so far, their seconds, and where they were played.
+
+        A half-written line is dropped.
 
         Raises:
             ConfigError: If the file belongs to another evaluation or is damaged.
@@ -248,7 +250,7 @@ class RowsFile:
         if whole != text:  # the run was cut while it wrote
             self._write(whole)
         episodes = [from_row(row.episode) for row in rows]
-        return (episodes, rows[-1].seconds, dict(rows[-1].world)) if rows else ([], 0.0, {})
+        return episodes, rows[-1].seconds if rows else 0.0, [dict(row.world) for row in rows]
 
     def begin(self) -> None:
         """Write the first line."""

@@ -102,7 +102,7 @@ def run_eval(config: EvalConfig) -> Card:
         }
         rows = None if config.out is None else RowsFile(card_path(config.out), header)
         episodes, seconds, facts = _play(config, policy, settings, starts, rows, header)
-        card = _card(config, protocol, {**facts, **machine_facts()}, episodes, other)
+        card = _card(config, protocol, facts, episodes, other)
         card["shard"], card["wall_seconds"] = header["shard"], round(seconds, 2)
         if config.out is not None:
             # Before the films: what was counted must not be lost with them.
@@ -169,16 +169,15 @@ def _play(
 ) -> tuple[list[Episode], float, dict[str, Any]]:
     """Play what an earlier run has not; return all episodes, the seconds they took, and facts."""
     episodes: list[Episode] = []
-    facts: dict[str, Any] = {}
+    worlds: list[dict[str, Any]] = []
     before = 0.0
     if rows is not None and config.out is not None and config.resume:
         if rows.path.exists():
-            episodes, before, facts = rows.read()
+            episodes, before, worlds = rows.read()
         elif card_path(config.out).exists():
             card = read_card(card_path(config.out))
             check_same(header, card.content, card.path, ("shard", "protocol", "versions"))
-            known = card.content["environment"]
-            facts = {k: known.get(k) for k in ("gl_renderer", "visual_profile")}
+            worlds = [card.content["environment"]]
             episodes, before = list(card.episodes), float(card.content.get("wall_seconds", 0.0))
     played = {episode.start for episode in episodes}
     if len(played) < len(episodes) or not played <= set(starts):
@@ -190,6 +189,7 @@ def _play(
     if rows is not None and left and not rows.path.exists():
         rows.begin()
     started = time.perf_counter()
+    facts: dict[str, Any] = machine_facts()
     with tqdm(
         total=len(starts),
         initial=len(episodes),
@@ -212,8 +212,31 @@ def _play(
             won = sum(e.success for e in episodes)
             bar.set_postfix_str(f"{won}/{len(episodes)} succeeded", refresh=False)
             bar.update()
-    facts["worker_restarts"] = sum(episode.replays for episode in episodes)
-    return episodes, before + time.perf_counter() - started, facts
+    worlds += [facts] if left else []
+    restarts = sum(episode.replays for episode in episodes)
+    seconds = before + time.perf_counter() - started
+    where = _where(worlds)
+    if len(where["machines"]) == 1 and len(where["gl_renderers"]) < 2:
+        (machine,), renderers = where.pop("machines"), where.pop("gl_renderers")
+        where |= {**machine, "gl_renderer": next(iter(renderers), None)}
+    return episodes, seconds, {**where, "worker_restarts": restarts}
+
+
+def _where(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return where episodes were played; each machine and each driver counts once."""
+    renderers = {
+        str(gl) for w in worlds for gl in w.get("gl_renderers", [w.get("gl_renderer")]) if gl
+    }
+    machines: list[Any] = []
+    for world in worlds:
+        mine = {key: world[key] for key in (*machine_facts(), "gpu") if key in world}
+        machines += [m for m in world.get("machines", [mine]) if m not in machines]
+    profiles = [w["visual_profile"] for w in worlds if w.get("visual_profile")]
+    return {
+        "visual_profile": next(iter(profiles), None),
+        "gl_renderers": sorted(renderers),
+        "machines": machines,
+    }
 
 
 def _card(
@@ -288,18 +311,8 @@ def run_merge(config: MergeConfig) -> Card:
     if other is not None:
         check_comparable(protocol, other)
     worlds = [card.content["environment"] for card in cards]
-    facts = {
-        "visual_profile": worlds[0].get("visual_profile"),
-        "gl_renderers": sorted(
-            {str(gl) for w in worlds for gl in w.get("gl_renderers", [w.get("gl_renderer")]) if gl}
-        ),
-        "worker_restarts": sum(int(w.get("worker_restarts") or 0) for w in worlds),
-        "machines": [
-            machine
-            for w in worlds
-            for machine in w.get("machines", [{key: w.get(key) for key in machine_facts()}])
-        ],
-    }
+    restarts = sum(int(w.get("worker_restarts") or 0) for w in worlds)
+    facts = {**_where(worlds), "worker_restarts": restarts}
     card = _card(config, protocol, facts, episodes, other) | {
         "shard": None,
         "versions": cards[0].content["versions"],

@@ -152,7 +152,7 @@ class PolicyConfig(EnvSettings):
                 device=self.device,
                 allow_class=self.vla is not None,
             )
-            policy.name = path.name
+            policy.name = policy.identity["run"] = path.name
             return policy
         return load_trained(
             path,

@@ -55,7 +55,7 @@ def sign_test(wins: int, losses: int) -> float:
     """
     decided = wins + losses
     tail = sum(math.comb(decided, i) for i in range(min(wins, losses) + 1))
-    return min(1.0, 2.0 * tail / 2**decided)
+    return min(1.0, 2 * tail / 2**decided)  # of integers: 2**1024 is no float
 
 
 def compare_paired(policy: Sequence[bool], baseline: Sequence[bool]) -> dict[str, Any]:

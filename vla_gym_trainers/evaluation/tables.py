@@ -42,7 +42,10 @@ def policy_name(identity: Mapping[str, Any]) -> str:
     """Return a policy's name in words."""
     kind = identity["kind"]
     if kind == "vla":
-        name = f"VLA {vla_name(identity['vla'])}, {identity['head']} head"
+        trained = f"{identity['run']}, trained " if identity.get("run") else ""
+        name = f"{trained}VLA {vla_name(identity['vla'])}, {identity['head']} head"
+        if identity.get("phrasing") == "held-out":
+            name += ", held-out words"
         if "temperature" in identity:
             name += f", T = {identity['temperature']:g}, seed {identity.get('seed')}"
         return name

@@ -101,9 +101,11 @@ def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict
         }
     if is_libero:
         results |= loop.results()
+    world = {**config.world_facts(), **machine_facts()}
     if is_libero and config.eval_states != 0:
-        results["evaluation"] = final_evaluation(config, run.dir)
-    return run.write_card(results, {**config.world_facts(), **machine_facts()})
+        results["evaluation"], facts = final_evaluation(config, run.dir)
+        world |= {key: facts.get(key) for key in ("gl_renderer", "visual_profile")}
+    return run.write_card(results, world)
 
 
 def main(config: OnPolicyConfig) -> str:
@@ -123,11 +125,16 @@ def main(config: OnPolicyConfig) -> str:
     return "\n".join([*lines, f"run directory: {run.run_dir}"])
 
 
-def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
+def final_evaluation(
+    config: OnPolicyConfig, run: RunDir
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Play the VLA as it was and the policy, greedily, on the same official states.
 
     The cards are ``eval_start/card.json`` and ``eval_policy/card.json``, the second one with the
     paired comparison.
+
+    Returns:
+        The results of both, and what the second card says of the world.
     """
     from vla_gym_trainers.evaluation.command import run_eval
     from vla_gym_trainers.evaluation.config import EvalConfig
@@ -149,10 +156,15 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> dict[str, Any]:
         common["head"] = HEADS.get(config.policy)
         name = trained_vla(run.path, config.vla)
         if name is None:
-            return {"skipped": "this VLA cannot be saved as a plain checkpoint"}
+            return {"skipped": "this VLA cannot be saved as a plain checkpoint"}, {}
         trained = {"vla": name}
     start, policy = run.path / "eval_start", run.path / "eval_policy"
-    before = run_eval(EvalConfig(vla=config.vla, out=start, resume=True, **common))
+    of_start = EvalConfig(vla=config.vla, out=start, resume=True, **common)
+    try:
+        before = run_eval(of_start)
+    except ConfigError:  # of other states or versions, before the run was resumed
+        shutil.rmtree(start)
+        before = run_eval(of_start)
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
     after = run_eval(EvalConfig(out=policy, paired=start, **trained, **common))
-    return {"start": before["results"], "policy": after["results"]}
+    return {"start": before["results"], "policy": after["results"]}, after["environment"]

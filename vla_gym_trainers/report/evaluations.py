@@ -59,7 +59,7 @@ def of_card(name: str, card: EvalCard, others: Sequence[EvalCard], colour: int) 
     """
     policy, results = card.protocol["policy"], card.content["results"]
     paired = results.get("paired")
-    is_vla = policy["kind"] == "vla"
+    is_vla = _is_untrained(policy)
     if paired is None and not is_vla:
         paired = _paired(card, others)
     baseline = None if paired is None else policy_name(paired["policy"])
@@ -67,9 +67,14 @@ def of_card(name: str, card: EvalCard, others: Sequence[EvalCard], colour: int) 
     return _evaluation(name, policy_name(policy), results, paired, baseline, shown)
 
 
+def _is_untrained(policy: Mapping[str, Any]) -> bool:
+    """Return whether a policy is a VLA as it was before a run."""
+    return policy["kind"] == "vla" and not policy.get("run")
+
+
 def _paired(card: EvalCard, others: Sequence[EvalCard]) -> dict[str, Any] | None:
     for other in others:
-        if other.protocol["policy"]["kind"] != "vla":
+        if not _is_untrained(other.protocol["policy"]):
             continue
         try:
             check_comparable(card.protocol, other)

@@ -45,7 +45,10 @@ def software_versions() -> dict[str, str | None]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return which machine this is; what torch makes of its processor decides how it rounds."""
+    """Return which machine this is; what torch makes of its processor decides how it rounds.
+
+    ``gpu`` is there if this process has used one.
+    """
     import torch
 
     return {
@@ -53,6 +56,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_count": os.cpu_count(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}),
     }
 
 

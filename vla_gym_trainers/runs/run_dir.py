@@ -94,13 +94,22 @@ class RunDir:
 
     def go_back_to(self, checkpoint: Path | None) -> None:
         """Remove what came after a checkpoint; if there is none, an earlier run's results."""
-        for file in (self.best, self.best_vla, *([self.card] if checkpoint is None else [])):
+        later = [
+            path
+            for path in self.checkpoint_dir.glob("[0-9]*")
+            if checkpoint is not None and path.name > checkpoint.name
+        ]
+        outdated = [self.best, self.best_vla, *([self.card] if checkpoint is None else [])]
+        if later:  # what the run's end has left is of what is dropped
+            outdated += [self.card, self.policy, self.last]
+            for name in ("vla", "adapters", "rl_token"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+        for file in outdated:
             file.unlink(missing_ok=True)
         if checkpoint is None:
             return
-        for path in self.checkpoint_dir.glob("[0-9]*"):
-            if path.name > checkpoint.name:
-                self._remove(path)
+        for path in later:
+            self._remove(path)
         for file in (self.best, self.best_vla):
             if (checkpoint / file.name).is_file():
                 _link(checkpoint / file.name, file)

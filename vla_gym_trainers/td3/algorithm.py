@@ -286,7 +286,8 @@ class TD3BC(TD3):
             self.num_timesteps += self.n_envs
             callback.update_locals({**vars(step), "self": self, "version": collected.version})
             go_on &= callback.on_step()
-            self._update_info_buffer(step.infos, step.dones)
+            lost = np.array([info.get("worker_restarted", False) for info in step.infos], bool)
+            self._update_info_buffer(step.infos, step.dones & ~lost)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)

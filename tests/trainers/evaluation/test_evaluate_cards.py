@@ -149,6 +149,7 @@ def test_a_run_cut_short_goes_on(
         (tmp_path / "run" / "twice.rows.jsonl").write_text(f"{first}\n{episode}\n{line}\n")
         with pytest.raises(ConfigError, match="episodes twice, or of another evaluation"):
             run_eval(dataclasses.replace(config, resume=True, out=tmp_path / "run" / "twice.json"))
+    elsewhere = json.loads(episode)["world"]["cpu"]
     replayed = episode.replace('"length"', '"replays": 2, "length"')
     rows.write_text(f"{first}\n{replayed}\n")
     with (
@@ -163,8 +164,19 @@ def test_a_run_cut_short_goes_on(
     assert played == [3] and not rows.exists()
     assert card["results"] == whole["results"]
     # A complete run is only shown again.
-    again = run_eval(dataclasses.replace(config, resume=True))
-    assert played == [3] and again["environment"]["worker_restarts"] == 2
+    with monkeypatch.context() as patch:
+        other = {**command.machine_facts(), "cpu": "another"}
+        patch.setattr(command, "machine_facts", lambda: other)
+        again = run_eval(dataclasses.replace(config, resume=True))
+    assert played == [3] and again["environment"] == card["environment"]
+    assert again["environment"]["worker_restarts"] == 2
+    # A run that went on elsewhere names both machines.
+    (tmp_path / "two").mkdir()
+    cut_short = f"{first}\n{episode.replace(elsewhere, 'another')}\n"
+    (tmp_path / "two" / "card.rows.jsonl").write_text(cut_short)
+    both = run_eval(dataclasses.replace(config, resume=True, out=tmp_path / "two"))
+    assert [m["cpu"] for m in both["environment"]["machines"]] == ["another", elsewhere]
+    assert "cpu" not in both["environment"]
     with pytest.raises(ConfigError, match="differ in shard"):
         run_eval(dataclasses.replace(config, resume=True, shards="1/2"))
 

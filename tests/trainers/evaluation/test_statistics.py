@@ -46,6 +46,8 @@ def test_wilson_refuses_nonsense(successes: int) -> None:
         (0, 5, 2 / 32),
         (8, 2, 2 * (1 + 10 + 45) / 1024),
         (3, 3, 1.0),  # 2 * (1 + 6 + 15 + 20) / 64 > 1
+        (1100, 0, 0.0),  # 2**-1099 is less than any float
+        (520, 510, 0.7791639685715166),  # summed in integers; 2**1030 is no float
     ],
 )
 def test_sign_test_known_answers(wins: int, losses: int, p_value: float) -> None:

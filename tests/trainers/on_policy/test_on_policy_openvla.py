@@ -83,7 +83,7 @@ def test_two_updates_with_lora(tmp_path):
     assert len(digest) == 64 and vla_identity(name)["sha256"] == vla_identity(spec)["sha256"]
     # eval (and play, by the same function) takes the run itself.
     played = EvalConfig(policy=str(tmp_path / "run")).make_policy()
-    assert played.identity == VLAPolicy(name, head="token").identity
+    assert played.identity == VLAPolicy(name, head="token").identity | {"run": "run"}
     assert f"oft (adapters {digest[:8]}), token head" in policy_name(played.identity)
     with torch.no_grad():
         assert torch.equal(played.vla.infer(*seen).actions, merged.infer(*seen).actions)

@@ -223,6 +223,14 @@ def test_eval_cards_are_compared_with_the_vlas(tmp_path):
     assert second["tasks"][0]["p_value"] == pytest.approx(2 / 2**6)
     assert third["baseline"] is None  # it has states that the VLA's card lacks
     assert "Success while training" not in page.text
+    # A VLA that a run has trained is a policy like others.
+    rl = {"kind": "vla", "vla": {"name": "vla"}, "head": "token", "run": "ppo-seed0"}
+    student = eval_card(tmp_path / "student", {9: [True] * 10}, policy=rl)
+    for cards in ([student, vla], [vla, student]):
+        found = {one["name"]: one for one in page_of(*cards).data["evaluations"]}
+        assert found["student"]["policy"] == "ppo-seed0, trained VLA vla, token head"
+        assert found["student"]["baseline"] == "VLA mini, l1 head"
+        assert found["vla"]["baseline"] is None and found["student"]["colour"] is not None
 
 
 def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):

@@ -66,6 +66,20 @@ def greedy_actions(model: TD3BC) -> np.ndarray:
     return np.stack(actions)
 
 
+class LostWorker(ToyReach):
+    """Every chunk ends as one whose worker has died."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, True, {**info, "worker_restarted": True}
+
+
+def test_episodes_that_a_dead_worker_cut_off_are_no_failures() -> None:
+    model = make(LostWorker())
+    model.learn(20)
+    assert model.num_timesteps >= 20 and len(model.ep_success_buffer) == 0
+
+
 def test_toy_env_is_a_good_env() -> None:
     check_env(ToyReach(), warn=False)
 

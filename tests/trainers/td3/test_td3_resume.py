@@ -248,10 +248,16 @@ def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:
     with run.new_checkpoint(20, keep=3) as folder:
         run.keep_best(folder)
     first, second = run.checkpoints()
+    (run.path / "vla").mkdir()
+    products = [run.card, run.policy, run.last, run.path / "vla"]
+    for product in products[:3]:
+        product.write_text("of step 20")
     run.go_back_to(second)
     assert run.best.read_text() == "of step 20" and run.checkpoints() == [first, second]
+    assert all(product.exists() for product in products)
     run.go_back_to(first)
     assert run.best.read_text() == "of step 10" and run.checkpoints() == [first]
+    assert not any(product.exists() for product in products)
 
     settings = {**TINY, "total_timesteps": 80, "eval_every": 0, "eval_states": 0}
     other = RunDir(tmp_path / "other")
