@@ -125,9 +125,7 @@ def main(config: OnPolicyConfig) -> str:
     return "\n".join([*lines, f"run directory: {run.run_dir}"])
 
 
-def final_evaluation(
-    config: OnPolicyConfig, run: RunDir
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def final_evaluation(config: OnPolicyConfig, run: RunDir) -> tuple[dict[str, Any], dict[str, Any]]:
     """Play the VLA as it was and the policy, greedily, on the same official states.
 
     The cards are ``eval_start/card.json`` and ``eval_policy/card.json``, the second one with the
