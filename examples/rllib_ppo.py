@@ -9,7 +9,9 @@ from ray.rllib.algorithms.ppo import PPO, PPOConfig
 def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> PPO:
     """Collect and learn from so many chunks; options are those of the environment."""
     torch.set_num_threads(1)
-    options = {"task_ids": 8, "assets": "lite", "gamma": 0.99, "flat": True} | options
+    defaults = {"task_ids": 8, "assets": "lite", "gamma": 0.99, "flat": True, "chunk_len": 8}
+    options = defaults | options
+    gamma = options["gamma"] ** options["chunk_len"]  # its time step is a whole chunk
     batch = 20 * num_envs
     config = (
         PPOConfig()
@@ -20,8 +22,7 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> PPO:
             gym_env_vectorize_mode="vector_entry_point",
             rollout_fragment_length=20,
         )
-        # Its time step is a whole chunk of 8 control steps.
-        .training(train_batch_size_per_learner=batch, minibatch_size=20, gamma=0.99**8)
+        .training(train_batch_size_per_learner=batch, minibatch_size=20, gamma=gamma)
     )
     algorithm = config.build_algo()
     for _ in range(-(-chunks // batch)):

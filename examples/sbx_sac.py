@@ -13,8 +13,8 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> SAC:
     torch.set_num_threads(1)
     options = {"task_ids": 8, "assets": "lite", "gamma": 0.99, "flat": True} | options
     env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs, **options)
-    # One of its time steps is a whole chunk of 8 control steps.
-    gamma = options["gamma"] ** 8
+    # One of its time steps is a whole chunk of control steps, 7 numbers each.
+    gamma = options["gamma"] ** (env.action_space.shape[0] // 7)
     model = SAC("MlpPolicy", env, gamma=gamma, learning_starts=20, buffer_size=20_000, verbose=1)
     model.learn(chunks)
     env.close()

@@ -30,8 +30,9 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> SAC:
     network = [{"name": "net", "input": "concatenate([OBSERVATIONS, ACTIONS])", **layers}]
     for name in ("critic_1", "critic_2", "target_critic_1", "target_critic_2"):
         models[name] = deterministic_model(**spaces, network=network, output="ONE")
-    # Its time step is a whole chunk of 8 control steps.
-    cfg = {"discount_factor": options["gamma"] ** 8, "learning_starts": 10}
+    # Its time step is a whole chunk of control steps, 7 numbers each.
+    gamma = options["gamma"] ** (env.action_space.shape[0] // 7)
+    cfg = {"discount_factor": gamma, "learning_starts": 10}
     memory = RandomMemory(memory_size=20_000 // num_envs, num_envs=num_envs)
     agent = use_final_obs(SAC(models=models, memory=memory, cfg=cfg, **spaces))
     steps = {"timesteps": chunks // num_envs, "headless": True}

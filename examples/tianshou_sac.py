@@ -37,7 +37,8 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> tuple[VectorR
         policy_optim=AdamOptimizerFactory(lr=3e-4),
         critic=critic,
         critic_optim=AdamOptimizerFactory(lr=1e-3),
-        gamma=options["gamma"] ** 8,  # its time step is a chunk of 8 control steps
+        # Its time step is a whole chunk of control steps, 7 numbers each.
+        gamma=options["gamma"] ** (action.shape[0] // 7),
     )
     buffer = VectorReplayBuffer(20_000, num_envs)
     collector = Collector[CollectStats](algorithm, env, buffer, exploration_noise=True)

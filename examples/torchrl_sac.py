@@ -34,7 +34,8 @@ def train(chunks: int = 400, num_envs: int = 2, **options: Any) -> tuple[ReplayB
         MLP(observed + acted, 1, num_cells=[256, 256]), ["action", "observation"]
     )
     loss = SACLoss(actor, critic, action_spec=env.action_spec_unbatched)
-    loss.make_value_estimator(gamma=options["gamma"] ** 8)  # its time step is a chunk of 8
+    # Its time step is a whole chunk of control steps, 7 numbers each.
+    loss.make_value_estimator(gamma=options["gamma"] ** (acted // 7))
     targets, optimizer = SoftUpdate(loss, eps=0.995), torch.optim.Adam(loss.parameters(), 3e-4)
     buffer = ReplayBuffer(storage=LazyTensorStorage(20_000), batch_size=64)
     collector = Collector(env, actor, frames_per_batch=2 * num_envs, total_frames=chunks)

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import MAX_CHUNK_LEN, as_integer
+from vla_gym.envs.checks import MAX_CHUNK_LEN, as_action, as_integer, as_number
 from vla_gym.errors import ConfigError, InvalidActionError
 
 
@@ -43,8 +43,8 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         if not isinstance(inner, spaces.Box):
             raise ConfigError(f"ActionChunk expects a Box action space, got {inner}.")
         as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)
-        if gamma is not None and not 0.0 < gamma <= 1.0:
-            raise ConfigError(f"gamma must be in (0, 1], got {gamma}.")
+        if gamma is not None:
+            as_number(gamma, "gamma", 0.0, 1.0, above=True)
         self.chunk_len, self.gamma = chunk_len, gamma
 
         def repeat(bound: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         Raises:
             InvalidActionError: Wrong shape, or a value that is not finite; nothing has moved then.
         """
-        rows = np.asarray(action)
+        rows = as_action(action)
         if rows.shape != self.action_space.shape or not np.isfinite(rows).all():
             raise InvalidActionError(
                 f"Expected finite actions of shape {self.action_space.shape}, got shape "
@@ -76,6 +76,7 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
             if terminated or truncated:
                 break
         info = {**info, "executed_steps": executed}
+        info.pop("discount", None)  # of the last inner step alone
         if self.gamma is not None:
             info["discount"] = gamma**executed
         return obs, total, terminated, truncated, info

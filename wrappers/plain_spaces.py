@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from vla_gym.envs.checks import as_action
 from vla_gym.errors import ConfigError, InvalidActionError
 
 
@@ -100,7 +101,7 @@ class PlainForm:
         """
         if not self.flat:
             return actions
-        actions = np.asarray(actions)
+        actions = as_action(actions)
         expected = (*leading, *(self.action_space.shape or ()))
         if actions.shape != expected:
             raise InvalidActionError(

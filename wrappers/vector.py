@@ -135,7 +135,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         With a stateful VLA each is a :class:`~vla_gym.wrappers.vla_state.VLAEnvState`.
         """
         env: Any = self.env
-        ids = range(self.num_envs) if env_ids is None else np.asarray(env_ids).tolist()
+        ids = range(self.num_envs) if env_ids is None else np.atleast_1d(env_ids).tolist()
         return self._last.save(ids, env.get_state(env_ids))
 
     @if_env_has

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.envs.checks import as_options
 from vla_gym.suites import get_task
 from vla_gym.vector.env_row import row_in
 from vla_gym.vector.shared_memory import RESET
@@ -47,9 +48,9 @@ class VectorObservationWrapper(_Wrapper):
 
         Rows of the others hold what was made of their last observation.
         """
-        mask = None if options is None else options.get("reset_mask")
         # A copy: Gymnasium's own vector environments take the mask out of the caller's dict.
-        options = None if options is None else dict(options)
+        options = None if options is None else as_options(options)
+        mask = None if options is None else options.get("reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         env_ids = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         return self._convert_reset(obs, infos, env_ids)

@@ -188,6 +188,9 @@ def test_wrong_states_change_nothing() -> None:
         with pytest.raises(ConfigError):
             env.set_state(wrong)
     assert equal(play(env, 2), expected)
+    short = make(max_control_steps=2)
+    with pytest.raises(ConfigError, match="6 control steps into its episode, which ends after 2"):
+        short.set_state(env.get_state())
 
 
 @pytest.mark.libero_assets

@@ -14,7 +14,7 @@ from gymnasium.wrappers import FlattenObservation
 
 import vla_gym  # noqa: F401
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, VlaGymError
 from vla_gym.vector import LiberoVectorEnv
 
 ONE = {"num_envs": 1, "workers": 0}
@@ -48,6 +48,20 @@ def test_an_argument_that_resembles_nothing():
 def test_a_flattened_environment_under_a_vla_is_told_of_flat():
     with pytest.raises(ConfigError, match="flat=True"):
         gym.make_vec("LiberoVLA-goal-v0", **ONE, **VLA, env_wrappers=[FlattenObservation])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"wrap_envs": lambda _: None}, "wrap_envs must return environments, got None"),
+        ({"device": "nonsense"}, "torch device 'nonsense' is not there"),
+        ({"device": None}, "torch device None is not there"),
+        ({"vla": Path("/nowhere")}, "nowhere"),
+    ],
+)
+def test_wrong_arguments_of_a_vla_are_one_error(wrong, message):
+    with pytest.raises(VlaGymError, match=message):
+        gym.make_vec("LiberoVLA-goal-v0", **{**ONE, **VLA, **wrong})
 
 
 def test_render_without_a_mode_says_so():

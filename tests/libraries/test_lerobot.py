@@ -187,6 +187,13 @@ def test_evaluation_of_a_policy_of_lerobots_plays_official_states_task_by_task(h
     processors += make_pre_post_processors(act, dataset_stats=stats)
     try:
         found = eval_policy_all(envs, ACTPolicy(act), *processors, n_episodes=4, start_seed=1000)
+        # LeRobot 0.6 closes each task's environments after it.
+        first, last = envs["libero_goal"][8], envs["libero_goal"][9]
+        assert first.get_attr("task_description") == first.call("task_description")
+        first.close()
+        assert not last.env.closed and len(last.reset(seed=[0, 1])[0]["robot_state"]) == 3
+        last.close()
+        assert last.env.closed
     finally:
         close_envs(envs)
     assert found["overall"]["n_episodes"] == 8 and found["overall"]["pc_success"] == 0.0

@@ -38,6 +38,17 @@ def test_without_the_adapter_it_learns_from_other_episodes(tmp_path, monkeypatch
         check_transitions(*stored(example.train(40, **FLAT).memory))
 
 
+def test_a_part_of_the_environments_is_refused():
+    from types import SimpleNamespace
+
+    from vla_gym.integrations.skrl import use_final_obs
+
+    agent = use_final_obs(SimpleNamespace(record_transition=print))
+    infos = {"final_obs": [None, 0], "_final_obs": [False, True]}
+    with pytest.raises(ConfigError, match="all 2 environments, got 1"):
+        agent.record_transition(next_observations=torch.zeros(1, 3), infos=infos)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

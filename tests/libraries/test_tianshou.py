@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from episode_clock import FLAT, LIMIT, check_transitions
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, InvalidActionError
 
 pytest.importorskip("tianshou", reason="tianshou is not installed")
 
@@ -50,3 +50,24 @@ def test_wrong_environments():
     with pytest.raises(ConfigError, match="autoreset_mode='DISABLED'"):
         TianshouVectorEnv(envs)
     envs.close()
+    envs = gym.make_vec("LiberoVLA-goal-v0", 2, **FLAT, autoreset_mode="DISABLED")
+    with pytest.raises(ConfigError, match="flat=True"):
+        TianshouVectorEnv(envs)
+    envs.close()
+
+
+def test_seeds_and_wrong_actions():
+    from vla_gym.integrations.tianshou import TianshouVectorEnv
+
+    options = {**FLAT, "flat": True, "autoreset_mode": "DISABLED"}
+    env = TianshouVectorEnv(gym.make_vec("LiberoVLA-goal-v0", 2, **options))
+    drawn = []
+    for _ in range(2):
+        env.seed(7)
+        drawn.append([space.sample() for space in env.action_space])
+    np.testing.assert_array_equal(*drawn)
+    assert (drawn[0][0] != drawn[0][1]).all()
+    for actions, ids in ((1, None), (2, [0, 0]), (1, [0, 1])):
+        with pytest.raises(InvalidActionError, match="each once"):
+            env.step(np.zeros((actions, 56), np.float32), ids)
+    env.close()

@@ -218,6 +218,10 @@ def test_wrong_environments_and_actions():
         env.step(np.zeros((2, 3), np.float32))
     with pytest.raises(InvalidActionError, match=r"shape \(2, 6\), got \(6,\)"):
         envs.step(np.zeros(6, np.float32))
+    with pytest.raises(InvalidActionError, match="real numbers"):
+        env.step([0.0, [1.0, 2.0]])
+    with pytest.raises(ConfigError, match="Reset options must be a dict"):
+        envs.reset(options=[1])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -62,12 +62,15 @@ def test_action_chunk_table(kwargs, reward, terminated, truncated, executed):
 def test_action_chunk_refuses_bad_input():
     env = ActionChunk(CountingEnv(), 3)
     env.reset()
-    for action in (np.zeros((2, 2)), np.full((3, 2), np.nan)):
+    for action in (np.zeros((2, 2)), np.full((3, 2), np.nan), None, "abc", [[0, 0], [0]]):
         with pytest.raises(InvalidActionError):
             env.step(action)
     assert env.unwrapped.t == 0
     with pytest.raises(ConfigError):
         ActionChunk(CountingEnv(), 0)
+    for gamma in (0.0, 1.5, "x", True):
+        with pytest.raises(ConfigError, match="gamma"):
+            ActionChunk(CountingEnv(), 3, gamma=gamma)
 
 
 def test_action_chunk_equals_the_native_chunk():
@@ -78,6 +81,11 @@ def test_action_chunk_equals_the_native_chunk():
     rng = np.random.default_rng(1)
     for env in (native, wrapped):
         env.reset(seed=2)
+    assert native.metadata["render_fps"] == 5.0
+    undiscounted = ActionChunk(LiberoEnv("goal", gamma=0.9, **kwargs), 4)
+    undiscounted.reset(seed=2)
+    info = undiscounted.step(undiscounted.action_space.sample())[4]
+    assert info["executed_steps"] == 4 and "discount" not in info
     for _ in range(3):
         action = rng.uniform(-1, 1, (4, 7)).astype(np.float32)
         a, b = native.step(action), wrapped.step(action)

@@ -188,7 +188,9 @@ class LiberoEnvBase(CameraEnv):
         action = self._suite.action
         shape = (action.size,) if chunk_len is None else (int(chunk_len), action.size)
         self.action_space = spaces.Box(action.low, action.high, shape, np.float32)
-        self.metadata = {**self.metadata, "render_fps": self._suite.control_hz}
+        # Frames are of steps.
+        fps = self._suite.control_hz / (1 if chunk_len is None else int(chunk_len))
+        self.metadata = {**self.metadata, "render_fps": fps}
         self._models: dict[tuple[int, bool], CompiledTask] = {}
         self._sim: Simulation | None = None
         self._task_id = -1

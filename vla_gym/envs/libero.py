@@ -200,8 +200,8 @@ class LiberoEnv(LiberoEnvBase):
             The observation of that moment.
 
         Raises:
-            ConfigError: If the state belongs to another suite, asset pack or physics mode;
-                nothing has changed then.
+            ConfigError: If the state belongs to another suite, asset pack or physics mode, or its
+                episode is past the step limit; nothing has changed then.
         """
         if not isinstance(state, EnvState):
             raise ConfigError(f"Expected an EnvState of get_state(), got {type(state).__name__}.")
@@ -216,6 +216,12 @@ class LiberoEnv(LiberoEnvBase):
             raise ConfigError(
                 f"The state belongs to scene {state.snapshot.scene_key!r}, its task has the scene "
                 f"{model.scene_key!r} here: both environments need the same assets and versions."
+            )
+        limit = self.max_control_steps or self._suite.tasks[task_id].max_control_steps
+        if not state.needs_reset and state.elapsed_steps >= limit:
+            raise ConfigError(
+                f"The state is {state.elapsed_steps} control steps into its episode, which ends "
+                f"after {limit} here: give both environments the same max_control_steps."
             )
         self.seek(state.seed, state.next_episode, state.env_index)
         self._needs_reset = True  # until the episode stands

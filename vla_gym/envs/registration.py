@@ -291,7 +291,10 @@ def make_libero_vla_vec(
         envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
     try:
         if hosts is None:
-            envs = envs if wrap_envs is None else wrap_envs(envs)
+            wrapped = envs if wrap_envs is None else wrap_envs(envs)
+            if not isinstance(wrapped, gym.vector.VectorEnv):
+                raise ConfigError(f"wrap_envs must return environments, got {wrapped!r:.80}.")
+            envs = wrapped
             envs = FrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
         if _wants_plain(flat, obs_keys, string_infos):
             envs = PlainSpaces(envs, flat, obs_keys, string_infos)
@@ -325,16 +328,17 @@ def _observe(
 
 
 def _load(
-    vla: str | FrozenVLA,
+    vla: str | os.PathLike[str] | FrozenVLA,
     rl_token: str | RLTokenEncoder | None,
     chunk_len: int | None,
     device: str,
 ) -> tuple[FrozenVLA, RLTokenEncoder | None, int]:
     """Return the VLA, its RL-token encoder and the chunk length, which must fit the VLA."""
     from vla_gym.rl_token import choose_rl_token
-    from vla_gym.vla import load
+    from vla_gym.vla import check_device, load
 
-    model = load(vla, device=device) if isinstance(vla, str) else vla
+    check_device(device)
+    model = load(str(vla), device=device) if isinstance(vla, str | os.PathLike) else vla
     if not hasattr(model, "horizon"):
         raise ConfigError(f"vla must be a name, a folder, or a FrozenVLA; got {vla!r:.80}.")
     encoder = choose_rl_token(rl_token, model, device)

@@ -43,16 +43,23 @@ def use_final_obs(agent: Any) -> Any:
     """Have an agent of skrl store final observations as the next ones where episodes end.
 
     Args:
-        agent: Any agent of ``skrl.agents.torch``, trained on what :func:`wrap_env` returned.
+        agent: Any agent of ``skrl.agents.torch``, trained on what :func:`wrap_env` returned, on
+            all of its environments: a trainer's ``scopes`` give an agent a part of the
+            observations, and all final ones.
 
     Returns:
-        The same agent.
+        The same agent, whose ``record_transition`` raises ConfigError for a part.
     """
     record = agent.record_transition
 
     @functools.wraps(record)
     def record_transition(*, next_observations: torch.Tensor, infos: Any, **kwargs: Any) -> None:
         if "final_obs" in infos:
+            if len(next_observations) != len(infos["_final_obs"]):
+                raise ConfigError(
+                    f"Expected the transitions of all {len(infos['_final_obs'])} environments, got "
+                    f"{len(next_observations)}: train one agent, without scopes."
+                )
             rows = np.flatnonzero(infos["_final_obs"])
             final = np.stack([infos["final_obs"][row] for row in rows])
             # A copy: the trainer acts on the others next.

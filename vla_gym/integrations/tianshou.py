@@ -5,6 +5,7 @@ Tianshou's own ``SubprocVectorEnv`` works too, with a process and a VLA for each
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from tianshou.env import BaseVectorEnv
 from tianshou.env.worker import EnvWorker
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, InvalidActionError
 
 
 class TianshouVectorEnv(BaseVectorEnv):
@@ -27,7 +28,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         """Take over a vector environment, which is closed with this one.
 
         Raises:
-            ConfigError: If its autoreset mode is not DISABLED, or it has no ``send`` and ``recv``.
+            ConfigError: If its autoreset mode is not DISABLED, its observation is not flat, or it
+                has no ``send`` and ``recv``.
         """
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.DISABLED or not hasattr(envs, "send"):
@@ -35,15 +37,22 @@ class TianshouVectorEnv(BaseVectorEnv):
                 f"Expected a LiberoVectorEnv that does not reset by itself, got {type(envs)} with "
                 f"{mode}: make it with gymnasium.make_vec and autoreset_mode='DISABLED'."
             )
+        if not isinstance(envs.single_observation_space, gym.spaces.Box):
+            raise ConfigError(
+                f"Expected a flat observation, got {envs.single_observation_space}: make the "
+                "environments with flat=True."
+            )
         self.envs: Any = envs
         space = envs.single_action_space
-        super().__init__([lambda: None] * envs.num_envs, lambda _: _Spaces(space))
+        super().__init__([lambda: None] * envs.num_envs, lambda _: _Spaces(copy.deepcopy(space)))
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:  # noqa: A002
         """Return an attribute of the environments; their spaces are those after all wrappers."""
         ids = self._wrap_id(id)
-        if key in ("observation_space", "action_space"):
-            return [getattr(self.envs, f"single_{key}")] * len(ids)
+        if key == "observation_space":
+            return [self.envs.single_observation_space] * len(ids)
+        if key == "action_space":  # each draws for itself
+            return [self.workers[i].get_env_attr(key) for i in ids]
         values = self.envs.get_attr(key)
         return [values[i] for i in ids]
 
@@ -57,8 +66,16 @@ class TianshouVectorEnv(BaseVectorEnv):
         return obs[ids], _dicts(infos, ids)
 
     def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002
-        """Step some environments, all by default."""
+        """Step some environments, all by default.
+
+        Raises:
+            InvalidActionError: If there is not one action for each, or an environment twice.
+        """
         ids = np.asarray(self._wrap_id(id))
+        if not len(action) == len(ids) == len(set(ids.tolist())):
+            raise InvalidActionError(
+                f"Expected an action for each of {ids.tolist()}, each once, got {len(action)}."
+            )
         if len(ids) == self.env_num:
             order = np.argsort(ids)
             obs, rewards, terminations, truncations, infos = self.envs.step(
@@ -74,9 +91,13 @@ class TianshouVectorEnv(BaseVectorEnv):
         return obs[rows], rewards[rows], terminations[rows], truncations[rows], dicts
 
     def seed(self, seed: int | Sequence[int] | None = None) -> Any:
-        """Seed the environments; they are reset, Tianshou's collectors do it once more."""
+        """Seed environments and action spaces; all are reset, Tianshou's collectors do it again.
+
+        Returns:
+            For each environment what its action space returned, as Tianshou's own do.
+        """
         self.envs.reset(seed=seed)
-        return [seed] * self.env_num if seed is None or isinstance(seed, int) else list(seed)
+        return super().seed(seed)
 
     def close(self) -> None:
         """Close the vector environment."""

@@ -50,7 +50,7 @@ def load(
             adapters do not fit it.
     """
     parsed = parse_spec(spec, allow_class=allow_class)
-    _check_device(str(device))
+    check_device(str(device))
     options = {**dict(parsed.options), **options}
     in_spec = {name: options.pop(name) for name in ("dtype", "compile") if name in options}
     arguments = (
@@ -95,12 +95,17 @@ def _load(
     return vla
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Check that torch has a device.
+
+    Raises:
+        ConfigError: If it has not.
+    """
     import torch
 
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError, TypeError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
             f"The torch device {device!r} is not there ({why}): give one that torch "

@@ -69,7 +69,8 @@ def make_sb3_vec_env(
             :func:`vla_gym.envs.registration.make_libero_vla_vec`.
 
     Raises:
-        ConfigError: If ``autoreset_mode`` is given and is not SAME_STEP.
+        ConfigError: If ``autoreset_mode`` is given and is not SAME_STEP, or a ``stride`` without
+            ``vla_action`` in the observation.
     """
     import vla_gym  # noqa: F401  (registers the ids)
 
@@ -77,6 +78,12 @@ def make_sb3_vec_env(
     vector_env = gym.make_vec(env_id, num_envs, **kwargs)
     try:
         env = sb3_vec_env(vector_env)
+        observed = getattr(env.observation_space, "spaces", {})
+        if kwargs.get("stride") is not None and "vla_action" not in observed:
+            raise ConfigError(
+                "With a stride the action is as long as the chunk that is observed: leave flat "
+                "out, and name vla_action in obs_keys."
+            )
     except BaseException:
         vector_env.close()
         raise
@@ -288,7 +295,7 @@ def _join_options(options: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """
     joined: dict[str, Any] = {}
     for key in dict.fromkeys(key for one in options for key in one):
-        if all(key in one and one[key] == options[0][key] for one in options):
+        if all(key in one and np.array_equal(one[key], options[0][key]) for one in options):
             joined[key] = options[0][key]
         elif key in _EACH_ITS_OWN:
             joined[key] = np.array([one.get(key, -1) for one in options])

@@ -287,6 +287,9 @@ def test_libero_behind_the_adapter():
     *_, dones, infos = env.step(obs["vla_action"])
     assert dones.tolist() == [False, False, True]
     assert env.env_is_wrapped(gym.wrappers.TimeLimit) == [False] * 3
+    env.set_options({"task_id": np.array([2, 2, 2])})
+    env.reset()
+    assert [info["task_id"] for info in env.reset_infos] == [2, 2, 2]
     env.set_options([{"task_id": 2}, {"task_id": 8, "init_state_id": 7}, {"task_id": 2}])
     env.reset()
     assert [info["task_id"] for info in env.reset_infos] == [2, 8, 2]
@@ -306,6 +309,9 @@ def test_libero_behind_the_adapter():
 def test_make_refuses_other_autoreset_modes():
     with pytest.raises(ConfigError, match="SAME_STEP"):
         make_libero(workers=0, autoreset_mode="NEXT_STEP")
+    for hidden in ({"flat": True}, {"obs_keys": ("rl_token", "proprio")}):
+        with pytest.raises(ConfigError, match="as long as the chunk that is observed"):
+            make_libero(workers=0, stride=2, **hidden)
 
 
 ALGORITHMS: dict[str, Any] = {

@@ -105,7 +105,10 @@ def make_env(n_envs: int = 1, use_async_envs: bool = False, cfg: Any = None) -> 
         env_wrappers=[wrap],
         **arguments,
     )
-    return {name: {i: _OneTask(envs, n) for i, n in own.items()} for name, own in chosen.items()}
+    left = set(numbers)
+    return {
+        name: {i: _OneTask(envs, n, left) for i, n in own.items()} for name, own in chosen.items()
+    }
 
 
 class _OneTask(VectorWrapper):
@@ -115,9 +118,9 @@ class _OneTask(VectorWrapper):
         envs: What LeRobot before 0.6 looks at: whether environments tell their task.
     """
 
-    def __init__(self, env: LiberoVectorEnv, task_id: int) -> None:
+    def __init__(self, env: LiberoVectorEnv, task_id: int, left: set[int]) -> None:
         super().__init__(env)
-        self._all, self.task_id = env, task_id
+        self._all, self.task_id, self._left = env, task_id, left
         told = SimpleNamespace(task="", task_description="")
         self.envs = (told,) * self.num_envs
 
@@ -130,6 +133,16 @@ class _OneTask(VectorWrapper):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute."""
         return self._all.call(name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every environment."""
+        return self._all.get_attr(name)
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments with the last of the tasks that share them."""
+        self._left.discard(self.task_id)
+        if not self._left:
+            self._all.close(**kwargs)
 
 
 def _single(suite: str, task_id: int, arguments: dict[str, Any], wrap: Any) -> gym.Env[Any, Any]:
