@@ -37,9 +37,10 @@ if __name__ == "__main__":
     import conftest  # noqa: F401  (threads, cache and assets of the tests)
 
 import psutil  # noqa: E402
+from run_logs import rows_without_times  # noqa: E402
 from vector_processes import MARKER, marked, new_marker, orphan_blocks  # noqa: E402
 
-from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics  # noqa: E402
+from vla_gym_trainers.report.data import read_rows  # noqa: E402
 from vla_gym_trainers.runs.run_dir import RunDir  # noqa: E402
 
 #: Mean seconds between two signals to workers, and the weights of their kinds. On a slow machine an
@@ -233,7 +234,7 @@ def training(name: str, folder: Path, seconds: float, rng: random.Random) -> dic
     if row["problems"]:
         return row
     results = json.loads((run / "card.json").read_text())["results"]["training"]
-    rows = read_metrics(run / "metrics.jsonl")
+    rows = read_rows(run / "metrics.jsonl")
     steps = [line["step"] for line in rows]
     total = results.get("chunks") or results.get("env_steps")
     if steps != sorted(steps) or (steps and steps[-1] > total) or not total:
@@ -300,8 +301,8 @@ def kills(name: str, folder: Path, seconds: float, rng: random.Random) -> dict[s
 def outcome(run: Path) -> dict[str, Any]:
     """Return all that a run has made but times: weights, log, replay."""
     rows = [
-        {key: value for key, value in line.items() if key not in TIME_KEYS and "time/" not in key}
-        for line in read_metrics(run / "metrics.jsonl")
+        {key: value for key, value in line.items() if "time/" not in key}
+        for line in rows_without_times(run / "metrics.jsonl")
     ]
     newest = RunDir(run).checkpoints()[-1]
     weights = {path.name: path.read_bytes() for path in sorted(run.glob("*.safetensors"))}

@@ -14,17 +14,6 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 
-#: Keys that say how long something took; everything else repeats bit for bit after resuming.
-TIME_KEYS = (
-    "wall_s",
-    "time/fps",
-    "time/time_elapsed",
-    "time/rollout",
-    "time/forward",
-    "time/learn",
-    "time/wait",
-)
-
 
 class JsonlWriter:
     """One JSON object a log: ``step``, ``wall_s`` (Unix time) and the metrics."""
@@ -179,23 +168,6 @@ def start_wandb(project: str, run_dir: Path) -> Any:
         resume="allow",
         dir=str(run_dir),
     )
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file; a line that a killed process left half is left out."""
-    rows = []
-    for line in path.read_bytes().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
-
-
-def column(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of the rows that have a number for ``key``."""
-    found = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    return [step for step, _ in found], [value for _, value in found]
 
 
 def _plain(value: Any) -> Any:

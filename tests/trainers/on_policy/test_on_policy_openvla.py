@@ -21,7 +21,7 @@ from vla_gym_trainers.evaluation.trained import trained_vla
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.networks import EnvFactories
 from vla_gym_trainers.on_policy.train import train
-from vla_gym_trainers.runs.metrics import read_metrics
+from vla_gym_trainers.report.data import read_rows
 
 pytest.importorskip("peft")
 SMALL = {
@@ -50,9 +50,7 @@ def test_two_updates_with_lora(tmp_path):
         return toy_envs(4, size=256, tasks=(0,), goal=-0.05, group_size=config.group_size)
 
     train(config, envs=EnvFactories(envs, envs, LIMIT, (0,)))
-    rows = [
-        row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train/updates" in row
-    ]
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/updates" in row]
     learnt = [row for row in rows if row["train/updates"] > 0]
     assert len(learnt) >= 2
     for row in learnt:

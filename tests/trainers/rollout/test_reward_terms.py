@@ -18,8 +18,8 @@ import vla_gym_trainers.td3.train as td3
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.targets import rollout_metrics
+from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.rollout.chunks import ChunkEnvs
-from vla_gym_trainers.runs.metrics import column, read_metrics
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.config import TD3RunConfig
 
@@ -108,7 +108,7 @@ def test_td3_logs_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(td3, "make_vec", lambda _: sb3_vec_env(vector(lambda _: ToyReach())))
     monkeypatch.setattr(td3, "make_player", make_toy_player)
     td3.train_td3(TD3RunConfig(**{**TINY, "eval_every": 0}, run_dir=tmp_path))
-    rows = read_metrics(tmp_path / "metrics.jsonl")
+    rows = read_rows(tmp_path / "metrics.jsonl")
     for name, low, high in (("novelty", 0.2, 0.5), ("task", 0.0, 0.3)):
-        _, values = column(rows, f"rollout/reward_{name}")
+        values = [row[key] for row in rows if (key := f"rollout/reward_{name}") in row]
         assert len(values) > 3 and low < np.mean(values) < high

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from run_logs import rows_without_times
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics
 from vla_gym_trainers.runs.run import Checkpoint, Run
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import (
@@ -69,8 +69,7 @@ def count(config: CountConfig, at: Any = None) -> dict[str, Any]:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found = read_metrics(path / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k not in TIME_KEYS} for row in found]
+    return rows_without_times(path / "metrics.jsonl")
 
 
 def names(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC, TD3Config
-from vla_gym_trainers.runs.metrics import read_metrics
+from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
@@ -173,6 +173,6 @@ def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     training = train_td3(config).card["results"]["training"]
     assert training["chunks"] == 240
     assert len(training["closed_loop"]["history"]) >= 2
-    rows = read_metrics(run.metrics)
+    rows = read_rows(run.metrics)
     assert any("async/staleness" in row for row in rows)
     assert any("eval/success" in row for row in rows)

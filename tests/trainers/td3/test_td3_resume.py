@@ -19,12 +19,14 @@ import pytest
 import resume_target
 import torch
 from resume_target import TINY, make_toy_player, make_toy_vec
+from run_logs import rows_without_times
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.cli import main
-from vla_gym_trainers.runs.metrics import TIME_KEYS, JsonlWriter, read_metrics
+from vla_gym_trainers.report.data import read_rows
+from vla_gym_trainers.runs.metrics import JsonlWriter
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
@@ -65,7 +67,6 @@ def result(run_dir: Path) -> dict[str, Any]:
     newest = RunDir(run_dir).checkpoints()[-1]
     replay = pickle.loads((newest / "replay.pkl").read_bytes())
     loop = pickle.loads((newest / "loop.pkl").read_bytes())
-    rows = read_metrics(run_dir / "metrics.jsonl")
     training = json.loads((run_dir / "card.json").read_text())["results"]["training"]
     archive = zipfile.ZipFile(newest / "model.zip")
     tensors = {
@@ -81,7 +82,7 @@ def result(run_dir: Path) -> dict[str, Any]:
         "replay": replay.rows(np.arange(replay.size())),
         "replay_rng": replay.rng.bit_generator.state,
         "env": [(s.env["position"], s.env["rng"].bit_generator.state) for s in loop["env"]["envs"]],
-        "metrics": [{k: v for k, v in row.items() if k not in TIME_KEYS} for row in rows],
+        "metrics": rows_without_times(run_dir / "metrics.jsonl"),
         "training": {
             k: v for k, v in training.items() if k not in ("minutes", "chunks_per_second")
         },
@@ -289,12 +290,14 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     writer.write({"a": 2.0}, step=6)
     writer.close()
     path.write_bytes(path.read_bytes() + b'{"step": 7, "a"')  # killed while writing
-    assert [row["step"] for row in read_metrics(path)] == [5, 6]
+    assert [row["step"] for row in read_rows(path)] == [5, 6]
     writer = JsonlWriter(path, keep_bytes=kept)
     writer.write({"a": 4.0}, step=6)
     writer.close()
-    rows = [{k: v for k, v in row.items() if k != "wall_s"} for row in read_metrics(path)]
-    assert rows == [{"step": 5, "a": 1.5, "b": None, "c": 3}, {"step": 6, "a": 4.0}]
+    assert rows_without_times(path) == [
+        {"step": 5, "a": 1.5, "b": None, "c": 3},
+        {"step": 6, "a": 4.0},
+    ]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:

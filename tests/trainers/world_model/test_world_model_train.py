@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from memory_vla import GRUVLA
+from run_logs import rows_without_times
 from safetensors.torch import load_file
 from world_model_toys import TellingVLA, toy_sequences
 
@@ -23,7 +24,6 @@ from vla_gym.vla import load
 from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cli import main
-from vla_gym_trainers.runs.metrics import TIME_KEYS, read_metrics
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import EVAL_SEED, load_preset, load_run_settings
@@ -189,8 +189,7 @@ def collected(monkeypatch: pytest.MonkeyPatch, sequences: Sequences) -> list[boo
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found = read_metrics(path / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k not in TIME_KEYS} for row in found]
+    return rows_without_times(path / "metrics.jsonl")
 
 
 class Killed(BaseException):
