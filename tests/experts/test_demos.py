@@ -304,6 +304,16 @@ def test_a_damaged_file_is_one_clear_error(config: DemosConfig, tmp_path: Path) 
         load_demos(tmp_path)
 
 
+def test_actions_of_another_shape_are_one_clear_error(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / recorded.name
+    shutil.copy(recorded, path)
+    with h5py.File(path, "a") as file:
+        del file["data/demo_0/actions"]
+        file["data/demo_0/actions"] = np.nan
+    with pytest.raises(ConfigError, match=r"demo_0: images, states and actions of shapes .*\(\)"):
+        next(read_episodes(path))
+
+
 def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> None:
     with (
         demos._locked(tmp_path),

@@ -377,6 +377,12 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(WeightsError, match="model_type 'llama'"):
         QwenOFTBackend.from_pretrained(folder)
     (folder / "vlm_pretrained" / "config.json").write_text(json.dumps(vlm))
+    settings = folder / "vlm_pretrained" / "tokenizer_config.json"
+    good = settings.read_text()
+    settings.write_text(json.dumps(json.loads(good) | {"model_max_length": {}}))
+    with pytest.raises(WeightsError, match="Cannot load the tokenizer"):
+        QwenOFTBackend.from_pretrained(folder)
+    settings.write_text(good)
     (folder / "vlm_pretrained" / "preprocessor_config.json").write_text("{}")
     with pytest.raises(WeightsError, match="preprocessor_config.json"):
         QwenOFTBackend.from_pretrained(folder)

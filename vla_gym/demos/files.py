@@ -220,6 +220,10 @@ def read_episodes(
             proprio = np.concatenate([obs["ee_states"][()], obs["gripper_states"][()]], axis=1)
             key = "executed_actions" if executed and "executed_actions" in data[name] else "actions"
             actions = data[name][key][()].astype(np.float32)
+            found = images.shape[:2], proprio.shape, actions.shape
+            steps = len(images)
+            if images.ndim != 5 or found != ((steps, 2), (steps, 8), (steps, 7)):
+                raise ValueError(f"{name}: images, states and actions of shapes {found}")
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
 
 

@@ -209,9 +209,11 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+        tokenizer("put the bowl on the plate")  # its settings are looked at only now
+        return tokenizer
     except Exception as error:  # whatever transformers and tokenizers raise for a broken file
         raise WeightsError(
             f"Cannot load the tokenizer in {folder}: {outside.one_line(error)}"
