@@ -233,9 +233,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def one_line(reason: Exception) -> str:
-    """Return an error's text without line breaks."""
-    return " ".join(str(reason).split())
+def one_line(reason: BaseException) -> str:
+    """Return an error's text without line breaks, and not without end."""
+    return f"{' '.join(str(reason).split()):.500}"
 
 
 def _refused(error: _Error, problem: str, advice: str) -> VlaGymError:

@@ -39,7 +39,7 @@ class PlainForm:
         """
         for name, value in (("flat", flat), ("string_infos", string_infos)):
             if not isinstance(value, bool):
-                raise ConfigError(f"{name} must be True or False, got {value!r}.")
+                raise ConfigError(f"{name} must be True or False, got {value!r:.80}.")
         self.flat, self.string_infos = flat, string_infos
         if not isinstance(observation_space, spaces.Dict):
             raise ConfigError(

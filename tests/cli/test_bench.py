@@ -60,7 +60,7 @@ def test_every_system_has_the_same_number_of_workers():
         ({"task_ids": (10,)}, "task_id 10 is out of range"),
         ({"peers": ("rllib",)}, "Unknown peers.*expected some of rlinf, torchrl, lerobot"),
         ({"peers": (), "image_size": 0}, "image_size must be at least 1"),
-        ({"peers": (), "suite": "goal-swap"}, "LIBERO's own suites: expected goal, spatial"),
+        ({"peers": (), "suite": "goal-swap"}, "LIBERO's suites goal, spatial"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):

@@ -56,6 +56,7 @@ def test_a_flattened_environment_under_a_vla_is_told_of_flat():
         ({"wrap_envs": lambda _: None}, "wrap_envs must return environments, got None"),
         ({"device": "nonsense"}, "torch device 'nonsense' is not there"),
         ({"device": None}, "torch device None is not there"),
+        ({"device": 2**63}, "torch device 9223372036854775808 is not there"),
         ({"vla": Path("/nowhere")}, "nowhere"),
     ],
 )

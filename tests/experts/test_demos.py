@@ -304,14 +304,19 @@ def test_a_damaged_file_is_one_clear_error(config: DemosConfig, tmp_path: Path) 
         load_demos(tmp_path)
 
 
-def test_actions_of_another_shape_are_one_clear_error(recorded: Path, tmp_path: Path) -> None:
+def test_damaged_actions_are_one_clear_error(recorded: Path, tmp_path: Path) -> None:
     path = tmp_path / recorded.name
     shutil.copy(recorded, path)
-    with h5py.File(path, "a") as file:
-        del file["data/demo_0/actions"]
-        file["data/demo_0/actions"] = np.nan
-    with pytest.raises(ConfigError, match=r"demo_0: images, states and actions of shapes .*\(\)"):
-        next(read_episodes(path))
+    steps = len(next(read_episodes(path))[0])
+    for actions, message in (
+        (np.nan, r"demo_0: images, states and actions of shapes .*\(\)"),
+        (np.full((steps, 7), np.nan), "demo_0: states or actions that are not finite"),
+    ):
+        with h5py.File(path, "a") as file:
+            del file["data/demo_0/actions"]
+            file["data/demo_0/actions"] = actions
+        with pytest.raises(ConfigError, match=message):
+            next(read_episodes(path))
 
 
 def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", unnorm_key="libero_goal")
     with pytest.raises(ConfigError, match="Expected a mode of q99"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", norm_mode="q98")
-    with pytest.raises(ConfigError, match="image_resize must be one of"):
+    with pytest.raises(ConfigError, match="image_resize must be in"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", image_resize="lanczos")
     with pytest.raises(ConfigError, match="num_views must be 1 or 2"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", num_views=3)

@@ -224,6 +224,8 @@ def read_episodes(
             steps = len(images)
             if images.ndim != 5 or found != ((steps, 2), (steps, 8), (steps, 7)):
                 raise ValueError(f"{name}: images, states and actions of shapes {found}")
+            if not (np.isfinite(proprio).all() and np.isfinite(actions).all()):
+                raise ValueError(f"{name}: states or actions that are not finite")
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
 
 

@@ -67,7 +67,7 @@ class CameraEnv(gym.Env[dict[str, Any], np.ndarray]):
         ):
             wanted = getattr(self, name)
             if not isinstance(wanted, bool):
-                raise ConfigError(f"{name} must be True or False, got {wanted!r}.")
+                raise ConfigError(f"{name} must be True or False, got {wanted!r:.80}.")
             if wanted and not self.cameras:
                 raise ConfigError(
                     f"{name}=True needs a camera, got cameras=(): name one of "

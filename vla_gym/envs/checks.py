@@ -46,7 +46,7 @@ def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:
     """
     if value not in allowed:
         choices = ", ".join(repr(choice) for choice in allowed)
-        raise ConfigError(f"{name} must be one of {choices}; got {value!r}.")
+        raise ConfigError(f"{name} must be one of {choices}; got {value!r:.80}.")
 
 
 def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None:
@@ -156,7 +156,7 @@ def parse_init_states(
     if isinstance(init_states, str) or not isinstance(init_states, Sequence):
         raise ConfigError(
             "init_states must be 'sampled', 'official' or a sequence of official states, "
-            f"0..{count - 1}; got {init_states!r}."
+            f"0..{count - 1}; got {init_states!r:.80}."
         )
     if not init_states:
         raise ConfigError("init_states must name at least one official state, got none.")

@@ -43,7 +43,7 @@ class SimAccess:
         """
         if observation_timing not in ("libero", "end"):
             raise ConfigError(
-                f"observation_timing must be 'libero' or 'end', got {observation_timing!r}."
+                f"observation_timing must be 'libero' or 'end', got {observation_timing!r:.80}."
             )
         self.task_model, self.observation_timing = task_model, observation_timing
         self._shared, model = shared, shared.model

@@ -67,7 +67,7 @@ class LiberoSim(SimAccess):
             ConfigError: Unknown ``physics`` or ``observation_timing``.
         """
         if physics not in ("fast", "exact"):
-            raise ConfigError(f"physics must be 'fast' or 'exact', got {physics!r}.")
+            raise ConfigError(f"physics must be 'fast' or 'exact', got {physics!r:.80}.")
         self.physics: Physics = physics
         super().__init__(task_model, load_shared(task_model), observation_timing)
         self._settling = (settle_steps, settle_gripper)

@@ -33,7 +33,7 @@ class CombinedSuite(Suite):
         self.name = "+".join(part.name for part in parts)
         self.parts = tuple(parts)
         if len({part.name for part in parts}) < len(parts):
-            raise ConfigError(f"Each suite may be named once, got {self.name!r}.")
+            raise ConfigError(f"Each suite may be named once, got {self.name!r:.80}.")
         for part in parts[1:]:
             for what in ("cameras", "action", "proprio", "control_hz"):
                 ours, theirs = getattr(parts[0], what), getattr(part, what)

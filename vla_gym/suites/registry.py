@@ -147,7 +147,7 @@ def task_number(suite: Suite, task: int | str) -> int:
     if index is None or isinstance(task, bool):
         raise UnknownTaskError(
             f"task_id must be an integer, or a task of suite {suite.name!r} as '<suite>/<number>': "
-            f"{expected}, got {task!r}."
+            f"{expected}, got {task!r:.80}."
         )
     if not 0 <= index < len(suite.tasks):
         raise UnknownTaskError(

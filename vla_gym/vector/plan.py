@@ -223,7 +223,7 @@ def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
     found = named.get(str(getattr(value, "value", value)).upper())
     if found is None:
         names = ", ".join(mode.name for mode in AutoresetMode)
-        raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r}.")
+        raise ConfigError(f"autoreset_mode must be one of {names}; got {value!r:.80}.")
     return found
 
 

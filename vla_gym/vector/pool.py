@@ -120,7 +120,7 @@ def start_pool(
         WorkerError: If no process can be started.
     """
     if not isinstance(render_devices, Sequence | None):
-        raise ConfigError(f"render_devices is a list of device numbers, got {render_devices!r}.")
+        raise ConfigError(f"render_devices lists device numbers, got {render_devices!r:.80}.")
     wanted = len(os.sched_getaffinity(0)) if workers is None else as_integer(workers, "workers", 0)
     num_workers = max(1, min(wanted, plan.num_envs))
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)

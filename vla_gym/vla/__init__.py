@@ -105,7 +105,7 @@ def check_device(device: str) -> None:
 
     try:
         torch.empty(0, device=torch.device(device))
-    except (RuntimeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
             f"The torch device {device!r} is not there ({why}): give one that torch "
@@ -125,5 +125,5 @@ def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ConfigError(f"Expected a dtype such as 'float32' or 'bfloat16', got {dtype!r}.")
+        raise ConfigError(f"Expected a dtype such as 'float32' or 'bfloat16', got {dtype!r:.80}.")
     return found

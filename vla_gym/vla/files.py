@@ -214,7 +214,9 @@ def load_tokenizer(folder: Path) -> Any:
         )
         tokenizer("put the bowl on the plate")  # its settings are looked at only now
         return tokenizer
-    except Exception as error:  # whatever transformers and tokenizers raise for a broken file
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # whatever they raise for a broken file; a panic is no Exception
         raise WeightsError(
             f"Cannot load the tokenizer in {folder}: {outside.one_line(error)}"
         ) from error

@@ -171,7 +171,7 @@ def _parse_class_spec(spec: str, allow_class: bool) -> Spec:
         )
     match = re.fullmatch(r"class:([\w.]+:\w+):(.+)", spec)
     if match is None:
-        raise ConfigError(f"Expected 'class:package.module:Class:/path', got {spec!r}.")
+        raise ConfigError(f"Expected 'class:package.module:Class:/path', got {spec!r:.80}.")
     return Spec(f"class:{match[1]}", _existing(match[2], spec))
 
 

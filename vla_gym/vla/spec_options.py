@@ -69,7 +69,7 @@ def read_options(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name.isidentifier() and equals):
-            raise ConfigError(f"Expected options as name=value, got {text!r}.")
+            raise ConfigError(f"Expected options as name=value, got {text!r:.80}.")
         if name in options:
             raise ConfigError(f"The option {name!r} is given twice.")
         options[name] = _scalar(value)

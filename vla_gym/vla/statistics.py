@@ -131,7 +131,7 @@ class Normalizer:
             WeightsError: If the statistics lack what the mode takes, or sizes differ.
         """
         if mode not in MODES:
-            raise ConfigError(f"Expected a mode of {', '.join(MODES)}, got {mode!r}.")
+            raise ConfigError(f"Expected a mode of {', '.join(MODES)}, got {mode!r:.80}.")
         missing = [name for name in MODES[mode] if statistics.get(name) is None]
         if missing:
             raise WeightsError(

@@ -129,7 +129,7 @@ class EvalConfig(PolicyConfig):
         part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= part <= parts:
             raise ConfigError(
-                f"--shards must be i/n with 1 <= i <= n, e.g. 2/4; got {self.shards!r}."
+                f"--shards must be i/n with 1 <= i <= n, e.g. 2/4; got {self.shards!r:.80}."
             )
         return part, parts
 

@@ -106,7 +106,7 @@ class VLATeacher:
             ConfigError: If ``head`` is something else, or the VLA lacks it.
         """
         if head not in ("auto", "l1", "token"):
-            raise ConfigError(f"Expected head 'auto', 'l1' or 'token', got {head!r}.")
+            raise ConfigError(f"Expected head 'auto', 'l1' or 'token', got {head!r:.80}.")
         wanted = "l1" if head == "auto" else head
         self.head, self.vla = wanted, vla
         if wanted != getattr(vla, "head", wanted):

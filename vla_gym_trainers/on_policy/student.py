@@ -103,7 +103,7 @@ def trainable_copy(
         ConfigError: If there is no such module, or ``what`` is something else.
     """
     if what not in ("lora", "heads", "full"):
-        raise ConfigError(f"Expected 'lora', 'heads' or 'full' to be trained, got {what!r}.")
+        raise ConfigError(f"Expected 'lora', 'heads' or 'full' to be trained, got {what!r:.80}.")
     model: nn.Module = vla.model
     modules = dict(model.named_modules())
     if missing := [name for name in heads if name not in modules]:

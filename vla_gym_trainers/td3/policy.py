@@ -22,7 +22,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import ChunkLength, Object, Size, parse_json, to_type
+from vla_gym.outside import ChunkLength, Object, Size, one_line, parse_json, to_type
 from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym_trainers.networks import (
     ChunkActor,
@@ -186,7 +186,8 @@ class RLTokenPolicy(BasePolicy):
                     policy = cls._of_header(header, config)
                 policy.load_state_dict({name: file.get_tensor(name) for name in shapes})
         except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{path} is missing or damaged: {error}") from error
+            why = one_line(error)
+            raise WeightsError(f"{path} is missing or damaged: {why}") from error
         if any(not value.isfinite().all() for value in policy.state_dict().values()):
             raise WeightsError(f"{path} holds weights that are not finite: take an earlier one.")
         policy.set_training_mode(False)

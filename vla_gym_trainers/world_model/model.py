@@ -137,7 +137,7 @@ class GRUWorldModel(nn.Module):
         if vla.hidden_size != self.sizes.feature_size:
             raise ConfigError(
                 f"The world model was trained on {self.sizes.feature_size} features of the VLA "
-                f"{self.sizes.vla!r}, got {vla.name!r} with {vla.hidden_size}."
+                f"{self.sizes.vla!r}, got {vla.name!r:.80} with {vla.hidden_size}."
             )
         # In a tuple: a VLA that is a module itself would become a part of this one.
         self._vla = (vla,)

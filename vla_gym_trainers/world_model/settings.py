@@ -34,7 +34,7 @@ class WorldModelSettings:
                 number = float(value)
             except ValueError:
                 raise ConfigError(
-                    f"Expected rewards like task=1 uncertainty=0.1, got {text!r}."
+                    f"Expected rewards like task=1 uncertainty=0.1, got {text!r:.80}."
                 ) from None
             if name in weights:
                 raise ConfigError(f"rewards name the term {name!r} twice: give it one weight.")

@@ -93,7 +93,7 @@ class BenchConfig:
             raise ConfigError("Peers always observe images: image_size must be at least 1, got 0.")
         if self.suite not in SUITES:
             raise ConfigError(
-                f"Peers play LIBERO's own suites: expected {', '.join(SUITES)}, got {self.suite!r}."
+                f"Peers play LIBERO's suites {', '.join(SUITES)}, got {self.suite!r:.80}."
             )
 
     @property

@@ -162,7 +162,7 @@ def _arguments(cfg: Any) -> tuple[dict[str, Any], Any]:
             f"observation_height and observation_width must be equal, got {height} and {width}."
         )
     if cfg.control_mode != "relative":
-        raise ConfigError(f"control_mode must be 'relative', got {cfg.control_mode!r}.")
+        raise ConfigError(f"control_mode must be 'relative', got {cfg.control_mode!r:.80}.")
     images = {f"{CAMERAS[camera]}_image": camera for camera in IMAGES}
     raw = cfg.camera_name
     raw = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else list(raw)

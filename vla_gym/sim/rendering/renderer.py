@@ -65,7 +65,7 @@ class SceneRenderer:
             ConfigError: Bad size or unknown profile.
         """
         if profile not in PROFILES:
-            raise ConfigError(f"profile must be 'libero' or 'fast', got {profile!r}.")
+            raise ConfigError(f"profile must be 'libero' or 'fast', got {profile!r:.80}.")
         if not (1 <= height <= 4096 and 1 <= width <= 4096):
             raise ConfigError(f"Image sizes must be within 1..4096, got {height} x {width}.")
         self.height, self.width, self.profile = height, width, profile

@@ -156,7 +156,7 @@ def load_task_model(
         CompileError: If the scene cannot be compiled.
     """
     if not isinstance(task, LiberoTask):
-        raise UnknownTaskError(f"Expected a task of LIBERO, got {task!r}.")
+        raise UnknownTaskError(f"Expected a task of LIBERO, got {task!r:.80}.")
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
     check_objects(task, pack)

@@ -40,7 +40,7 @@ class FlowOptions:
     def __post_init__(self) -> None:
         """Raise ConfigError if a value is out of range."""
         if self.noise not in NOISES:
-            raise ConfigError(f"Expected noise in {NOISES}, got {self.noise!r}.")
+            raise ConfigError(f"Expected noise in {NOISES}, got {self.noise!r:.80}.")
         check_fields(self)
 
 
@@ -62,5 +62,5 @@ class Pi05Options(FlowOptions):
         super().__post_init__()
         if self.state_in_prompt not in STATES_IN_PROMPT:
             raise ConfigError(
-                f"Expected state_in_prompt in {STATES_IN_PROMPT}, got {self.state_in_prompt!r}."
+                f"Expected state_in_prompt in {STATES_IN_PROMPT}, got {self.state_in_prompt!r:.80}."
             )

@@ -56,7 +56,8 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         self.heads = ("l1", "token") if model.flow_head is None else ("flow", "l1", "token")
         self.head = head or ("l1" if model.flow_head is None else "flow")
         if self.head not in self.heads:
-            raise ConfigError(f"Expected head {' or '.join(map(repr, self.heads))}, got {head!r}.")
+            heads = " or ".join(map(repr, self.heads))
+            raise ConfigError(f"Expected head {heads}, got {head!r:.80}.")
         self.name = name
         self.num_steps = model.config.flow_steps if num_steps is None else num_steps
         as_integer(self.num_steps, "num_steps", 1, 1000)

@@ -54,7 +54,7 @@ class OpenVLAOptions:
         """
         if self.compile_mode not in (None, *COMPILE_MODES):
             raise ConfigError(
-                f"Expected compile_mode {', '.join(COMPILE_MODES)}, got {self.compile_mode!r}."
+                f"Expected compile_mode {', '.join(COMPILE_MODES)}, got {self.compile_mode!r:.80}."
             )
 
 

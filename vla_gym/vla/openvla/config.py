@@ -132,7 +132,7 @@ class OpenVLAConfig:
         if config.model_type != "openvla" or not config.use_fused_vision_backbone:
             raise WeightsError(
                 f"Expected an OpenVLA with two vision towers in {file} (model_type 'openvla', "
-                f"use_fused_vision_backbone true), got {config.model_type!r} and "
+                f"use_fused_vision_backbone true), got {config.model_type!r:.80} and "
                 f"{config.use_fused_vision_backbone}."
             )
         names = config.timm_model_ids or list(_HEADS)

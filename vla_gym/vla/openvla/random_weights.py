@@ -50,7 +50,7 @@ def random_policy(
         NotEnoughMemoryError: If the device has too little memory.
     """
     if kind not in KINDS:
-        raise ConfigError(f"Random weights: expected {' or '.join(KINDS)}, got {kind!r}.")
+        raise ConfigError(f"Random weights: expected {' or '.join(KINDS)}, got {kind!r:.80}.")
     chosen = make_options(KINDS[kind].Options, options)
     config = config or OpenVLAConfig()
     dtype = default_dtype(device, dtype)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.outside import one_line
 from vla_gym.vla.openvla.model import OpenVLAModel
 
 #: Ids of Llama 2's vocabulary.
@@ -47,8 +48,10 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 
     try:
         tokenizer = FastTokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare exceptions
-        raise WeightsError(f"Cannot read the tokenizer {file}: {error}") from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare ones, and panics, which are no Exception
+        raise WeightsError(f"Cannot read the tokenizer {file}: {one_line(error)}") from error
     return lambda text: list(tokenizer.encode(text).ids)
 
 

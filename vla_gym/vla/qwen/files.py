@@ -164,7 +164,7 @@ def _image_size(data: _Images, file: Path) -> tuple[int, int] | None:
     if not found:
         return None
     if isinstance(found, list) and len(found) != 2:
-        raise WeightsError(f"Expected two sizes in image_size of {file}, got {found!r}.")
+        raise WeightsError(f"Expected two sizes in image_size of {file}, got {found!r:.80}.")
     # Pillow's order is width, height.
     return (found, found) if isinstance(found, int) else (found[1], found[0])
 

@@ -198,9 +198,9 @@ class QwenImages:
             ConfigError: If an argument is out of range.
         """
         if resize not in RESIZES:
-            raise ConfigError(f"image_resize must be one of {', '.join(RESIZES)}; got {resize!r}.")
+            raise ConfigError(f"image_resize must be in {', '.join(RESIZES)}; got {resize!r:.80}.")
         if num_views not in (1, 2):
-            raise ConfigError(f"num_views must be 1 or 2, got {num_views!r}.")
+            raise ConfigError(f"num_views must be 1 or 2, got {num_views!r:.80}.")
         if resize == "area" and max(size) > RENDER_SIZE:
             raise ConfigError(f"image_resize='area' only shrinks {RENDER_SIZE} pixels, not {size}.")
         self.cameras = CAMERAS[:num_views]
