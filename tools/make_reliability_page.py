@@ -49,7 +49,7 @@ def soak(result: dict[str, Any]) -> str:
         "signals to workers",
         "SIGKILLs of itself",
         "episodes",
-        "played again",
+        "begun again",
         "memory",
     )
     told = (

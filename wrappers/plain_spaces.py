@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import as_action
+from vla_gym.envs.checks import as_action, check_flag
 from vla_gym.errors import ConfigError, InvalidActionError
 
 
@@ -38,8 +38,7 @@ class PlainForm:
             ConfigError: If one does not fit.
         """
         for name, value in (("flat", flat), ("string_infos", string_infos)):
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} must be True or False, got {value!r:.80}.")
+            check_flag(value, name)
         self.flat, self.string_infos = flat, string_infos
         if not isinstance(observation_space, spaces.Dict):
             raise ConfigError(

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from vla_gym.envs.checks import check_flag
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
 from vla_gym.vla.stateful import VLAMemory
@@ -66,6 +67,8 @@ class VLAFeatures:
         from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
 
+        check_flag(keep_images, "keep_images")
+        check_flag(keep_inputs, "keep_inputs")
         self.memory = VLAMemory(load(vla) if isinstance(vla, str) else vla)
         self.views: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
         self.rl_token = choose_rl_token(rl_token, self.vla)

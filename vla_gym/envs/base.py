@@ -14,6 +14,7 @@ from vla_gym.envs.cameras import CameraEnv
 from vla_gym.envs.checks import (
     MAX_CHUNK_LEN,
     MAX_IMAGE_SIZE,
+    MAX_SETTLE_STEPS,
     as_integer,
     as_number,
     check_choice,
@@ -134,7 +135,7 @@ class LiberoEnvBase(CameraEnv):
             as_integer(max_control_steps, "max_control_steps", 1, 2**31 - 1)
         settle: dict[str, Any] = {}
         if settle_steps is not None:
-            settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0)
+            settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0, MAX_SETTLE_STEPS)
         if settle_gripper is not None:
             settle["settle_gripper"] = as_number(settle_gripper, "settle_gripper", -1, 1)
         if settle and not self._suite.can_settle:

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import check_choice
+from vla_gym.envs.checks import check_choice, check_flag
 from vla_gym.envs.scene_cache import SceneCache
 from vla_gym.errors import ConfigError
 from vla_gym.suites.protocol import Simulation, Suite
@@ -66,8 +66,7 @@ class CameraEnv(gym.Env[dict[str, Any], np.ndarray]):
             ("segmentation", -1, most, np.int32),
         ):
             wanted = getattr(self, name)
-            if not isinstance(wanted, bool):
-                raise ConfigError(f"{name} must be True or False, got {wanted!r:.80}.")
+            check_flag(wanted, name)
             if wanted and not self.cameras:
                 raise ConfigError(
                     f"{name}=True needs a camera, got cameras=(): name one of "

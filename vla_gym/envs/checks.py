@@ -15,6 +15,8 @@ from vla_gym.suites import Suite, task_number
 
 #: Largest values of arguments that decide memory or time: far above any use.
 MAX_CHUNK_LEN, MAX_ENVS, MAX_HISTORY, MAX_IMAGE_SIZE = 1000, 16_384, 1024, 4096
+#: Most no-ops before an episode: 500 s of LIBERO's.
+MAX_SETTLE_STEPS = 10_000
 #: Longest deadline in seconds: a day, which every clock and call can count.
 MAX_TIMEOUT_S = 86_400.0
 #: Largest seed; those of a vector environment's environments come after it.
@@ -47,6 +49,16 @@ def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:
     if value not in allowed:
         choices = ", ".join(repr(choice) for choice in allowed)
         raise ConfigError(f"{name} must be one of {choices}; got {value!r:.80}.")
+
+
+def check_flag(value: Any, name: str) -> None:
+    """Check that an argument is True or False.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name} must be True or False, got {value!r:.80}.")
 
 
 def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None:

@@ -10,7 +10,13 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import MAX_TIMEOUT_S, as_integer, as_number, check_keywords
+from vla_gym.envs.checks import (
+    MAX_TIMEOUT_S,
+    as_integer,
+    as_number,
+    check_flag,
+    check_keywords,
+)
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
@@ -99,6 +105,7 @@ class LiberoVectorEnv(VectorEnvBase):
         max_restarts = as_integer(max_restarts, "max_restarts", 0)
         step_timeout = as_number(step_timeout, "step_timeout", 0, MAX_TIMEOUT_S, above=True)
         start_timeout = as_number(start_timeout, "start_timeout", 0, MAX_TIMEOUT_S, above=True)
+        check_flag(copy, "copy")
         if env_factory is None:
             check_keywords(env_kwargs, LiberoVectorEnv, LiberoEnv)
         self._plan = EnvPlan.make(
