@@ -54,6 +54,7 @@ def test_a_flattened_environment_under_a_vla_is_told_of_flat():
     ("wrong", "message"),
     [
         ({"wrap_envs": lambda _: None}, "wrap_envs must return environments, got None"),
+        ({"env_wrappers": [lambda _: None]}, "env_wrappers must return environments, got None"),
         ({"device": "nonsense"}, "torch device 'nonsense' is not there"),
         ({"keep_images": np.zeros((2, 2))}, "keep_images must be True or False"),
         ({"keep_inputs": "x"}, "keep_inputs must be True or False"),

@@ -233,6 +233,8 @@ def _build(
     env = make(index)
     for wrapper in wrappers:
         env = wrapper(env)
+        if not isinstance(env, gym.Env):
+            raise ConfigError(f"env_wrappers must return environments, got {env!r:.80}.")
     return env
 
 
