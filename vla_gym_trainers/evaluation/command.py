@@ -230,7 +230,7 @@ def _where(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     machines: list[Any] = []
     for world in worlds:
         mine = {key: world[key] for key in (*machine_facts(), "gpu") if key in world}
-        machines += [m for m in world.get("machines", [mine]) if m not in machines]
+        machines += [m for m in world.get("machines", [mine]) if m and m not in machines]
     profiles = [w["visual_profile"] for w in worlds if w.get("visual_profile")]
     return {
         "visual_profile": next(iter(profiles), None),

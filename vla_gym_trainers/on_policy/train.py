@@ -161,7 +161,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> tuple[dict[str, Any
     try:
         before = run_eval(of_start)
     except ConfigError:  # of other states or versions, before the run was resumed
-        shutil.rmtree(start)
+        shutil.rmtree(start, ignore_errors=True)
         before = run_eval(of_start)
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
     after = run_eval(EvalConfig(out=policy, paired=start, **trained, **common))

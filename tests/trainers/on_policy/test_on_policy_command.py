@@ -1,15 +1,19 @@
 """``vla-gym-train ppo | grpo``: options, presets, resuming; one small run on LIBERO."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from vla_gym.vla.files import resolve_weights
 from vla_gym_trainers import cli
 from vla_gym_trainers.on_policy import train as module
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
-from vla_gym_trainers.on_policy.train import OnPolicyRun
+from vla_gym_trainers.on_policy.train import OnPolicyRun, final_evaluation
 from vla_gym_trainers.runs.result_card import write_json
+from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import load_preset
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -92,3 +96,22 @@ def test_a_run_on_libero(tmp_path, capsys):
     card = json.loads((tmp_path / "card.json").read_text())
     assert {"start", "policy"} <= card["results"]["evaluation"].keys()
     assert "paired" in card["results"]["evaluation"]["policy"]
+
+
+def test_a_resumed_run_may_be_evaluated_on_more_states(tmp_path: Path) -> None:
+    shutil.copytree(resolve_weights("mini-few"), tmp_path / "vla")
+    config = GRPOConfig(
+        run_dir=tmp_path,
+        vla="mini-few",
+        assets="lite",
+        task_ids=(7,),
+        eval_states=1,
+        workers=0,
+        progress=False,
+    )
+    for states in (1, 2):
+        changed = dataclasses.replace(config, eval_states=states)
+        results, world = final_evaluation(changed, RunDir(tmp_path))
+        assert results["start"]["total"]["num_episodes"] == states
+        assert results["policy"]["paired"]["total"]["losses"] == 0  # the same weights
+        assert world["gl_renderer"]
