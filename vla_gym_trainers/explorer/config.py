@@ -34,7 +34,7 @@ class ExplorerConfig(PPOConfig):
     world_model."""
     rewards: tuple[str, ...] = ("memory_divergence=0.5", "uncertainty=0.5")
     """Weights of the terms that it is paid by; terms: memory_divergence, uncertainty,
-    prediction_error, task."""
+    prediction_error, coverage, task."""
     policy: PolicyKind = "gaussian"
     """How the VLA acts and is trained: gaussian, flow, own or tokens; gaussian alone has a memory,
     others need memory_size=0 and history=1."""

@@ -13,13 +13,11 @@ from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
 from vla_gym_trainers.world_model.evaluate import forecasts, memory_states
 from vla_gym_trainers.world_model.protocol import WorldModel
 
-#: Side of a cell of positions, in metres; smaller ones are new nearly every chunk of 4 steps.
-CELL = 0.05
 #: How far an object must be from where it was to count, in metres.
 MOVED = 0.02
 
 
-def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = CELL) -> int:
+def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = rewards.CELL) -> int:
     """Return how many different cells positions are in.
 
     Args:
@@ -28,7 +26,7 @@ def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = CELL)
         size: Side of a cell.
     """
     known = np.isfinite(positions).all(axis=1)
-    cells = np.floor(positions[known] / size).astype(np.int64)
+    cells = rewards.cells(positions[known], size)
     return len(np.unique(np.column_stack([groups[known], cells]), axis=0))
 
 

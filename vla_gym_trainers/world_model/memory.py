@@ -35,6 +35,7 @@ class WorldMemory:
         recorder: Is told what was taken in, or None.
         states: (N, S).
         tokens: (N, P) int64.
+        visited: By episode, the cells of the end effector so far (:func:`.rewards.cells`).
     """
 
     def __init__(self, model: WorldModel, num_envs: int) -> None:
@@ -44,6 +45,7 @@ class WorldMemory:
         self.states = model.initial_state(num_envs).clone()
         size = (num_envs, model.num_tokens)
         self.tokens = torch.zeros(size, dtype=torch.long, device=self.states.device)
+        self.visited: list[set[tuple[int, ...]]] = [set() for _ in range(num_envs)]
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the states (n, S) float32 of some episodes; the caller's own."""
@@ -93,4 +95,16 @@ class WorldMemory:
         self.states[played], self.tokens[played] = after[:count], tokens[:count]
         self.states[fresh], self.tokens[fresh] = after[count:], tokens[count:]
         terms = {name: value.double().cpu().numpy() for name, value in found.items()}
+        terms[rewards.COVERAGE] = self._visit(stepped, begun, seen.proprio)
         return after[:count].float().cpu().numpy(), terms
+
+    def _visit(self, stepped: np.ndarray, begun: np.ndarray, proprio: np.ndarray) -> np.ndarray:
+        """Note where arms are; return (n,) 1 where a step led to a cell new in its episode."""
+        cells = [tuple(cell) for cell in rewards.cells(proprio[:, :3]).tolist()]
+        new = np.zeros(len(stepped))
+        for row, i in enumerate(stepped.tolist()):
+            new[row] = cells[row] not in self.visited[i]
+            self.visited[i].add(cells[row])
+        for row, i in enumerate(begun.tolist(), len(stepped)):
+            self.visited[i] = {cells[row]}
+        return new

@@ -7,6 +7,7 @@ Names, as the weights of :class:`.wrapper.WorldModelObservation` have them:
 ``memory_divergence``  how far the memory moves, :func:`memory_divergence`
 ``uncertainty``        how unsure the model is of the next frame, :func:`uncertainty`
 ``prediction_error``   how wrong it was about it, :func:`prediction_error`
+``coverage``           1 where the arm is somewhere new in its episode, :func:`cells`; else 0
 =====================  =========================================================================
 
 F1's explorer is paid 0.5 ``memory_divergence`` + 0.5 ``uncertainty``, its adversarial phase by
@@ -18,18 +19,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.world_model.losses import next_token_loss
 
-TASK, DIVERGENCE, UNCERTAINTY, ERROR = (
+TASK, DIVERGENCE, UNCERTAINTY, ERROR, COVERAGE = (
     "task",
     "memory_divergence",
     "uncertainty",
     "prediction_error",
+    "coverage",
 )
-TERMS = (TASK, DIVERGENCE, UNCERTAINTY, ERROR)
+TERMS = (TASK, DIVERGENCE, UNCERTAINTY, ERROR, COVERAGE)
+
+#: Side of a cell of positions, in metres; smaller ones are new nearly every chunk of 4 steps.
+CELL = 0.05
 
 
 def memory_divergence(before: Tensor, after: Tensor) -> Tensor:
@@ -68,6 +74,11 @@ def prediction_error(logits: Tensor, next_tokens: Tensor) -> Tensor:
         next_tokens: (B, P) int64 that came.
     """
     return next_token_loss(logits, next_tokens).mean(dim=1) / math.log(logits.shape[-1])
+
+
+def cells(positions: np.ndarray, size: float = CELL) -> np.ndarray:
+    """Return the cells (n, D) int64 of a grid that positions (n, D), in metres, are in."""
+    return np.floor(positions / size).astype(np.int64)
 
 
 def check_weights(weights: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ class WorldModelSettings:
     world-model, or its model/ folder."""
     rewards: tuple[str, ...] = ()
     """Weights of the terms that training is paid by, such as task=1 uncertainty=0.1; terms: task,
-    memory_divergence, uncertainty, prediction_error. Default: the task's reward alone."""
+    memory_divergence, uncertainty, prediction_error, coverage. Default: the task's reward alone."""
 
     def reward_weights(self) -> dict[str, float] | None:
         """Return the weights by term; None where the reward is the task's.

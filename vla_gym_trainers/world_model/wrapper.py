@@ -28,6 +28,7 @@ class RememberedState:
         env: State of the wrapped environment.
         memory: (S,) float32.
         tokens: (P,) int64 of the present wrist frame.
+        visited: Cells of the end effector in the episode so far.
         instruction: Of the episode.
         ended: Whether the next step of a vector environment resets it (NEXT_STEP).
     """
@@ -35,6 +36,7 @@ class RememberedState:
     env: Any
     memory: np.ndarray
     tokens: np.ndarray
+    visited: frozenset[tuple[int, ...]]
     instruction: str | None
     ended: bool
 
@@ -200,6 +202,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
             env=state,
             memory=self.memory.rows(np.array([env_id]))[0],
             tokens=self.memory.tokens[env_id].cpu().numpy().copy(),
+            visited=frozenset(self.memory.visited[env_id]),
             instruction=self._instructions[env_id],
             ended=bool(self._ended[env_id]),
         )
@@ -218,6 +221,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
     def _restore(self, env_id: int, state: RememberedState) -> None:
         self.memory.states[env_id] = torch.from_numpy(state.memory)
         self.memory.tokens[env_id] = torch.from_numpy(state.tokens)
+        self.memory.visited[env_id] = set(state.visited)
         self._instructions[env_id] = state.instruction
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Categorical
@@ -11,7 +12,9 @@ from torch.distributions import Categorical
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.world_model.losses import next_token_loss
 from vla_gym_trainers.world_model.rewards import (
+    CELL,
     TERMS,
+    cells,
     check_weights,
     memory_divergence,
     prediction_error,
@@ -46,6 +49,12 @@ def test_memory_divergence_by_hand():
     after = torch.tensor([[0.5, -0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0]])
     assert memory_divergence(before, after).tolist() == [0.5, 0.0]
     assert memory_divergence(-torch.ones(1, 9), torch.ones(1, 9)).item() == pytest.approx(2.0)
+
+
+def test_cells_by_hand():
+    positions = np.array([[0.0, 0.049, -0.001], [0.051, 0.1, 0.26]])
+    assert cells(positions).tolist() == [[0, 0, -1], [1, 2, 5]]
+    assert CELL == 0.05
 
 
 def test_weights_are_of_known_terms():

@@ -36,7 +36,13 @@ NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.DISABLED,
 )
 by_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
-WEIGHTS = {"task": 1.0, "memory_divergence": 0.5, "uncertainty": 0.25, "prediction_error": 2.0}
+WEIGHTS = {
+    "task": 1.0,
+    "memory_divergence": 0.5,
+    "uncertainty": 0.25,
+    "prediction_error": 2.0,
+    "coverage": 0.125,
+}
 
 
 class Untold(Pictures):
@@ -99,6 +105,10 @@ class ByHand:
         nothing = np.zeros((CHUNK_LEN, 7), np.float32)
         self.state = self._see(self.model.initial_state(1), nothing)
         self.tokens = self.model.tokens(self.views["wrist"])
+        self.places = [self._place()]
+
+    def _place(self) -> tuple[float, ...]:
+        return tuple(np.floor(self.obs["proprio"][:3] / terms.CELL))
 
     def reset(self) -> None:
         self.obs, self.info = self.env.reset()
@@ -120,7 +130,9 @@ class ByHand:
             "memory_divergence": float(terms.memory_divergence(before, self.state)),
             "uncertainty": float(terms.uncertainty(logits)),
             "prediction_error": float(terms.prediction_error(logits, self.tokens)),
+            "coverage": float(self._place() not in self.places),
         }
+        self.places.append(self._place())
         return reward, terminated, truncated, found
 
     def check(self, obs: dict[str, Any], row: int | None = None) -> None:
