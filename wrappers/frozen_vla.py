@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_gym.suites import get_task
 from vla_gym.wrappers.vla_features import VLAFeatures
-from vla_gym.wrappers.vla_state import LastFrames
+from vla_gym.wrappers.vla_state import LastFrames, check_told
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -72,12 +72,12 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reset the environment and let the VLA look at the first frame."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._convert(obs, info["instruction"], begins=True), info
+        return self._convert(obs, info.get("instruction"), begins=True), info
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute a chunk and let the VLA look at the last frame."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        obs = self._convert(obs, info["instruction"])
+        obs = self._convert(obs, info.get("instruction"))
         return obs, float(reward), terminated, truncated, info
 
     def get_state(self) -> Any:
@@ -98,11 +98,11 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         return self._convert(obs, get_task(suite, int(obs["task_id"])).instruction)
 
     def _convert(
-        self, obs: dict[str, Any], instruction: str, *, begins: bool = False
+        self, obs: dict[str, Any], instruction: str | None, *, begins: bool = False
     ) -> dict[str, Any]:
         made = self._features(
             {view: obs[view][None] for view in self._features.views},
-            [instruction],
+            check_told([instruction]),
             obs["proprio"][None],
             [0],
             [begins],

@@ -84,12 +84,7 @@ class LastFrames:
             told = infos["_instruction"]
             self.instructions[env_ids[told]] = infos["instruction"][told]
         found = [*self.instructions[env_ids[fresh]], *of_finals]
-        if not all(isinstance(instruction, str) for instruction in found):
-            raise ConfigError(
-                "Expected infos with the 'instruction' of every environment: reset it first, and "
-                "let the environment put its instruction into info."
-            )
-        return found
+        return check_told(found)
 
     def save(self, env_ids: Sequence[int], states: Sequence[Any]) -> list[Any]:
         """Return what ``get_state`` does: the wrapped environments' states, or these with more."""
@@ -145,3 +140,17 @@ class LastFrames:
             self.instructions[i], self.begins[i] = state.instruction, state.begins
             for key, rows in self.made.items():
                 rows[i] = state.made[key]
+
+
+def check_told(instructions: list[Any]) -> list[str]:
+    """Return the instructions that environments told.
+
+    Raises:
+        ConfigError: If one did not.
+    """
+    if not all(isinstance(instruction, str) for instruction in instructions):
+        raise ConfigError(
+            "Expected infos with the 'instruction' of every environment: reset it first, and let "
+            "the environment put its instruction into info."
+        )
+    return instructions

@@ -142,6 +142,15 @@ def test_frozen_vla_refuses_what_does_not_fit(chunked):
         FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token="mini")
 
 
+def test_frozen_vla_refuses_infos_without_an_instruction(chunked):
+    class Silent(gym.Wrapper):
+        def reset(self, **kwargs):
+            return self.env.reset(**kwargs)[0], {}
+
+    with pytest.raises(ConfigError, match="put its instruction into info"):
+        FrozenVLAObservation(Silent(chunked), vla=FakeVLA(), rl_token=None).reset(seed=0)
+
+
 def test_libero_vla_passes_both_checkers(recwarn) -> None:
     env: Any = gym.make("LiberoVLA-goal-v0", task_ids=8, gamma=0.99)
     check_env(env.env, skip_render_check=True)

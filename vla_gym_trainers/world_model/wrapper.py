@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
+from vla_gym.wrappers.vla_state import check_told
 from vla_gym_trainers.world_model import rewards as terms
 from vla_gym_trainers.world_model.memory import Seen, WorldMemory
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
@@ -236,12 +237,7 @@ def _batch(cameras: Sequence[str], rows: Sequence[tuple[Obs, Any]]) -> Seen:
     Raises:
         ConfigError: If an instruction is not known.
     """
-    texts = [text for _, text in rows]
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(
-            "Expected infos with the 'instruction' of every environment: reset it first, and let "
-            "the environment put its instruction into info."
-        )
+    texts = check_told([text for _, text in rows])
     views = {name: np.stack([obs[name] for obs, _ in rows]) for name in {*cameras, "wrist"}}
     return Seen(views, texts, np.stack([obs["proprio"] for obs, _ in rows]))
 
