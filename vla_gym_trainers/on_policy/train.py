@@ -148,21 +148,17 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> tuple[dict[str, Any
         "torch_threads": config.torch_threads,
         "progress": config.progress,
     }
-    if config.needs_its_run:
-        trained: dict[str, Any] = {"policy": str(run.path)}
-    else:
-        common["head"] = HEADS.get(config.policy)
-        name = trained_vla(run.path, config.vla)
-        if name is None:
-            return {"skipped": "this VLA cannot be saved as a plain checkpoint"}, {}
-        trained = {"vla": name}
+    if not config.needs_its_run and trained_vla(run.path, config.vla) is None:
+        return {"skipped": "this VLA cannot be saved as a plain checkpoint"}, {}
+    head = None if config.needs_its_run else HEADS.get(config.policy)
     start, policy = run.path / "eval_start", run.path / "eval_policy"
-    of_start = EvalConfig(vla=config.vla, out=start, resume=True, **common)
+    of_start = EvalConfig(vla=config.vla, head=head, out=start, resume=True, **common)
     try:
         before = run_eval(of_start)
     except ConfigError:  # of other states or versions, before the run was resumed
         shutil.rmtree(start, ignore_errors=True)
         before = run_eval(of_start)
     shutil.rmtree(policy, ignore_errors=True)  # of a run that went on since
+    trained: dict[str, Any] = {"policy": str(run.path), "vla": config.vla}
     after = run_eval(EvalConfig(out=policy, paired=start, **trained, **common))
     return {"start": before["results"], "policy": after["results"]}, after["environment"]

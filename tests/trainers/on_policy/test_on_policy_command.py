@@ -115,3 +115,5 @@ def test_a_resumed_run_may_be_evaluated_on_more_states(tmp_path: Path) -> None:
         assert results["start"]["total"]["num_episodes"] == states
         assert results["policy"]["paired"]["total"]["losses"] == 0  # the same weights
         assert world["gl_renderer"]
+        card = json.loads((tmp_path / "eval_policy" / "card.json").read_text())
+        assert card["protocol"]["policy"]["run"] == tmp_path.name
