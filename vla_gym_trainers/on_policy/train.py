@@ -150,7 +150,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> tuple[dict[str, Any
     }
     if not config.needs_its_run and trained_vla(run.path, config.vla) is None:
         return {"skipped": "this VLA cannot be saved as a plain checkpoint"}, {}
-    head = None if config.needs_its_run else HEADS.get(config.policy)
+    head: Any = None if config.needs_its_run else HEADS.get(config.policy)
     start, policy = run.path / "eval_start", run.path / "eval_policy"
     of_start = EvalConfig(vla=config.vla, head=head, out=start, resume=True, **common)
     try:
