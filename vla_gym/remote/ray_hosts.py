@@ -195,7 +195,7 @@ def import_ray() -> Any:
     except ImportError as error:
         raise ConfigError(
             f"hosts='ray' needs Ray, which is not installed: pip install 'vla-gym[ray]' (that is "
-            f"ray=={PINNED}), here and on every node."
+            f"ray[client]=={PINNED}), here and on every node."
         ) from error
     return ray
 
