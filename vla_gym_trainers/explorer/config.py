@@ -94,7 +94,8 @@ class ExplorerConfig(PPOConfig):
             raise ConfigError(
                 "Phase 2 needs phase 1: add --teacher RUN, of 'vla-gym-train world-model'."
             )
-        if (Path(self.teacher) / "checkpoints").is_dir():  # not a model/ folder, nor a class
+        is_model = (Path(self.teacher) / "model.safetensors").is_file()
+        if not is_model and not self.teacher.startswith("class:"):
             newest_of(Path(self.teacher), (TEACHER, ADVERSARIAL), "--teacher")
         return self
 

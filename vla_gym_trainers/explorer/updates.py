@@ -75,7 +75,8 @@ class WorldModelUpdates:
             metrics[f"world_model/{name}"] = float(np.mean([loss[name] for loss in losses]))
         if new is not None:
             metrics["world_model/error_after"] = self._error(new)
-        metrics["world_model/replay_steps"] = float(len(self.replay or ()))
+        steps = 0 if self.replay is None else len(self.replay.transitions())
+        metrics["world_model/replay_steps"] = float(steps)
         return metrics
 
     def _error(self, data: Sequences) -> float:
@@ -149,5 +150,6 @@ def trimmed(parts: list[Sequences], steps: int) -> Sequences:
     """
     data = Sequences.joined(parts)
     starts = data.bounds()[:, 0]
-    fitting = starts[len(data) - starts <= steps]
+    rows = len(data) - starts  # from there on; an episode has one more than steps
+    fitting = starts[rows - np.arange(len(starts), 0, -1) <= steps]
     return data.since(int(fitting[0]) if len(fitting) else int(starts[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,13 +24,16 @@ class RewardTerms:
         """Take in the terms of some chunks."""
         for chunk in terms:
             for name, value in chunk.items():
+                if not math.isfinite(value):  # of a chunk that nothing is learned from
+                    continue
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
                 self.counts[name] = self.counts.get(name, 0) + 1
 
 
 def reward_metrics(terms: Mapping[str, float]) -> dict[str, float]:
-    """Return terms by the names of their metrics, ``rollout/reward_<term>``."""
-    return {f"rollout/reward_{name}": float(value) for name, value in terms.items()}
+    """Return the finite terms by the names of their metrics, ``rollout/reward_<term>``."""
+    finite = {name: float(value) for name, value in terms.items() if math.isfinite(value)}
+    return {f"rollout/reward_{name}": value for name, value in finite.items()}
 
 
 def add_terms(info: dict[str, Any], before: Mapping[str, Any]) -> None:

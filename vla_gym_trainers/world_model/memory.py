@@ -100,11 +100,16 @@ class WorldMemory:
 
     def _visit(self, stepped: np.ndarray, begun: np.ndarray, proprio: np.ndarray) -> np.ndarray:
         """Note where arms are; return (n,) 1 where a step led to a cell new in its episode."""
-        cells = [tuple(cell) for cell in rewards.cells(proprio[:, :3]).tolist()]
+        places = proprio[:, :3]
+        known = np.isfinite(places).all(axis=1)
+        cells = rewards.cells(np.where(known[:, None], places, 0.0))
+        seen = [
+            {tuple(cell)} if k else set() for cell, k in zip(cells.tolist(), known, strict=True)
+        ]
         new = np.zeros(len(stepped))
         for row, i in enumerate(stepped.tolist()):
-            new[row] = cells[row] not in self.visited[i]
-            self.visited[i].add(cells[row])
+            new[row] = len(seen[row] - self.visited[i])
+            self.visited[i] |= seen[row]
         for row, i in enumerate(begun.tolist(), len(stepped)):
-            self.visited[i] = {cells[row]}
+            self.visited[i] = seen[row]
         return new

@@ -87,13 +87,14 @@ def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
     Raises:
         ConfigError: If a term is unknown, none is given, or a weight is not finite.
     """
-    unknown = sorted(set(weights) - set(TERMS))
-    if unknown or not weights:
+    unknown = [name for name in weights if name not in TERMS]
+    if unknown or not weights or not isinstance(weights, Mapping):
         raise ConfigError(
-            f"Expected weights of the reward terms {', '.join(TERMS)}, got "
-            f"{', '.join(map(repr, unknown)) or 'none'}."
+            f"Expected weights by name of the reward terms {', '.join(TERMS)}, got "
+            f"{', '.join(map(repr, unknown)) or weights or 'none'}."
         )
-    bad = {name: value for name, value in weights.items() if not math.isfinite(value)}
+    numbers = int | float | np.number
+    bad = {k: x for k, x in weights.items() if not isinstance(x, numbers) or not math.isfinite(x)}
     if bad:
         raise ConfigError(f"Expected finite weights of reward terms, got {bad}.")
     return {name: float(value) for name, value in weights.items()}

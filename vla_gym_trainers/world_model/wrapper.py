@@ -99,6 +99,11 @@ class WorldModelObservation(VectorEpisodeWrapper):
         self.weights = None if rewards is None else terms.check_weights(rewards)
         if isinstance(world_model, str | Path):
             world_model = load_world_model(world_model, device)
+        if not isinstance(world_model, WorldModel):
+            raise ConfigError(
+                f"world_model must be a run, a model/ folder or a WorldModel, got "
+                f"{world_model!r:.80}."
+            )
         self.world_model: WorldModel = world_model
         _check_fit(self.world_model, env)
         inner, count = env.single_observation_space, env.num_envs
@@ -210,7 +215,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
 
     def _check(self, state: Any) -> RememberedState:
         sizes = (self.world_model.state_size,), (self.world_model.num_tokens,)
-        known = isinstance(state, RememberedState)
+        known = isinstance(state, RememberedState) and hasattr(state, "visited")
         if not known or (np.shape(state.memory), np.shape(state.tokens)) != sizes:
             raise ConfigError(
                 f"Expected a RememberedState of get_state() with a memory of {sizes[0][0]} numbers "

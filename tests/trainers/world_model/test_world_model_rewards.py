@@ -63,5 +63,9 @@ def test_weights_are_of_known_terms():
         check_weights({"task": 1.0, "novelty": 1.0})
     with pytest.raises(ConfigError, match="got none"):
         check_weights({})
-    with pytest.raises(ConfigError, match="finite"):
-        check_weights({"task": math.nan})
+    for weights in ({"task": math.nan}, {"task": "1"}, {"task": None}):
+        with pytest.raises(ConfigError, match="finite"):
+            check_weights(weights)
+    for names in (["task"], {1: 2.0, "task": 1.0}):
+        with pytest.raises(ConfigError, match="by name"):
+            check_weights(names)

@@ -23,6 +23,7 @@ from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers.world_model import rewards as terms
+from vla_gym_trainers.world_model.memory import WorldMemory
 from vla_gym_trainers.world_model.model import GRUWorldModel
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
@@ -460,3 +461,20 @@ def test_below_the_frozen_vla():
     assert finals > 2
     states = envs.get_state([0])
     assert envs.env.set_state(states, [0])[WORLD_MEMORY].shape == (3, 8)
+
+
+def test_an_unknown_place_is_not_new():
+    memory, nobody = WorldMemory(toy_model(), 1), np.zeros(0, np.int64)
+    places = np.array([[0.0] * 3, [np.nan, 0.2, 0.2], [0.01] * 3, [0.2] * 3])
+    paid = [memory._visit(nobody, np.array([0]), places[:1])]
+    paid += [memory._visit(np.array([0]), nobody, places[[k]]) for k in (1, 2, 3)]
+    assert [found.tolist() for found in paid] == [[], [0.0], [0.0], [1.0]]
+
+
+def test_a_state_without_cells_is_refused():
+    envs = make(SAME_STEP)
+    envs.reset(seed=0)
+    (state,) = envs.get_state([1])
+    object.__delattr__(state.env if hasattr(state.env, "visited") else state, "visited")
+    with pytest.raises(ConfigError, match="RememberedState"):
+        envs.set_state([state], [1])
