@@ -170,6 +170,8 @@ def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tm
         make_vec(TD3RunConfig(explore_with=teacher))
     with pytest.raises(ConfigError, match="--teacher .*, this is one of 'explorer'"):
         explore(ExplorerConfig, tmp_path / "c", teacher=str(explorer.run_dir))
+    with pytest.raises(ConfigError, match="expected a run of .*world-model.* this is none"):
+        explore(ExplorerConfig, tmp_path / "c", teacher=str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"has no data/train\.npz of phase 1"):
         explore(AdversarialConfig, tmp_path / "c", explorer=explorer.run_dir)
     with pytest.raises(ConfigError, match="give --teacher x"):
