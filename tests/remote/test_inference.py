@@ -170,7 +170,36 @@ def test_requests_that_do_not_fit_together_are_apart(serve):
         with pytest.raises(AssertionError):
             future.result(20)
     found = [future.result(20).hidden[0, 0, 0] for future in (first, narrow, last)]
-    assert found == [1.0, 2.0, 3.0] and vla.batches == [1, 1, 2, 1, 1]
+    assert found == [1.0, 2.0, 3.0] and vla.batches == [1, 1, 2, 1, 1, 1, 1]
+
+
+def test_a_request_with_unequal_rows_is_refused(serve):
+    server = serve(max_wait_s=0.1)
+    images, texts, proprio = request(1, 2)
+    wrong = [
+        server.infer(images, texts[:1], proprio),
+        server.infer(images, texts, proprio[:1]),
+        server.infer(images | {"wrist": images["wrist"][:1]}, texts, proprio),
+    ]
+    good = server.infer(*request(7))
+    for future in wrong:
+        with pytest.raises(ConfigError, match="as many rows"):
+            future.result(20)
+    assert good.result(20).hidden[:, 0, 0].tolist() == [7.0]
+
+
+def test_a_request_that_shares_a_pass_with_one_that_fails_gets_what_it_gets_alone(serve):
+    vla = RowVLA()
+    vla.gate.clear()
+    server = serve(vla, max_wait_s=0.0)
+    alone = server.infer(*request(2, 3))
+    assert vla.entered.wait(20)
+    bad, good = server.infer(*request(1, text="break")), server.infer(*request(2, 3))
+    vla.gate.set()
+    with pytest.raises(ValueError, match="a broken row"):
+        bad.result(20)
+    assert_same(good.result(20), alone.result(20))
+    assert vla.batches == [2, 3, 1, 2]
 
 
 def test_a_closed_server_answers_what_came_before_and_refuses_the_rest():

@@ -16,14 +16,53 @@ from stub_envs import stub_factory
 from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, assert_same, by_mode
 from world_model_toys import toy_model
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.vector import FrozenVLAObservation, History
+from vla_gym.wrappers.vector_base import VectorObservationWrapper
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 N = 4
+
+
+class OwnInfos(VectorObservationWrapper):
+    """Says by itself what a success is, and has a discount of its own."""
+
+    def _convert_reset(self, obs, infos, env_ids):
+        del env_ids
+        return obs, self._own(infos)
+
+    def _convert_step(self, result):
+        return (*result[:4], self._own(result[4]))
+
+    def _own(self, infos):
+        success = ~infos["success"] & infos["_success"]
+        own = {**infos, "success": success, "discount": infos["discount"] / 2}
+        return own | {k: self._own(info) for k, info in infos.items() if k == "final_info"}
+
+
+class Failing(VectorObservationWrapper):
+    """Does not get an answer the second time, nor to states before the tenth time."""
+
+    asked = 0
+
+    def _convert_reset(self, obs, infos, env_ids):
+        del env_ids
+        return obs, infos
+
+    def _convert_step(self, result):
+        self.asked += 1
+        if self.asked == 2:
+            raise TimeoutError("the VLA does not answer")
+        return result
+
+    def set_state(self, states, env_ids=None):
+        self.asked += 1
+        if self.asked < 10:
+            raise WorkerError("the VLA is lost")
+        return self.env.set_state(states, env_ids)
 
 
 def history() -> dict[str, Any]:
@@ -130,6 +169,37 @@ def test_states_go_on_in_any_part(make_both, given, mode):
         shown = [envs.set_state(states, [0, 1, 3])]
         played.append([*shown, *play(envs, mode, range(6, 12))])
     assert_same(*played)
+
+
+@by_mode
+def test_infos_that_a_wrapper_changes_arrive(make_both, mode):
+    played = []
+    for envs in make_both(lambda: history() | {"wrapper": OwnInfos}, mode):
+        played.append([envs.reset(seed=5), *play(envs, mode, range(14))])
+    assert_same(played[1], played[0])
+
+
+@pytest.mark.parametrize("lock_step", [True, False])
+def test_a_timeout_inside_a_wrapper_is_no_deadline_of_the_caller(make_both, lock_step):
+    local, envs = make_both(lambda: history() | {"wrapper": Failing, "parts": 1}, NEXT_STEP)
+    envs.reset(seed=5)
+    actions = np.zeros((N, 3), np.float32)
+    with pytest.raises(WorkerError, match="TimeoutError: the VLA does not answer"):
+        if lock_step:
+            envs.step(actions)
+        else:
+            envs.send(actions, range(N))
+            envs.recv(timeout=8)
+    assert_same(envs.reset(seed=6), local.reset(seed=6))
+    assert_same(envs.step(actions), local.step(actions))
+
+
+def test_a_wrapper_that_has_lost_its_vla_is_asked_for_states_once(make_both):
+    local, envs = make_both(lambda: history() | {"wrapper": Failing}, NEXT_STEP)
+    envs.reset(seed=5)
+    with pytest.raises(WorkerError, match="the VLA is lost"):
+        envs.set_state(envs.get_state())
+    assert_same(envs.reset(seed=6), local.reset(seed=6))
 
 
 @pytest.mark.parametrize("given", [history, stateful_vla])

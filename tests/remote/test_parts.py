@@ -9,7 +9,11 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -30,6 +34,7 @@ from vector_reference import (
 
 import vla_gym
 from vla_gym.errors import ConfigError, InvalidActionError, WorkerError, WorkerRestartWarning
+from vla_gym.remote.ray_hosts import RayShard
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.rollout import Start, play
@@ -332,6 +337,34 @@ def test_errors_of_the_package_are_raised_here(make_vec):
     follower(4, 8, NEXT_STEP, script=[(9, LIMIT)]).check_reset(envs.reset(seed=8))
 
 
+def test_two_workers_of_a_part_that_raise_at_once(once, stub_server):
+    """One at once and one while the third is slow, whose row is not that of the next reset."""
+    played = []
+    for make in (LiberoVectorEnv, partial(RemoteVectorEnv, hosts=ThreadHosts(1))):
+        late = {"faults": [once("error")], "delay": 0.2}
+        stubs = {0: {"faults": [once("error")]}, 1: late, 2: {"delay": 0.6}}
+        envs = make(3, env_factory=stub_factory(stubs, script=[(2, LIMIT)]), workers=3)
+        envs.reset(seed=3)
+        actions = np.ones((3, 3), np.float32)
+        with pytest.raises(ConfigError, match="stub error in step"):
+            envs.step(actions)
+        played.append([envs.reset(seed=8), *(envs.step(actions) for _ in range(4))])
+        envs.close()
+    assert once.reached() == 4
+    assert_same(played[1], played[0])
+
+
+@pytest.mark.timeout(15, func_only=True)
+def test_states_of_a_part_whose_workers_have_failed_for_good(make_vec, stub_server):
+    stubs = {0: {"faults": [Fault("SIGKILL")]}}
+    envs = make_vec(1, ThreadHosts(1), stubs, workers=1, max_restarts=0)
+    envs.reset(seed=0)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        envs.step(np.zeros((1, 3), np.float32))
+    with pytest.raises(WorkerError, match="has failed"):
+        envs.get_state()
+
+
 # Wrong input
 
 
@@ -355,7 +388,7 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
 def test_bad_arguments(make_vec):
     for wrong, match in (
         ({"hosts": "grid"}, "hosts must be"),
-        ({"step_timeout": 0}, "timeouts"),
+        ({"step_timeout": 0}, "step_timeout"),
         ({"env_ids": range(2)}, "env_ids"),
     ):
         with pytest.raises(ConfigError, match=match):
@@ -365,6 +398,35 @@ def test_bad_arguments(make_vec):
     for ids in ([0, 1], np.arange(2), (), range(0, 4, 2), range(2, 2), range(3, 9)):
         with pytest.raises(ConfigError, match="env_ids must be a range of consecutive numbers"):
             LiberoVectorEnv(4, env_factory=stub_factory(), workers=0, env_ids=ids)
+
+
+WRONG = {"step_timeout": "60", "start_timeout": np.nan, "max_restarts": "a", "copy": "no"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [*WRONG.items(), ("vector_wrappers", 5), ("gpu", "yes"), ("nonsense", 1)]
+)
+def test_a_bad_argument_is_one_error_before_anything_is_placed(name, wrong):
+    hosts = BreakableHosts(1)
+    with pytest.raises(ConfigError, match=name):
+        RemoteVectorEnv(2, "goal", hosts=hosts, assets="lite", **{"workers": 0, name: wrong})
+    assert not hosts.placed
+
+
+def test_what_a_node_cannot_be_told_leaves_no_gap_in_the_numbers_of_commands():
+    numbers = []
+
+    def remote(number, *command):
+        cloudpickle.dumps(command)  # as Ray does
+        numbers.append(number)
+        return SimpleNamespace(future=Future)
+
+    shard = RayShard(None, SimpleNamespace(submit=SimpleNamespace(remote=remote)), "a node")
+    shard.submit("call", {}, "add")
+    with pytest.raises(ConfigError, match="told to call, since .* cannot be pickled.*lock"):
+        shard.submit("call", {0: (threading.Lock(),)}, "add")
+    shard.submit("call", {}, "add")
+    assert numbers == [0, 1]
 
 
 def test_what_cannot_be_sent_is_one_error_and_no_host_stays(make_vec, monkeypatch):

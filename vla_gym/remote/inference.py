@@ -68,10 +68,24 @@ class _Request(NamedTuple):
     came: float
     future: Future[Inferred]
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of a row by camera, and that of proprioception."""
+    def kinds(self) -> dict[str, Any]:
+        """Return shape and type of a row by camera, and of proprioception."""
         rows = {**self.images, "proprio": self.proprio}
-        return {name: array.shape[1:] for name, array in rows.items()}
+        return {name: (array.shape[1:], array.dtype) for name, array in rows.items()}
+
+    def check(self) -> None:
+        """Check that there are as many rows of everything.
+
+        Raises:
+            ConfigError: If not.
+        """
+        arrays = {**self.images, "proprio": self.proprio}
+        rows = {name: array.shape[:1] for name, array in arrays.items()}
+        if set(rows.values()) != {(len(self.instructions),)}:
+            raise ConfigError(
+                f"Expected as many rows of images and proprio as instructions, "
+                f"{len(self.instructions)}, got {rows}."
+            )
 
 
 _Item = _Request | Callable[[], None] | None
@@ -120,6 +134,11 @@ class InferenceServer:
         future: Future[Inferred] = Future()
         views = {view: np.asarray(rows) for view, rows in images.items()}
         request = _Request(views, list(instructions), np.asarray(proprio), time.monotonic(), future)
+        try:
+            request.check()
+        except ConfigError as error:
+            future.set_exception(error)
+            return future
         self._put(request, future)
         return future
 
@@ -197,13 +216,15 @@ class InferenceServer:
         return batch, ()
 
     def _fits(self, first: _Request, other: _Request, rows: int) -> bool:
-        return first.shapes() == other.shapes() and rows + len(other.instructions) <= self._max_rows
+        return first.kinds() == other.kinds() and rows + len(other.instructions) <= self._max_rows
 
     def _forward(self, batch: list[_Request]) -> None:
-        began, stats = time.monotonic(), self._stats
         batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
-        if not batch:
-            return
+        if batch:
+            self._answer(batch)
+
+    def _answer(self, batch: list[_Request]) -> None:
+        began, stats = time.monotonic(), self._stats
         try:
             output = self._vla.infer(
                 {k: np.concatenate([r.images[k] for r in batch]) for k in batch[0].images},
@@ -213,8 +234,10 @@ class InferenceServer:
             hidden = output.hidden.detach().float().cpu().numpy()
             actions = output.actions.detach().float().cpu().numpy()
         except Exception as error:
-            for request in batch:
-                request.future.set_exception(error)
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+            for request in batch if len(batch) > 1 else ():  # whose fault it is, is not known
+                self._answer([request])
             return
         stats.forwards += 1
         stats.seconds += time.monotonic() - began

@@ -87,9 +87,9 @@ class Link:
         names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
         rows = {name: columns[name][ids] for name in names}
         own = {i - self.first: options[i] for i in ids.tolist() if i in options}
+        self.send("run", (local, ops, rows, own, each), local)
         if each:
             self.going.update(local.tolist())
-        self.send("run", (local, ops, rows, own, each), local)
 
     def call(self, ids: Sequence[int], method: str, arguments: Sequence[Any]) -> None:
         """Call a method of the rows of environments, by the numbers of all parts."""

@@ -108,7 +108,8 @@ class Rows:
         """Put together what a part's ``recv`` returned.
 
         Args:
-            result: Of the outermost wrapper, whose rewards, flags and infos count.
+            result: Of the outermost wrapper, whose rewards, flags and infos count; but for
+                ``instruction`` and ``episode_stats``, which are the environments' own.
             written: ``VectorEnvBase.written`` of the same environments.
             texts: New instructions by environment.
         """
@@ -121,6 +122,10 @@ class Rows:
             if not (written.get(f"{prefix}_set", _NONE) & np.uint64(bit)).any()
         }
         written = {name: rows for name, rows in written.items() if name not in unset}
+        for prefix, told in (("info", infos), ("final_info", infos.get("final_info", {}))):
+            for key in INFO_BITS:
+                if key in told and (name := f"{prefix}/{key}") in written:
+                    written[name] = np.where(told[f"_{key}"], told[key], written[name])
         columns = {name: rows for name, rows in written.items() if not name.startswith("final_")}
         columns |= {"reward": rewards, "terminated": terminated, "truncated": truncated}
         columns |= flatten(obs)

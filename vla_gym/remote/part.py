@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 
 import vla_gym
-from vla_gym.errors import AssetError, ConfigError, VlaGymError, WorkerError
+from vla_gym.errors import AssetError, ConfigError, WorkerError
 from vla_gym.remote.messages import PartSpec, Reply, Rows, flatten
 from vla_gym.vector.env_row import EnvRowState, row_in
 from vla_gym.vector.worker import EnvSpaces
@@ -168,8 +168,7 @@ class Part:
         try:
             return self._rows(self._envs.recv(env_ids=ids))
         except Exception:
-            with contextlib.suppress(VlaGymError):
-                self._base.end()
+            self._base.end()
             raise
 
     def _receive(self, wanted: Sequence[int] | int) -> Reply:
@@ -183,9 +182,9 @@ class Part:
             return Reply("begun")
         try:
             return self._rows(self._envs.recv(timeout=_LOOK_S, **chosen))
-        except TimeoutError:
-            return Reply("waiting")
         except Exception as error:
+            if isinstance(error, TimeoutError) and np.array_equal(going, self._base.going()):
+                return Reply("waiting")
             undone = np.setdiff1d(going, self._base.going()).tolist()
             return Reply("raised", portable(error), undone)
 
@@ -223,6 +222,8 @@ def _as_row(state: Any) -> EnvRowState:
 def portable(error: Exception) -> Exception:
     """Return an exception that can be pickled, with a note of where it was raised."""
     text = "".join(traceback.format_exception(error))
+    if isinstance(error, TimeoutError):  # of a wrapper or a VLA, not of the caller's own deadline
+        return WorkerError(text)
     with contextlib.suppress(Exception):
         copy: Exception = pickle.loads(cloudpickle.dumps(error))
         copy.add_note(f"It was raised in a part of the vector environment:\n{text}")

@@ -66,8 +66,15 @@ class RayShard:
 
     def submit(self, command: str, *arguments: Any) -> Future[Reply]:
         """See :class:`~vla_gym.remote.shards.Shard`."""
-        number, self._number = self._number, self._number + 1
-        future: Future[Reply] = self._actor.submit.remote(number, command, *arguments).future()
+        try:
+            answer = self._actor.submit.remote(self._number, command, *arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"A part of the vector environment cannot be told to {command}, since an argument "
+                f"cannot be pickled: {str(error).splitlines()[0]}"
+            ) from error
+        self._number += 1  # the actor waits for a number that is left out
+        future: Future[Reply] = answer.future()
         return future
 
     def kill(self) -> None:
@@ -166,14 +173,28 @@ class _Session:
     _lock = threading.Lock()
     _users = 0
     _ours = False
+    _address = "ray"
 
     @classmethod
     def enter(cls, ray: Any, address: str, timeout: float) -> None:
         with cls._lock:
             if not ray.is_initialized():
                 _connect(ray, address, timeout)
-                cls._ours = True
+                cls._ours, cls._address = True, address
+            elif address != "ray" and not cls._is_there(ray, address):
+                raise ConfigError(
+                    f"This program is connected to a Ray cluster already, and hosts={address!r} "
+                    "asks for another: close what uses it first, or give hosts='ray'."
+                )
             cls._users += 1
+
+    @classmethod
+    def _is_there(cls, ray: Any, address: str) -> bool:
+        """Tell whether this program is connected to an address, as far as that is known."""
+        if cls._ours:
+            return address == cls._address
+        is_client: bool = ray.util.client.ray.is_connected()  # by the caller, who knows whereto
+        return is_client
 
     @classmethod
     def leave(cls, ray: Any) -> None:
@@ -204,7 +225,7 @@ def _connect(ray: Any, address: str, timeout: float) -> None:
     found = os.environ.get("RAY_ADDRESS") if address == "ray" else address
     if found:
         host, _, port = found.removeprefix("ray://").rpartition(":")
-        if not port.isdigit() or not _opens(host, int(port), min(timeout, 5 * _PROBE_S)):
+        if not port.isdecimal() or not _opens(host, int(port), min(timeout, 5 * _PROBE_S)):
             raise ConfigError(
                 f"No Ray cluster answers at {found!r}: expected the address of a running one, "
                 "'ray://host:10001' or RAY_ADDRESS=host:6379. Start one with 'ray start --head', "
@@ -243,6 +264,6 @@ def _listens(node: dict[str, Any]) -> bool:
 def _opens(host: str, port: int, timeout: float) -> bool:
     try:
         socket.create_connection((host, port), timeout=timeout).close()
-    except OSError:
+    except (OSError, ValueError, OverflowError):  # ValueError: no name of a machine
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -86,7 +87,8 @@ class AskActors:
         try:
             if self._turns is None:
                 found = [ray.get_actor(name, namespace=_NAMESPACE) for name in self._names]
-                self._turns = itertools.cycle(found)
+                first = random.randrange(len(found))  # not all machines ask the same one
+                self._turns = itertools.cycle(found[first:] + found[:first])
             asked = next(self._turns).infer.remote(images, instructions, proprio)
         except (ValueError, ray.exceptions.RayError) as error:  # ValueError: no actor of that name
             raise _lost(error) from error

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from vla_gym.envs.checks import check_flag, check_keywords
+from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.remote.links import Wanted
 from vla_gym.remote.messages import PartSpec
@@ -18,6 +20,7 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
 from vla_gym.vector.processes.interrupts import Interrupts
+from vla_gym.vector.vector_base import check_limits
 
 VectorWrapper = Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]
 # Arguments of LiberoVectorEnv that EnvPlan.make takes by name.
@@ -88,10 +91,18 @@ class RemoteVectorEnv(LiberoVectorEnv):
             WorkerError: If the environments can't be built.
         """
         self.closed = True  # until there is something to close
-        if max_restarts < 0 or step_timeout <= 0 or start_timeout <= 0:
-            raise ConfigError("max_restarts must not be negative, timeouts must be positive.")
+        limits = check_limits(max_restarts, step_timeout, start_timeout, copy)
+        max_restarts, step_timeout, start_timeout = limits
+        check_flag(gpu, "gpu")
+        known = isinstance(vector_wrappers, list | tuple)
+        if not known or not all(callable(wrapper) for wrapper in vector_wrappers):
+            raise ConfigError(
+                f"vector_wrappers must be a list of functions, got {vector_wrappers!r:.80}."
+            )
         if "env_ids" in kwargs:
             raise ConfigError("env_ids is for one machine's part: leave it out with hosts.")
+        if kwargs.get("env_factory") is None:
+            check_keywords(kwargs, LiberoVectorEnv, LiberoEnv)
         planned = {name: kwargs.get(name, default) for name, default in _PLANNED.items()}
         own = {k: v for k, v in kwargs.items() if k not in (*_PLANNED, *_OF_PARTS)}
         self._plan = EnvPlan.make(num_envs, suite, **planned, env_kwargs=own)

@@ -27,6 +27,7 @@ class Runner:
         worker_of: (N,) worker of each environment.
         spaces: What all environments look like.
         broken: Why nothing works any more, or None.
+        restarts: Of all workers so far.
         tell: What a restart is told to.
     """
 
@@ -47,6 +48,7 @@ class Runner:
         """
         self.pool, self.blocks, self.mode = pool, pool.blocks, mode
         self.broken: str | None = None
+        self.restarts = 0
         self.tell: Callable[[str], None] = warn_of_restart
         self._max_restarts = max_restarts
         n = sum(len(block) for block in self.blocks)
@@ -216,6 +218,7 @@ class Runner:
             self.table.give_up(block)
             self.broken = message
             raise
+        self.restarts += 1
         if worker in self._called:  # nobody is going to answer
             self._called.discard(worker)
             self._values[worker] = WorkerError(message)

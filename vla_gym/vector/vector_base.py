@@ -13,6 +13,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vla_gym.envs.checks import MAX_TIMEOUT_S, as_integer, as_number, check_flag
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
@@ -23,6 +24,22 @@ from vla_gym.vector.pool import Pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
 from vla_gym.vector.runner import Runner
 from vla_gym.vector.shared_memory import OF_WORKERS
+
+
+def check_limits(
+    max_restarts: Any, step_timeout: Any, start_timeout: Any, copy: Any
+) -> tuple[int, float, float]:
+    """Return the first three of these arguments of a vector environment.
+
+    Raises:
+        ConfigError: If one is out of range.
+    """
+    check_flag(copy, "copy")
+    return (
+        as_integer(max_restarts, "max_restarts", 0),
+        as_number(step_timeout, "step_timeout", 0, MAX_TIMEOUT_S, above=True),
+        as_number(start_timeout, "start_timeout", 0, MAX_TIMEOUT_S, above=True),
+    )
 
 
 class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
@@ -159,10 +176,11 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     def _call_again(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
         """Call what may be done twice until no worker dies over it."""
         while True:
+            restarts = self._runner.restarts
             try:
                 return self._runner.call(calls, method)
-            except WorkerError:  # there is a new one, unless too many have died
-                if self._runner.broken:
+            except WorkerError:
+                if self._runner.restarts == restarts:  # too many have died, or none
                     raise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -252,8 +270,10 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         return len(self._table.finished)
 
     def end(self) -> None:
-        """Wait for all that is under way and throw it away."""
-        self._runner.wait(self._runner.idle)
+        """Wait for all that is under way and throw it away, errors too."""
+        while self._runner.broken is None and not self._runner.idle():
+            with contextlib.suppress(VlaGymError):
+                self._runner.wait(self._runner.idle)
         self._collected()
 
     def written(self, ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -350,10 +370,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             raise
         except Exception:
             if self._waiting is not None:
-                while self._runner.broken is None and not self._runner.idle():
-                    with contextlib.suppress(VlaGymError):  # the first one is raised
-                        self._runner.wait(self._runner.idle)
-                self._collected()
+                self.end()
             raise
 
     def _wait_all(self, timeout: float | None = None) -> None:

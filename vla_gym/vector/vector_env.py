@@ -10,20 +10,14 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import (
-    MAX_TIMEOUT_S,
-    as_integer,
-    as_number,
-    check_flag,
-    check_keywords,
-)
+from vla_gym.envs.checks import check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
 from vla_gym.vector.pool import start_pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
-from vla_gym.vector.vector_base import VectorEnvBase
+from vla_gym.vector.vector_base import VectorEnvBase, check_limits
 
 
 class LiberoVectorEnv(VectorEnvBase):
@@ -102,10 +96,8 @@ class LiberoVectorEnv(VectorEnvBase):
             WorkerError: If the environments can't be built.
         """
         self.closed = True  # until there is something to close
-        max_restarts = as_integer(max_restarts, "max_restarts", 0)
-        step_timeout = as_number(step_timeout, "step_timeout", 0, MAX_TIMEOUT_S, above=True)
-        start_timeout = as_number(start_timeout, "start_timeout", 0, MAX_TIMEOUT_S, above=True)
-        check_flag(copy, "copy")
+        limits = check_limits(max_restarts, step_timeout, start_timeout, copy)
+        max_restarts, step_timeout, start_timeout = limits
         if env_factory is None:
             check_keywords(env_kwargs, LiberoVectorEnv, LiberoEnv)
         self._plan = EnvPlan.make(
