@@ -181,7 +181,7 @@ class _Session:
             if not ray.is_initialized():
                 _connect(ray, address, timeout)
                 cls._ours, cls._address = True, address
-            elif address != "ray" and not cls._is_there(ray, address):
+            elif address != "ray" and not cls._is_there(address):
                 raise ConfigError(
                     f"This program is connected to a Ray cluster already, and hosts={address!r} "
                     "asks for another: close what uses it first, or give hosts='ray'."
@@ -189,12 +189,13 @@ class _Session:
             cls._users += 1
 
     @classmethod
-    def _is_there(cls, ray: Any, address: str) -> bool:
+    def _is_there(cls, address: str) -> bool:
         """Tell whether this program is connected to an address, as far as that is known."""
+        from ray.util.client import ray as client
+
         if cls._ours:
             return address == cls._address
-        is_client: bool = ray.util.client.ray.is_connected()  # by the caller, who knows whereto
-        return is_client
+        return bool(client.is_connected())  # by the caller, who knows whereto
 
     @classmethod
     def leave(cls, ray: Any) -> None:
