@@ -49,6 +49,9 @@ class Killer:
     def __init__(self, nodes: Any, every: float, seed: int) -> None:
         """Wait for :meth:`start`."""
         self._nodes, self._every, self._rng = nodes, every, random.Random(seed)
+        # Its hooks are signal handlers, which only the main thread may set: nodes that come back
+        # have none, and end with the cluster.
+        nodes._shutdown_at_exit = False
         self._over, self.killed = threading.Event(), Counter[str]()
         self._thread = threading.Thread(target=self._run)
 
