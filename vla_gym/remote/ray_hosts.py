@@ -243,7 +243,8 @@ def _connect(ray: Any, address: str, timeout: float) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"Could not connect to the Ray cluster {found or 'of this machine'!r}: {error}. Look "
-            "at 'ray status' there; both sides need the same versions of Python and Ray."
+            "at 'ray status' there; both sides need the same versions of Python and Ray, and here "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, if the cluster asks for a token."
         ) from error
 
 
