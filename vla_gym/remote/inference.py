@@ -236,8 +236,9 @@ class InferenceServer:
         except Exception as error:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
-            for request in batch if len(batch) > 1 else ():  # whose fault it is, is not known
-                self._answer([request])
+            else:  # whose fault it is, is not known
+                for request in batch:
+                    self._answer([request])
             return
         stats.forwards += 1
         stats.seconds += time.monotonic() - began

@@ -18,9 +18,8 @@ from vla_gym.remote.shards import Hosts
 from vla_gym.suites import get_suite
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.batch import Arrays
-from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
+from vla_gym.vector.plan import EnvPlan, check_limits, parse_autoreset_mode
 from vla_gym.vector.processes.interrupts import Interrupts
-from vla_gym.vector.vector_base import check_limits
 
 VectorWrapper = Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]
 # Arguments of LiberoVectorEnv that EnvPlan.make takes by name.

@@ -15,8 +15,11 @@ from gymnasium.vector import AutoresetMode
 from vla_gym.envs.checks import (
     MAX_ENVS,
     MAX_SEED,
+    MAX_TIMEOUT_S,
     as_integer,
+    as_number,
     as_options,
+    check_flag,
     parse_reset_options,
     parse_tasks,
 )
@@ -280,3 +283,19 @@ def _task_lists(
             f"got task_ids={task_ids}."
         )
     return lists
+
+
+def check_limits(
+    max_restarts: Any, step_timeout: Any, start_timeout: Any, copy: Any
+) -> tuple[int, float, float]:
+    """Return the first three of these arguments of a vector environment.
+
+    Raises:
+        ConfigError: If one is out of range.
+    """
+    check_flag(copy, "copy")
+    return (
+        as_integer(max_restarts, "max_restarts", 0),
+        as_number(step_timeout, "step_timeout", 0, MAX_TIMEOUT_S, above=True),
+        as_number(start_timeout, "start_timeout", 0, MAX_TIMEOUT_S, above=True),
+    )

@@ -13,7 +13,6 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.envs.checks import MAX_TIMEOUT_S, as_integer, as_number, check_flag
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
@@ -24,22 +23,6 @@ from vla_gym.vector.pool import Pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
 from vla_gym.vector.runner import Runner
 from vla_gym.vector.shared_memory import OF_WORKERS
-
-
-def check_limits(
-    max_restarts: Any, step_timeout: Any, start_timeout: Any, copy: Any
-) -> tuple[int, float, float]:
-    """Return the first three of these arguments of a vector environment.
-
-    Raises:
-        ConfigError: If one is out of range.
-    """
-    check_flag(copy, "copy")
-    return (
-        as_integer(max_restarts, "max_restarts", 0),
-        as_number(step_timeout, "step_timeout", 0, MAX_TIMEOUT_S, above=True),
-        as_number(start_timeout, "start_timeout", 0, MAX_TIMEOUT_S, above=True),
-    )
 
 
 class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):

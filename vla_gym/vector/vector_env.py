@@ -14,10 +14,10 @@ from vla_gym.envs.checks import check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
-from vla_gym.vector.plan import EnvPlan, parse_autoreset_mode
+from vla_gym.vector.plan import EnvPlan, check_limits, parse_autoreset_mode
 from vla_gym.vector.pool import start_pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
-from vla_gym.vector.vector_base import VectorEnvBase, check_limits
+from vla_gym.vector.vector_base import VectorEnvBase
 
 
 class LiberoVectorEnv(VectorEnvBase):
