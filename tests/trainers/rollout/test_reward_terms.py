@@ -20,6 +20,7 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.targets import rollout_metrics
 from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.rollout.chunks import ChunkEnvs
+from vla_gym_trainers.rollout.reward_terms import RewardTerms, reward_metrics
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.config import TD3RunConfig
 
@@ -112,3 +113,13 @@ def test_td3_logs_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, low, high in (("novelty", 0.2, 0.5), ("task", 0.0, 0.3)):
         values = [row[key] for row in rows if (key := f"rollout/reward_{name}") in row]
         assert len(values) > 3 and low < np.mean(values) < high
+
+
+def test_terms_of_a_chunk_with_nan_are_left_out():
+    terms = RewardTerms()
+    terms.extend([{"task": 1.0, "novelty": np.nan}, {"task": 0.0, "novelty": 0.5}])
+    assert (terms.sums, terms.counts) == (
+        {"task": 1.0, "novelty": 0.5},
+        {"task": 2, "novelty": 1},
+    )
+    assert reward_metrics({"task": 1.0, "novelty": np.nan}) == {"rollout/reward_task": 1.0}
