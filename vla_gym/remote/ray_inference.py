@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import pickle
 import random
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,6 +20,9 @@ from vla_gym.remote.ray_hosts import RayHosts, import_ray
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 
 _NAMESPACE = "vla_gym"
+#: Bytes of one argument of a call. Ray sends those below 100 kB with the call; larger ones wait in the
+#: asker's object store until the actor's node has fetched them.
+_PIECE = 90_000
 
 
 class InferenceActor:
@@ -39,11 +43,9 @@ class InferenceActor:
         """See :func:`vla_facts`."""
         return vla_facts(self._vla)
 
-    async def infer(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> Inferred:
-        """See :meth:`InferenceServer.infer`."""
-        return await asyncio.wrap_future(self._server.infer(images, instructions, proprio))
+    async def infer(self, *pieces: bytes) -> Inferred:
+        """See :meth:`InferenceServer.infer`; its arguments come pickled, in pieces."""
+        return await asyncio.wrap_future(self._server.infer(*pickle.loads(b"".join(pieces))))
 
     async def publish(self, version: int, weights: bytes) -> int:
         """See :meth:`InferenceServer.publish`."""
@@ -89,7 +91,9 @@ class AskActors:
                 found = [ray.get_actor(name, namespace=_NAMESPACE) for name in self._names]
                 first = random.randrange(len(found))  # not all machines ask the same one
                 self._turns = itertools.cycle(found[first:] + found[:first])
-            asked = next(self._turns).infer.remote(images, instructions, proprio)
+            sent = pickle.dumps((images, instructions, proprio), protocol=5)
+            pieces = [sent[i : i + _PIECE] for i in range(0, len(sent), _PIECE)]
+            asked = next(self._turns).infer.remote(*pieces)
         except (ValueError, ray.exceptions.RayError) as error:  # ValueError: no actor of that name
             raise _lost(error) from error
         asked.future().add_done_callback(pass_on)
