@@ -229,6 +229,29 @@ def read_episodes(
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
 
 
+def read_paths(path: Path) -> list[tuple[np.ndarray, ...]]:
+    """Return what it takes to play each episode of a file of ``vla-gym demos`` again.
+
+    Returns:
+        First state, fixture positions and orientations, executed actions up to the success.
+
+    Raises:
+        ConfigError: If the file is damaged or not written by ``vla-gym demos``.
+    """
+    ends = read_success_steps(path)
+    with _reading(path) as file:
+        demos = [file["data"][name] for name in _episode_names(file["data"])]
+        return [
+            (
+                np.array(demo.attrs["init_state"]),
+                np.array(demo.attrs["fixture_pos"]),
+                np.array(demo.attrs["fixture_quat"]),
+                demo["executed_actions"][: last + 1],
+            )
+            for demo, last in zip(demos, ends, strict=True)
+        ]
+
+
 def _episode_names(data: h5py.Group) -> list[str]:
     return sorted(data, key=lambda name: int(name.removeprefix("demo_")))
 

@@ -92,7 +92,7 @@ class RunCallback(BaseCallback):
             self.env_steps += int(info.get("executed_steps", 0))
             for key, value in reward_metrics(info.get("reward_terms", {})).items():
                 self.logger.record_mean(key, value)
-            if done and not info.get("worker_restarted", False):
+            if done and not (info.get("worker_restarted", False) or "demo_steps" in info):
                 success = bool(info.get("is_success", False))
                 self.recent.append(success)
                 self.episodes.add(int(info.get("task_id", 0)), success, is_warm_up)

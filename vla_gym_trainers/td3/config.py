@@ -201,6 +201,9 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     prior_demos: Path | None = None
     """Demonstrations of the tasks (a folder or file of vla-gym demos): half of each batch is drawn
     from them."""
+    demo_starts: Fraction = 0.0
+    """Share of the training episodes, of tasks with prior_demos, that begin at a random moment of
+    one of them. Statistics leave these episodes out."""
 
     total_timesteps: PositiveInt = 20_000
     """Chunks to collect, warm-up included (one timestep is one chunk)."""
@@ -220,6 +223,9 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     """Official states a task to film at the end, the VLA and the policy on each."""
     torch_threads: PositiveInt = 1
     """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
+    visual_profile: Literal["libero", "fast"] | None = None
+    """How the frames of training are drawn: libero, as upstream draws them, or fast, without
+    anti-aliasing and reflections; None: libero on LIBERO's own assets. Evaluations keep None."""
     stride: Count = 0
     """Learn also from transitions that begin every so many control steps inside a chunk (the frames
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
@@ -257,6 +263,11 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
                 "prior_demos are shown once to a frozen VLA of this process, and success pays 1, "
                 f"got vla_update_freq {self.vla_update_freq}, hosts {self.hosts} and rewards "
                 f"{' '.join(self.rewards) or None}: leave prior_demos out, or these."
+            )
+        if self.demo_starts and (self.prior_demos is None or self.variation is not None):
+            raise ConfigError(
+                f"demo_starts {self.demo_starts:g} begins inside prior_demos, in scenes that look "
+                "as they are: give prior_demos, and no variation."
             )
         self.check_world_model()
         if self.pays_for_more and self.value_range == (0.0, 1.0):

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 
+from vla_gym.demos.starts import DemoStarts, read_starts
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym.suites import get_suite
+from vla_gym.suites import get_suite, get_task
 from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
 from vla_gym_trainers.evaluation.tables import print_results
 from vla_gym_trainers.explorer.actions import ExplorerActions
@@ -200,11 +201,16 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         "task_ids": list(config.tasks()),
         "task_sampling": "uniform",
         "gamma": config.gamma,
+        "visual_profile": config.visual_profile,
         **_features(config),
         **config.env_kwargs(),
     }
     if config.stride:
         settings["stride"] = config.stride
+    if config.demo_starts and config.prior_demos is not None:
+        tasks = [get_task(config.suite, task_id) for task_id in config.tasks()]
+        demos = read_starts(config.prior_demos, tasks)
+        settings["env_wrappers"] = [partial(DemoStarts, demos=demos, share=config.demo_starts)]
     if config.vla_update_freq:
         settings["keep_inputs"] = True
     if config.explore_with is not None:

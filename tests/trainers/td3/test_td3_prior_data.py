@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
 
 from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.record import record_demos
+from vla_gym.demos.starts import DemoStarts, read_starts
 from vla_gym.errors import ConfigError
+from vla_gym.suites import get_task
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.td3.prior_data import demo_replay
@@ -100,9 +103,39 @@ def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
         assert batch.observations["task_id"].dtype == batch.next_observations["task_id"].dtype
 
 
+def test_episodes_begin_inside_demonstrations(demos: Path) -> None:
+    starts = read_starts(demos, [get_task("goal", TASK), get_task("goal", 9)])
+    assert set(starts) == {TASK}
+    with h5py.File(next(demos.rglob("*.hdf5")), "r") as file:
+        seen = [file[f"data/demo_{k}/obs/ee_pos"][()] for k in range(2)]
+        lengths = [int(file[f"data/demo_{k}"].attrs["success_step"]) + 1 for k in range(2)]
+    assert [len(demo.actions) for demo in starts[TASK]] == lengths
+    bare = gym.make("Libero-goal-v0", task_ids=(TASK, 9), cameras=(), max_control_steps=2)
+    env = DemoStarts(bare, starts, 0.5)
+    begun = []
+    for seed in range(20):
+        obs, info = env.reset(seed=seed)
+        again, _ = DemoStarts(bare, starts, 0.5).reset(seed=seed)
+        np.testing.assert_array_equal(obs["proprio"], again["proprio"])
+        env.step(np.zeros(7, np.float32))
+        *_, last = env.step(np.zeros(7, np.float32))
+        if "demo_steps" not in last:
+            plain, _ = bare.reset(seed=seed)
+            np.testing.assert_array_equal(obs["proprio"], plain["proprio"])
+            continue
+        assert info["task_id"] == TASK and info["elapsed_steps"] == 0
+        at = last["demo_steps"]
+        places = [demo[at] for demo in seen if at < len(demo)]
+        assert min(np.abs(obs["proprio"][:3] - place).max() for place in places) < 5e-3
+        begun.append(at)
+    assert len(begun) >= 3 and len(set(begun)) == len(begun)
+
+
 def test_a_run_with_demonstrations_goes_on_bit_for_bit(
     config: TD3RunConfig, tmp_path: Path
 ) -> None:
+    config = replace(config, demo_starts=1.0)
+
     def run(folder: str, **changes: Any) -> bytes:
         short = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
         settings = {**short, "total_timesteps": 64, "ahead": 0, "eval_states": 0}
@@ -114,7 +147,8 @@ def test_a_run_with_demonstrations_goes_on_bit_for_bit(
     whole = run("whole")
     first = run("parts", total_timesteps=32)
     assert first != whole == run("parts", resume=tmp_path / "parts", run_dir=None)
-    assert whole != run("without", prior_demos=None)
+    assert whole != run("without", prior_demos=None, demo_starts=0.0)
+    assert whole != run("as ever", demo_starts=0.0)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +157,8 @@ def test_a_run_with_demonstrations_goes_on_bit_for_bit(
         ({"rewards": ("task=5",), "value_range": None}, "success pays 1"),
         ({"vla_update_freq": 8, "ahead": 0}, "frozen VLA"),
         ({"hosts": "ray", "stride": 0}, "of this process"),
+        ({"prior_demos": None, "demo_starts": 0.5}, "give prior_demos"),
+        ({"variation": "mild", "demo_starts": 0.5}, "no variation"),
     ],
 )
 def test_what_demonstrations_do_not_go_with(
