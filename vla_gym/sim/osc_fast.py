@@ -25,57 +25,15 @@ from vla_gym.sim.controller_data import (
     scale_arm_action,
 )
 from vla_gym.sim.goal_tests import is_candidate
-from vla_gym.sim.mj_native import mj_fullM, mj_jacSite, mj_step1, mj_step2
+from vla_gym.sim.mj_native import mj_jacSite, mj_step1, mj_step2
+from vla_gym.sim.operational_space import (
+    null_torques,
+    operational_inertia,
+    orientation_error,
+)
 from vla_gym.suites.libero.spec import RobotSpec
 
 Arrays = tuple[np.ndarray, ...]
-
-# Gain of the null space's pull towards the reset posture, in 1/s^2 (upstream's constant).
-NULLSPACE_KP = 10.0
-
-
-@compiled
-def operational_inertia(
-    mass: np.ndarray, jac: np.ndarray, jac_pos: np.ndarray, jac_rot: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the inertia felt at the site and the null-space projection.
-
-    ``mass`` is the arm's (7, 7) joint-space mass matrix, ``jac`` the (6, 7) site Jacobian,
-    ``jac_pos`` and ``jac_rot`` (3, 7) are its halves. Returned are the translational (3, 3) and
-    rotational (3, 3) inertia and the projection (7, 7).
-    """
-    mass_inv = np.linalg.inv(mass)
-    # The pseudo-inverse keeps these finite near singular postures.
-    full = np.linalg.pinv(np.dot(np.dot(jac, mass_inv), jac.transpose()))
-    position = np.linalg.pinv(np.dot(np.dot(jac_pos, mass_inv), jac_pos.transpose()))
-    rotation = np.linalg.pinv(np.dot(np.dot(jac_rot, mass_inv), jac_rot.transpose()))
-    jac_bar = np.dot(np.dot(mass_inv, jac.transpose()), full)
-    return position, rotation, np.eye(7, 7) - np.dot(jac_bar, jac)
-
-
-@compiled
-def null_torques(
-    mass: np.ndarray,
-    projection: np.ndarray,
-    target: np.ndarray,
-    joint_pos: np.ndarray,
-    joint_vel: np.ndarray,
-) -> np.ndarray:
-    """Return the (7,) torques that pull towards a posture without moving the site."""
-    damping = np.sqrt(NULLSPACE_KP) * 2
-    posture = np.dot(mass, NULLSPACE_KP * (target - joint_pos) - damping * joint_vel)
-    return np.dot(projection.transpose(), posture)
-
-
-@compiled
-def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
-    """Return the rotation error of two (3, 3) matrices as a vector (3,), small angles."""
-    error = np.zeros(3)  # sums of cross products; np.cross takes seconds to compile
-    for c in range(3):
-        for i in range(3):
-            j, k = (i + 1) % 3, (i + 2) % 3
-            error[i] += current[j, c] * goal[k, c] - current[k, c] * goal[j, c]
-    return 0.5 * error
 
 
 @compiled
@@ -84,11 +42,10 @@ def _read_arm(
 ) -> None:
     """Fill ``arm`` (the fields of :class:`ArmReading`) from the present state."""
     qpos, qvel, _, site_xpos, site_xmat, _, _, qM = views
-    site, _, q_adr, v_adr = robot[0:4]
-    jac_p, jac_r, mass_all = work[0:3]
+    site, _, q_adr, v_adr, mass_adr = robot[0:5]
+    jac_p, jac_r = work
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
-    mj_fullM(model, mass_all.ctypes.data, qM.ctypes.data)
     copy_vector(site_xpos[site], pos)
     copy_matrix(site_xmat[site].reshape(3, 3), mat)
     copy_vector(np.dot(jac_p, qvel), velocity)
@@ -100,7 +57,7 @@ def _read_arm(
             jac_pos[k, i] = jac_p[k, v_adr[i]]
             jac_rot[k, i] = jac_r[k, v_adr[i]]
         for j in range(7):
-            mass[i, j] = mass_all[v_adr[i], v_adr[j]]
+            mass[i, j] = qM[mass_adr[i, j]]
 
 
 @compiled
@@ -161,7 +118,7 @@ def _run(
         robot: Indices and constants.
         gains: kp (6,), kd (6,).
         goal: Goal position, goal matrix, gripper command, null-space target; written.
-        work: Site Jacobians (3, nv) twice, mass matrix (nv, nv); written.
+        work: Site Jacobians (3, nv) twice; written.
         trace: The fields of a :class:`StepTrace`; written.
         targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
             of the gripper action.
@@ -173,7 +130,7 @@ def _run(
         The number of control steps executed.
     """
     qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, _ = views
-    _, substeps, _, v_adr, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
+    _, substeps, _, v_adr, _, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
     goal_pos, goal_mat, grip_command, _ = goal
     start_qpos, sampled_qpos, last_qpos, last_qvel = trace
     delta_pos, delta_mat, rotates, grip_sign = targets
@@ -213,6 +170,19 @@ def _run(
     return delta_pos.shape[0]
 
 
+def mass_addresses(model: mujoco.MjModel, dofs: np.ndarray) -> np.ndarray:
+    """Return where ``qM`` holds the mass matrix of N joints that are one chain, (N, N)."""
+    address = {}
+    for dof in dofs:
+        other = dof
+        for entry in range(model.dof_Madr[dof], model.nM):  # from the joint to the root
+            address[dof, other] = address[other, dof] = entry
+            other = model.dof_parentid[other]
+            if other < 0:
+                break
+    return np.array([[address[row, column] for column in dofs] for row in dofs])
+
+
 class FastController:
     """Runs chunks on one MjData with the compiled loop."""
 
@@ -239,6 +209,7 @@ class FastController:
             int(robot.substeps),
             index(robot.joint_qpos),
             index(robot.joint_qvel),
+            index(mass_addresses(model, robot.joint_qvel)),
             index(robot.joint_actuators),
             real(robot.torque_low),
             real(robot.torque_high),
@@ -252,11 +223,7 @@ class FastController:
         shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
         self._no_reading = tuple(np.zeros(shape) for shape in shapes)
         self._trace = tuple(vars(trace).values())
-        self._work = (
-            np.zeros((3, model.nv)),
-            np.zeros((3, model.nv)),
-            np.zeros((model.nv, model.nv)),
-        )
+        self._work = (np.zeros((3, model.nv)), np.zeros((3, model.nv)))
 
     def run(self, actions: np.ndarray, state: ControllerState, tests: np.ndarray) -> int:
         """Execute control steps until the chunk ends or the goal may be reached.
@@ -269,8 +236,8 @@ class FastController:
         Returns:
             The number of control steps executed, 1..C.
         """
-        scaled = np.stack([scale_arm_action(a, self._robot) for a in actions])
-        rotates = np.array([has_rotation(s) for s in scaled])
+        scaled = scale_arm_action(actions, self._robot)
+        rotates = has_rotation(scaled)
         delta_mat = np.stack(
             [
                 rotation_delta(s[3:]) if r else np.eye(3)
