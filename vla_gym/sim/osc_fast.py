@@ -3,8 +3,9 @@
 Upstream (robosuite's ``MujocoEnv.step`` and ``OperationalSpaceController``) runs, for each of the
 25 substeps of a control step, two ``mj_forward`` and one ``mj_step``. Here a substep is
 ``mj_step1`` (positions, velocities, bias forces), the controller's torques, ``mj_step2``. The
-physics is the same: ``mj_forward`` leaves no trace that a step depends on. Matrix layouts and the
-order of operations follow upstream's so that rounding stays as close as it can.
+physics is the same: ``mj_forward`` leaves no trace that a step depends on. The arm is read as
+upstream reads it; torques equal upstream's to rounding, and near singular postures, where they
+hang on it, to the last bit (see :mod:`vla_gym.sim.operational_space`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from vla_gym.sim.controller_data import (
 from vla_gym.sim.goal_tests import is_candidate
 from vla_gym.sim.mj_native import mj_jacSite, mj_step1, mj_step2
 from vla_gym.sim.operational_space import (
+    NULLSPACE_KP,
     null_torques,
     operational_inertia,
+    operational_torques,
     orientation_error,
 )
 from vla_gym.suites.libero.spec import RobotSpec
@@ -43,7 +46,7 @@ def _read_arm(
     """Fill ``arm`` (the fields of :class:`ArmReading`) from the present state."""
     qpos, qvel, _, site_xpos, site_xmat, _, _, qM = views
     site, _, q_adr, v_adr, mass_adr = robot[0:5]
-    jac_p, jac_r = work
+    jac_p, jac_r = work[0:2]
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
     copy_vector(site_xpos[site], pos)
@@ -75,23 +78,30 @@ def _copy_reading(source: Arrays, arm: Arrays) -> None:
 
 
 @compiled
-def _torques(arm: Arrays, goal: Arrays, gains: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Return the task's and the null space's (7,) torques, without gravity compensation."""
+def _torques(arm: Arrays, goal: Arrays, gains: Arrays, work: Arrays, torques: np.ndarray) -> None:
+    """Add the task's and the null space's to (7,) ``torques``, which hold the bias forces."""
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     goal_pos, goal_mat, _, null_qpos = goal
     kp, kd = gains
+    wrench, posture = work[0:2]
+    error = orientation_error(goal_mat, mat)
+    for k in range(3):
+        wrench[k] = (goal_pos[k] - pos[k]) * kp[k] - velocity[k] * kd[k]
+        wrench[k + 3] = error[k] * kp[k + 3] - spin[k] * kd[k + 3]
+    damping = np.sqrt(NULLSPACE_KP) * 2
+    for i in range(7):
+        posture[i] = NULLSPACE_KP * (null_qpos[i] - joint_pos[i]) - damping * joint_vel[i]
+    if operational_torques((jac_pos, jac_rot, mass), wrench, posture, work[2:], torques):
+        return
+    # As upstream computes them, to the last bit.
     jac = np.empty((7, 6)).T
     copy_matrix(jac_pos, jac[0:3])
     copy_matrix(jac_rot, jac[3:6])
-    force = (goal_pos - pos) * kp[0:3] + (-velocity) * kd[0:3]
-    error = orientation_error(goal_mat, mat)
-    torque = error * kp[3:6] + (-spin) * kd[3:6]
     inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
-    wrench = np.empty(6)
-    copy_vector(np.dot(inertia_pos, force), wrench[:3])
-    copy_vector(np.dot(inertia_rot, torque), wrench[3:])
+    copy_vector(np.dot(inertia_pos, wrench[:3]), wrench[:3])
+    copy_vector(np.dot(inertia_rot, wrench[3:]), wrench[3:])
     null = null_torques(mass, projection, null_qpos, joint_pos, joint_vel)
-    return np.dot(jac.T, wrench), null
+    copy_vector(np.dot(jac.T, wrench) + torques + null, torques)
 
 
 @compiled
@@ -118,7 +128,7 @@ def _run(
         robot: Indices and constants.
         gains: kp (6,), kd (6,).
         goal: Goal position, goal matrix, gripper command, null-space target; written.
-        work: Site Jacobians (3, nv) twice; written.
+        work: See :class:`FastController`; written.
         trace: The fields of a :class:`StepTrace`; written.
         targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
             of the gripper action.
@@ -138,6 +148,7 @@ def _run(
     # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
     jac_pos, jac_rot, mass = np.empty((7, 3)).T, np.empty((7, 3)).T, np.empty((7, 7)).T
     arm = (pos, mat, np.empty(3), np.empty(3), jac_pos, jac_rot, mass, np.empty(7), np.empty(7))
+    torques = np.empty(7)
 
     for step in range(delta_pos.shape[0]):
         copy_vector(qpos, start_qpos)
@@ -156,10 +167,11 @@ def _run(
                 if rotates[step]:
                     copy_matrix(np.dot(delta_mat[step], mat), goal_mat)
                 copy_vector(pos + delta_pos[step], goal_pos)
-            task, null = _torques(arm, goal, gains)
             for i in range(7):
-                value = (task[i] + qfrc_bias[v_adr[i]]) + null[i]
-                ctrl[act[i]] = min(max(value, low[i]), high[i])
+                torques[i] = qfrc_bias[v_adr[i]]
+            _torques(arm, goal, gains, work[2:], torques)
+            for i in range(7):
+                ctrl[act[i]] = min(max(torques[i], low[i]), high[i])
             for i in range(2):
                 move = (-1.0 if i == 0 else 1.0) * speed * grip_sign[step]
                 grip_command[i] = min(max(grip_command[i] + move, -1.0), 1.0)
@@ -223,7 +235,10 @@ class FastController:
         shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
         self._no_reading = tuple(np.zeros(shape) for shape in shapes)
         self._trace = tuple(vars(trace).values())
-        self._work = (np.zeros((3, model.nv)), np.zeros((3, model.nv)))
+        # Site Jacobians; wrench and posture; what `operational_torques` needs.
+        task, joints, site = (6,), (7,), (3, model.nv)
+        needed = ((7, 7), (6, 7), (6, 6), (6, 6), (3, 3), (6,))
+        self._work = tuple(np.zeros(shape) for shape in (site, site, task, joints, *needed))
 
     def run(self, actions: np.ndarray, state: ControllerState, tests: np.ndarray) -> int:
         """Execute control steps until the chunk ends or the goal may be reached.
