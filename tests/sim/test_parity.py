@@ -97,7 +97,10 @@ def check_exact_episode(upstream: Upstream, task_id: int, init_state_id: int) ->
 
 
 def check_fast_steps(upstream: Upstream, task_id: int, count: int) -> np.ndarray:
-    """(b) Return max |dqpos| of single control steps from ``2 * count`` synced states."""
+    """(b) Return max |dqpos| of single control steps from ``2 * count`` synced states.
+
+    NaN stands for more than the tolerance in a state where upstream's own result is not determined.
+    """
     model = load(task_id)
     upstream.build("goal", task_id)
     expert = expert_actions(model, 0)
@@ -115,8 +118,23 @@ def check_fast_steps(upstream: Upstream, task_id: int, count: int) -> np.ndarray
     for state, action, qpos in zip(states, actions, theirs, strict=True):
         sim.set_state(state)
         sim.step(action)
-        errors.append(np.abs(sim.qpos - qpos).max())
+        error = np.abs(sim.qpos - qpos).max()
+        if error > FAST_TOLERANCE and effect_of_rounding(model, state, action) > FAST_TOLERANCE:
+            error = np.nan
+        errors.append(error)
     return np.array(errors)
+
+
+def effect_of_rounding(model: TaskModel, state: Snapshot, action: np.ndarray) -> float:
+    """Return how far the last bit of the arm's joints moves upstream's next state, max |dqpos|."""
+    sim, rng, ends = LiberoSim(model, physics="exact"), np.random.default_rng(0), []
+    for epsilon in [0.0] + [np.finfo(float).eps] * 8:
+        sim.set_state(state)
+        joints = model.robot.joint_qpos
+        sim._data.qpos[joints] *= 1.0 + rng.choice([-epsilon, epsilon], len(joints))
+        sim.step(action)
+        ends.append(sim.qpos.copy())
+    return float(np.abs(np.array(ends) - ends[0]).max())
 
 
 def check_images(upstream: Upstream, task_id: int, count: int, size: int) -> None:
@@ -213,10 +231,13 @@ def test_exact_episode_of_every_task(upstream: Upstream, task_id: int) -> None:
 def test_fast_single_steps_of_every_task(upstream: Upstream) -> None:
     errors = np.concatenate([check_fast_steps(upstream, task, count=25) for task in ALL_TASKS])
     print(  # noqa: T201
-        f"{len(errors)} states, max |dqpos| {errors.max():.1e}, equal {np.mean(errors == 0):.1%}"
+        f"{len(errors)} states, max |dqpos| {np.nanmax(errors):.1e}, "
+        f"equal {np.mean(errors == 0):.1%}, not determined {np.isnan(errors).sum()}"
     )
     assert len(errors) >= 500
-    assert errors.max() <= FAST_TOLERANCE
+    assert np.nanmax(errors) <= FAST_TOLERANCE
+    # Seen: two of 500, the arm pressing down; there upstream's next state hangs on the last bit.
+    assert np.isnan(errors).mean() <= 0.01
 
 
 @pytest.mark.slow

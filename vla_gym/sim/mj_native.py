@@ -63,7 +63,3 @@ mj_step2: Callable[..., None] = types.ExternalFunction("mj_step2", _MODEL_DATA)
 mj_jacSite: Callable[..., None] = types.ExternalFunction(
     "mj_jacSite", types.void(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, types.int32)
 )
-# void mj_fullM(m, mjtNum* dst (nv, nv), const mjtNum* M)
-mj_fullM: Callable[..., None] = types.ExternalFunction(
-    "mj_fullM", types.void(_ADDRESS, _ADDRESS, _ADDRESS)
-)

@@ -3,8 +3,9 @@
 Upstream (robosuite's ``MujocoEnv.step`` and ``OperationalSpaceController``) runs, for each of the
 25 substeps of a control step, two ``mj_forward`` and one ``mj_step``. Here a substep is
 ``mj_step1`` (positions, velocities, bias forces), the controller's torques, ``mj_step2``. The
-physics is the same: ``mj_forward`` leaves no trace that a step depends on. Matrix layouts and the
-order of operations follow upstream's so that rounding stays as close as it can.
+physics is the same: ``mj_forward`` leaves no trace that a step depends on. The arm is read as
+upstream reads it; torques equal upstream's to rounding, and near singular postures, where they
+hang on it, to the last bit (see :mod:`vla_gym.sim.operational_space`).
 """
 
 from __future__ import annotations
@@ -25,57 +26,17 @@ from vla_gym.sim.controller_data import (
     scale_arm_action,
 )
 from vla_gym.sim.goal_tests import is_candidate
-from vla_gym.sim.mj_native import mj_fullM, mj_jacSite, mj_step1, mj_step2
+from vla_gym.sim.mj_native import mj_jacSite, mj_step1, mj_step2
+from vla_gym.sim.operational_space import (
+    NULLSPACE_KP,
+    null_torques,
+    operational_inertia,
+    operational_torques,
+    orientation_error,
+)
 from vla_gym.suites.libero.spec import RobotSpec
 
 Arrays = tuple[np.ndarray, ...]
-
-# Gain of the null space's pull towards the reset posture, in 1/s^2 (upstream's constant).
-NULLSPACE_KP = 10.0
-
-
-@compiled
-def operational_inertia(
-    mass: np.ndarray, jac: np.ndarray, jac_pos: np.ndarray, jac_rot: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the inertia felt at the site and the null-space projection.
-
-    ``mass`` is the arm's (7, 7) joint-space mass matrix, ``jac`` the (6, 7) site Jacobian,
-    ``jac_pos`` and ``jac_rot`` (3, 7) are its halves. Returned are the translational (3, 3) and
-    rotational (3, 3) inertia and the projection (7, 7).
-    """
-    mass_inv = np.linalg.inv(mass)
-    # The pseudo-inverse keeps these finite near singular postures.
-    full = np.linalg.pinv(np.dot(np.dot(jac, mass_inv), jac.transpose()))
-    position = np.linalg.pinv(np.dot(np.dot(jac_pos, mass_inv), jac_pos.transpose()))
-    rotation = np.linalg.pinv(np.dot(np.dot(jac_rot, mass_inv), jac_rot.transpose()))
-    jac_bar = np.dot(np.dot(mass_inv, jac.transpose()), full)
-    return position, rotation, np.eye(7, 7) - np.dot(jac_bar, jac)
-
-
-@compiled
-def null_torques(
-    mass: np.ndarray,
-    projection: np.ndarray,
-    target: np.ndarray,
-    joint_pos: np.ndarray,
-    joint_vel: np.ndarray,
-) -> np.ndarray:
-    """Return the (7,) torques that pull towards a posture without moving the site."""
-    damping = np.sqrt(NULLSPACE_KP) * 2
-    posture = np.dot(mass, NULLSPACE_KP * (target - joint_pos) - damping * joint_vel)
-    return np.dot(projection.transpose(), posture)
-
-
-@compiled
-def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
-    """Return the rotation error of two (3, 3) matrices as a vector (3,), small angles."""
-    error = np.zeros(3)  # sums of cross products; np.cross takes seconds to compile
-    for c in range(3):
-        for i in range(3):
-            j, k = (i + 1) % 3, (i + 2) % 3
-            error[i] += current[j, c] * goal[k, c] - current[k, c] * goal[j, c]
-    return 0.5 * error
 
 
 @compiled
@@ -84,11 +45,10 @@ def _read_arm(
 ) -> None:
     """Fill ``arm`` (the fields of :class:`ArmReading`) from the present state."""
     qpos, qvel, _, site_xpos, site_xmat, _, _, qM = views
-    site, _, q_adr, v_adr = robot[0:4]
-    jac_p, jac_r, mass_all = work[0:3]
+    site, _, q_adr, v_adr, mass_adr = robot[0:5]
+    jac_p, jac_r = work[0:2]
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     mj_jacSite(model, data, jac_p.ctypes.data, jac_r.ctypes.data, site)
-    mj_fullM(model, mass_all.ctypes.data, qM.ctypes.data)
     copy_vector(site_xpos[site], pos)
     copy_matrix(site_xmat[site].reshape(3, 3), mat)
     copy_vector(np.dot(jac_p, qvel), velocity)
@@ -100,7 +60,7 @@ def _read_arm(
             jac_pos[k, i] = jac_p[k, v_adr[i]]
             jac_rot[k, i] = jac_r[k, v_adr[i]]
         for j in range(7):
-            mass[i, j] = mass_all[v_adr[i], v_adr[j]]
+            mass[i, j] = qM[mass_adr[i, j]]
 
 
 @compiled
@@ -118,23 +78,30 @@ def _copy_reading(source: Arrays, arm: Arrays) -> None:
 
 
 @compiled
-def _torques(arm: Arrays, goal: Arrays, gains: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Return the task's and the null space's (7,) torques, without gravity compensation."""
+def _torques(arm: Arrays, goal: Arrays, gains: Arrays, work: Arrays, torques: np.ndarray) -> None:
+    """Add the task's and the null space's to (7,) ``torques``, which hold the bias forces."""
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
     goal_pos, goal_mat, _, null_qpos = goal
     kp, kd = gains
+    wrench, posture = work[0:2]
+    error = orientation_error(goal_mat, mat)
+    for k in range(3):
+        wrench[k] = (goal_pos[k] - pos[k]) * kp[k] - velocity[k] * kd[k]
+        wrench[k + 3] = error[k] * kp[k + 3] - spin[k] * kd[k + 3]
+    damping = np.sqrt(NULLSPACE_KP) * 2
+    for i in range(7):
+        posture[i] = NULLSPACE_KP * (null_qpos[i] - joint_pos[i]) - damping * joint_vel[i]
+    if operational_torques((jac_pos, jac_rot, mass), wrench, posture, work[2:], torques):
+        return
+    # As upstream computes them, to the last bit.
     jac = np.empty((7, 6)).T
     copy_matrix(jac_pos, jac[0:3])
     copy_matrix(jac_rot, jac[3:6])
-    force = (goal_pos - pos) * kp[0:3] + (-velocity) * kd[0:3]
-    error = orientation_error(goal_mat, mat)
-    torque = error * kp[3:6] + (-spin) * kd[3:6]
     inertia_pos, inertia_rot, projection = operational_inertia(mass, jac, jac_pos, jac_rot)
-    wrench = np.empty(6)
-    copy_vector(np.dot(inertia_pos, force), wrench[:3])
-    copy_vector(np.dot(inertia_rot, torque), wrench[3:])
+    copy_vector(np.dot(inertia_pos, wrench[:3]), wrench[:3])
+    copy_vector(np.dot(inertia_rot, wrench[3:]), wrench[3:])
     null = null_torques(mass, projection, null_qpos, joint_pos, joint_vel)
-    return np.dot(jac.T, wrench), null
+    copy_vector(np.dot(jac.T, wrench) + torques + null, torques)
 
 
 @compiled
@@ -161,7 +128,7 @@ def _run(
         robot: Indices and constants.
         gains: kp (6,), kd (6,).
         goal: Goal position, goal matrix, gripper command, null-space target; written.
-        work: Site Jacobians (3, nv) twice, mass matrix (nv, nv); written.
+        work: See :class:`FastController`; written.
         trace: The fields of a :class:`StepTrace`; written.
         targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
             of the gripper action.
@@ -173,7 +140,7 @@ def _run(
         The number of control steps executed.
     """
     qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, _ = views
-    _, substeps, _, v_adr, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
+    _, substeps, _, v_adr, _, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
     goal_pos, goal_mat, grip_command, _ = goal
     start_qpos, sampled_qpos, last_qpos, last_qvel = trace
     delta_pos, delta_mat, rotates, grip_sign = targets
@@ -181,6 +148,7 @@ def _run(
     # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
     jac_pos, jac_rot, mass = np.empty((7, 3)).T, np.empty((7, 3)).T, np.empty((7, 7)).T
     arm = (pos, mat, np.empty(3), np.empty(3), jac_pos, jac_rot, mass, np.empty(7), np.empty(7))
+    torques = np.empty(7)
 
     for step in range(delta_pos.shape[0]):
         copy_vector(qpos, start_qpos)
@@ -199,10 +167,11 @@ def _run(
                 if rotates[step]:
                     copy_matrix(np.dot(delta_mat[step], mat), goal_mat)
                 copy_vector(pos + delta_pos[step], goal_pos)
-            task, null = _torques(arm, goal, gains)
             for i in range(7):
-                value = (task[i] + qfrc_bias[v_adr[i]]) + null[i]
-                ctrl[act[i]] = min(max(value, low[i]), high[i])
+                torques[i] = qfrc_bias[v_adr[i]]
+            _torques(arm, goal, gains, work[2:], torques)
+            for i in range(7):
+                ctrl[act[i]] = min(max(torques[i], low[i]), high[i])
             for i in range(2):
                 move = (-1.0 if i == 0 else 1.0) * speed * grip_sign[step]
                 grip_command[i] = min(max(grip_command[i] + move, -1.0), 1.0)
@@ -211,6 +180,19 @@ def _run(
         if is_candidate(tests, qpos, xpos, site_xpos, site_xmat):
             return step + 1
     return delta_pos.shape[0]
+
+
+def mass_addresses(model: mujoco.MjModel, dofs: np.ndarray) -> np.ndarray:
+    """Return where ``qM`` holds the mass matrix of N joints that are one chain, (N, N)."""
+    address = {}
+    for dof in dofs:
+        other = dof
+        for entry in range(model.dof_Madr[dof], model.nM):  # from the joint to the root
+            address[dof, other] = address[other, dof] = entry
+            other = model.dof_parentid[other]
+            if other < 0:
+                break
+    return np.array([[address[row, column] for column in dofs] for row in dofs])
 
 
 class FastController:
@@ -239,6 +221,7 @@ class FastController:
             int(robot.substeps),
             index(robot.joint_qpos),
             index(robot.joint_qvel),
+            index(mass_addresses(model, robot.joint_qvel)),
             index(robot.joint_actuators),
             real(robot.torque_low),
             real(robot.torque_high),
@@ -252,11 +235,10 @@ class FastController:
         shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
         self._no_reading = tuple(np.zeros(shape) for shape in shapes)
         self._trace = tuple(vars(trace).values())
-        self._work = (
-            np.zeros((3, model.nv)),
-            np.zeros((3, model.nv)),
-            np.zeros((model.nv, model.nv)),
-        )
+        # Site Jacobians; wrench and posture; what `operational_torques` needs.
+        task, joints, site = (6,), (7,), (3, model.nv)
+        needed = ((7, 7), (6, 7), (6, 6), (6, 6), (3, 3), (6,))
+        self._work = tuple(np.zeros(shape) for shape in (site, site, task, joints, *needed))
 
     def run(self, actions: np.ndarray, state: ControllerState, tests: np.ndarray) -> int:
         """Execute control steps until the chunk ends or the goal may be reached.
@@ -269,8 +251,8 @@ class FastController:
         Returns:
             The number of control steps executed, 1..C.
         """
-        scaled = np.stack([scale_arm_action(a, self._robot) for a in actions])
-        rotates = np.array([has_rotation(s) for s in scaled])
+        scaled = scale_arm_action(actions, self._robot)
+        rotates = has_rotation(scaled)
         delta_mat = np.stack(
             [
                 rotation_delta(s[3:]) if r else np.eye(3)
