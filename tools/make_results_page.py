@@ -4,7 +4,8 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
-the paths of this machine. GROUP: single, suite, ablation, suite_ablation, on_policy. The tables
+the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets; tools/results_suite.sh),
+or of the earlier mini-few on lite: single, suite, ablation, suite_ablation, on_policy. The tables
 between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
 alone, and so are the pictures (results_curves.py); nothing is typed by hand.
 """
@@ -32,13 +33,13 @@ from vla_gym_trainers.td3.config import TD3RunConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
-GROUPS = ("single", "suite", "ablation", "suite_ablation", "on_policy")
-CURVES = ("single", "suite", "suite_ablation", "on_policy")
+GROUPS = ("libero", "single", "suite", "ablation", "suite_ablation", "on_policy")
+CURVES = ("libero", "single", "suite", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "learn_threads"}
-_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
+_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps", "prior_demos", "auto_resume"}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
@@ -223,8 +224,9 @@ def training_table(group: str) -> list[str]:
 def blocks() -> dict[str, str]:
     """Return the page's tables by the names of their blocks."""
     found = {group: "\n".join(table(group)) for group in GROUPS}
-    found["suite_tasks"] = "\n".join(tasks_table("suite"))
-    found["suite_training"] = "\n".join(training_table("suite"))
+    for group in ("libero", "suite"):
+        found[f"{group}_tasks"] = "\n".join(tasks_table(group))
+        found[f"{group}_training"] = "\n".join(training_table(group))
     return found
 
 

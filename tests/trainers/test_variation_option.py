@@ -61,9 +61,12 @@ def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
         **{"num_envs": 2, "workers": 0, "run_dir": tmp_path, "progress": False},
         variation="mild",
         scene_reset_interval=3,
+        visual_profile="fast",
     )
     card = train_td3(config).card
     check_looks(looks)
+    for env, look in looks:
+        assert env.visual_profile == (None if look is None else "fast")
     assert card["environment"]["variation"] == card["config"]["variation"] == "mild"
     assert card["environment"]["scene_reset_interval"] == 3
     with pytest.raises(ConfigError, match="variation='mild', not None"):

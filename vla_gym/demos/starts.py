@@ -53,7 +53,8 @@ class DemoStarts(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
 
     Layouts and everything else stay as they are; which episodes, and where, depends on the
     environment's seed and the episode's number alone. The step limit counts from there, and
-    ``info["demo_steps"]`` at the end of such an episode says how far in it began.
+    ``info["demo_steps"]`` at the end of such an episode says how far in it began. A staged reward
+    counts what the demonstration has achieved in the first step.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ from vla_gym.remote.ray_hosts import RayHosts, import_ray
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 
 _NAMESPACE = "vla_gym"
-#: Bytes of one argument of a call. Ray sends those below 100 kB with the call; larger ones wait in the
-#: asker's object store until the actor's node has fetched them.
+#: Bytes of one argument of a call. Ray sends those below 100 kB with the call; larger ones wait in
+#: the asker's object store until the actor's node has fetched them.
 _PIECE = 90_000
 
 
