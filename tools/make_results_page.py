@@ -4,8 +4,9 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
-the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets; tools/results_suite.sh),
-or of the earlier mini-few on lite: single, suite, ablation, suite_ablation, on_policy. The tables
+the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets, see
+tools/results_suite.sh), or, of the earlier mini-few on lite, single, suite, ablation,
+suite_ablation, on_policy. The tables
 between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
 alone, and so are the pictures (results_curves.py); nothing is typed by hand.
 """

@@ -83,7 +83,7 @@ class DemoStarts(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         rng = np.random.default_rng([*base.next_episode, _STREAM])
         if rng.random() >= self._share:
             return obs, info
-        demo = demos[rng.integers(len(demos))]
+        demo = demos[int(rng.integers(len(demos)))]
         self._begun = int(rng.integers(len(demo.actions)))
         sim: Any = base.sim
         nq = len(sim.qpos)
