@@ -24,6 +24,8 @@ WINE_BOTTLE = "wine_bottle_1_main"
 BOWL_RIM = {"inset": 0.0056, "depth": 0.022}
 # How far a body may move against the gripper, and how high that rises after the release: metres.
 MAX_SLIP, RETREAT = 0.03, 0.12
+# A body that is turned for its place is turned to within this angle before it is lowered, radians.
+TURNED = 0.05
 RELEASE_STEPS = 4  # control steps for opening the fingers
 
 
@@ -40,6 +42,7 @@ class Placement:
         pull_out: World offset by which the object is moved before it is lifted, out from under
             something; None: lifted straight up.
         until_success: Lower again as long as the task's goal is not reached, then let go.
+        rotation: (3, 3) orientation of the grip site from the transport on; None: as grasped.
     """
 
     target: Vector
@@ -49,6 +52,7 @@ class Placement:
     lower_steps: int = 50
     until_success: bool = False
     pull_out: tuple[float, float, float] | None = None
+    rotation: np.ndarray | None = None
 
 
 class Carry:
@@ -71,24 +75,34 @@ class Carry:
 
     def phases(self, retry_from: str) -> list[Phase]:
         """Return lift, transport, lower, release, retreat; a lost body restarts the pick."""
-        place, rotation = self._placement, self._grasp.rotation
-        closed = partial(Phase, rotation=rotation, gripper=CLOSED)
-        held = partial(closed, guard=self._is_held, retry_from=retry_from)
+        place, grasped = self._placement, self._grasp.rotation
+        rotation = grasped if place.rotation is None else place.rotation
+        held = partial(Phase, gripper=CLOSED, guard=self._is_held, retry_from=retry_from)
         # With nothing to pull out from under, the first phase ends in its first step.
         return [
             held(
                 "pull out",
                 self._pulled_target,
+                grasped,
                 tolerance=0.02,
                 min_steps=0,
                 max_steps=20,
                 on_enter=self._measure_grasp,
             ),
-            held("lift", self._lift_target, tolerance=0.03, max_steps=40),
-            held("transport", self._above_target, tolerance=0.02, max_steps=90),
-            closed(
+            held("lift", self._lift_target, grasped, tolerance=0.03, max_steps=40),
+            held(
+                "transport",
+                self._above_target,
+                rotation,
+                tolerance=0.02,
+                rotation_tolerance=None if place.rotation is None else TURNED,
+                max_steps=90,
+            ),
+            Phase(
                 "lower",
                 self._low_target,
+                rotation,
+                CLOSED,
                 tolerance=place.tolerance,
                 max_steps=place.lower_steps,
                 speed=0.6,
@@ -123,6 +137,8 @@ class Carry:
         return point
 
     def _above_target(self) -> np.ndarray:
+        if self._placement.rotation is not None:
+            self._measure_offset()  # it turns with the hand
         point = self._placement.target() + self._offset
         point[2] = max(self._placement.travel_height, point[2] + 0.02)
         return point
