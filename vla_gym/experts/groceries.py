@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vla_gym.experts.geometry import world_box
-from vla_gym.experts.grasps import top_grasp
+from vla_gym.experts.grasps import Grasp, top_grasp
 from vla_gym.experts.phase_machine import Expert, Phase
 from vla_gym.experts.pick_and_place import (
     Placement,
@@ -27,7 +27,13 @@ HOVER = 0.12
 
 
 def grocery_phases(
-    sim: LiberoSim, name: str, region: str, *, ground: float = 0.0, aside: float = 0.0
+    sim: LiberoSim,
+    name: str,
+    region: str,
+    *,
+    ground: float = 0.0,
+    grip: float = 0.0,
+    aside: float = 0.0,
 ) -> list[Phase]:
     """Return the phases that pick an object and let it go inside the basket.
 
@@ -36,10 +42,12 @@ def grocery_phases(
         name: Object, as the goal names it.
         region: Site inside the basket.
         ground: World height of what the basket stands on, metres.
-        aside: World x from the basket's middle, metres.
+        grip: World x from the object's middle where it is pinched, metres.
+        aside: World x from the basket's middle where it is let go, metres.
     """
     body = f"{name}_main"
-    grasp = top_grasp(sim, body)
+    middle = top_grasp(sim, body)
+    grasp = Grasp(offset_target(middle.point, grip, 0.0, 0.0), middle.rotation)
     body_height = sim.body_pos(body)[2] - world_box(sim, body).low[2]
     height = DROP_HEIGHT + min(float(body_height), MAX_BODY_HEIGHT)
     target = offset_target(lambda: sim.site_pos(region), aside, 0.0, height)

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 TABLE = 0.435
 # The first grocery goes to one side of the basket's middle, the second to the other.
 BASKET_ASIDE = 0.032
+# How far above a flat box's top the palm is, how wide that is, how wide a finger's pad.
+PALM_HEIGHT, PALM_WIDTH, PAD_WIDTH = 0.08, 0.24, 0.018
 # Of a mug's rim and of a pot's knob, from the highest point down.
 RIM_HEIGHT, KNOB_HEIGHT = 0.003, 0.012
 MUG_RIM = {"inset": 0.005, "depth": 0.022}
 # The pot's knob is pinched so far below its top.
-KNOB_GRASP = 0.006
+KNOB_GRASP = 0.002
 # Two pots stand side by side on the burner, so far from its middle.
 POT_ASIDE = 0.043
 STOVE_SITE = "flat_stove_1_cook_region"
@@ -72,10 +74,36 @@ def groceries_in_basket(sim: LiberoSim) -> Expert:
     """Put both groceries that the goal names into the basket, side by side."""
     parts = []
     for i, (_, name, region) in enumerate(sim.task_model.task.problem.goal):
-        aside = (-BASKET_ASIDE, BASKET_ASIDE)[i]
-        phases = grocery_phases(sim, name, region, ground=TABLE, aside=aside)
+        aside, grip = (-BASKET_ASIDE, BASKET_ASIDE)[i], roomy_grip(sim, name)
+        phases = grocery_phases(sim, name, region, ground=TABLE, grip=grip, aside=aside)
         parts.append(part(sim, name, phases, i))
     return Expert(sim, in_order(*parts))
+
+
+def roomy_grip(sim: LiberoSim, name: str) -> float:
+    """Return where to pinch an object, from its middle along world x: at the end of a flat box.
+
+    What stands beside a flat box is taller than the fingers are long: over its middle the palm,
+    which is wide along world y, may meet it. Cans and bottles are pinched in the middle.
+    """
+    objects = sim.task_model.objects
+    box = world_box(sim, objects[name].body)
+    if box.size[2] > PALM_HEIGHT / 2.0:
+        return 0.0
+    others = [world_box(sim, spec.body) for key, spec in objects.items() if key != name]
+    tall = [
+        other
+        for other in others
+        if other.high[2] > box.high[2] + PALM_HEIGHT
+        and abs(other.center[1] - box.center[1]) < PALM_WIDTH / 2.0 + other.size[1] / 2.0
+    ]
+    shift = box.size[0] / 2.0 - PAD_WIDTH
+
+    def room(grip: float) -> float:
+        x = box.center[0] + grip
+        return min((max(o.low[0] - x, x - o.high[0]) for o in tall), default=0.0)
+
+    return max((0.0, shift, -shift), key=room)
 
 
 def mug_grasp(sim: LiberoSim, body: str) -> Grasp:
@@ -123,7 +151,7 @@ def pot_phases(sim: LiberoSim, pot: str, aside: float) -> list[Phase]:
     height = float(sim.body_pos(body)[2] - world_box(sim, body).low[2])
     target = offset_target(lambda: sim.site_pos(STOVE_SITE), aside, 0.0, height + 0.006)
     placement = Placement(target, travel_height=float(point()[2]) + 0.12, tolerance=0.008)
-    return pick_and_place_phases(sim, body, grasp, placement)
+    return pick_and_place_phases(sim, body, grasp, placement, close_steps=13)
 
 
 def stove_and_pot(sim: LiberoSim) -> Expert:

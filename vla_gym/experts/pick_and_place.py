@@ -41,6 +41,8 @@ class Placement:
         lower_steps: Most control steps for the last descent.
         pull_out: World offset by which the object is moved before it is lifted, out from under
             something; None: lifted straight up.
+        push_in: World offset from ``target`` from which the object comes and to which the hand goes
+            back, into something from the side; None: down from the travel height.
         until_success: Lower again as long as the task's goal is not reached, then let go.
         rotation: (3, 3) orientation of the grip site from the transport on; None: as grasped.
     """
@@ -52,6 +54,7 @@ class Placement:
     lower_steps: int = 50
     until_success: bool = False
     pull_out: tuple[float, float, float] | None = None
+    push_in: tuple[float, float, float] | None = None
     rotation: np.ndarray | None = None
 
 
@@ -140,6 +143,8 @@ class Carry:
         if self._placement.rotation is not None:
             self._measure_offset()  # it turns with the hand
         point = self._placement.target() + self._offset
+        if self._placement.push_in is not None:
+            return point + np.array(self._placement.push_in)
         point[2] = max(self._placement.travel_height, point[2] + 0.02)
         return point
 
@@ -147,7 +152,7 @@ class Carry:
         return self._placement.target() + self._offset + np.array([0.0, 0.0, self._placement.drop])
 
     def _retreat_target(self) -> np.ndarray:
-        return self._low_target() + np.array([0.0, 0.0, RETREAT])
+        return self._low_target() + np.array(self._placement.push_in or (0.0, 0.0, RETREAT))
 
 
 def pick_and_place_phases(
