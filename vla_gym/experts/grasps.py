@@ -74,11 +74,12 @@ def rim_grasp(
     sim: LiberoSim,
     body: str,
     angle: float,
+    box: Box | None = None,
+    /,
     *,
     inset: float,
     depth: float,
     tilt: float = 0.0,
-    box: Box | None = None,
 ) -> Grasp:
     """Straddle the wall of a round open object (bowl, plate) from above.
 
@@ -86,11 +87,11 @@ def rim_grasp(
         sim: Simulation.
         body: Body of an object that is round about the vertical axis.
         angle: World polar angle of the rim point, radians.
+        box: Present bounds of the rim, of a body that has more beside it (a mug's handle); None:
+            the body's.
         inset: Distance of the grip site inside the outermost radius, metres.
         depth: Distance of the grip site below the highest point, metres.
         tilt: How far the hand leans outward, radians.
-        box: Present bounds of the rim where more than it sticks out (a mug's handle); None: those
-            of the body.
     """
     box = box or world_box(sim, body)
     radius = float(np.mean(box.size[:2])) / 2.0 - inset

@@ -33,7 +33,7 @@ def grocery_phases(
     *,
     ground: float = 0.0,
     grip: float = 0.0,
-    aside: float = 0.0,
+    aside: tuple[float, float] = (0.0, 0.0),
 ) -> list[Phase]:
     """Return the phases that pick an object and let it go inside the basket.
 
@@ -43,14 +43,14 @@ def grocery_phases(
         region: Site inside the basket.
         ground: World height of what the basket stands on, metres.
         grip: World x from the object's middle where it is pinched, metres.
-        aside: World x from the basket's middle where it is let go, metres.
+        aside: World x and y from the basket's middle where it is let go, metres.
     """
     body = f"{name}_main"
     middle = top_grasp(sim, body)
     grasp = Grasp(offset_target(middle.point, grip, 0.0, 0.0), middle.rotation)
     body_height = sim.body_pos(body)[2] - world_box(sim, body).low[2]
     height = DROP_HEIGHT + min(float(body_height), MAX_BODY_HEIGHT)
-    target = offset_target(lambda: sim.site_pos(region), aside, 0.0, height)
+    target = offset_target(lambda: sim.site_pos(region), *aside, height)
     placement = Placement(target, travel_height=ground + TRAVEL_HEIGHT, tolerance=0.02)
     return pick_and_place_phases(sim, body, grasp, placement, hover=HOVER, close_steps=10)
 

@@ -25,10 +25,13 @@ from vla_gym.experts.stove import knob_phases
 if TYPE_CHECKING:
     from vla_gym.sim import LiberoSim
 
+# Control steps in which a released thing comes to rest before its goal is looked at.
+SETTLE = 14
 # World height of the living room's table; all in metres.
 TABLE = 0.435
-# The first grocery goes to one side of the basket's middle, the second to the other.
-BASKET_ASIDE = 0.032
+# The first grocery goes so far to one side of the basket's middle in x and y, the second to the
+# other: in a corner each, two cans have room beside each other.
+BASKET_ASIDE = 0.021
 # How far above a flat box's top the palm is, how wide that is, how wide a finger's pad.
 PALM_HEIGHT, PALM_WIDTH, PAD_WIDTH = 0.08, 0.24, 0.018
 # Of a mug's rim and of a pot's knob, from the highest point down.
@@ -60,7 +63,9 @@ def part(sim: LiberoSim, name: str, phases: Sequence[Phase], goal: int) -> list[
         replace(p, name=f"{name}: {p.name}", retry_from=p.retry_from and f"{name}: {p.retry_from}")
         for p in phases
     ]
-    last = replace(named[-1], check=goal_holds(sim, goal), retry_from=named[0].name)
+    last = replace(
+        named[-1], check=goal_holds(sim, goal), retry_from=named[0].name, min_steps=SETTLE
+    )
     return [*named[:-1], last]
 
 
@@ -74,8 +79,10 @@ def groceries_in_basket(sim: LiberoSim) -> Expert:
     """Put both groceries that the goal names into the basket, side by side."""
     parts = []
     for i, (_, name, region) in enumerate(sim.task_model.task.problem.goal):
-        aside, grip = (-BASKET_ASIDE, BASKET_ASIDE)[i], roomy_grip(sim, name)
-        phases = grocery_phases(sim, name, region, ground=TABLE, grip=grip, aside=aside)
+        aside = (-BASKET_ASIDE, BASKET_ASIDE)[i]
+        phases = grocery_phases(
+            sim, name, region, ground=TABLE, grip=roomy_grip(sim, name), aside=(aside, aside)
+        )
         parts.append(part(sim, name, phases, i))
     return Expert(sim, in_order(*parts))
 
@@ -110,7 +117,7 @@ def mug_grasp(sim: LiberoSim, body: str) -> Grasp:
     """Straddle a mug's wall across from its handle."""
     rim = top_box(sim, body, RIM_HEIGHT)
     away = rim.center - world_box(sim, body).center
-    return rim_grasp(sim, body, np.arctan2(away[1], away[0]), box=rim, **MUG_RIM)
+    return rim_grasp(sim, body, np.arctan2(away[1], away[0]), rim, **MUG_RIM)
 
 
 def mug_phases(sim: LiberoSim, mug: str, plate: str) -> list[Phase]:
@@ -166,7 +173,6 @@ def stove_and_pot(sim: LiberoSim) -> Expert:
 
 def pots_on_stove(sim: LiberoSim) -> Expert:
     """Put both moka pots on the stove, which is on already, side by side."""
-    # The nearer one to the far side first would have to be passed by the other: far one first.
     parts = [
         part(sim, f"moka_pot_{i + 1}", pot_phases(sim, f"moka_pot_{i + 1}", aside), i)
         for i, aside in enumerate((-POT_ASIDE, POT_ASIDE))
@@ -178,7 +184,7 @@ def book_in_caddy(sim: LiberoSim) -> Expert:
     """Stand the book in the compartment that the goal names, its spine along the back."""
     _, book, region = sim.task_model.task.problem.goal[0]
     body, caddy = f"{book}_main", sim.body_mat("desk_caddy_1_main")
-    grasp = top_grasp(sim, body, yaws=np.linspace(-np.pi / 2, np.pi / 2, 91, endpoint=False))
+    grasp = top_grasp(sim, body, yaws=np.linspace(-np.pi / 2, np.pi / 2, 90).tolist())
     fingers = grasp.rotation[:, 0]
     turn = np.arctan2(caddy[1, 0], caddy[0, 0]) - np.arctan2(fingers[1], fingers[0])
     middle = world_box(sim, body).center - sim.body_pos(body)

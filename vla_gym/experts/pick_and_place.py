@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ class Placement:
             something; None: lifted straight up.
         push_in: World offset from ``target`` from which the object comes and to which the hand goes
             back, into something from the side; None: down from the travel height.
-        until_success: Lower again as long as the task's goal is not reached, then let go.
+        until: Lower again as long as this does not hold, then let go; None: always let go.
         rotation: (3, 3) orientation of the grip site from the transport on; None: as grasped.
     """
 
@@ -52,7 +53,7 @@ class Placement:
     drop: float = 0.0
     tolerance: float = 0.012
     lower_steps: int = 50
-    until_success: bool = False
+    until: Callable[[], bool] | None = None
     pull_out: tuple[float, float, float] | None = None
     push_in: tuple[float, float, float] | None = None
     rotation: np.ndarray | None = None
@@ -109,8 +110,8 @@ class Carry:
                 tolerance=place.tolerance,
                 max_steps=place.lower_steps,
                 speed=0.6,
-                check=self._sim.success if place.until_success else None,
-                retry_from="transport" if place.until_success else None,
+                check=place.until,
+                retry_from="transport" if place.until else None,
                 on_enter=self._measure_offset,
             ),
             hold("release", self._low_target, RELEASE_STEPS, OPEN, rotation),
@@ -234,6 +235,6 @@ def bottle_on_rack(sim: LiberoSim) -> Expert:
     """
     target = offset_target(lambda: sim.site_pos("wine_rack_1_top_region"), 0.0, -0.005, 0.0)
     placement = Placement(
-        target, travel_height=1.36, tolerance=0.004, lower_steps=25, until_success=True
+        target, travel_height=1.36, tolerance=0.004, lower_steps=25, until=sim.success
     )
     return _place_bottle(sim, placement)

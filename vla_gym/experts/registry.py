@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vla_gym.errors import UnknownTaskError
-from vla_gym.experts import black_bowls, closing, drawer, groceries, long_tasks, pick_and_place, push, stove
+from vla_gym.experts import (
+    black_bowls,
+    closing,
+    drawer,
+    groceries,
+    long_tasks,
+    pick_and_place,
+    push,
+    stove,
+)
 from vla_gym.experts.phase_machine import Expert
 
 if TYPE_CHECKING:
