@@ -1,6 +1,6 @@
 """Measure the scripted experts and write docs/experts.md from the counts.
 
-Usage: python tools/measure_experts.py [--suites spatial object goal] [--task-ids 0 1 ...]
+Usage: python tools/measure_experts.py [--suites spatial object goal 10] [--task-ids 0 1 ...]
            [--assets lite libero] [--states official sampled] [--episodes 50] [--render-only]
 
 Counts go to docs/experts.json, one row per (suite, task, pack, states), and the page is made anew
@@ -97,8 +97,8 @@ def page(rows: list[Row]) -> str:
         "the mean number of control steps of the successes. *Official*: the first n of LIBERO's 50",
         "initial states, actions undisturbed. *Sampled*: fresh layouts, with the start and action",
         "noise of `vla-gym demos`, so this is the share of attempts that becomes a demonstration.",
-        "The experts were tuned on other sampled layouts of the same tasks; those of the suite",
-        "`goal` also on some of its official states.",
+        "The experts were tuned on other sampled layouts of the same tasks; those of the suites",
+        "`goal` and `10` also on some of their official states.",
         "",
         "## Summary",
         "",

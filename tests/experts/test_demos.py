@@ -336,7 +336,7 @@ def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> 
         {"num_workers": -1},
         {"num_envs": 0},
         {"image_size": 8},
-        {"suite": ("10",)},
+        {"suite": ("90",)},
         {"task_ids": (10,)},
         {"lerobot_videos": True},
         {"lerobot": "/"},

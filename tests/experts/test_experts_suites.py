@@ -1,4 +1,4 @@
-"""Scripted experts on whole tasks, the grasps of spatial and object, and the page of counts."""
+"""Scripted experts on whole tasks, grasps, parts of long tasks, and the page of counts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from vla_gym.experts import Expert, Phase, make_expert
 from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
 from vla_gym.experts.grasps import FUNNEL_STEP, Grasp, rim_grasp, tilted_rim_grasp
+from vla_gym.experts.long_tasks import SETTLE, in_order, part, roomy_grip
 from vla_gym.experts.pick_and_place import repeated_until_success
 from vla_gym.rollout import ExpertPolicy, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
@@ -20,7 +21,7 @@ from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 
-ALL_TASKS = [(suite, i) for suite in ("goal", "spatial", "object") for i in range(10)]
+ALL_TASKS = [(suite, i) for suite in ("goal", "spatial", "object", "10") for i in range(10)]
 
 
 def success_rate(assets: str, suite: str, task_id: int, init_state_ids: range) -> float:
@@ -47,6 +48,44 @@ def test_phases_begin_anew_until_the_goal_is_reached() -> None:
         names.append(expert.phase)
     assert names == ["pick", "pick", "put"] * 3 + ["rest"] * 3
     assert expert.retries == 2
+
+
+def test_a_part_is_repeated_until_its_own_condition_holds() -> None:
+    outcomes = {0: iter([False, True]), 1: iter([True])}
+    conditions = [
+        SimpleNamespace(geometric=lambda _, i=i: next(outcomes[i]), contact=lambda _: True)
+        for i in range(2)
+    ]
+    sim = SimpleNamespace(
+        eef_pose=lambda: (np.zeros(3), GRIPPER_DOWN),
+        task_model=SimpleNamespace(goal=conditions),
+        data=SimpleNamespace(contact=SimpleNamespace(geom=np.empty((0, 2), dtype=int))),
+    )
+    phases = [Phase("pick", lambda: np.ones(3), max_steps=2), Phase("put", lambda: np.zeros(3))]
+    expert = Expert(sim, in_order(part(sim, "a", phases, 0), part(sim, "b", phases, 1)))
+    names = [expert.phase for _ in range(3 * (2 + SETTLE) + 2) if expert.act() is not None]
+    twice = ["a: pick"] * 2 + ["a: put"] * SETTLE
+    once = ["b: pick"] * 2 + ["b: put"] * SETTLE
+    assert names == [*twice, *twice, *once, "rest", "rest"]
+    assert expert.retries == 1
+
+
+def test_a_flat_box_is_pinched_away_from_what_is_taller() -> None:
+    signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
+
+    def sim(box_height: float, bottle_x: float) -> SimpleNamespace:
+        corners = {
+            "box": signs * [0.04, 0.02, box_height / 2] + [0.0, 0.0, box_height / 2],
+            "bottle": signs * [0.03, 0.03, 0.07] + [bottle_x, 0.08, 0.07],
+        }
+        objects = {name: SimpleNamespace(body=name) for name in corners}
+        return SimpleNamespace(
+            task_model=SimpleNamespace(objects=objects), collision_corners=corners.__getitem__
+        )
+
+    assert roomy_grip(sim(0.02, -0.03), "box") > 0.01
+    assert roomy_grip(sim(0.02, 0.03), "box") < -0.01
+    assert roomy_grip(sim(0.08, 0.03), "box") == 0.0
 
 
 def test_tilt_is_what_remains_without_the_turn_about_the_own_axis() -> None:
@@ -102,7 +141,13 @@ def test_the_page_in_docs_is_what_its_counts_say(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("suite", "task_id"), [("spatial", 0), ("object", 0), *(("goal", i) for i in (0, 5, 7, 9))]
+    ("suite", "task_id"),
+    [
+        ("spatial", 0),
+        ("object", 0),
+        *(("goal", i) for i in (0, 5, 7, 9)),
+        *(("10", i) for i in (1, 2, 3, 5, 9)),
+    ],
 )
 def test_experts_solve_official_states(suite: str, task_id: int) -> None:
     assert success_rate("lite", suite, task_id, range(2)) == 1.0

@@ -215,7 +215,7 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
         ({"max_steps": 0}, ConfigError, "max_steps"),
         ({"policy": "vla", "rl_token": "mean"}, ConfigError, "belongs to a trained policy"),
         ({"policy": "vla", "device": "cuda:99"}, ConfigError, "is not there"),
-        ({"suite": "10", "task_ids": (0,)}, UnknownTaskError, "No expert .*vla-gym tasks"),
+        ({"suite": "90", "task_ids": (0,)}, UnknownTaskError, "No expert .*vla-gym tasks"),
     ],
     ids=str,
 )

@@ -101,6 +101,16 @@ def world_box(sim: LiberoSim, body: str) -> Box:
     return Box(corners.min(axis=0), corners.max(axis=0))
 
 
+def top_box(sim: LiberoSim, body: str, depth: float) -> Box:
+    """Return the bounds of what reaches within ``depth`` metres of a body's highest point.
+
+    Of a mug that is the rim without the handle, of a pot the knob of its lid.
+    """
+    corners = sim.collision_corners(body)
+    top = corners[corners[:, 2] > corners[:, 2].max() - depth]
+    return Box(top.min(axis=0), top.max(axis=0))
+
+
 def local_corners(sim: LiberoSim, body: str) -> np.ndarray:
     """Return the collision corners (K, 3) in the body's own frame."""
     return (sim.collision_corners(body) - sim.body_pos(body)) @ sim.body_mat(body)

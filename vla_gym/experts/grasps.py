@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 from vla_gym.experts.geometry import (
     GRIPPER_DOWN,
     BodyPoint,
+    Box,
     rotation_y,
     rotation_z,
     tilt_of,
@@ -28,7 +30,7 @@ FUNNEL_SLOPE, FUNNEL_TOP, FUNNEL_END = 4.0, 0.08, 0.015
 FUNNEL_STEP = 0.02
 # An error along the object's edge matters less than one along the fingers' axis.
 TANGENT_WEIGHT = 0.5
-# Yaws that a pinch from above chooses from; the first wins ties within 4 mm.
+# Yaws that a pinch from above chooses from.
 YAWS = (0.0, np.pi / 2.0, np.pi / 4.0, -np.pi / 4.0)
 # It is at least this far above the object's lowest point: finger tips reach 1.2 cm further, metres.
 MIN_HEIGHT = 0.014
@@ -69,7 +71,15 @@ class Grasp:
 
 
 def rim_grasp(
-    sim: LiberoSim, body: str, angle: float, *, inset: float, depth: float, tilt: float = 0.0
+    sim: LiberoSim,
+    body: str,
+    angle: float,
+    box: Box | None = None,
+    /,
+    *,
+    inset: float,
+    depth: float,
+    tilt: float = 0.0,
 ) -> Grasp:
     """Straddle the wall of a round open object (bowl, plate) from above.
 
@@ -77,11 +87,13 @@ def rim_grasp(
         sim: Simulation.
         body: Body of an object that is round about the vertical axis.
         angle: World polar angle of the rim point, radians.
+        box: Present bounds of the rim, of a body that has more beside it (a mug's handle); None:
+            the body's.
         inset: Distance of the grip site inside the outermost radius, metres.
         depth: Distance of the grip site below the highest point, metres.
         tilt: How far the hand leans outward, radians.
     """
-    box = world_box(sim, body)
+    box = box or world_box(sim, body)
     radius = float(np.mean(box.size[:2])) / 2.0 - inset
     center = BodyPoint.at(sim, body, box.center)
     height = box.high[2] - depth - box.center[2]
@@ -112,20 +124,23 @@ def tilted_rim_grasp(
     return Grasp(lambda: center() + offset, tilt @ rotation_z(yaw) @ GRIPPER_DOWN)
 
 
-def top_grasp(sim: LiberoSim, body: str, *, below_top: float = 0.03) -> Grasp:
+def top_grasp(
+    sim: LiberoSim, body: str, *, below_top: float = 0.03, yaws: Sequence[float] = YAWS
+) -> Grasp:
     """Pinch an object from above across its narrowest width.
 
     Args:
         sim: Simulation.
         body: Body to grasp.
         below_top: Distance of the grip site below the object's top, metres.
+        yaws: Yaws of the hand to choose from; the first wins ties within 4 mm.
     """
     corners = sim.collision_corners(body)
     box = world_box(sim, body)
-    best_yaw, best_width = YAWS[0], np.inf
-    for yaw in YAWS:
+    best_yaw, best_width = yaws[0], np.inf
+    for yaw in yaws:
         finger_axis = (rotation_z(yaw) @ GRIPPER_DOWN)[:, 0]
-        width = float(np.ptp(corners @ finger_axis)) + (0.0 if yaw == YAWS[0] else 0.004)
+        width = float(np.ptp(corners @ finger_axis)) + (0.0 if yaw == yaws[0] else 0.004)
         if width < best_width - 1e-4:
             best_yaw, best_width = yaw, width
     height = max(box.low[2] + MIN_HEIGHT, box.high[2] - below_top)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ WINE_BOTTLE = "wine_bottle_1_main"
 BOWL_RIM = {"inset": 0.0056, "depth": 0.022}
 # How far a body may move against the gripper, and how high that rises after the release: metres.
 MAX_SLIP, RETREAT = 0.03, 0.12
+# A body that is turned for its place is turned to within this angle before it is lowered, radians.
+TURNED = 0.05
 RELEASE_STEPS = 4  # control steps for opening the fingers
 
 
@@ -39,7 +42,10 @@ class Placement:
         lower_steps: Most control steps for the last descent.
         pull_out: World offset by which the object is moved before it is lifted, out from under
             something; None: lifted straight up.
-        until_success: Lower again as long as the task's goal is not reached, then let go.
+        push_in: World offset from ``target`` from which the object comes and to which the hand goes
+            back, into something from the side; None: down from the travel height.
+        until: Lower again as long as this does not hold, then let go; None: always let go.
+        rotation: (3, 3) orientation of the grip site from the transport on; None: as grasped.
     """
 
     target: Vector
@@ -47,8 +53,10 @@ class Placement:
     drop: float = 0.0
     tolerance: float = 0.012
     lower_steps: int = 50
-    until_success: bool = False
+    until: Callable[[], bool] | None = None
     pull_out: tuple[float, float, float] | None = None
+    push_in: tuple[float, float, float] | None = None
+    rotation: np.ndarray | None = None
 
 
 class Carry:
@@ -71,29 +79,39 @@ class Carry:
 
     def phases(self, retry_from: str) -> list[Phase]:
         """Return lift, transport, lower, release, retreat; a lost body restarts the pick."""
-        place, rotation = self._placement, self._grasp.rotation
-        closed = partial(Phase, rotation=rotation, gripper=CLOSED)
-        held = partial(closed, guard=self._is_held, retry_from=retry_from)
+        place, grasped = self._placement, self._grasp.rotation
+        rotation = grasped if place.rotation is None else place.rotation
+        held = partial(Phase, gripper=CLOSED, guard=self._is_held, retry_from=retry_from)
         # With nothing to pull out from under, the first phase ends in its first step.
         return [
             held(
                 "pull out",
                 self._pulled_target,
+                grasped,
                 tolerance=0.02,
                 min_steps=0,
                 max_steps=20,
                 on_enter=self._measure_grasp,
             ),
-            held("lift", self._lift_target, tolerance=0.03, max_steps=40),
-            held("transport", self._above_target, tolerance=0.02, max_steps=90),
-            closed(
+            held("lift", self._lift_target, grasped, tolerance=0.03, max_steps=40),
+            held(
+                "transport",
+                self._above_target,
+                rotation,
+                tolerance=0.02,
+                rotation_tolerance=None if place.rotation is None else TURNED,
+                max_steps=90,
+            ),
+            Phase(
                 "lower",
                 self._low_target,
+                rotation,
+                CLOSED,
                 tolerance=place.tolerance,
                 max_steps=place.lower_steps,
                 speed=0.6,
-                check=self._sim.success if place.until_success else None,
-                retry_from="transport" if place.until_success else None,
+                check=place.until,
+                retry_from="transport" if place.until else None,
                 on_enter=self._measure_offset,
             ),
             hold("release", self._low_target, RELEASE_STEPS, OPEN, rotation),
@@ -123,7 +141,11 @@ class Carry:
         return point
 
     def _above_target(self) -> np.ndarray:
+        if self._placement.rotation is not None:
+            self._measure_offset()  # it turns with the hand
         point = self._placement.target() + self._offset
+        if self._placement.push_in is not None:
+            return point + np.array(self._placement.push_in)
         point[2] = max(self._placement.travel_height, point[2] + 0.02)
         return point
 
@@ -131,7 +153,7 @@ class Carry:
         return self._placement.target() + self._offset + np.array([0.0, 0.0, self._placement.drop])
 
     def _retreat_target(self) -> np.ndarray:
-        return self._low_target() + np.array([0.0, 0.0, RETREAT])
+        return self._low_target() + np.array(self._placement.push_in or (0.0, 0.0, RETREAT))
 
 
 def pick_and_place_phases(
@@ -213,6 +235,6 @@ def bottle_on_rack(sim: LiberoSim) -> Expert:
     """
     target = offset_target(lambda: sim.site_pos("wine_rack_1_top_region"), 0.0, -0.005, 0.0)
     placement = Placement(
-        target, travel_height=1.36, tolerance=0.004, lower_steps=25, until_success=True
+        target, travel_height=1.36, tolerance=0.004, lower_steps=25, until=sim.success
     )
     return _place_bottle(sim, placement)

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vla_gym.errors import UnknownTaskError
-from vla_gym.experts import black_bowls, drawer, groceries, pick_and_place, push, stove
+from vla_gym.experts import (
+    black_bowls,
+    closing,
+    drawer,
+    groceries,
+    long_tasks,
+    pick_and_place,
+    push,
+    stove,
+)
 from vla_gym.experts.phase_machine import Expert
 
 if TYPE_CHECKING:
@@ -33,6 +42,16 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
     | dict.fromkeys((6, 9), black_bowls.bowl_on_plate_from(180.0))
     | {4: black_bowls.bowl_on_plate_from(180.0, black_bowls.DRAWER_LIFT)},
     "object": dict.fromkeys(range(10), groceries.grocery_in_basket),
+    "10": {
+        **dict.fromkeys((0, 1, 7), long_tasks.groceries_in_basket),
+        2: long_tasks.stove_and_pot,
+        3: closing.bowl_in_bottom_drawer,
+        4: long_tasks.mugs_on_plates,
+        5: long_tasks.book_in_caddy,
+        6: long_tasks.mug_and_pudding,
+        8: long_tasks.pots_on_stove,
+        9: closing.mug_in_microwave,
+    },
 }
 
 EXPERT_TASKS: dict[str, tuple[int, ...]] = {

@@ -21,8 +21,11 @@ BELOW_TOP = 0.020
 TURN = 0.9
 
 
-def turn_on_stove(sim: LiberoSim) -> Expert:
-    """Pinch the bar of the knob and turn it; pushing it with closed fingers jams half-way."""
+def knob_phases(sim: LiberoSim) -> list[Phase]:
+    """Return the phases that pinch the knob's bar and turn it.
+
+    Pushing it with closed fingers jams half-way.
+    """
     frame = sim.body_mat(KNOB)
     point = sim.body_pos(KNOB) + frame @ BAR_POINT
     point[2] = world_box(sim, KNOB).high[2] - BELOW_TOP
@@ -35,4 +38,9 @@ def turn_on_stove(sim: LiberoSim) -> Expert:
     )
     grasp = Grasp(lambda: point, rotation)
     # So near the base the elbow is at its limit: a hand that waits above drifts away sideways.
-    return Expert(sim, [*pick_phases(sim, grasp, close_steps=8, funnel=False), turn])
+    return [*pick_phases(sim, grasp, close_steps=8, funnel=False), turn]
+
+
+def turn_on_stove(sim: LiberoSim) -> Expert:
+    """Turn the knob and keep hold of it."""
+    return Expert(sim, knob_phases(sim))

@@ -317,14 +317,14 @@ def test_bad_options_are_refused():
         ({"rollout_noise": 2.0}, "rollout_noise"),
         ({"frame_stride": 0}, "frame_stride"),
         ({"suites": ()}, "suites and task_ids needs at least one value"),
-        ({"suites": ("10",)}, "No expert plays 10_0"),
+        ({"suites": ("90",)}, "No expert plays 90_0"),
         ({"suites": ("nothing",)}, "Unknown suite"),
         ({"task_ids": (11,)}, "out of range"),
     ):
         with pytest.raises(Exception, match=message) as caught:
             StatesConfig(**values).check()
         assert isinstance(caught.value, ValueError)
-    StatesConfig(suites=("10",), expert_episodes=0).check()
+    StatesConfig(suites=("90",), expert_episodes=0).check()
     with pytest.raises(ConfigError, match="No states"):
         states_of_episodes(PixelVLA(), StatesConfig(expert_episodes=0, rollout_episodes=0))
     for values, message in (
