@@ -1,23 +1,28 @@
 #!/usr/bin/env bash
-# One run of docs/results.md on LIBERO's own assets: TD3+BC on a whole suite, then VLA and policy on the 50
-# official states of each task, and their cards into results/libero/. About two hours of two cores.
+# One run of docs/results.md on LIBERO's own assets: TD3+BC on a whole suite, then VLA and policy on the 50 official
+# states of each task, and their cards into results/libero/. An hour and a half of two cores.
 #   tools/results_suite.sh goal 0
 #   tools/results_suite.sh goal 0 --no-use-rl-token      further options of vla-gym-train td3
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
+# The task of a suite that mini-few never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=$1 seed=$2
 shift 2
-runs=${RUNS:-runs} bin=${VENV:-.venv}/bin
-name=$suite-s$seed$(printf '%s' "$@" | tr -c '[:alnum:]\n.' '-' | sed 's/--*/-/g')
-run=$runs/libero/$name vla=$runs/libero/vla-$suite
-"$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --seed "$seed" --run-dir "$run" --auto-resume "$@"
+runs=${RUNS:-runs}/libero bin=${VENV:-.venv}/bin
+name=$suite-s$seed$(printf '%s' "$@" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
+case $suite in goal) lost=3 ;; object) lost=2 ;; *) lost= ;; esac
+if [ -n "$lost" ]; then
+    "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
+    set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
+fi
+"$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
 evaluate() {
     local out=$1
     shift
     [ -f "$out/card.json" ] && return
     "$bin/vla-gym" eval --suite "$suite" --assets libero --out "$out" "$@" $([ -d "$out" ] && echo --resume)
 }
-evaluate "$vla" --vla mini-few
-evaluate "$run/eval" --policy "$run" --paired "$vla/card.json"
-"$bin/python" tools/make_results_page.py --add "libero/$name" "$run" "$run/eval"
+evaluate "$runs/vla-$suite" --vla mini-few
+evaluate "$runs/$name/eval" --policy "$runs/$name" --paired "$runs/vla-$suite/card.json"
+"$bin/python" tools/make_results_page.py --add "libero/$name" "$runs/$name" "$runs/$name/eval"
