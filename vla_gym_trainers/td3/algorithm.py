@@ -29,6 +29,7 @@ from vla_gym_trainers.td3.acting import (
     Transition,
 )
 from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.finetune import VLAFineTuner
 from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces
@@ -286,8 +287,8 @@ class TD3BC(TD3):
             self.num_timesteps += self.n_envs
             callback.update_locals({**vars(step), "self": self, "version": collected.version})
             go_on &= callback.on_step()
-            lost = np.array([info.get("worker_restarted", False) for info in step.infos], bool)
-            self._update_info_buffer(step.infos, step.dones & ~lost)
+            counted = np.array([counts(info) for info in step.infos], bool)
+            self._update_info_buffer(step.infos, step.dones & counted)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)

@@ -16,7 +16,7 @@ from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.checkpoint import checkpoint_figures, save_checkpoint
 from vla_gym_trainers.td3.closed_loop import BestModel
-from vla_gym_trainers.td3.episode_log import EpisodeLog
+from vla_gym_trainers.td3.episode_log import EpisodeLog, counts
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.config import TD3RunConfig
@@ -92,7 +92,7 @@ class RunCallback(BaseCallback):
             self.env_steps += int(info.get("executed_steps", 0))
             for key, value in reward_metrics(info.get("reward_terms", {})).items():
                 self.logger.record_mean(key, value)
-            if done and not (info.get("worker_restarted", False) or "demo_steps" in info):
+            if done and counts(info):
                 success = bool(info.get("is_success", False))
                 self.recent.append(success)
                 self.episodes.add(int(info.get("task_id", 0)), success, is_warm_up)

@@ -14,6 +14,11 @@ WINDOW = 1000
 Outcomes = list[tuple[int, bool]]
 
 
+def counts(info: Mapping[str, Any]) -> bool:
+    """Tell whether an ended episode is one of the task: whole, and from its start."""
+    return not (info.get("worker_restarted", False) or "demo_steps" in info)
+
+
 class EpisodeLog:
     """(task id, success) of every training episode, those of the warm-up apart.
 
