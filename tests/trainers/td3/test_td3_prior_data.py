@@ -134,7 +134,7 @@ def test_episodes_begin_inside_demonstrations(demos: Path) -> None:
 def test_a_run_with_demonstrations_goes_on_bit_for_bit(
     config: TD3RunConfig, tmp_path: Path
 ) -> None:
-    config = replace(config, demo_starts=1.0)
+    config = replace(config, task_ids=(TASK,), demo_starts=1.0)
 
     def run(folder: str, **changes: Any) -> bytes:
         short = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
