@@ -16,7 +16,7 @@ if [ -n "$lost" ]; then
     "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
 fi
-"$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
+[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
 evaluate() {
     local out=$1
     shift

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -16,6 +17,7 @@ from vector_reference import assert_same
 
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.remote.inference import InferenceServer, pack_weights
+from vla_gym.remote.ray_inference import InferenceActor, in_pieces
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 from vla_gym.vla import load
 from vla_gym.vla.base import VLAOutput
@@ -239,3 +241,17 @@ def test_environments_take_a_remote_vla_for_the_vla(serve):
         played.append((obs, envs.step(obs["vla_action"])))
         envs.close()
     assert_same(played[1], played[0])
+
+
+def test_an_actor_puts_the_pieces_of_a_request_together():
+    """Ray sends arguments with the call only below 100 kB."""
+    rng = np.random.default_rng(0)
+    images = {k: rng.integers(0, 256, (6, 64, 64, 3), np.uint8) for k in ("agentview", "wrist")}
+    arguments = images, ["open the drawer"] * 6, rng.normal(size=(6, 8)).astype(np.float32)
+    pieces = in_pieces(*arguments)
+    assert len(pieces) == 2 and max(map(len, pieces)) < 100_000
+    actor = InferenceActor("mini-few", "cpu", None)
+    found = asyncio.run(actor.infer(*pieces))
+    expected = load("mini-few").infer(*arguments)
+    np.testing.assert_allclose(found.actions, expected.actions.numpy(), atol=1e-5)
+    actor._server.close()

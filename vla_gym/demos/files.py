@@ -229,7 +229,7 @@ def read_episodes(
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
 
 
-def read_paths(path: Path) -> list[tuple[np.ndarray, ...]]:
+def read_paths(file_path: Path) -> list[tuple[np.ndarray, ...]]:
     """Return what it takes to play each episode of a file of ``vla-gym demos`` again.
 
     Returns:
@@ -238,18 +238,17 @@ def read_paths(path: Path) -> list[tuple[np.ndarray, ...]]:
     Raises:
         ConfigError: If the file is damaged or not written by ``vla-gym demos``.
     """
-    ends = read_success_steps(path)
-    with _reading(path) as file:
-        demos = [file["data"][name] for name in _episode_names(file["data"])]
-        return [
-            (
-                np.array(demo.attrs["init_state"]),
-                np.array(demo.attrs["fixture_pos"]),
-                np.array(demo.attrs["fixture_quat"]),
-                demo["executed_actions"][: last + 1],
-            )
-            for demo, last in zip(demos, ends, strict=True)
-        ]
+    ends = read_success_steps(file_path)
+    with _reading(file_path) as file:
+        paths = []
+        for name, last in zip(_episode_names(file["data"]), ends, strict=True):
+            demo = file["data"][name]
+            places = (np.array(demo.attrs[f"fixture_{part}"]) for part in ("pos", "quat"))
+            path = np.array(demo.attrs["init_state"]), *places, demo["executed_actions"][: last + 1]
+            if not all(np.isfinite(part).all() for part in path) or not len(path[-1]):
+                raise ValueError(f"{name}: no actions, or states or actions that are not finite")
+            paths.append(path)
+        return paths
 
 
 def _episode_names(data: h5py.Group) -> list[str]:

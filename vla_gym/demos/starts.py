@@ -12,6 +12,7 @@ import numpy as np
 from vla_gym.demos.files import demo_path, read_paths
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.state import EnvState
+from vla_gym.errors import ConfigError
 from vla_gym.suites import Task
 from vla_gym.suites.libero.spec import Layout
 
@@ -38,14 +39,20 @@ def read_starts(folder: Path, tasks: Sequence[Task]) -> dict[int, list[DemoPath]
     """Return the demonstrations of tasks by task id; tasks without any are left out.
 
     Raises:
-        ConfigError: If a file is damaged.
+        ConfigError: If there are none, or a file is damaged.
     """
     files = {task.task_id: demo_path(folder, task) for task in tasks}
-    return {
+    found = {
         task_id: [DemoPath(*parts) for parts in read_paths(path)]
         for task_id, path in files.items()
         if path.is_file()
     }
+    if not found:
+        raise ConfigError(
+            f"{folder} has none of {', '.join(path.name for path in files.values())} to begin "
+            "episodes in: record demonstrations of the tasks with 'vla-gym demos'."
+        )
+    return found
 
 
 class DemoStarts(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
@@ -74,19 +81,31 @@ class DemoStarts(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, perhaps inside a demonstration."""
+        """Start an episode, perhaps inside a demonstration.
+
+        Raises:
+            ConfigError: If the demonstration is of another scene.
+        """
         obs, info = self.env.reset(seed=seed, options=options)
         base = cast(LiberoEnv, self.env.unwrapped)
         demos, self._begun = self._demos.get(info["task_id"]), None
         if demos is None or base.next_episode is None:
             return obs, info
-        rng = np.random.default_rng([*base.next_episode, _STREAM])
+        seed_now, episode, index = base.next_episode
+        group_seed = seed_now - index % base.schedule.group_size  # a group begins alike
+        rng = np.random.default_rng([group_seed, episode, _STREAM])
         if rng.random() >= self._share:
             return obs, info
         demo = demos[int(rng.integers(len(demos)))]
         self._begun = int(rng.integers(len(demo.actions)))
         sim: Any = base.sim
-        nq = len(sim.qpos)
+        nq, fixtures = len(sim.qpos), len(sim.task_model.fixtures)
+        sizes = len(demo.state), len(demo.fixture_pos), len(demo.fixture_quat)
+        if sizes != (1 + nq + len(sim.qvel), fixtures, fixtures):
+            raise ConfigError(
+                f"A demonstration of task {info['task_id']} was recorded in another scene (its "
+                f"state and fixtures have sizes {sizes}): record it again with 'vla-gym demos'."
+            )
         qpos, qvel = np.split(demo.state[1:], [nq])
         arm = qpos[sim.task_model.robot.joint_qpos]
         places = demo.fixture_pos, demo.fixture_quat

@@ -25,6 +25,12 @@ _NAMESPACE = "vla_gym"
 _PIECE = 90_000
 
 
+def in_pieces(*arguments: Any) -> list[bytes]:
+    """Return arguments, pickled, as pieces of at most ``_PIECE`` bytes."""
+    sent = pickle.dumps(arguments, protocol=5)
+    return [sent[i : i + _PIECE] for i in range(0, len(sent), _PIECE)]
+
+
 class InferenceActor:
     """Runs an :class:`InferenceServer` in a process of its own."""
 
@@ -44,7 +50,7 @@ class InferenceActor:
         return vla_facts(self._vla)
 
     async def infer(self, *pieces: bytes) -> Inferred:
-        """See :meth:`InferenceServer.infer`; its arguments come pickled, in pieces."""
+        """See :meth:`InferenceServer.infer`; its arguments come by :func:`in_pieces`."""
         return await asyncio.wrap_future(self._server.infer(*pickle.loads(b"".join(pieces))))
 
     async def publish(self, version: int, weights: bytes) -> int:
@@ -91,9 +97,7 @@ class AskActors:
                 found = [ray.get_actor(name, namespace=_NAMESPACE) for name in self._names]
                 first = random.randrange(len(found))  # not all machines ask the same one
                 self._turns = itertools.cycle(found[first:] + found[:first])
-            sent = pickle.dumps((images, instructions, proprio), protocol=5)
-            pieces = [sent[i : i + _PIECE] for i in range(0, len(sent), _PIECE)]
-            asked = next(self._turns).infer.remote(*pieces)
+            asked = next(self._turns).infer.remote(*in_pieces(images, instructions, proprio))
         except (ValueError, ray.exceptions.RayError) as error:  # ValueError: no actor of that name
             raise _lost(error) from error
         asked.future().add_done_callback(pass_on)

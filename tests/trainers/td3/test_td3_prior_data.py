@@ -6,6 +6,7 @@ import json
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,52 @@ def test_episodes_begin_inside_demonstrations(demos: Path) -> None:
         places = [demo[at] for demo in seen if at < len(demo)]
         assert min(np.abs(obs["proprio"][:3] - place).max() for place in places) < 5e-3
         begun.append(at)
-    assert len(begun) >= 3 and len(set(begun)) == len(begun)
+        seed_of_one, places_of_one = seed, obs["proprio"]
+    assert len(set(begun)) >= 3
+    env.reset(seed=seed_of_one)
+    saved = env.get_state()
+    other = DemoStarts(gym.make(bare.spec), {}, 0.0)  # type: ignore[arg-type]
+    other.reset(seed=0)
+    np.testing.assert_array_equal(other.set_state(saved)["proprio"], places_of_one)
+    other.step(np.zeros(7, np.float32))
+    assert "demo_steps" in other.step(np.zeros(7, np.float32))[-1]
+
+
+def test_a_vector_env_begins_where_single_ones_do(demos: Path) -> None:
+    starts = read_starts(demos, [get_task("goal", TASK)])
+    kwargs: dict[str, Any] = {"task_ids": (TASK,), "image_size": 32, "assets": "lite"}
+    wrap = partial(DemoStarts, demos=starts, share=1.0)
+    with closing(gym.make_vec("Libero-goal-v0", 4, workers=0, env_wrappers=[wrap], **kwargs)) as e:
+        both, _ = e.reset(seed=5)
+    for i in range(4):
+        alone, _ = wrap(gym.make("Libero-goal-v0", **kwargs)).reset(seed=5 + i)
+        for key, value in alone.items():
+            np.testing.assert_array_equal(both[key][i], value)
+    grouped = gym.make_vec(
+        "Libero-goal-v0", 4, workers=0, group_size=2, env_wrappers=[wrap], **kwargs
+    )
+    with closing(grouped) as e:
+        rows = e.reset(seed=5)[0]["proprio"]
+    np.testing.assert_array_equal(rows[::2], rows[1::2])
+    assert (rows[0] != rows[2]).any()
+
+
+def test_starts_that_are_not_there_or_of_another_scene_are_refused(
+    demos: Path, tmp_path: Path
+) -> None:
+    task = get_task("goal", TASK)
+    with pytest.raises(ConfigError, match="has none of turn_on"):
+        read_starts(tmp_path, [task])
+    starts = read_starts(demos, [task])
+    bare = gym.make("Libero-goal-v0", task_ids=(TASK,), cameras=())
+    other = {TASK: [demo._replace(state=demo.state[:-1]) for demo in starts[TASK]]}
+    with pytest.raises(ConfigError, match="another scene"):
+        DemoStarts(bare, other, 1.0).reset(seed=0)
+    broken = shutil.copytree(demos, tmp_path / "demos")
+    with h5py.File(next(broken.rglob("*.hdf5")), "r+") as file:
+        file["data/demo_1/executed_actions"][3, 0] = np.nan
+    with pytest.raises(ConfigError, match="not finite"):
+        read_starts(broken, [task])
 
 
 def test_a_run_with_demonstrations_goes_on_bit_for_bit(
