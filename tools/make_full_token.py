@@ -16,19 +16,33 @@ from pathlib import Path
 
 import torch
 
+from vla_gym.errors import ConfigError
 from vla_gym.rl_token import RLTokenEncoder, load_rl_token
+
+#: The identity is stored as a matrix, and a replay holds every observation twice.
+MAX_NUMBERS = 8192
 
 
 def full_token(own: RLTokenEncoder) -> RLTokenEncoder:
-    """Return an encoder of M x H numbers for the hidden states (B, M, H) that ``own`` encodes."""
+    """Return an encoder whose tokens are (B, M * H) float32, of hidden states (B, M, H).
+
+    Args:
+        own: The VLA's own encoder, which knows the sizes and each number's scale.
+
+    Raises:
+        ConfigError: If the states hold more than 8,192 numbers.
+    """
     size = own.config.max_tokens * own.hidden_size
+    if size > MAX_NUMBERS:
+        raise ConfigError(
+            f"The hidden states of an observation hold {size} numbers, at most {MAX_NUMBERS} can "
+            "be a token as they are: compare with --rl-token mean."
+        )
     config = replace(own.config, dim=size, encoder_layers=1, linear_path=True, linear_rank=0)
     full = RLTokenEncoder(config)
     full.mean.copy_(own.mean)
     full.std.copy_(own.std)
     assert full.linear is not None
-    if full.linear.project is not None:
-        raise SystemExit(f"{size} hidden numbers are too many to be observed as they are.")
     torch.nn.init.eye_(full.linear.weight)
     torch.nn.init.zeros_(full.out.weight)
     torch.nn.init.zeros_(full.out.bias)

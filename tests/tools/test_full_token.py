@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
-from vla_gym.rl_token import load_rl_token
+from vla_gym.errors import ConfigError
+from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig, load_rl_token
 
 TOOL = Path(__file__).parents[2] / "tools" / "make_full_token.py"
 
 
-def test_it_keeps_every_number_of_the_hidden_states(tmp_path: Path) -> None:
+@pytest.fixture
+def tool() -> Any:
     spec = importlib.util.spec_from_file_location("make_full_token", TOOL)
     assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_keeps_every_number_of_the_hidden_states(tool: Any, tmp_path: Path) -> None:
     own = load_rl_token("mini-few")
     tool.full_token(own).save_pretrained(tmp_path / "full")
     full = load_rl_token(tmp_path / "full")
@@ -26,3 +34,9 @@ def test_it_keeps_every_number_of_the_hidden_states(tmp_path: Path) -> None:
     # The scale is stored in float16.
     torch.testing.assert_close(full.encode(hidden), expected, atol=2e-2, rtol=0)
     assert full.dim == 8 * 192
+
+
+def test_states_of_a_large_vla_are_refused_before_memory_is_taken(tool: Any) -> None:
+    sizes = RLTokenModelConfig(hidden_size=4096, max_tokens=56, dim=8, width=8, num_heads=1)
+    with pytest.raises(ConfigError, match="229376 numbers, at most 8192"):
+        tool.full_token(RLTokenEncoder(sizes))
