@@ -1,4 +1,4 @@
-"""Keep result cards in results/ and make the tables of docs/results.md of them.
+"""Keep result cards in results/ and make the tables of docs/results.md and results_lite.md of them.
 
 Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
@@ -7,8 +7,8 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets, see
 tools/results_suite.sh), or, of the earlier mini-few on lite, single, suite, ablation,
 suite_ablation, on_policy. The tables
-between the page's ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
-alone, and so are the pictures (results_curves.py); nothing is typed by hand.
+between the pages' ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
+alone, and so are the pictures (results_curves.py; with ``--add`` the group's alone).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.td3.config import TD3RunConfig
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+RESULTS, PAGE, LITE_PAGE = (
+    ROOT / p for p in ("results", "docs/results.md", "docs/results_lite.md")
+)
 GROUPS = ("libero", "single", "suite", "ablation", "suite_ablation", "on_policy")
 CURVES = ("libero", "single", "suite", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
@@ -222,12 +224,15 @@ def training_table(group: str) -> list[str]:
     return markdown_table(head, rows) if rows else ["None yet."]
 
 
-def blocks() -> dict[str, str]:
-    """Return the page's tables by the names of their blocks."""
-    found = {group: "\n".join(table(group)) for group in GROUPS}
-    for group in ("libero", "suite"):
-        found[f"{group}_tasks"] = "\n".join(tasks_table(group))
-        found[f"{group}_training"] = "\n".join(training_table(group))
+def blocks() -> dict[Path, dict[str, str]]:
+    """Return each page's tables by the names of their blocks."""
+    found: dict[Path, dict[str, str]] = {PAGE: {}, LITE_PAGE: {}}
+    for group in GROUPS:
+        tables = found[PAGE if group == "libero" else LITE_PAGE]
+        tables[group] = "\n".join(table(group))
+        if group in ("libero", "suite"):
+            tables[f"{group}_tasks"] = "\n".join(tasks_table(group))
+            tables[f"{group}_training"] = "\n".join(training_table(group))
     return found
 
 
@@ -236,11 +241,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--add", nargs=3, metavar=("GROUP/NAME", "RUN", "EVALUATION"))
     arguments = parser.parse_args()
+    drawn = CURVES
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
-    fill_blocks(PAGE, blocks())
-    write_all(CURVES)
+        drawn = tuple(group for group in CURVES if group == place.partition("/")[0])
+    for page, tables in blocks().items():
+        fill_blocks(page, tables)
+    write_all(drawn)
 
 
 if __name__ == "__main__":

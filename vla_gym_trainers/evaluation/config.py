@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -42,7 +42,11 @@ class EvalConfig(PolicyConfig):
     """Tasks of each suite; default: all."""
     episodes: int | None = None
     """Episodes a task: its official states 0, 1, 2, ...; default: the protocol's, or all, of
-    LIBERO's suites 50. With --bddl-path so many sampled layouts."""
+    LIBERO's suites 50. Of sampled layouts any number, by default 50."""
+    layouts: Literal["official", "sampled"] = "official"
+    """Where episodes begin. sampled: at layouts drawn by seed that neither training nor its
+    validation has seen, to choose between policies without looking at the official states. Tasks
+    that have none, such as those of --bddl-path, begin so in any case."""
     protocol: ProtocolName | None = None
     """Settle, limit, render and replan as a known evaluation does, see docs/evaluation.md: openvla,
     openpi, or libero (LIBERO's own)."""
@@ -83,23 +87,31 @@ class EvalConfig(PolicyConfig):
         """What the protocol fixes."""
         return PROTOCOLS[self.protocol]
 
+    def official_states(self) -> int:
+        """Return how many official states each task is played from at most; 0: from none.
+
+        Raises:
+            UnknownTaskError: If there is no such suite.
+        """
+        if self.layouts == "sampled":
+            return 0
+        return min(get_suite(suite).num_init_states for suite in self.suite)
+
     def num_states(self) -> int:
         """Return how many states of each task are played: as asked for, or all that all have.
 
         Raises:
             UnknownTaskError: If there is no such suite.
         """
-        asked = self.episodes or self.rules.episodes
-        most = min(get_suite(suite).num_init_states for suite in self.suite)
-        return asked or most or SAMPLED_EPISODES
+        return self.episodes or self.rules.episodes or self.official_states() or SAMPLED_EPISODES
 
     @property
     def first_seed(self) -> int | None:
-        """Seed of the first layout where tasks have no official states; else None.
+        """Seed of the first layout where layouts are sampled; else None.
 
         Far from the seeds of training, so that it has seen none of these layouts.
         """
-        return None if all(get_suite(s).num_init_states for s in self.suite) else TEST_SEED
+        return None if self.official_states() else TEST_SEED
 
     def starts(self) -> tuple[Start, ...]:
         """Return every start: suites as given, then tasks, then states 0..n-1.
@@ -154,8 +166,7 @@ class EvalConfig(PolicyConfig):
         """
         self.check_env()
         if self.episodes is not None:
-            most = min((get_suite(suite).num_init_states for suite in self.suite), default=0)
-            as_integer(self.episodes, "--episodes", 1, most or None)
+            as_integer(self.episodes, "--episodes", 1, self.official_states() or None)
         for name, low in (("num_envs", 1), ("workers", 0), ("torch_threads", 1), ("films", 0)):
             if getattr(self, name) is not None:
                 as_integer(getattr(self, name), f"--{name.replace('_', '-')}", low)
@@ -197,7 +208,9 @@ class EvalConfig(PolicyConfig):
         if not all(isinstance(get_suite(suite), LiberoSuite) for suite in self.suite):
             raise ConfigError(f"{asks} LIBERO's suites, one by one; got {', '.join(self.suite)}.")
         if self.first_seed is not None:
-            raise ConfigError(f"{asks} official states, which a BDDL file of your own has not.")
+            raise ConfigError(
+                f"{asks} official states: leave --layouts out; BDDL files of your own have none."
+            )
         if (self.episodes or 0) > (most := self.rules.episodes or 0):
             raise ConfigError(f"{asks} {most} episodes a task or fewer; got {self.episodes}.")
         if self.rules.chunk_len not in (None, self.chunk_len or self.rules.chunk_len):

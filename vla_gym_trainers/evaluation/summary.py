@@ -135,7 +135,8 @@ def check_paired(starts: Sequence[Start], other: Iterable[Episode]) -> None:
     if missing:
         raise ConfigError(
             f"--paired: the other card lacks {len(missing)} of {len(starts)} episodes "
-            f"({missing[0]}, ...): play both policies on the same suites, tasks and --episodes."
+            f"({missing[0]}, ...): play both policies on the same suites, tasks, --layouts and "
+            "--episodes."
         )
 
 

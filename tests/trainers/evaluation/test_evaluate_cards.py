@@ -21,6 +21,7 @@ from vla_gym_trainers.evaluation.cards import RowsFile, check_out, read_card
 from vla_gym_trainers.evaluation.command import main, run_eval, run_merge
 from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
 from vla_gym_trainers.evaluation.tables import print_results, title_of
+from vla_gym_trainers.runs.settings import EVAL_SEED
 
 # In one process: workers are the other file's subject, and take seconds to start.
 EXPERT = EvalConfig(
@@ -58,6 +59,23 @@ def test_shards_cover_everything_once() -> None:
     parts = [dataclasses.replace(config, shards=f"{i}/3").my_starts() for i in (1, 2, 3)]
     assert sorted(sum(parts, ())) == sorted(starts)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_sampled_layouts_in_place_of_the_official_states(whole: dict[str, Any]) -> None:
+    config = dataclasses.replace(EXPERT, layouts="sampled", task_ids=(8,))
+    card = run_eval(config)
+    first, second = card["results"]["episodes"]
+    assert first["success"] and first["init_state_id"] == -1
+    assert second["seed"] == first["seed"] + 1 > EVAL_SEED  # beyond those of validation
+    assert card["protocol"]["first_seed"] == first["seed"]
+    assert dataclasses.replace(config, episodes=None).num_states() == 50
+    dataclasses.replace(config, episodes=60).check()  # there are 50 official states
+    with pytest.raises(ConfigError, match="--episodes"):
+        dataclasses.replace(EXPERT, episodes=60).check()
+    with pytest.raises(ConfigError, match="asks for official states"):
+        dataclasses.replace(config, protocol="openvla").check()
+    with pytest.raises(ConfigError, match="lacks 2 of 2.*--layouts"):
+        run_eval(dataclasses.replace(config, paired=whole["file"]))
 
 
 def test_suites_in_one_environment_play_the_same_episodes() -> None:

@@ -22,11 +22,12 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
-    page, blocks = tool.PAGE.read_text(), tool.blocks()
     more = {f"{group}_{what}" for group in ("libero", "suite") for what in ("tasks", "training")}
-    assert {*tool.GROUPS, *more} == blocks.keys()
-    for name, block in blocks.items():
-        assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page, name
+    pages = tool.blocks()
+    assert {*tool.GROUPS, *more} == {name for blocks in pages.values() for name in blocks}
+    for page, blocks in pages.items():
+        for name, block in blocks.items():
+            assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page.read_text(), name
 
 
 def test_cards_hold_no_paths_of_a_machine(tool: ModuleType) -> None:
