@@ -2,9 +2,9 @@
 
 Usage: python tools/make_robustness_page.py [NAME=CARD ...]
 
-A card of ``vla-gym eval`` on suites and their LIBERO-PRO variants takes the place of what an
-earlier one of the same name said about the same suite. The table is made of docs/robustness.json
-alone.
+A card of ``vla-gym eval`` on suites, their LIBERO-PRO variants, or suites with ``--variation
+strong`` takes the place of what an earlier one of the same name said about the same suite. The
+table is made of docs/robustness.json alone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from vla_gym_trainers.evaluation.cards import read_card
 ROOT = Path(__file__).parent.parent
 COUNTS, PAGE = ROOT / "docs" / "robustness.json", ROOT / "docs" / "robustness.md"
 SUITES = ("spatial", "object", "goal", "10")
-VARIANTS = ("", "-swap", "-object", "-lan", "-task")
-HEAD = ("policy", "suite", "as it is", "swap", "object", "lan", "task")
+VARIANTS = ("", "-swap", "-object", "-lan", "-task", " strong")
+HEAD = ("policy", "suite", "as it is", "swap", "object", "lan", "task", "`--variation strong`")
 
 
 def rows_of(name: str, path: Path) -> list[dict[str, Any]]:
     """Return one row for each suite of a card: successes and episodes over its tasks."""
     card = read_card(path)
+    look = card.protocol["variation"]
     return [
         {
             "policy": name,
-            "suite": suite,
+            "suite": f"{suite} {look}" if look else suite,
             "assets": card.protocol["assets"]["name"],
             "successes": sum(episode.success for episode in own),
             "episodes": len(own),
