@@ -60,6 +60,8 @@ def add(place: str, run: Path, evaluation: Path) -> None:
     card = read_card(evaluation / "card.json")
     if "paired" not in card.content["results"]:
         raise ConfigError(f"{evaluation} has no comparison: evaluate with --paired.")
+    if card.protocol.get("first_seed") is not None:
+        raise ConfigError(f"{evaluation} is of sampled layouts: evaluate on official states.")
     runs = str(run.resolve()).removesuffix(place)
     train = json.dumps(json.loads((run / "card.json").read_text()), indent=1) + "\n"
     points = ",\n".join(json.dumps(point) for point in curve_of(run))
@@ -245,7 +247,8 @@ def main() -> None:
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
-        drawn = tuple(group for group in CURVES if group == place.partition("/")[0])
+        group = place.partition("/")[0]
+        drawn = tuple(g for g in CURVES if g == group or (g, group) == ("on_policy", "suite"))
     for page, tables in blocks().items():
         fill_blocks(page, tables)
     write_all(drawn)

@@ -16,6 +16,7 @@ from typing import Any
 
 from page_blocks import fill_blocks, markdown_table, rate
 
+from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.cards import read_card
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +29,9 @@ HEAD = ("policy", "suite", "as it is", "swap", "object", "lan", "task", "`--vari
 def rows_of(name: str, path: Path) -> list[dict[str, Any]]:
     """Return one row for each suite of a card: successes and episodes over its tasks."""
     card = read_card(path)
-    look = card.protocol["variation"]
+    look = card.protocol.get("variation")
+    if card.protocol.get("first_seed") is not None or look not in (None, "strong"):
+        raise ConfigError(f"{path}: expected official states, and no variation or strong.")
     return [
         {
             "policy": name,

@@ -25,8 +25,8 @@ from vla_gym_trainers.runs.tasks import SAMPLED_EPISODES, each_once
 class EvalConfig(PolicyConfig):
     """Play a policy on LIBERO's official initial states, count successes, write a result card.
 
-    Every task is played from its states 0 .. episodes-1, each once, greedily. The results do not
-    depend on --num-envs, --workers and --hosts.
+    Every task is played from its states 0 .. episodes-1, each once, greedily, or from as many
+    sampled layouts. The results do not depend on --num-envs, --workers and --hosts.
 
     Examples:
       vla-gym eval --suite spatial object goal --out runs/mini

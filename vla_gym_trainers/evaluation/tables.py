@@ -33,6 +33,7 @@ def print_results(
 def title_of(protocol: Mapping[str, Any]) -> str:
     """Return who played in which world, by which rules."""
     rest = {"protocol": protocol.get("name"), "variation": protocol.get("variation")}
+    rest["layouts from seed"] = protocol.get("first_seed")
     words = [f"{what} {value}" for what, value in rest.items() if value]
     world = f"assets {protocol['assets']['name']}"
     return ", ".join([policy_name(protocol["policy"]), world, *words])

@@ -64,7 +64,9 @@ def of_card(name: str, card: EvalCard, others: Sequence[EvalCard], colour: int) 
         paired = _paired(card, others)
     baseline = None if paired is None else policy_name(paired["policy"])
     shown = None if is_vla and paired is None else colour
-    return _evaluation(name, policy_name(policy), results, paired, baseline, shown)
+    sampled = card.protocol.get("first_seed") is not None
+    note = "Of sampled layouts, not of official states." if sampled else ""
+    return _evaluation(name, policy_name(policy), results, paired, baseline, shown, note)
 
 
 def _is_untrained(policy: Mapping[str, Any]) -> bool:

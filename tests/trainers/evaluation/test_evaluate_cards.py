@@ -21,7 +21,7 @@ from vla_gym_trainers.evaluation.cards import RowsFile, check_out, read_card
 from vla_gym_trainers.evaluation.command import main, run_eval, run_merge
 from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
 from vla_gym_trainers.evaluation.tables import print_results, title_of
-from vla_gym_trainers.runs.settings import EVAL_SEED
+from vla_gym_trainers.runs.settings import TEST_SEED
 
 # In one process: workers are the other file's subject, and take seconds to start.
 EXPERT = EvalConfig(
@@ -66,8 +66,8 @@ def test_sampled_layouts_in_place_of_the_official_states(whole: dict[str, Any]) 
     card = run_eval(config)
     first, second = card["results"]["episodes"]
     assert first["success"] and first["init_state_id"] == -1
-    assert second["seed"] == first["seed"] + 1 > EVAL_SEED  # beyond those of validation
-    assert card["protocol"]["first_seed"] == first["seed"]
+    assert card["protocol"]["first_seed"] == first["seed"] == second["seed"] - 1 == TEST_SEED
+    assert title_of(card["protocol"]).endswith("assets lite, layouts from seed 2000000000")
     assert dataclasses.replace(config, episodes=None).num_states() == 50
     dataclasses.replace(config, episodes=60).check()  # there are 50 official states
     with pytest.raises(ConfigError, match="--episodes"):
