@@ -39,7 +39,9 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
         extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
         return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}{stride}"
     length = ", baseline by length" if config.get("baseline") == "length" else ""
-    return f"{train['kind']}, {suite}{stride}{length}"
+    weight = config.get("bc_weight", 1.0)
+    cloning = f", bc_weight {weight:g}" if weight != 1 else ""
+    return f"{train['kind']}, {suite}{stride}{cloning}{length}"
 
 
 def runs_of(group: str) -> list[tuple[Path, str]]:

@@ -92,6 +92,8 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     assert [kind for _, kind in curves.runs_of("suite_ablation")] == ["no-bc"]
     stride = {"kind": "td3", "config": {"suite": "goal", "task_ids": None, "stride": 2}}
     assert curves.kind_of("suite", "goal-stride2-s0", stride) == "td3, goal, stride 2"
+    stride["config"]["bc_weight"] = 0.3
+    assert curves.kind_of("libero", "x", stride) == "td3, goal, stride 2, bc_weight 0.3"
     earlier = {"kind": "grpo", "config": {"suite": "goal", "task_ids": None, "baseline": "length"}}
     assert curves.kind_of("on_policy", "x", earlier) == "grpo, goal, baseline by length"
     picture = curves.draw("on_policy").decode()
