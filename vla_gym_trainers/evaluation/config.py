@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vla_gym.envs.checks import as_integer, parse_tasks
+from vla_gym.envs.checks import as_integer, check_choice, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Policy, Start
 from vla_gym.suites import choose_suite, get_suite
@@ -165,6 +165,7 @@ class EvalConfig(PolicyConfig):
             UnknownTaskError: If a suite or task does not exist, or has no expert to play it.
         """
         self.check_env()
+        check_choice(self.layouts, "--layouts", ("official", "sampled"))
         if self.episodes is not None:
             as_integer(self.episodes, "--episodes", 1, self.official_states() or None)
         for name, low in (("num_envs", 1), ("workers", 0), ("torch_threads", 1), ("films", 0)):

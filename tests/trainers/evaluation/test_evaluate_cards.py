@@ -61,19 +61,27 @@ def test_shards_cover_everything_once() -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_sampled_layouts_in_place_of_the_official_states(whole: dict[str, Any]) -> None:
+def test_sampled_layouts_in_place_of_the_official_states(
+    whole: dict[str, Any], tmp_path: Path
+) -> None:
     config = dataclasses.replace(EXPERT, layouts="sampled", task_ids=(8,))
     card = run_eval(config)
     first, second = card["results"]["episodes"]
     assert first["success"] and first["init_state_id"] == -1
     assert card["protocol"]["first_seed"] == first["seed"] == second["seed"] - 1 == TEST_SEED
     assert title_of(card["protocol"]).endswith("assets lite, layouts from seed 2000000000")
+    parts = [tmp_path / f"part{i}.json" for i in (1, 2)]
+    for i, part in enumerate(parts, 1):
+        run_eval(dataclasses.replace(config, shards=f"{i}/2", out=part))
+    assert run_merge(MergeConfig(tuple(parts)))["results"] == card["results"]
     assert dataclasses.replace(config, episodes=None).num_states() == 50
     dataclasses.replace(config, episodes=60).check()  # there are 50 official states
     with pytest.raises(ConfigError, match="--episodes"):
         dataclasses.replace(EXPERT, episodes=60).check()
     with pytest.raises(ConfigError, match="asks for official states"):
         dataclasses.replace(config, protocol="openvla").check()
+    with pytest.raises(ConfigError, match="--layouts must be one of 'official', 'sampled'"):
+        EvalConfig(layouts="sample").check()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="lacks 2 of 2.*--layouts"):
         run_eval(dataclasses.replace(config, paired=whole["file"]))
 

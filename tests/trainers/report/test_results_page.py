@@ -10,6 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from vla_gym.errors import ConfigError
+from vla_gym_trainers.runs.settings import TEST_SEED
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -28,6 +31,31 @@ def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
     for page, blocks in pages.items():
         for name, block in blocks.items():
             assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page.read_text(), name
+
+
+def test_cards_of_other_conditions_are_refused_or_told_apart(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    robustness = importlib.import_module("make_robustness_page")
+    content = json.loads((tool.RESULTS / "libero" / "spatial-s0" / "eval.json").read_text())
+    path = tmp_path / "card.json"
+    for change, suite in [({}, "spatial"), ({"variation": "strong"}, "spatial strong")]:
+        path.write_text(json.dumps(content | {"protocol": content["protocol"] | change}))
+        (row,) = robustness.rows_of("TD3+BC", path)
+        assert (row["suite"], row["successes"], row["episodes"]) == (suite, 420, 500)
+    path.write_text(json.dumps(content | {"protocol": content["protocol"] | {"variation": "mild"}}))
+    with pytest.raises(ConfigError, match="no variation or strong"):
+        robustness.rows_of("TD3+BC", path)
+    for row in content["results"]["episodes"]:
+        row["seed"], row["init_state_id"] = TEST_SEED + row["init_state_id"], -1
+    content["protocol"]["first_seed"] = TEST_SEED
+    path.write_text(json.dumps(content))
+    for refuses in (
+        lambda: robustness.rows_of("TD3+BC", path),
+        lambda: tool.add("libero/x", tmp_path, tmp_path),
+    ):
+        with pytest.raises(ConfigError, match="official states"):
+            refuses()
 
 
 def test_cards_hold_no_paths_of_a_machine(tool: ModuleType) -> None:
