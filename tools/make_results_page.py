@@ -182,6 +182,7 @@ def _with_defaults(config: Card) -> Card:
     retired = {"precision": "auto", "task_heads": False, "per_task": False, "pipelined": True}
     retired |= {"asynchronous": False, "max_ahead": 64}
     later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
+    later |= {"bc_half_life": 0, "task_sampling": "uniform"}
     later |= {
         "actor": "residual",
         "use_reference": True,

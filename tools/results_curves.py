@@ -39,9 +39,11 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
         extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
         return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}{stride}"
     length = ", baseline by length" if config.get("baseline") == "length" else ""
-    weight = config.get("bc_weight", 1.0)
-    cloning = f", bc_weight {weight:g}" if weight != 1 else ""
-    return f"{train['kind']}, {suite}{stride}{cloning}{length}"
+    weight, half_life = config.get("bc_weight", 1.0), config.get("bc_half_life", 0)
+    own = f", bc_weight {weight:g}" if weight != 1 else ""
+    own += f", bc_half_life {half_life}" if half_life else ""
+    own += ", learnability" if config.get("task_sampling") == "learnability" else ""
+    return f"{train['kind']}, {suite}{stride}{own}{length}"
 
 
 def runs_of(group: str) -> list[tuple[Path, str]]:

@@ -16,21 +16,30 @@ BIASES = {0: (0.05, -0.04, 0.03), 1: (0.0, 0.0, 0.0)}
 
 
 class ToyTasks(ToyReach):
-    """Each episode plays task 0 or 1, drawn by the environment's generator."""
+    """Each episode plays task 0 or 1, drawn by the environment's generator, and by weights."""
 
     task = 0
+    weights: dict[int, float] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed, options=options)
-        self.task = (options or {}).get("task_id", int(self.np_random.integers(2)))
-        self.bias = np.array(BIASES[self.task])
+        sizes = [self.weights.get(task, 1.0) for task in (0, 1)]
+        drawn = int(self.np_random.random() * sum(sizes) >= sizes[0])
+        self._play((options or {}).get("task_id", drawn))
         return self._observe(), self._info(False, 0)
+
+    def _play(self, task: int) -> None:
+        self.task, self.bias = task, np.array(BIASES[task])
+        self.known = {**self.known, "task_id": task}
+
+    def set_task_weights(self, weights: dict[int, float]) -> None:
+        self.weights = weights
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "task": self.task}
 
     def set_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        self.task, self.bias = state["task"], np.array(BIASES[state["task"]])
+        self._play(state["task"])
         return super().set_state(state)
 
     def _observe(self) -> dict[str, Any]:

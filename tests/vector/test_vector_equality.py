@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+from contextlib import closing
 from functools import partial
 
 import gymnasium as gym
@@ -361,3 +362,28 @@ def test_render_and_calls_leave_the_episode_alone(make_vec, singles):
         assert envs.get_attr("chunk_len") == (8,) * 4
         result = envs.step(expected.actions())
         expected.check_step(result)
+
+
+def test_weighted_tasks_are_those_of_single_environments() -> None:
+    """Weights that are set on the way hold from the next episode on, for workers as for single."""
+    kwargs = {**STATE_ONLY, "max_control_steps": 4}
+    later = {0: 0.1, 3: 0.0, 8: 0.0}
+    played: list[list[int]] = [[], []]
+    with closing(LiberoVectorEnv(2, "goal", workers=2, autoreset_mode=SAME_STEP, **kwargs)) as envs:
+        obs, _ = envs.reset(seed=SEED)
+        for step in range(16):
+            if step == 4:
+                envs.call("set_task_weights", later)
+            for i in range(2):
+                played[i].append(int(obs["task_id"][i]))
+            obs, *_ = envs.step(np.zeros((2, 8, 7), np.float32))
+    for i in range(2):
+        with closing(LiberoEnv("goal", env_index=i, **kwargs)) as env:
+            single = []
+            for step in range(16):
+                if step == 5:  # episode 4 had begun when the weights were set
+                    env.set_task_weights(later)
+                obs, _ = env.reset(seed=SEED + i if step == 0 else None)
+                single.append(int(obs["task_id"]))
+            assert single == played[i]
+            assert not {3, 8} & set(single[5:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -154,6 +155,22 @@ class LiberoEnv(LiberoEnvBase):
         plays = self.schedule if env_index is None else self.schedule.of_env(env_index)
         self._seed, self._episode = plays.check(seed, episode)
         self._plays = plays
+
+    def set_task_weights(self, weights: Mapping[int, float]) -> None:
+        """Draw the tasks of the episodes that follow by weights; the present one goes on.
+
+        Layouts stay those of seed and episode number. A worker that is restarted begins without.
+
+        Args:
+            weights: By task id, see :meth:`TaskSchedule.weighted
+                <vla_gym.envs.schedule.TaskSchedule.weighted>`.
+
+        Raises:
+            ConfigError: If they are no weights, or tasks are not drawn.
+        """
+        self.schedule = self.schedule.weighted(weights)
+        if self._seed is not None:
+            self._plays = self._plays.weighted(weights)
 
     @property
     def next_episode(self) -> tuple[int, int, int] | None:

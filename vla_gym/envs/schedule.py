@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,8 @@ TASK_SAMPLINGS: tuple[TaskSampling, ...] = ("uniform", "round_robin", "balanced"
 
 # Sets the generator of a block's order apart from those of episodes: no episode number is as large.
 _BLOCK_TAG = 0xB10C5EED
+# The same for the stream that draws by weights.
+_WEIGHTS_TAG = 0x3E164725
 
 
 class TaskSchedule:
@@ -34,13 +36,14 @@ class TaskSchedule:
         ``"balanced"`` does so in a new random order for each block of ``len(task_ids)`` episodes.
         With the last two, an environment plays each entry once in a block of ``len(task_ids)``
         episodes, and at any episode number the counts of the entries over all groups differ by at
-        most one. Layouts do not depend on the sampling.
+        most one. Layouts do not depend on the sampling, nor on weights.
 
     Attributes:
         task_ids: The entries. A repeated id counts as often as it is listed.
         sampling: See above.
         env_index: Number of the environment, from 0.
         group_size: Environments a group, at least 1.
+        weights: How often entries are drawn, by task id; see :meth:`weighted`.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class TaskSchedule:
         self.sampling: TaskSampling = sampling
         self.env_index = as_integer(env_index, "env_index", 0)
         self.group_size = as_integer(group_size, "group_size", 1)
+        self.weights: dict[int, float] = {}
 
     @property
     def min_seed(self) -> int:
@@ -105,6 +109,8 @@ class TaskSchedule:
         rng = np.random.default_rng([key_seed, episode])
         # Drawn in every mode, so that the layouts that follow are the same in all of them.
         drawn = int(rng.integers(len(self.task_ids)))
+        if self.weights:
+            drawn = self._weighted(key_seed, episode)
         return self.task_ids[self._entry(drawn, seed, episode)], key_seed, rng
 
     def _entry(self, drawn: int, seed: int, episode: int) -> int:
@@ -118,11 +124,39 @@ class TaskSchedule:
         order = np.random.default_rng([seed - self.env_index, _BLOCK_TAG, block])
         return int(order.permutation(count)[place])
 
+    def _weighted(self, key_seed: int, episode: int) -> int:
+        sizes = np.array([self.weights.get(task_id, 1.0) for task_id in self.task_ids])
+        rng = np.random.default_rng([key_seed, episode, _WEIGHTS_TAG])
+        return int(rng.choice(len(sizes), p=sizes / sizes.sum()))
+
+    def weighted(self, weights: Mapping[int, float]) -> TaskSchedule:
+        """Return the schedule with other weights, which hold for all episodes that follow.
+
+        Args:
+            weights: By task id, 0 or more; a task that is not named has 1. Empty: none.
+
+        Raises:
+            ConfigError: If tasks are not drawn (``sampling``), or a weight is negative, not finite,
+                or all are 0.
+        """
+        sizes = [weights.get(task_id, 1.0) for task_id in self.task_ids]
+        if not all(0.0 <= size < np.inf for size in sizes) or not sum(sizes):
+            raise ConfigError(f"Weights of tasks must be 0 or more, and not all 0, got {weights}.")
+        if weights and self.sampling != "uniform":
+            raise ConfigError(
+                f"Weights say how tasks are drawn, and task_sampling {self.sampling!r} draws none: "
+                "take 'uniform'."
+            )
+        new = TaskSchedule(self.task_ids, self.sampling, self.env_index, self.group_size)
+        new.weights = dict(weights)
+        return new
+
     def of_env(self, env_index: int) -> TaskSchedule:
         """Return the schedule of another environment of the same vector env."""
         if env_index == self.env_index:
             return self
-        return TaskSchedule(self.task_ids, self.sampling, env_index, self.group_size)
+        other = TaskSchedule(self.task_ids, self.sampling, env_index, self.group_size)
+        return other.weighted(self.weights)
 
     def __repr__(self) -> str:
         return (

@@ -39,18 +39,22 @@ class ActorWeights(NamedTuple):
         actor: State dict of the actor.
         normalizer: State dict of the normaliser.
         trained: False before the first gradient step, when the VLA acts in the actor's place.
+        tasks: How often each task is played, by its id; None: each as often as any other.
     """
 
     actor: dict[str, Tensor]
     normalizer: dict[str, Tensor]
     trained: bool = True
+    tasks: dict[int, float] | None = None
 
     @classmethod
-    def of(cls, policy: RLTokenPolicy, trained: bool = True) -> ActorWeights:
+    def of(
+        cls, policy: RLTokenPolicy, trained: bool = True, tasks: dict[int, float] | None = None
+    ) -> ActorWeights:
         """Return what a policy would act with now."""
         nets = policy.actor.state_dict(), policy.normalizer.state_dict()
         actor, normalizer = ({key: value.clone() for key, value in net.items()} for net in nets)
-        return cls(actor, normalizer, trained)
+        return cls(actor, normalizer, trained, tasks)
 
 
 class ActingPolicy:
@@ -131,6 +135,7 @@ class ChunkPlayer:
         config: TD3Config,
         begun: int,
         explore: Explore | None = None,
+        set_tasks: Callable[[dict[int, float]], None] | None = None,
     ) -> None:
         """Put together what plays.
 
@@ -141,8 +146,9 @@ class ChunkPlayer:
             config: Its ``learning_starts`` and ``train_freq`` are used.
             begun: Chunks collected before.
             explore: Puts an explorer's chunks in the place of the warm-up's.
+            set_tasks: Tells the environments how often each task is played.
         """
-        self._explore = explore
+        self._explore, self._set_tasks = explore, set_tasks
         self.collector, self.acting, self.exploration = collector, acting, exploration
         self.config, self.begun = config, begun
         self._block: list[Transition] = []
@@ -153,6 +159,8 @@ class ChunkPlayer:
         """Play ``train_freq`` chunks in each environment."""
         self.acting.load(weights)
         self._trained = weights.trained
+        if weights.tasks is not None and self._set_tasks is not None:
+            self._set_tasks(weights.tasks)
         self._block, self._played[:] = [], 0
         with clock("rollout"):
             self.collector.collect(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 
+from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
@@ -35,6 +37,7 @@ from vla_gym_trainers.td3.finetune import VLAFineTuner
 from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.stopwatch import Stopwatch
+from vla_gym_trainers.td3.task_sampler import TaskSampler
 from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
 
 
@@ -99,6 +102,7 @@ class TD3BC(TD3):
         self._critics_are_warm = False
         self._rng_state: np.ndarray | None = None
         self.exploration: ChunkNoise | None = None
+        self.task_sampler: TaskSampler | None = None
         self.clock, self._vla_seconds = Stopwatch(), 0.0
         super().__init__(
             policy,  # type: ignore[arg-type]
@@ -135,6 +139,13 @@ class TD3BC(TD3):
         if self.exploration is None:
             sizes = (config.noise_white, config.noise_chunk, config.scale_of(action_size))
             self.exploration = ChunkNoise(chunk_len, *sizes, self.seed, config.noise_correlation)
+        if config.task_sampling == "learnability" and self.task_sampler is None:
+            if not has_tasks:
+                raise ConfigError(
+                    "task_sampling 'learnability' needs to know an episode's task: take "
+                    "environments that observe task_id, as LiberoVLA-*, or 'uniform'."
+                )
+            self.task_sampler = TaskSampler()
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
         self.fine_tuner = None
         if config.vla_update_freq and self.env is not None:
@@ -191,6 +202,7 @@ class TD3BC(TD3):
         self.update_debt += gradient_steps * self.config.utd_ratio
         steps = int(self.update_debt)
         self.update_debt -= steps
+        config = self.config.at(self.num_timesteps)
         with self.clock("learn"):
             if not self._critics_are_warm:
                 warm_up(self.policy, self.replay_buffer, self.config, self._rng, batch_size)
@@ -204,14 +216,15 @@ class TD3BC(TD3):
                     stale = self.fine_tuner.refresh(self.replay_buffer, index)
                     metrics["vla_stale"].append(stale / (2 * len(index)))
                     batch = self.replay_buffer.rows(index)
-                values = critic_step(self.policy, batch, self.config, self._rng)
+                values = critic_step(self.policy, batch, config, self._rng)
                 if self._n_updates % self.config.policy_delay == 0:
-                    values |= actor_step(self.policy, batch.observations, self.config, self._rng)
+                    values |= actor_step(self.policy, batch.observations, config, self._rng)
                 for name, value in values.items():
                     metrics[name].append(value)
         for name, numbers in metrics.items():
             self.logger.record(f"train/{name}", float(np.mean(numbers)))
         if metrics:
+            self.logger.record("train/bc_weight", config.bc_weight)
             self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
             self.logger.record("train/replay_size", self.replay_buffer.size())
 
@@ -219,6 +232,7 @@ class TD3BC(TD3):
         """Do the VLA's gradient steps that are due after so many more chunks."""
         if self.fine_tuner is None:
             return
+        self.fine_tuner.config = self.config.at(self.num_timesteps)
         self.vla_debt += chunks
         steps, self.vla_debt = divmod(self.vla_debt, self.config.vla_update_freq)
         with self.clock("learn"):
@@ -241,12 +255,16 @@ class TD3BC(TD3):
         self._collector = Collector(envs_of(self.env), self.config.groups, obs)
         # Of an ExplorerActions, if there is one around the environments.
         explore = getattr(getattr(self.env, "vector_env", None), "explore", None)
+        set_tasks = partial(self.env.env_method, "set_task_weights")
         player = ChunkPlayer(
-            self._collector, self.acting, self.exploration, self.config, begun, explore
+            self._collector, self.acting, self.exploration, self.config, begun, explore, set_tasks
         )
+        sampler = self.task_sampler
         self.pipeline = Pipeline(
             lambda weights, _: player.collect(weights, self.clock),
-            lambda: ActorWeights.of(self.policy, self._critics_are_warm),
+            lambda: ActorWeights.of(
+                self.policy, self._critics_are_warm, sampler and sampler.weights()
+            ),
             ahead=self.config.ahead,
             deadline=BLOCK_SECONDS,
             limit=num_blocks,
@@ -289,6 +307,8 @@ class TD3BC(TD3):
             go_on &= callback.on_step()
             counted = np.array([counts(info) for info in step.infos], bool)
             self._update_info_buffer(step.infos, step.dones & counted)
+            if self.task_sampler is not None:
+                self.task_sampler.add(step.infos[i] for i in np.flatnonzero(step.dones & counted))
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)

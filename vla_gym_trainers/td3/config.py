@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -71,6 +71,9 @@ class TD3Config(FineTuneConfig):
     """Replay capacity in transitions: one a chunk, with stride up to C / stride."""
     balanced_replay: bool = True
     """With several tasks: draw as many transitions of each task as of any other."""
+    task_sampling: Literal["uniform", "learnability"] = "uniform"
+    """Which task an episode plays: each as often as any other, or those more often that are
+    solved sometimes (arXiv 2408.15099)."""
     train_freq: PositiveInt = 8
     """Chunks per environment between two blocks of gradient steps."""
     utd_ratio: NonNegativeFloat = 2.0
@@ -89,6 +92,8 @@ class TD3Config(FineTuneConfig):
     """Critic steps per actor step."""
     bc_weight: NonNegativeFloat = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
+    bc_half_life: Count = 0
+    """Chunks after the warm-up in which beta halves, again and again; 0: it stays as it is."""
     mc_weight: Fraction = 0.25
     """Share of Monte-Carlo returns in the critics' targets, in [0, 1]."""
     reference_dropout: Fraction = 0.5
@@ -141,6 +146,13 @@ class TD3Config(FineTuneConfig):
                 f"vla_update_freq {self.vla_update_freq} needs ahead 0, got {self.ahead}: the VLA "
                 "that collects is the one that is trained, so the two take turns."
             )
+
+    def at(self, num_timesteps: int) -> TD3Config:
+        """Return the numbers as they are after so many chunks, those of the warm-up included."""
+        if not self.bc_half_life:
+            return self
+        halvings = max(0, num_timesteps - self.learning_starts) / self.bc_half_life
+        return replace(self, bc_weight=self.bc_weight * 0.5**halvings)
 
     def scale_of(self, action_size: int) -> tuple[float, ...]:
         """Return the natural size of each number of an action.

@@ -122,6 +122,9 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     assert curves.kind_of("suite", "goal-stride2-s0", stride) == "td3, goal, stride 2"
     stride["config"]["bc_weight"] = 0.3
     assert curves.kind_of("libero", "x", stride) == "td3, goal, stride 2, bc_weight 0.3"
+    stride["config"] |= {"bc_weight": 1.0, "bc_half_life": 9, "task_sampling": "learnability"}
+    label = "td3, goal, stride 2, bc_half_life 9, learnability"
+    assert curves.kind_of("libero", "x", stride) == label
     earlier = {"kind": "grpo", "config": {"suite": "goal", "task_ids": None, "baseline": "length"}}
     assert curves.kind_of("on_policy", "x", earlier) == "grpo, goal, baseline by length"
     picture = curves.draw("on_policy").decode()

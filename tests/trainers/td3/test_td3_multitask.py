@@ -13,12 +13,15 @@ from resume_target import TINY
 from toy_env import ToyReach
 from toy_tasks import make_task_player, make_tasks
 
+from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.td3 import losses
+from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
 from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
 from vla_gym_trainers.td3.guard import guard_policy
+from vla_gym_trainers.td3.task_sampler import TaskSampler
 from vla_gym_trainers.td3.train import build_model
 
 
@@ -98,3 +101,64 @@ def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> No
         one = {key: value[0] for key, value in obs.items()}
         np.testing.assert_array_equal(player.predict(one)[0], one["vla_action"])
         assert np.abs(action[1] - obs["vla_action"][1]).max() > 0.5
+
+
+def test_learnability_is_highest_where_success_is_a_matter_of_chance() -> None:
+    sampler = TaskSampler()
+    assert sampler.weights() == {}
+    for task_id, won, lost in ((0, 28, 0), (1, 9, 9), (2, 0, 8), (3, 70, 30)):
+        ends = [True] * won + [False] * lost
+        sampler.add({"task_id": task_id, "is_success": end} for end in ends)
+    # p = 29/30, 1/2, 1/10 and, of the newest 30 episodes alone, 1/32; 0.1 + 0.9 * 4 p (1 - p)
+    expected = {0: 0.216, 1: 1.0, 2: 0.424, 3: 0.1 + 3.6 * 31 / 1024}
+    assert sampler.weights() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_learnability_is_played_and_goes_on_bit_for_bit(tmp_path: Path, ahead: int) -> None:
+    settings = {**TINY, "task_ids": (1, 0), "ahead": ahead, "train_freq": 4}
+    settings |= {"task_sampling": "learnability", "bc_half_life": 40}
+    config = TD3RunConfig(**settings)
+    told: list[dict[int, float]] = []
+
+    def make_env() -> Any:
+        env = make_tasks(2)
+        method = env.env_method
+
+        def env_method(name: str, *arguments: Any, **kwargs: Any) -> Any:
+            if name == "set_task_weights":
+                told.append(*arguments)
+            return method(name, *arguments, **kwargs)
+
+        env.env_method = env_method  # type: ignore[method-assign]
+        return env
+
+    whole = build_model(config, make_env()).learn(160)
+    assert told[0] == {} and all(set(w) == {0, 1} for w in told[8:])
+    assert len({tuple(w.items()) for w in told}) > 5
+    mine, told = told, []
+    part = build_model(config, make_env()).learn(80)
+    save_checkpoint(tmp_path, part, {})
+    again, _ = load_checkpoint(tmp_path, make_env(), TD3BC)
+    again.learn(80, reset_num_timesteps=False)
+    assert again.num_timesteps == whole.num_timesteps == 160
+    assert told == mine
+    for key, value in whole.policy.state_dict().items():
+        torch.testing.assert_close(again.policy.state_dict()[key], value, rtol=0, atol=0)
+
+
+def test_learnability_needs_tasks() -> None:
+    class NoTask(ToyReach):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.observation_space.spaces["task_id"]
+
+    with pytest.raises(ConfigError, match="needs to know an episode's task"):
+        TD3BC("RLTokenPolicy", NoTask(), TD3Config(task_sampling="learnability"))
+
+
+def test_beta_halves_after_the_warm_up() -> None:
+    config = TD3Config(learning_starts=100, bc_weight=0.8, bc_half_life=50)
+    betas = [config.at(chunks).bc_weight for chunks in (0, 100, 150, 175, 250)]
+    assert betas == pytest.approx([0.8, 0.8, 0.4, 0.8 * 0.5**1.5, 0.1])
+    assert TD3Config().at(10**6) == TD3Config()

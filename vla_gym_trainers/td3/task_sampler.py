@@ -1,0 +1,37 @@
+"""How often each task is played: by how much there is to learn from its next episode."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+#: Newest episodes of a task that say how often it is solved.
+WINDOW = 30
+#: Weight of a task that is always or never solved, beside 1 of one that is solved every other time.
+FLOOR = 0.1
+
+
+class TaskSampler:
+    """Weighs tasks by their learnability ``p (1 - p)`` (arXiv 2408.15099).
+
+    ``p = (wins + 1) / (n + 2)`` of the newest :data:`WINDOW` training episodes of a task, those of
+    the warm-up included; its weight is ``f + (1 - f) 4 p (1 - p)`` with ``f`` = :data:`FLOOR`. A
+    task that is never or always solved teaches little, but is still played: the one may begin to
+    succeed, the other be forgotten. Before its first episode a task has the weight 1.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no episodes."""
+        self._successes: defaultdict[int, deque[bool]] = defaultdict(partial(deque, maxlen=WINDOW))
+
+    def add(self, infos: Iterable[Mapping[str, Any]]) -> None:
+        """Take in how episodes ended: ``task_id`` and ``is_success`` of each."""
+        for info in infos:
+            self._successes[int(info["task_id"])].append(bool(info["is_success"]))
+
+    def weights(self) -> dict[int, float]:
+        """Return the weights, in (0, 1], of the tasks that have been played."""
+        rates = {t: (sum(w) + 1) / (len(w) + 2) for t, w in self._successes.items()}
+        return {t: FLOOR + (1 - FLOOR) * 4 * p * (1 - p) for t, p in rates.items()}
