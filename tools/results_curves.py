@@ -3,9 +3,11 @@
 Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and pessimism, other seeds; of ablations: same name but for its -sSEED) share
+(same task, algorithm and settings, other seeds; of ablations: same name but for its -sSEED) share
 a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training episodes are played
 on sampled layouts with exploration noise, so the curves lie under the greedy results of the tables.
+Of the group libero also docs/results_libero_tasks.svg: the official states of each task, which
+eval.json has.
 """
 
 from __future__ import annotations
@@ -93,9 +95,43 @@ def draw(group: str) -> bytes | None:
         return svg_of(figure)
 
 
+def draw_tasks(group: str) -> bytes | None:
+    """Return an SVG of each task's official states, the VLA's and each run's; None without runs."""
+    suites: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for folder, train in _cards(group):
+        evaluation = json.loads((folder / "eval.json").read_text())
+        kind = kind_of(group, folder.name, train)
+        suites.setdefault(_suite(train), []).append((kind, evaluation["results"]))
+    if not suites:
+        return None
+    kinds = list(dict.fromkeys(kind for runs in suites.values() for kind, _ in runs))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.0 + 0.17 * len(kinds)), layout="constrained")
+        for place, (suite, runs) in enumerate(sorted(suites.items())):
+            pairs = runs[0][1]["paired"]["tasks"]
+            before, y = [pair["both"] + pair["losses"] for pair in pairs], np.arange(len(pairs))
+            axes = figure.add_subplot(1, len(suites), place + 1, title=suite, xlim=(-1, 51))
+            axes.plot(before, y, "|", color=colour_of(None), markersize=9)
+            for number, (kind, results) in enumerate(runs):
+                won = [task["num_successes"] for task in results["tasks"]]
+                at = y + 0.2 * (number - (len(runs) - 1) / 2)
+                colour = colour_of(kinds.index(kind))
+                axes.hlines(at, before, won, color=colour, alpha=0.4)
+                axes.plot(won, at, "o", color=colour, markersize=3.5)
+            axes.set_yticks(y, [f"task {task['task_id']}" for task in pairs])
+            axes.invert_yaxis()
+            axes.set_xlabel("official states of 50 solved")
+        keys = [Line2D([], [], color=colour_of(i), marker="o") for i in range(len(kinds))]
+        vla = Line2D([], [], color=colour_of(None), marker="|", linestyle="")
+        labels = ["VLA alone", *kinds]
+        figure.legend([vla, *keys], labels, loc="outside lower left", frameon=False)
+        return svg_of(figure)
+
+
 def write_all(groups: tuple[str, ...]) -> None:
-    """Write the picture of each group that has curves."""
+    """Write the pictures of each group that has curves."""
     for group in groups:
-        picture = draw(group)
-        if picture is not None:
-            (DOCS / f"results_{group}.svg").write_bytes(picture)
+        pictures = {"": draw(group), "_tasks": draw_tasks(group) if group == "libero" else None}
+        for name, picture in pictures.items():
+            if picture is not None:
+                (DOCS / f"results_{group}{name}.svg").write_bytes(picture)

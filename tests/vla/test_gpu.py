@@ -128,7 +128,7 @@ def test_a_td3_update_equals_the_cpu_s():
     here, there = (
         {key: v[part] for key, v in stacked.items()} for part in (np.s_[:32], np.s_[32:])
     )
-    column = torch.from_numpy(rng.uniform(0, 1, (4, 32, 1)).astype("f4"))
+    column = torch.from_numpy(rng.uniform(0, 1, (5, 32, 1)).astype("f4"))
     batch = ChunkReplaySamples(here, here["vla_action"].flatten(1), there, *column)
     metrics = {}
     states = {}
@@ -147,7 +147,7 @@ def test_a_td3_update_equals_the_cpu_s():
         )
         generator = torch.Generator(device)
         metrics[device] = critic_step(model.policy, on, config, generator)
-        metrics[device] |= actor_step(model.policy, on.observations, config, generator)
+        metrics[device] |= actor_step(model.policy, on, config, generator)
         states[device] = {k: v.cpu() for k, v in model.policy.state_dict().items()}
     assert metrics[GPU] == pytest.approx(metrics["cpu"], rel=1e-3, abs=1e-4)
     for name, wanted in states["cpu"].items():

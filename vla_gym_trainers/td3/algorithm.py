@@ -218,7 +218,7 @@ class TD3BC(TD3):
                     batch = self.replay_buffer.rows(index)
                 values = critic_step(self.policy, batch, config, self._rng)
                 if self._n_updates % self.config.policy_delay == 0:
-                    values |= actor_step(self.policy, batch.observations, config, self._rng)
+                    values |= actor_step(self.policy, batch, config, self._rng)
                 for name, value in values.items():
                     metrics[name].append(value)
         for name, numbers in metrics.items():

@@ -101,21 +101,25 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     return ((q - target[:, None]) ** 2).mean(dim=0).sum()
 
 
-def reference_distance(actions: Tensor, reference: Tensor, scale: Tensor) -> Tensor:
+def reference_distance(
+    actions: Tensor, reference: Tensor, scale: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """Return the squared distance of a chunk to the reference in scaled action units.
 
-    ``d_b = sum_j ((a_bj - a~_bj) / scale_j)^2``: a sum over the chunk, not a mean, so that the
+    ``d_b = w_b sum_j ((a_bj - a~_bj) / scale_j)^2``: a sum over the chunk, not a mean, so that the
     weight means the same per dimension whatever the chunk length.
 
     Args:
         actions: (B, A) chunks.
         reference: (B, A) chunks of the VLA.
         scale: (A,) natural size of each action dimension.
+        weights: (B,) ``w``; None: all 1.
 
     Returns:
         (B,) distances.
     """
-    return (((actions - reference) / scale) ** 2).sum(dim=1)
+    distance = (((actions - reference) / scale) ** 2).sum(dim=1)
+    return distance if weights is None else weights * distance
 
 
 def pessimistic_value(q: Tensor, q_reference: Tensor, pessimism: float) -> Tensor:
@@ -164,6 +168,7 @@ def actor_loss(
     bc_weight: float,
     groups: Tensor | None = None,
     divisor: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> ActorLoss:
     """Return the actor's loss: climb Q, stay near the reference.
 
@@ -183,6 +188,7 @@ def actor_loss(
         groups: (B,) int64 task of each row; None: one task.
         divisor: (B,) of the rows if they are a part of a batch, as :func:`q_divisor` gives it for
             the whole; None: that of these rows.
+        weights: (B,) see :func:`reference_distance`.
 
     Returns:
         The loss and its parts.
@@ -190,5 +196,5 @@ def actor_loss(
     if divisor is None:
         divisor = q_divisor(q, groups)
     q_term = -(q / divisor).mean()
-    bc_term = reference_distance(actions, reference, scale).mean()
+    bc_term = reference_distance(actions, reference, scale, weights).mean()
     return ActorLoss(q_term + bc_weight * bc_term, q_term.detach(), bc_term.detach())

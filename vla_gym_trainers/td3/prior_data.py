@@ -85,6 +85,7 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
         seed=config.seed,
         balanced=config.balanced_replay,
     )
+    replay.holds_demos = True
     for obs, actions in episodes:
         _play(replay, obs, actions, features.chunk_len, config.gamma)
     return replay

@@ -52,6 +52,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         num_dropped: Transitions that were not stored.
         prior: Other transitions, of which half of each sampled batch comes, with ``balanced`` half
             of the rows of each task that has any there; None: there are none.
+        holds_demos: Whether its transitions are those of demonstrations.
         inputs: What the VLA saw; empty unless it is observed.
     """
 
@@ -59,6 +60,7 @@ class ChunkReplayBuffer(ReplayBuffer):
     next_observations: dict[str, np.ndarray]  # type: ignore[assignment]
     obs_shape: dict[str, tuple[int, ...]]  # type: ignore[assignment]
     prior: ChunkReplayBuffer | None = None
+    holds_demos = False
 
     def __init__(
         self,
@@ -312,6 +314,7 @@ class ChunkReplayBuffer(ReplayBuffer):
             {key: batch[f"{prefix}/{key}"] for key in self.obs_shape} for prefix in ("obs", "next")
         )
         scalars = {name: batch[name] for name in _SCALARS}
+        scalars["demos"] = torch.full_like(batch["rewards"], self.holds_demos)
         return ChunkReplaySamples(obs, batch["actions"], next_obs, **scalars)
 
     def __getstate__(self) -> dict[str, Any]:

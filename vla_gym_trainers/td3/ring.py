@@ -21,6 +21,7 @@ class ChunkReplaySamples(NamedTuple):
         rewards: (B, 1) discounted sum of rewards inside the chunk.
         discounts: (B, 1) ``gamma ** executed_steps``.
         mc_returns: (B, 1) discounted return to the episode's end, NaN while it is unknown.
+        demos: (B, 1) 1.0 for transitions of demonstrations, else 0.0.
     """
 
     observations: dict[str, Tensor]
@@ -30,6 +31,7 @@ class ChunkReplaySamples(NamedTuple):
     rewards: Tensor
     discounts: Tensor
     mc_returns: Tensor
+    demos: Tensor
 
     def joined(self, other: ChunkReplaySamples) -> ChunkReplaySamples:
         """Return this batch and another one below it."""
@@ -40,7 +42,7 @@ class ChunkReplaySamples(NamedTuple):
                 (self.next_observations, other.next_observations),
             )
         )
-        names = ("dones", "rewards", "discounts", "mc_returns")
+        names = ("dones", "rewards", "discounts", "mc_returns", "demos")
         scalars = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names}
         actions = torch.cat([self.actions, other.actions])
         return ChunkReplaySamples(obs, actions, next_obs, **scalars)

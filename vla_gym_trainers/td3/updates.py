@@ -29,7 +29,7 @@ def warm_up(
     policy.normalizer.fit({key: value.to(policy.device) for key, value in seen.items()})
     if config.actor == "plain":
         for _ in range(config.critic_warmup_steps):
-            clone_step(policy, buffer.sample(batch_size).observations, config, rng)
+            clone_step(policy, buffer.sample(batch_size), config, rng)
         policy.actor_target.load_state_dict(policy.actor.state_dict())
     for _ in range(config.critic_warmup_steps):
         critic_step(policy, buffer.sample(batch_size), config, rng)
@@ -84,13 +84,13 @@ def critic_step(
 
 
 def actor_step(
-    policy: RLTokenPolicy, observations: dict[str, Tensor], config: TD3Config, rng: torch.Generator
+    policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
 ) -> dict[str, float]:
-    """Move the actor up the mean of the critics, held to the reference; and its target.
+    """Move the actor up the mean of the critics, held as :func:`held_to` says; and its target.
 
     Args:
         policy: Networks and optimisers; only the actor and its target change.
-        observations: Observations of B transitions.
+        batch: B transitions.
         config: The numbers.
         rng: Generator of the reference dropout.
 
@@ -98,11 +98,19 @@ def actor_step(
         ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled distance
         to the reference per number of the chunk.
     """
+    observations = batch.observations
     x, reference, action = act(policy, observations, config, rng)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
     q, values = actor_values(policy, x, action, reference, config)
+    near, weights = held_to(batch, reference, config.bc_beside_demos)
     loss = losses.actor_loss(
-        q, action, reference, policy.chunk_scale, config.bc_weight, groups=tasks_of(observations)
+        q,
+        action,
+        near,
+        policy.chunk_scale,
+        config.bc_weight,
+        groups=tasks_of(observations),
+        weights=weights,
     )
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.loss.backward()
@@ -117,21 +125,22 @@ def actor_step(
 
 
 def clone_step(
-    policy: RLTokenPolicy, observations: dict[str, Tensor], config: TD3Config, rng: torch.Generator
+    policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
 ) -> float:
     """Move the actor towards the reference alone: the actor's loss without Q.
 
     Args:
         policy: Networks and optimisers; only the actor changes, not its target.
-        observations: Observations of B transitions.
-        config: Its ``reference_dropout`` is used.
+        batch: B transitions.
+        config: Its ``reference_dropout`` and ``bc_beside_demos`` are used.
         rng: Generator of the reference dropout.
 
     Returns:
-        The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units.
+        The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units; see :func:`held_to`.
     """
-    _, reference, action = act(policy, observations, config, rng)
-    loss = losses.reference_distance(action, reference, policy.chunk_scale).mean()
+    _, reference, action = act(policy, batch.observations, config, rng)
+    near, weights = held_to(batch, reference, config.bc_beside_demos)
+    loss = losses.reference_distance(action, near, policy.chunk_scale, weights).mean()
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.backward()
     policy.actor_optimizer.step()
@@ -156,6 +165,31 @@ def tasks_of(observations: dict[str, Tensor]) -> Tensor | None:
     """Return the task of each observation, (B,) int64; None if it is not observed."""
     tasks = observations.get("task_id")
     return None if tasks is None else tasks.reshape(-1)
+
+
+def held_to(
+    batch: ChunkReplaySamples, reference: Tensor, beside_demos: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return what the cloning term draws the actor to, and how firmly.
+
+    In transitions of demonstrations to the chunk that was demonstrated, elsewhere to the VLA's; in
+    the tasks of these demonstrations less firmly, for there the VLA fails.
+
+    Args:
+        batch: B transitions.
+        reference: (B, A) the VLA's chunks.
+        beside_demos: Weight of the VLA's chunks in tasks with demonstrations.
+
+    Returns:
+        (B, A) chunks, and (B,) weights; None for weights of 1.
+    """
+    demos = batch.demos[:, 0] > 0
+    if not demos.any():
+        return reference, None
+    tasks = tasks_of(batch.observations)
+    shown = torch.ones_like(demos) if tasks is None else torch.isin(tasks, tasks[demos])
+    weights = torch.where(shown & ~demos, beside_demos, 1.0)
+    return torch.where(demos[:, None], batch.actions, reference), weights
 
 
 def actor_values(

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -130,3 +131,31 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     picture = curves.draw("on_policy").decode()
     assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
     assert curves.draw("single") is None
+
+
+def test_official_states_of_each_task_are_drawn(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    curves = importlib.import_module("results_curves")
+    assert tool.CURVES  # the fixture has put the tools on the path
+    monkeypatch.setattr(curves, "RESULTS", tmp_path)
+    assert curves.draw_tasks("libero") is None
+    tasks = [{"task_id": 4, "num_successes": 47}, {"task_id": 6, "num_successes": 31}]
+    paired = [{"task_id": 4, "both": 10, "losses": 3}, {"task_id": 6, "both": 0, "losses": 0}]
+    for suite, number in (("goal", 0), ("goal", 1), ("spatial", 0)):
+        folder = tmp_path / "libero" / f"{suite}-s{number}"
+        folder.mkdir(parents=True)
+        config = {"suite": suite, "task_ids": [4, 6], "bc_weight": 1.0 - number}
+        results = {"tasks": tasks, "paired": {"tasks": paired}}
+        cards = {"train": {"kind": "td3", "config": config}, "eval": {"results": results}}
+        for name, card in (cards | {"curve": []}).items():
+            (folder / f"{name}.json").write_text(json.dumps(card))
+    drawn: list[Any] = []
+    monkeypatch.setattr(curves, "svg_of", drawn.append)
+    curves.draw_tasks("libero")
+    goal, spatial = drawn[0].axes
+    assert [axes.get_title() for axes in (goal, spatial)] == ["goal", "spatial"]
+    dots = [line.get_xdata().tolist() for line in goal.lines]
+    assert dots == [[13, 0], [47, 31], [47, 31]] and len(spatial.lines) == 2
+    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert labels == ["VLA alone", "td3, goal", "td3, goal, bc_weight 0", "td3, spatial"]

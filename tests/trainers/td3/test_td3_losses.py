@@ -68,6 +68,9 @@ def test_reference_distance_is_a_sum_in_scaled_units() -> None:
         torch.tensor([[0.6, 0.03]]), torch.tensor([[0.5, 0.0]]), tensor(1.0, 0.3)
     )
     assert distance.item() == pytest.approx(0.02)
+    actions, weights = torch.tensor([[1.0], [2.0]]), tensor(1.0, 0.1)
+    weighted = losses.reference_distance(actions, torch.zeros(2, 1), tensor(1.0), weights)
+    torch.testing.assert_close(weighted, tensor(1.0, 0.4))
 
 
 def test_actor_loss_known_answer_and_gradient() -> None:

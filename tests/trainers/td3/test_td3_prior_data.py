@@ -14,6 +14,8 @@ import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
+import torch
+from toy_env import ToyReach
 
 from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.record import record_demos
@@ -22,8 +24,12 @@ from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym.wrappers.vla_features import look
+from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.td3.prior_data import demo_replay
+from vla_gym_trainers.td3.ring import ChunkReplaySamples
 from vla_gym_trainers.td3.train import TD3RunConfig, build_model, make_vec, train_td3
+from vla_gym_trainers.td3.updates import actor_step, clone_step, held_to
 
 TASK, GAMMA, C = 7, 0.99, 8
 
@@ -100,8 +106,51 @@ def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
         batch = replay.sample(7)
         # Half of the rows of the one of two tasks that has demonstrations.
         assert batch.observations["task_id"].flatten().tolist() == [9] * 5 + [TASK] * 2
-        assert [part.shape[0] for part in batch[1:2] + batch[3:]] == [7] * 5
+        assert [part.shape[0] for part in batch[1:2] + batch[3:]] == [7] * 6
+        assert batch.demos.flatten().tolist() == [0.0] * 5 + [1.0] * 2
         assert batch.observations["task_id"].dtype == batch.next_observations["task_id"].dtype
+
+
+def transitions(tasks: list[int], demos: list[float]) -> ChunkReplaySamples:
+    """Return transitions of the toy; the VLA's chunks are 0, those that were executed 0.1."""
+    env = ToyReach()
+    rows = [env.reset(seed=i)[0] | {"task_id": np.array([t])} for i, t in enumerate(tasks)]
+    obs = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+    column = torch.zeros(len(tasks), 1)
+    obs["vla_action"] = torch.zeros_like(obs["vla_action"])
+    actions = obs["vla_action"].flatten(1) + 0.1
+    return ChunkReplaySamples(
+        obs, actions, obs, column, column, column + 0.9, column, torch.tensor(demos)[:, None]
+    )
+
+
+def test_a_demonstration_holds_the_actor_and_the_vla_less_firmly_beside_it() -> None:
+    batch = transitions([3, 3, 9], [1.0, 0.0, 0.0])
+    reference = reference_chunk(batch.observations)
+    near, weights = held_to(batch, reference, 0.1)
+    assert near.mean(dim=1).tolist() == pytest.approx([0.1, 0.0, 0.0])
+    assert weights is not None
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.1, 1.0]))
+    assert held_to(transitions([3, 9], [0.0, 0.0]), reference[:2], 0.1)[1] is None
+
+
+@pytest.mark.parametrize("actor", ["residual", "plain"])
+def test_the_actor_goes_to_what_was_demonstrated(actor: Any) -> None:
+    settings: dict[str, Any] = {"actor": actor, "learning_rate": 1e-2, "residual_basis": 1}
+    config = TD3Config(**settings, bc_weight=1e3, bc_beside_demos=1.0, net_arch=(64,))
+    model = TD3BC("RLTokenPolicy", ToyReach(), config, seed=0)
+    batch = transitions([3] * 8 + [9] * 8, [1.0] * 8 + [0.0] * 8)
+    model.policy.normalizer.fit(batch.observations)
+    for _ in range(500):
+        if actor == "plain":
+            clone_step(model.policy, batch, config, model._rng)
+        else:
+            actor_step(model.policy, batch, config, model._rng)
+    with torch.no_grad():
+        x = model.policy.normalizer(batch.observations)
+        chunk = model.policy.actor(x, reference_chunk(batch.observations))
+    assert chunk[:8].mean().item() == pytest.approx(0.1, abs=0.02)
+    assert chunk[8:].mean().item() == pytest.approx(0.0, abs=0.02)
 
 
 def test_episodes_begin_inside_demonstrations(demos: Path) -> None:
