@@ -308,7 +308,7 @@ class TD3BC(TD3):
             counted = np.array([counts(info) for info in step.infos], bool)
             self._update_info_buffer(step.infos, step.dones & counted)
             if self.task_sampler is not None:
-                self.task_sampler.add(step.infos[i] for i in np.flatnonzero(step.dones & counted))
+                self.task_sampler.add(step.infos[i] for i in np.flatnonzero(step.dones))
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)

@@ -17,9 +17,10 @@ class TaskSampler:
     """Weighs tasks by their learnability ``p (1 - p)`` (arXiv 2408.15099).
 
     ``p = (wins + 1) / (n + 2)`` of the newest :data:`WINDOW` training episodes of a task, those of
-    the warm-up included; its weight is ``f + (1 - f) 4 p (1 - p)`` with ``f`` = :data:`FLOOR`. A
-    task that is never or always solved teaches little, but is still played: the one may begin to
-    succeed, the other be forgotten. Before its first episode a task has the weight 1.
+    the warm-up and those that began inside a demonstration included; its weight is
+    ``f + (1 - f) 4 p (1 - p)`` with ``f`` = :data:`FLOOR`. A task that is never or always solved
+    teaches little, but is still played: the one may begin to succeed, the other be forgotten.
+    Before its first episode a task has the weight 1.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,8 @@ class TaskSampler:
     def add(self, infos: Iterable[Mapping[str, Any]]) -> None:
         """Take in how episodes ended: ``task_id`` and ``is_success`` of each."""
         for info in infos:
+            if info.get("worker_restarted", False):
+                continue
             self._successes[int(info["task_id"])].append(bool(info["is_success"]))
 
     def weights(self) -> dict[int, float]:
