@@ -30,7 +30,6 @@ class ToyTasks(ToyReach):
 
     def _play(self, task: int) -> None:
         self.task, self.bias = task, np.array(BIASES[task])
-        self.known = {**self.known, "task_id": task}
 
     def set_task_weights(self, weights: dict[int, float]) -> None:
         self.weights = weights

@@ -128,8 +128,10 @@ def test_a_td3_update_equals_the_cpu_s():
     here, there = (
         {key: v[part] for key, v in stacked.items()} for part in (np.s_[:32], np.s_[32:])
     )
-    column = torch.from_numpy(rng.uniform(0, 1, (5, 32, 1)).astype("f4"))
-    batch = ChunkReplaySamples(here, here["vla_action"].flatten(1), there, *column)
+    column = torch.from_numpy(rng.uniform(0, 1, (4, 32, 1)).astype("f4"))
+    actions = here["vla_action"].flatten(1)
+    shown = torch.where(column[0] > 0.5, 0.5 * actions, torch.nan)
+    batch = ChunkReplaySamples(here, actions, there, *column, demonstrated=shown)
     metrics = {}
     states = {}
     torch.manual_seed(0)

@@ -50,10 +50,11 @@ class LiberoEnv(LiberoEnvBase):
     (VARIATION_WIDTH,), to be read with :meth:`DomainVariation.describe
     <vla_gym.variation.DomainVariation.describe>`.
 
-    Which episode comes next depends on (seed, episode number) alone, see
-    :class:`~vla_gym.envs.schedule.TaskSchedule`. ``reset(seed=...)`` starts the count again,
-    :meth:`seek` goes to any episode, ``reset(options={"task_id": t, "init_state_id": i})``
-    overrides one; its look depends on (seed, episode number // ``scene_reset_interval``) alone and
+    Which episode comes next depends on (seed, episode number) alone, and on weights that are set
+    (:meth:`set_task_weights`), see :class:`~vla_gym.envs.schedule.TaskSchedule`.
+    ``reset(seed=...)`` starts the count again, :meth:`seek` goes to any episode,
+    ``reset(options={"task_id": t, "init_state_id": i})`` overrides one; its look depends on (seed,
+    episode number // ``scene_reset_interval``) alone and
     changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode; a pickle
     or ``copy.deepcopy`` of the environment goes on with it too.
 
@@ -159,18 +160,19 @@ class LiberoEnv(LiberoEnvBase):
     def set_task_weights(self, weights: Mapping[int, float]) -> None:
         """Draw the tasks of the episodes that follow by weights; the present one goes on.
 
-        Layouts stay those of seed and episode number. A worker that is restarted begins without.
+        Layouts stay those of seed and episode number. No saved state has weights, and a worker that
+        is restarted begins without: set them again.
 
         Args:
-            weights: By task id, see :meth:`TaskSchedule.weighted
-                <vla_gym.envs.schedule.TaskSchedule.weighted>`.
+            weights: By task id, see :meth:`TaskSchedule.set_weights
+                <vla_gym.envs.schedule.TaskSchedule.set_weights>`.
 
         Raises:
             ConfigError: If they are no weights, or tasks are not drawn.
         """
-        self.schedule = self.schedule.weighted(weights)
+        self.schedule.set_weights(weights)
         if self._seed is not None:
-            self._plays = self._plays.weighted(weights)
+            self._plays.set_weights(weights)
 
     @property
     def next_episode(self) -> tuple[int, int, int] | None:

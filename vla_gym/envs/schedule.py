@@ -22,10 +22,10 @@ _WEIGHTS_TAG = 0x3E164725
 class TaskSchedule:
     """The order in which environment number ``env_index`` of a vector env plays its tasks.
 
-    Nothing but (seed, episode number) decides what comes next: not when other environments
-    finished, nor which process runs them. Environment i of a vector env that is seeded with
-    ``base`` has the seed ``base + i``, so a single environment with that seed, ``env_index=i`` and
-    the same ``group_size`` plays the same episodes.
+    Nothing but (seed, episode number), and weights that somebody sets, decides what comes next: not
+    when other environments finished, nor which process runs them. Environment i of a vector env
+    that is seeded with ``base`` has the seed ``base + i``, so a single environment with that seed,
+    ``env_index=i`` and the same ``group_size`` plays the same episodes.
 
     ``env_index // group_size`` is the group; consecutive environments of a group play the same task
     and the same layout in each episode.
@@ -43,7 +43,7 @@ class TaskSchedule:
         sampling: See above.
         env_index: Number of the environment, from 0.
         group_size: Environments a group, at least 1.
-        weights: How often entries are drawn, by task id; see :meth:`weighted`.
+        weights: How often entries are drawn, by task id; see :meth:`set_weights`.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class TaskSchedule:
         rng = np.random.default_rng([key_seed, episode, _WEIGHTS_TAG])
         return int(rng.choice(len(sizes), p=sizes / sizes.sum()))
 
-    def weighted(self, weights: Mapping[int, float]) -> TaskSchedule:
-        """Return the schedule with other weights, which hold for all episodes that follow.
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """Draw the episodes that follow by these weights.
 
         Args:
             weights: By task id, 0 or more; a task that is not named has 1. Empty: none.
@@ -139,24 +139,23 @@ class TaskSchedule:
             ConfigError: If tasks are not drawn (``sampling``), or a weight is negative, not finite,
                 or all are 0.
         """
+        if self.sampling != "uniform":
+            raise ConfigError(
+                "Weights say how tasks are drawn, and environments with task_sampling "
+                f"{self.sampling!r} draw none: make them with 'uniform'."
+            )
         sizes = [weights.get(task_id, 1.0) for task_id in self.task_ids]
         if not all(0.0 <= size < np.inf for size in sizes) or not sum(sizes):
             raise ConfigError(f"Weights of tasks must be 0 or more, and not all 0, got {weights}.")
-        if weights and self.sampling != "uniform":
-            raise ConfigError(
-                f"Weights say how tasks are drawn, and task_sampling {self.sampling!r} draws none: "
-                "take 'uniform'."
-            )
-        new = TaskSchedule(self.task_ids, self.sampling, self.env_index, self.group_size)
-        new.weights = dict(weights)
-        return new
+        self.weights = dict(weights)
 
     def of_env(self, env_index: int) -> TaskSchedule:
         """Return the schedule of another environment of the same vector env."""
         if env_index == self.env_index:
             return self
         other = TaskSchedule(self.task_ids, self.sampling, env_index, self.group_size)
-        return other.weighted(self.weights)
+        other.weights = self.weights
+        return other
 
     def __repr__(self) -> str:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_gym.errors import WorkerError
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
 from vla_gym_trainers.rollout.collector import Collector
@@ -134,8 +136,8 @@ class ChunkPlayer:
         exploration: ChunkNoise,
         config: TD3Config,
         begun: int,
+        set_tasks: Callable[[dict[int, float]], Any],
         explore: Explore | None = None,
-        set_tasks: Callable[[dict[int, float]], None] | None = None,
     ) -> None:
         """Put together what plays.
 
@@ -145,8 +147,8 @@ class ChunkPlayer:
             exploration: Noise, added to every chunk.
             config: Its ``learning_starts`` and ``train_freq`` are used.
             begun: Chunks collected before.
-            explore: Puts an explorer's chunks in the place of the warm-up's.
             set_tasks: Tells the environments how often each task is played.
+            explore: Puts an explorer's chunks in the place of the warm-up's.
         """
         self._explore, self._set_tasks = explore, set_tasks
         self.collector, self.acting, self.exploration = collector, acting, exploration
@@ -159,8 +161,10 @@ class ChunkPlayer:
         """Play ``train_freq`` chunks in each environment."""
         self.acting.load(weights)
         self._trained = weights.trained
-        if weights.tasks is not None and self._set_tasks is not None:
-            self._set_tasks(weights.tasks)
+        if weights.tasks is not None:
+            # A worker that dies over it is replaced, and plays without until the next block.
+            with contextlib.suppress(WorkerError):
+                self._set_tasks(weights.tasks)
         self._block, self._played[:] = [], 0
         with clock("rollout"):
             self.collector.collect(self)

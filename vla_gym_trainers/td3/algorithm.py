@@ -257,7 +257,7 @@ class TD3BC(TD3):
         explore = getattr(getattr(self.env, "vector_env", None), "explore", None)
         set_tasks = partial(self.env.env_method, "set_task_weights")
         player = ChunkPlayer(
-            self._collector, self.acting, self.exploration, self.config, begun, explore, set_tasks
+            self._collector, self.acting, self.exploration, self.config, begun, set_tasks, explore
         )
         sampler = self.task_sampler
         self.pipeline = Pipeline(
@@ -308,7 +308,7 @@ class TD3BC(TD3):
             counted = np.array([counts(info) for info in step.infos], bool)
             self._update_info_buffer(step.infos, step.dones & counted)
             if self.task_sampler is not None:
-                self.task_sampler.add(step.infos[i] for i in np.flatnonzero(step.dones))
+                self.task_sampler.add(step.obs["task_id"], step.dones, step.infos)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)

@@ -21,7 +21,7 @@ class ActorLoss(NamedTuple):
     """Actor loss and its two parts, each a scalar tensor.
 
     Attributes:
-        loss: ``q_term + bc_weight * bc_term``, the quantity to minimise.
+        loss: ``q_term + mean(bc_weight * distance)``, the quantity to minimise.
         q_term: ``-mean(Q) / mean|Q|``.
         bc_term: Mean over the batch of the squared scaled distance to the reference.
     """
@@ -101,25 +101,21 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     return ((q - target[:, None]) ** 2).mean(dim=0).sum()
 
 
-def reference_distance(
-    actions: Tensor, reference: Tensor, scale: Tensor, weights: Tensor | None = None
-) -> Tensor:
+def reference_distance(actions: Tensor, reference: Tensor, scale: Tensor) -> Tensor:
     """Return the squared distance of a chunk to the reference in scaled action units.
 
-    ``d_b = w_b sum_j ((a_bj - a~_bj) / scale_j)^2``: a sum over the chunk, not a mean, so that the
+    ``d_b = sum_j ((a_bj - a~_bj) / scale_j)^2``: a sum over the chunk, not a mean, so that the
     weight means the same per dimension whatever the chunk length.
 
     Args:
         actions: (B, A) chunks.
         reference: (B, A) chunks of the VLA.
         scale: (A,) natural size of each action dimension.
-        weights: (B,) ``w``; None: all 1.
 
     Returns:
         (B,) distances.
     """
-    distance = (((actions - reference) / scale) ** 2).sum(dim=1)
-    return distance if weights is None else weights * distance
+    return (((actions - reference) / scale) ** 2).sum(dim=1)
 
 
 def pessimistic_value(q: Tensor, q_reference: Tensor, pessimism: float) -> Tensor:
@@ -165,15 +161,14 @@ def actor_loss(
     actions: Tensor,
     reference: Tensor,
     scale: Tensor,
-    bc_weight: float,
+    bc_weight: float | Tensor,
     groups: Tensor | None = None,
     divisor: Tensor | None = None,
-    weights: Tensor | None = None,
 ) -> ActorLoss:
     """Return the actor's loss: climb Q, stay near the reference.
 
     ``L_pi = -mean_b [Q(x_b, a_b) / max(mean_b |Q(x_b, a_b)|, q_min)]``
-    ``       + beta * mean_b ||a_b - a~_b||^2``
+    ``       + mean_b [beta_b ||a_b - a~_b||^2]``
     with ``a = mu(x, a~)``. The division (as in TD3+BC) makes ``beta`` independent of the size of Q;
     its floor keeps a task without any success yet from being pure amplified noise. With several
     tasks each has a divisor of its own, the mean over its rows: by a common one, a task of seldom
@@ -182,13 +177,12 @@ def actor_loss(
     Args:
         q: (B,) critic value of the actor's own chunk, with gradient to the actor.
         actions: (B, A) the actor's chunks.
-        reference: (B, A) the VLA's chunks.
+        reference: (B, A) the VLA's chunks, or what was demonstrated.
         scale: (A,) natural size of each action dimension (see :func:`reference_distance`).
-        bc_weight: ``beta`` >= 0.
+        bc_weight: ``beta`` >= 0, one for all rows or (B,).
         groups: (B,) int64 task of each row; None: one task.
         divisor: (B,) of the rows if they are a part of a batch, as :func:`q_divisor` gives it for
             the whole; None: that of these rows.
-        weights: (B,) see :func:`reference_distance`.
 
     Returns:
         The loss and its parts.
@@ -196,5 +190,6 @@ def actor_loss(
     if divisor is None:
         divisor = q_divisor(q, groups)
     q_term = -(q / divisor).mean()
-    bc_term = reference_distance(actions, reference, scale, weights).mean()
-    return ActorLoss(q_term + bc_weight * bc_term, q_term.detach(), bc_term.detach())
+    distance = reference_distance(actions, reference, scale)
+    held = (bc_weight * distance).mean()
+    return ActorLoss(q_term + held, q_term.detach(), distance.mean().detach())

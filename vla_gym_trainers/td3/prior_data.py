@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from tqdm import tqdm
 
 from vla_gym.assets import resolve_asset_pack
@@ -21,6 +22,7 @@ from vla_gym_trainers.rl_token.collect_states import frames_for
 from vla_gym_trainers.rollout.chunks import Piece, joined
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.ring import DEMONSTRATED
 
 #: Observations in one forward pass of the VLA.
 BATCH = 32
@@ -77,15 +79,15 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
         for path in tqdm(files, "demonstrations", unit="task", disable=not config.progress)
         for episode in _episodes(path, features, by_name[path.name])
     ]
+    chunk = features.space["vla_action"]
     replay = ChunkReplayBuffer(
         sum(len(actions) for _, actions in episodes),
-        features.space,
-        features.space["vla_action"],
+        spaces.Dict({**features.space.spaces, DEMONSTRATED: chunk}),
+        chunk,
         gamma=config.gamma,
         seed=config.seed,
         balanced=config.balanced_replay,
     )
-    replay.holds_demos = True
     for obs, actions in episodes:
         _play(replay, obs, actions, features.chunk_len, config.gamma)
     return replay
@@ -118,8 +120,10 @@ def _episodes(
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Yield observations, T rows each, and executed actions (T, 7) of each episode of a file."""
     ends = read_success_steps(path)
-    for episode, last in zip(read_episodes(path, executed=True), ends, strict=True):
+    both = zip(read_episodes(path, executed=True), read_episodes(path), ends, strict=True)
+    for episode, (*_, undisturbed), last in both:
         images, proprio, actions = (part[: last + 1] for part in episode)
+        planned = np.arange(len(actions))[:, None] + np.arange(features.chunk_len)
         frames, made = frames_for(features.vla, images, path), []
         for first in range(0, len(actions), BATCH):
             rows = slice(first, first + BATCH)
@@ -129,7 +133,5 @@ def _episodes(
             made.append(look(features.vla, features.rl_token, features.chunk_len, *seen))
         tokens, chunks = (np.concatenate(parts) for parts in zip(*made, strict=True))
         tasks = np.full(len(actions), task.task_id)
-        yield (
-            {"rl_token": tokens, "vla_action": chunks, "proprio": proprio, "task_id": tasks},
-            actions,
-        )
+        obs = {"rl_token": tokens, "vla_action": chunks, "proprio": proprio, "task_id": tasks}
+        yield {**obs, DEMONSTRATED: undisturbed[planned.clip(max=last)]}, actions

@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.td3.ring import ChunkReplaySamples, Ring, TaskIndex
+from vla_gym_trainers.td3.ring import DEMONSTRATED, ChunkReplaySamples, Ring, TaskIndex
 from vla_gym_trainers.td3.row_store import RowStore
 from vla_gym_trainers.td3.windows import Pieces
 
@@ -52,7 +52,6 @@ class ChunkReplayBuffer(ReplayBuffer):
         num_dropped: Transitions that were not stored.
         prior: Other transitions, of which half of each sampled batch comes, with ``balanced`` half
             of the rows of each task that has any there; None: there are none.
-        holds_demos: Whether its transitions are those of demonstrations.
         inputs: What the VLA saw; empty unless it is observed.
     """
 
@@ -60,7 +59,6 @@ class ChunkReplayBuffer(ReplayBuffer):
     next_observations: dict[str, np.ndarray]  # type: ignore[assignment]
     obs_shape: dict[str, tuple[int, ...]]  # type: ignore[assignment]
     prior: ChunkReplayBuffer | None = None
-    holds_demos = False
 
     def __init__(
         self,
@@ -314,8 +312,9 @@ class ChunkReplayBuffer(ReplayBuffer):
             {key: batch[f"{prefix}/{key}"] for key in self.obs_shape} for prefix in ("obs", "next")
         )
         scalars = {name: batch[name] for name in _SCALARS}
-        scalars["demos"] = torch.full_like(batch["rewards"], self.holds_demos)
-        return ChunkReplaySamples(obs, batch["actions"], next_obs, **scalars)
+        actions, shown = batch["actions"], obs.get(DEMONSTRATED)
+        shown = torch.full_like(actions, torch.nan) if shown is None else shown.flatten(1)
+        return ChunkReplaySamples(obs, actions, next_obs, **scalars, demonstrated=shown)
 
     def __getstate__(self) -> dict[str, Any]:
         views = ("observations", "next_observations", "actions", *_SCALARS)

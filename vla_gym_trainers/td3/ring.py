@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+#: Observed in a replay of demonstrations alone: the chunk that the expert would have done.
+DEMONSTRATED = "demonstrated"
+
 
 class ChunkReplaySamples(NamedTuple):
     """A batch of B transitions; SB3's names, so that stock TD3 can read it too.
@@ -21,7 +24,8 @@ class ChunkReplaySamples(NamedTuple):
         rewards: (B, 1) discounted sum of rewards inside the chunk.
         discounts: (B, 1) ``gamma ** executed_steps``.
         mc_returns: (B, 1) discounted return to the episode's end, NaN while it is unknown.
-        demos: (B, 1) 1.0 for transitions of demonstrations, else 0.0.
+        demonstrated: (B, C * 7) in transitions of demonstrations what the expert would have done,
+            without the noise of ``actions``; else NaN.
     """
 
     observations: dict[str, Tensor]
@@ -31,7 +35,7 @@ class ChunkReplaySamples(NamedTuple):
     rewards: Tensor
     discounts: Tensor
     mc_returns: Tensor
-    demos: Tensor
+    demonstrated: Tensor
 
     def joined(self, other: ChunkReplaySamples) -> ChunkReplaySamples:
         """Return this batch and another one below it."""
@@ -42,10 +46,9 @@ class ChunkReplaySamples(NamedTuple):
                 (self.next_observations, other.next_observations),
             )
         )
-        names = ("dones", "rewards", "discounts", "mc_returns", "demos")
-        scalars = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names}
-        actions = torch.cat([self.actions, other.actions])
-        return ChunkReplaySamples(obs, actions, next_obs, **scalars)
+        names = ("actions", "dones", "rewards", "discounts", "mc_returns", "demonstrated")
+        parts = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names}
+        return ChunkReplaySamples(observations=obs, next_observations=next_obs, **parts)
 
 
 class Ring:

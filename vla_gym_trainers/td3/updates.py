@@ -102,15 +102,10 @@ def actor_step(
     x, reference, action = act(policy, observations, config, rng)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
     q, values = actor_values(policy, x, action, reference, config)
-    near, weights = held_to(batch, reference, config.bc_beside_demos)
+    near, share = held_to(batch, reference, config.bc_beside_demos)
+    beta = config.bc_weight * share
     loss = losses.actor_loss(
-        q,
-        action,
-        near,
-        policy.chunk_scale,
-        config.bc_weight,
-        groups=tasks_of(observations),
-        weights=weights,
+        q, action, near, policy.chunk_scale, beta, groups=tasks_of(observations)
     )
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.loss.backward()
@@ -136,11 +131,12 @@ def clone_step(
         rng: Generator of the reference dropout.
 
     Returns:
-        The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units; see :func:`held_to`.
+        The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units, but for what
+        :func:`held_to` says of demonstrations.
     """
     _, reference, action = act(policy, batch.observations, config, rng)
-    near, weights = held_to(batch, reference, config.bc_beside_demos)
-    loss = losses.reference_distance(action, near, policy.chunk_scale, weights).mean()
+    near, share = held_to(batch, reference, config.bc_beside_demos)
+    loss = (share * losses.reference_distance(action, near, policy.chunk_scale)).mean()
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.backward()
     policy.actor_optimizer.step()
@@ -169,27 +165,26 @@ def tasks_of(observations: dict[str, Tensor]) -> Tensor | None:
 
 def held_to(
     batch: ChunkReplaySamples, reference: Tensor, beside_demos: float
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Return what the cloning term draws the actor to, and how firmly.
 
-    In transitions of demonstrations to the chunk that was demonstrated, elsewhere to the VLA's; in
-    the tasks of these demonstrations less firmly, for there the VLA fails.
+    In transitions of demonstrations to what was demonstrated, elsewhere to the VLA's chunk; less
+    firmly in tasks of which the batch has demonstrations, since these are given where the VLA
+    fails.
 
     Args:
         batch: B transitions.
         reference: (B, A) the VLA's chunks.
-        beside_demos: Weight of the VLA's chunks in tasks with demonstrations.
+        beside_demos: Share of beta for the VLA's chunks in tasks with demonstrations.
 
     Returns:
-        (B, A) chunks, and (B,) weights; None for weights of 1.
+        (B, A) chunks, and (B,) shares of beta.
     """
-    demos = batch.demos[:, 0] > 0
-    if not demos.any():
-        return reference, None
+    demos = ~batch.demonstrated[:, 0].isnan()
     tasks = tasks_of(batch.observations)
-    shown = torch.ones_like(demos) if tasks is None else torch.isin(tasks, tasks[demos])
-    weights = torch.where(shown & ~demos, beside_demos, 1.0)
-    return torch.where(demos[:, None], batch.actions, reference), weights
+    shown = demos.any().expand_as(demos) if tasks is None else torch.isin(tasks, tasks[demos])
+    share = torch.where(shown & ~demos, beside_demos, 1.0)
+    return torch.where(demos[:, None], batch.demonstrated, reference), share
 
 
 def actor_values(

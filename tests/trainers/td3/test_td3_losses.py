@@ -68,9 +68,6 @@ def test_reference_distance_is_a_sum_in_scaled_units() -> None:
         torch.tensor([[0.6, 0.03]]), torch.tensor([[0.5, 0.0]]), tensor(1.0, 0.3)
     )
     assert distance.item() == pytest.approx(0.02)
-    actions, weights = torch.tensor([[1.0], [2.0]]), tensor(1.0, 0.1)
-    weighted = losses.reference_distance(actions, torch.zeros(2, 1), tensor(1.0), weights)
-    torch.testing.assert_close(weighted, tensor(1.0, 0.4))
 
 
 def test_actor_loss_known_answer_and_gradient() -> None:
@@ -83,6 +80,11 @@ def test_actor_loss_known_answer_and_gradient() -> None:
     result.loss.backward()
     # d/da: -(1/2) / 0.4 from Q, and 0.5 * (1/2) * 2a from the distance
     torch.testing.assert_close(actions.grad, torch.tensor([[-1.25 + 0.1], [-1.25]]))
+    # a beta for each row: -1 + (0.5 * 0.04 + 3 * 0) / 2
+    result = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), tensor(0.5, 3.0))
+    assert result.loss.item() == pytest.approx(-0.99)
+    result = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), tensor(3.0, 0.5))
+    assert (result.loss.item(), result.bc_term.item()) == pytest.approx((-0.94, 0.02))
 
 
 def test_actor_loss_floor_keeps_a_dead_critic_small() -> None:

@@ -107,9 +107,10 @@ def test_learnability_is_highest_where_success_is_a_matter_of_chance() -> None:
     sampler = TaskSampler()
     assert sampler.weights() == {}
     for task_id, won, lost in ((0, 28, 0), (1, 9, 9), (2, 0, 8), (3, 70, 30)):
-        ends = [True] * won + [False] * lost
-        sampler.add({"task_id": task_id, "is_success": end} for end in ends)
-    sampler.add([{"task_id": 1, "is_success": True, "worker_restarted": True}])
+        for success in [True] * won + [False] * lost:
+            ends: list[dict[str, Any]] = [{"is_success": success}, {}, {"is_success": True}]
+            ends[2]["worker_restarted"] = True
+            sampler.add(np.array([[task_id]] * 3), np.array([True, False, True]), ends)
     # p = 29/30, 1/2, 1/10 and, of the newest 30 episodes alone, 1/32; 0.1 + 0.9 * 4 p (1 - p)
     expected = {0: 0.216, 1: 1.0, 2: 0.424, 3: 0.1 + 3.6 * 31 / 1024}
     assert sampler.weights() == pytest.approx(expected)

@@ -61,7 +61,7 @@ def test_every_chunk_of_a_demonstration_is_a_transition(config: TD3RunConfig, de
             demo = file["data/demo_0"]
             count = int(demo.attrs["success_step"]) + 1
             others = int(file["data/demo_1"].attrs["success_step"]) + 1
-            executed = demo["executed_actions"][()]
+            executed, clean = demo["executed_actions"][()], demo["actions"][()]
             frame = [demo[f"obs/{key}"][2][::-1] for key in ("agentview_rgb", "eye_in_hand_rgb")]
             grip = demo["obs/ee_pos"][()]
     assert replay.size() == replay.num_added == count + others
@@ -78,6 +78,8 @@ def test_every_chunk_of_a_demonstration_is_a_transition(config: TD3RunConfig, de
     np.testing.assert_allclose(replay.rewards[mine], wins * GAMMA ** (steps - 1.0), rtol=1e-6)
     planned = np.minimum(start[:, None] + np.arange(C), count - 1)
     np.testing.assert_array_equal(replay.actions[mine].reshape(-1, C, 7), executed[planned])
+    np.testing.assert_array_equal(replay.observations["demonstrated"][mine], clean[planned])
+    assert np.abs(executed - clean)[:, :6].max() > 0.1
     obs, after = replay.observations, replay.next_observations
     np.testing.assert_allclose(obs["proprio"][mine, :3], grip[start], rtol=1e-6)
     going = ~wins
@@ -107,31 +109,33 @@ def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
         # Half of the rows of the one of two tasks that has demonstrations.
         assert batch.observations["task_id"].flatten().tolist() == [9] * 5 + [TASK] * 2
         assert [part.shape[0] for part in batch[1:2] + batch[3:]] == [7] * 6
-        assert batch.demos.flatten().tolist() == [0.0] * 5 + [1.0] * 2
+        assert batch.demonstrated.isnan().all(dim=1).tolist() == [True] * 5 + [False] * 2
         assert batch.observations["task_id"].dtype == batch.next_observations["task_id"].dtype
 
 
-def transitions(tasks: list[int], demos: list[float]) -> ChunkReplaySamples:
-    """Return transitions of the toy; the VLA's chunks are 0, those that were executed 0.1."""
+def transitions(tasks: list[int], demos: list[bool]) -> ChunkReplaySamples:
+    """Return transitions of the toy, some demonstrated: the VLA's chunks are 0, those shown 0.1."""
     env = ToyReach()
     rows = [env.reset(seed=i)[0] | {"task_id": np.array([t])} for i, t in enumerate(tasks)]
     obs = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
-    column = torch.zeros(len(tasks), 1)
     obs["vla_action"] = torch.zeros_like(obs["vla_action"])
-    actions = obs["vla_action"].flatten(1) + 0.1
+    actions, column = obs["vla_action"].flatten(1) - 0.5, torch.zeros(len(tasks), 1)
+    shown = torch.where(torch.tensor(demos)[:, None], torch.full_like(actions, 0.1), torch.nan)
     return ChunkReplaySamples(
-        obs, actions, obs, column, column, column + 0.9, column, torch.tensor(demos)[:, None]
+        obs, actions, obs, column, column, column + 0.9, column, demonstrated=shown
     )
 
 
 def test_a_demonstration_holds_the_actor_and_the_vla_less_firmly_beside_it() -> None:
-    batch = transitions([3, 3, 9], [1.0, 0.0, 0.0])
+    batch = transitions([3, 3, 9], [True, False, False])
     reference = reference_chunk(batch.observations)
-    near, weights = held_to(batch, reference, 0.1)
+    near, share = held_to(batch, reference, 0.2)
     assert near.mean(dim=1).tolist() == pytest.approx([0.1, 0.0, 0.0])
-    assert weights is not None
-    torch.testing.assert_close(weights, torch.tensor([1.0, 0.1, 1.0]))
-    assert held_to(transitions([3, 9], [0.0, 0.0]), reference[:2], 0.1)[1] is None
+    assert share.tolist() == pytest.approx([1.0, 0.2, 1.0])
+    near, share = held_to(transitions([3, 9, 9], [False] * 3), reference, 0.2)
+    assert near.equal(reference) and share.tolist() == [1.0] * 3
+    del batch.observations["task_id"]
+    assert held_to(batch, reference, 0.2)[1].tolist() == pytest.approx([1.0, 0.2, 0.2])
 
 
 @pytest.mark.parametrize("actor", ["residual", "plain"])
@@ -139,7 +143,7 @@ def test_the_actor_goes_to_what_was_demonstrated(actor: Any) -> None:
     settings: dict[str, Any] = {"actor": actor, "learning_rate": 1e-2, "residual_basis": 1}
     config = TD3Config(**settings, bc_weight=1e3, bc_beside_demos=1.0, net_arch=(64,))
     model = TD3BC("RLTokenPolicy", ToyReach(), config, seed=0)
-    batch = transitions([3] * 8 + [9] * 8, [1.0] * 8 + [0.0] * 8)
+    batch = transitions([3] * 8 + [9] * 8, [True] * 8 + [False] * 8)
     model.policy.normalizer.fit(batch.observations)
     for _ in range(500):
         if actor == "plain":
