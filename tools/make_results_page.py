@@ -182,14 +182,15 @@ def _with_defaults(config: Card) -> Card:
     retired = {"precision": "auto", "task_heads": False, "per_task": False, "pipelined": True}
     retired |= {"asynchronous": False, "max_ahead": 64}
     later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
-    later |= {"bc_half_life": 0, "task_sampling": "uniform"}
+    later |= {"bc_half_life": 0, "task_sampling": "uniform", "bc_beside_demos": 1.0}
     later |= {
         "actor": "residual",
         "use_reference": True,
         "aggregation": "tokens",
         "anneal_learning_rate": False,
     }
-    return {**retired, **later, **config}
+    unused = {} if config.get("prior_demos") else {"bc_beside_demos": 1.0}
+    return {**retired, **later, **config, **unused}
 
 
 def tasks_table(group: str) -> list[str]:

@@ -44,6 +44,8 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     weight, half_life = config.get("bc_weight", 1.0), config.get("bc_half_life", 0)
     own = f", bc_weight {weight:g}" if weight != 1 else ""
     own += f", bc_half_life {half_life}" if half_life else ""
+    if config.get("prior_demos") and "bc_beside_demos" in config:  # cards of before cloned the VLA
+        own += f", bc_beside_demos {config['bc_beside_demos']:g}"
     own += ", learnability" if config.get("task_sampling") == "learnability" else ""
     return f"{train['kind']}, {suite}{stride}{own}{length}"
 
@@ -99,6 +101,8 @@ def draw_tasks(group: str) -> bytes | None:
     """Return an SVG of each task's official states, the VLA's and each run's; None without runs."""
     suites: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for folder, train in _cards(group):
+        if len(train["config"]["task_ids"] or ()) == 1:
+            continue
         evaluation = json.loads((folder / "eval.json").read_text())
         kind = kind_of(group, folder.name, train)
         suites.setdefault(_suite(train), []).append((kind, evaluation["results"]))

@@ -187,6 +187,8 @@ class LiberoEnv(LiberoEnvBase):
     def get_state(self) -> EnvState:
         """Return everything that the future of the episode, and the ones after it, depends on.
 
+        Weights of tasks are not in it.
+
         Raises:
             gymnasium.error.ResetNeeded: Before the first reset.
         """

@@ -93,8 +93,8 @@ class TD3Config(FineTuneConfig):
     bc_weight: NonNegativeFloat = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
     bc_beside_demos: Fraction = 0.1
-    """Factor of beta in tasks with demonstrations in the replay, but for these themselves, where
-    beta holds the policy to what was demonstrated."""
+    """Share of beta with which the VLA's chunk holds the policy in tasks with prior_demos; in the
+    transitions of demonstrations all of it holds to what was demonstrated."""
     bc_half_life: Count = 0
     """Chunks after the warm-up in which beta halves, again and again; 0: it stays as it is."""
     mc_weight: Fraction = 0.25

@@ -13,7 +13,7 @@ from resume_target import TINY
 from toy_env import ToyReach
 from toy_tasks import make_task_player, make_tasks
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.trained import load_policy
@@ -117,36 +117,54 @@ def test_learnability_is_highest_where_success_is_a_matter_of_chance() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_learnability_is_played_and_goes_on_bit_for_bit(tmp_path: Path, ahead: int) -> None:
+def test_learnability_is_told_and_goes_on_bit_for_bit(tmp_path: Path, ahead: int) -> None:
     settings = {**TINY, "task_ids": (1, 0), "ahead": ahead, "train_freq": 4}
     settings |= {"task_sampling": "learnability", "bc_half_life": 40}
     config = TD3RunConfig(**settings)
-    told: list[dict[int, float]] = []
-
-    def make_env() -> Any:
-        env = make_tasks(2)
-        method = env.env_method
-
-        def env_method(name: str, *arguments: Any, **kwargs: Any) -> Any:
-            if name == "set_task_weights":
-                told.append(*arguments)
-            return method(name, *arguments, **kwargs)
-
-        env.env_method = env_method  # type: ignore[method-assign]
-        return env
-
-    whole = build_model(config, make_env()).learn(160)
+    with closing(make_tasks(2)) as env:
+        told = record_weights(env)
+        whole = build_model(config, env).learn(160)
     assert told[0] == {} and all(set(w) == {0, 1} for w in told[8:])
     assert len({tuple(w.items()) for w in told}) > 5
-    mine, told = told, []
-    part = build_model(config, make_env()).learn(80)
-    save_checkpoint(tmp_path, part, {})
-    again, _ = load_checkpoint(tmp_path, make_env(), TD3BC)
-    again.learn(80, reset_num_timesteps=False)
+    with closing(make_tasks(2)) as first, closing(make_tasks(2)) as second:
+        before, after = record_weights(first), record_weights(second)
+        save_checkpoint(tmp_path, build_model(config, first).learn(80), {})
+        again, _ = load_checkpoint(tmp_path, second, TD3BC)
+        again.learn(80, reset_num_timesteps=False)
     assert again.num_timesteps == whole.num_timesteps == 160
-    assert told == mine
+    assert before + after == told
     for key, value in whole.policy.state_dict().items():
         torch.testing.assert_close(again.policy.state_dict()[key], value, rtol=0, atol=0)
+
+
+def record_weights(env: Any) -> list[dict[int, float]]:
+    """Return the list that fills with the weights that environments are told."""
+    told: list[dict[int, float]] = []
+    method = env.env_method
+
+    def env_method(name: str, *arguments: Any, **kwargs: Any) -> Any:
+        if name == "set_task_weights":
+            told.append(*arguments)
+        return method(name, *arguments, **kwargs)
+
+    env.env_method = env_method
+    return told
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_environments_play_by_the_weights(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """Task 1 has the weight 0; where a worker dies over it, tasks are drawn evenly."""
+    monkeypatch.setattr(TaskSampler, "weights", lambda _: {1: 0.0})
+    config = TD3RunConfig(task_ids=(1, 0), task_sampling="learnability", **TINY)
+    with closing(make_tasks(2)) as env:
+        if dies:
+
+            def env_method(*_: Any, **__: Any) -> None:
+                raise WorkerError("it was killed")
+
+            env.env_method = env_method  # type: ignore[method-assign]
+        model = build_model(config, env).learn(160)
+    assert set(model.replay_buffer.task_counts) == ({0, 1} if dies else {0})
 
 
 def test_learnability_needs_tasks() -> None:
