@@ -4,14 +4,14 @@
 #   tools/results_suite.sh goal 0
 #   tools/results_suite.sh goal 0 --no-use-rl-token      further options of vla-gym-train td3
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
-# The task of a suite that mini-few solves in at most one official state gets two demonstrations, those that it was cloned from.
+# The task of a suite whose official states mini-few never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=$1 seed=$2
 shift 2
 runs=${RUNS:-runs}/libero bin=${VENV:-.venv}/bin
 name=$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
-case $suite in goal) lost=3 ;; object) lost=2 ;; spatial) lost=9 ;; *) lost= ;; esac
+case $suite in goal) lost=3 ;; object) lost=2 ;; *) lost= ;; esac
 if [ -n "$lost" ]; then
     "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"

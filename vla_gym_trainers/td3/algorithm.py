@@ -259,12 +259,9 @@ class TD3BC(TD3):
         player = ChunkPlayer(
             self._collector, self.acting, self.exploration, self.config, begun, set_tasks, explore
         )
-        sampler = self.task_sampler
         self.pipeline = Pipeline(
             lambda weights, _: player.collect(weights, self.clock),
-            lambda: ActorWeights.of(
-                self.policy, self._critics_are_warm, sampler and sampler.weights()
-            ),
+            self._weights,
             ahead=self.config.ahead,
             deadline=BLOCK_SECONDS,
             limit=num_blocks,
@@ -276,6 +273,11 @@ class TD3BC(TD3):
         finally:
             self._keep(self.pipeline)
             self.pipeline = None
+
+    def _weights(self) -> ActorWeights:
+        """Return what acts in the next block."""
+        tasks = None if self.task_sampler is None else self.task_sampler.weights()
+        return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
 
     def _keep(self, pipeline: Blocks) -> None:
         self.pipeline_state = pipeline.state()
