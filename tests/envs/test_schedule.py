@@ -128,15 +128,27 @@ def test_a_group_shares_what_weights_draw_and_other_environments_have_them() -> 
 @pytest.mark.parametrize(
     ("sampling", "weights", "text"),
     [
-        ("uniform", {1: -0.1}, "must be 0 or more"),
-        ("uniform", {1: float("nan")}, "must be 0 or more"),
-        ("uniform", {1: 0.0, 2: 0.0}, "not all 0"),
+        ("uniform", {1: -0.1}, r"weight must be in \[0, 1e\+09\]"),
+        ("uniform", {1: float("nan")}, "weight must be in"),
+        ("uniform", {1: "much"}, "weight must be in"),
+        ("uniform", {"bowl": 1.0}, "task_id must be"),
+        ("uniform", [0.1, 0.9], "Expected weights by task id"),
+        ("uniform", {1: 0.0, 2: 0.0}, "not all be 0"),
         ("balanced", {}, "'balanced' draw none"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(sampling, weights, text) -> None:
     with pytest.raises(ConfigError, match=text):
         TaskSchedule([1, 2], sampling).set_weights(weights)
+
+
+def test_weights_hold_for_an_environment_that_plays_as_another() -> None:
+    env = LiberoEnv("goal", cameras=(), task_ids=[2, 7, 8])
+    env.reset(seed=5)
+    env.seek(9, 4, env_index=3)
+    env.set_task_weights({2: 0.0, 7: 0.0})
+    assert [env.reset()[1]["task_id"] for _ in range(4)] == [8] * 4
+    env.close()
 
 
 def test_pickles_and_other_environments() -> None:

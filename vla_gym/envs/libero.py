@@ -54,9 +54,9 @@ class LiberoEnv(LiberoEnvBase):
     (:meth:`set_task_weights`), see :class:`~vla_gym.envs.schedule.TaskSchedule`.
     ``reset(seed=...)`` starts the count again, :meth:`seek` goes to any episode,
     ``reset(options={"task_id": t, "init_state_id": i})`` overrides one; its look depends on (seed,
-    episode number // ``scene_reset_interval``) alone and
-    changes neither. :meth:`get_state` and :meth:`set_state` save and continue an episode; a pickle
-    or ``copy.deepcopy`` of the environment goes on with it too.
+    episode number // ``scene_reset_interval``) alone and changes neither. :meth:`get_state` and
+    :meth:`set_state` save and continue an episode; a pickle or ``copy.deepcopy`` of the environment
+    goes on with it too.
 
     Attributes:
         schedule: Which task and layout each episode has.

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, check_choice
+from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, as_number, check_choice
 from vla_gym.errors import ConfigError
 
 TaskSampling = Literal["uniform", "round_robin", "balanced"]
@@ -133,21 +133,26 @@ class TaskSchedule:
         """Draw the episodes that follow by these weights.
 
         Args:
-            weights: By task id, 0 or more; a task that is not named has 1. Empty: none.
+            weights: By task id, in [0, 1e9]; a task that is not named has 1. Empty: none.
 
         Raises:
-            ConfigError: If tasks are not drawn (``sampling``), or a weight is negative, not finite,
-                or all are 0.
+            ConfigError: If tasks are not drawn (``sampling``), or these are no weights by task id,
+                one is out of range, or all are 0; nothing has changed then.
         """
         if self.sampling != "uniform":
             raise ConfigError(
                 "Weights say how tasks are drawn, and environments with task_sampling "
                 f"{self.sampling!r} draw none: make them with 'uniform'."
             )
-        sizes = [weights.get(task_id, 1.0) for task_id in self.task_ids]
-        if not all(0.0 <= size < np.inf for size in sizes) or not sum(sizes):
-            raise ConfigError(f"Weights of tasks must be 0 or more, and not all 0, got {weights}.")
-        self.weights = dict(weights)
+        if not isinstance(weights, Mapping):
+            raise ConfigError(f"Expected weights by task id, {{3: 0.5}}, got {weights!r:.80}.")
+        checked = {
+            as_integer(task_id, "task_id", 0): as_number(weight, "a task's weight", 0, 1e9)
+            for task_id, weight in weights.items()
+        }
+        if not any(checked.get(task_id, 1.0) for task_id in self.task_ids):
+            raise ConfigError(f"The weights of tasks {self.task_ids} must not all be 0.")
+        self.weights = checked
 
     def of_env(self, env_index: int) -> TaskSchedule:
         """Return the schedule of another environment of the same vector env."""

@@ -23,6 +23,7 @@ from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
 from vla_gym_trainers.td3.guard import guard_policy
 from vla_gym_trainers.td3.task_sampler import TaskSampler
 from vla_gym_trainers.td3.train import build_model
+from vla_gym_trainers.td3.updates import actor_step
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +34,16 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
+TOY: dict[str, Any] = {
+    "learning_starts": 16,
+    "critic_warmup_steps": 0,
+    "batch_size": 16,
+    "net_arch": (16,),
+}
+
+
 def make(env: Any = None) -> TD3BC:
-    config = TD3Config(learning_starts=16, critic_warmup_steps=0, batch_size=16, net_arch=(16,))
-    return TD3BC("RLTokenPolicy", env or ToyReach(), config, seed=1)
+    return TD3BC("RLTokenPolicy", env or ToyReach(), TD3Config(**TOY), seed=1)
 
 
 def batch_of(tasks: list[int]) -> dict[str, np.ndarray]:
@@ -182,3 +190,17 @@ def test_beta_halves_after_the_warm_up() -> None:
     betas = [config.at(chunks).bc_weight for chunks in (0, 100, 150, 175, 250)]
     assert betas == pytest.approx([0.8, 0.8, 0.4, 0.8 * 0.5**1.5, 0.1])
     assert TD3Config().at(10**6) == TD3Config()
+
+
+def test_actor_steps_have_the_beta_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def record(policy: Any, batch: Any, config: TD3Config, rng: Any) -> dict[str, float]:
+        seen.append(config.bc_weight)
+        return actor_step(policy, batch, config, rng)
+
+    monkeypatch.setattr("vla_gym_trainers.td3.algorithm.actor_step", record)
+    config = TD3Config(**{**TOY, "bc_half_life": 16, "ahead": 0, "train_freq": 8})
+    TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(48)
+    # 16 chunks of warm-up, then blocks of 8
+    assert sorted(set(seen), reverse=True) == pytest.approx([2**-0.5, 0.5, 2**-1.5, 0.25])
