@@ -203,6 +203,8 @@ class TD3BC(TD3):
         steps = int(self.update_debt)
         self.update_debt -= steps
         config = self.config.at(self.num_timesteps)
+        if self.task_sampler is not None:
+            self.replay_buffer.task_weights = self.task_sampler.weights()
         with self.clock("learn"):
             if not self._critics_are_warm:
                 warm_up(self.policy, self.replay_buffer, self.config, self._rng, batch_size)

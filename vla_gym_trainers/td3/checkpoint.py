@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vla_gym_trainers.td3.finetune import VLAFineTuner
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 8
+FORMAT = 9
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:

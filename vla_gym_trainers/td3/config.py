@@ -70,10 +70,11 @@ class TD3Config(FineTuneConfig):
     buffer_size: PositiveInt = 100_000
     """Replay capacity in transitions: one a chunk, with stride up to C / stride."""
     balanced_replay: bool = True
-    """With several tasks: draw as many transitions of each task as of any other."""
+    """With several tasks: draw as many transitions of each task as of any other, or by the weights
+    of task_sampling."""
     task_sampling: Literal["uniform", "learnability"] = "uniform"
-    """Which task an episode plays: each as often as any other, or those more often that are
-    solved sometimes (arXiv 2408.15099)."""
+    """Which task an episode plays, and a batch holds: each as often as any other, or those more
+    often that are solved sometimes (arXiv 2408.15099)."""
     train_freq: PositiveInt = 8
     """Chunks per environment between two blocks of gradient steps."""
     utd_ratio: NonNegativeFloat = 2.0

@@ -38,9 +38,10 @@ class ChunkReplayBuffer(ReplayBuffer):
     Never stored: transitions of an episode that a dead worker cut off
     (``info["worker_restarted"]``), and rows with a value that is not finite.
 
-    With ``balanced`` each batch holds as many transitions of every ``task_id`` as of any other,
-    however many there are of each. Pickling keeps the filled rows only; a buffer that comes back
-    goes on as the original would, its sampling included.
+    With ``balanced`` each batch holds transitions of every ``task_id`` in proportion to
+    ``task_weights``, without any as many as of any other, however many there are of each.
+    Pickling keeps the filled rows only; a buffer that comes back goes on as the original would, its
+    sampling included.
 
     Where observations hold ``vla_input``, what the VLA saw, it is kept apart, each once, and the
     key's column has its number there; :meth:`vla_inputs` returns it.
@@ -50,8 +51,9 @@ class ChunkReplayBuffer(ReplayBuffer):
         next_observations: The same.
         actions: (buffer_size, C * 7) view.
         num_dropped: Transitions that were not stored.
+        task_weights: By task, 1 where it has none; see ``balanced``.
         prior: Other transitions, of which half of each sampled batch comes, with ``balanced`` half
-            of the rows of each task that has any there; None: there are none.
+            of the share of each task that has any there; None: there are none.
         inputs: What the VLA saw; empty unless it is observed.
     """
 
@@ -98,6 +100,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         BaseBuffer.__init__(self, size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage, self.handle_timeout_termination = False, True
         self.gamma, self.balanced = gamma, balanced
+        self.task_weights: Mapping[int, float] = {}
         self.rng = np.random.default_rng(seed)
         discrete = [k for k, s in observation_space.items() if isinstance(s, spaces.Discrete)]
         self._integers = [f"{prefix}/{key}" for prefix in ("obs", "next") for key in discrete]
@@ -278,9 +281,13 @@ class ChunkReplayBuffer(ReplayBuffer):
             return self.rows(self.draw(batch_size))
         count = batch_size // 2
         if self.balanced:
-            tasks = self.task_counts.keys() | self.prior.task_counts.keys()
-            count = round(count * len(self.prior.task_counts) / len(tasks))
-        self.prior.device = self.device
+            mine, shown = self.task_counts.keys(), self.prior.task_counts.keys()
+            of_shown, of_all = (
+                sum(self.task_weights.get(task, 1.0) for task in tasks)
+                for tasks in (shown, mine | shown)
+            )
+            count = round(count * of_shown / of_all)
+        self.prior.device, self.prior.task_weights = self.device, self.task_weights
         return self.rows(self.draw(batch_size - count)).joined(self.prior.sample(count))
 
     def draw(self, batch_size: int) -> np.ndarray:
@@ -292,7 +299,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         if self.size() == 0:
             raise ConfigError("The replay buffer is empty: collect transitions before sampling.")
         if self.balanced and len(self._tasks.slots(self._ring)) > 1:
-            return self._tasks.sample(self._ring, batch_size, self.rng)
+            return self._tasks.sample(self._ring, batch_size, self.rng, self.task_weights)
         return self.rng.integers(self.size(), size=batch_size)
 
     def vla_inputs(self, index: np.ndarray, prefix: str = "obs") -> np.ndarray:

@@ -134,16 +134,21 @@ class TaskIndex:
             self._known = ring.num_added
         return self._slots
 
-    def sample(self, ring: Ring, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Return (size,) slots, as many of each task (the remainder to tasks drawn at random).
+    def sample(
+        self, ring: Ring, size: int, rng: np.random.Generator, weights: Mapping[int, float]
+    ) -> np.ndarray:
+        """Return (size,) slots, of each task in proportion to its weight (1 if it has none).
 
-        With replacement inside a task; ``size`` must be positive and some slot filled.
+        Each task gets its share rounded up or down, at random so that it is right on average. With
+        replacement inside a task; ``size`` must be positive and some slot filled.
         """
-        slots = list(self.slots(ring).values())
-        shares = np.full(len(slots), size // len(slots))
-        shares[rng.permutation(len(slots))[: size % len(slots)]] += 1
+        slots = self.slots(ring)
+        parts = np.cumsum([weights.get(task, 1.0) for task in slots])
+        ends = np.floor(parts / parts[-1] * size + rng.random()).astype(np.int64)
+        ends[-1] = size  # whatever rounding says
+        shares = np.diff(ends, prepend=0).tolist()
         drawn = [
             mine[rng.integers(len(mine), size=share)]
-            for mine, share in zip(slots, shares.tolist(), strict=True)
+            for mine, share in zip(slots.values(), shares, strict=True)
         ]
         return np.concatenate(drawn)

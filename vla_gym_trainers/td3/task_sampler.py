@@ -1,4 +1,4 @@
-"""How often each task is played: by how much there is to learn from its next episode."""
+"""How often each task is played and drawn: by how much there is to learn from its next episode."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ class TaskSampler:
     """Weighs tasks by their learnability ``p (1 - p)`` (arXiv 2408.15099).
 
     ``p = (wins + 1) / (n + 2)`` of the newest :data:`WINDOW` training episodes of a task, those of
-    the warm-up and those that began inside a demonstration included; its weight is
-    ``f + (1 - f) 4 p (1 - p)`` with ``f`` = :data:`FLOOR`. A task that is never or always solved
-    teaches little, but is still played: the one may begin to succeed, the other be forgotten.
-    Before its first episode a task has the weight 1.
+    the warm-up included; its weight is ``f + (1 - f) 4 p (1 - p)`` with ``f`` = :data:`FLOOR`. A
+    task that is never or always solved teaches little, but is still played: the one may begin to
+    succeed, the other be forgotten. A task whose episodes begin inside demonstrations too has the
+    sum of the weights of either kind. Before its first episode a task has the weight 1.
     """
 
     def __init__(self) -> None:
         """Begin with no episodes."""
-        self._successes: defaultdict[int, deque[bool]] = defaultdict(partial(deque, maxlen=WINDOW))
+        #: By task, and whether episodes began inside a demonstration.
+        self._successes: defaultdict[tuple[int, bool], deque[bool]] = defaultdict(
+            partial(deque, maxlen=WINDOW)
+        )
 
     def add(
         self, task_ids: np.ndarray, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]
@@ -38,13 +41,18 @@ class TaskSampler:
         Args:
             task_ids: (N,) or (N, 1) tasks that were played.
             dones: (N,) bool: the episode has ended.
-            infos: N dicts, with ``is_success`` where it has.
+            infos: N dicts, with ``is_success`` where it has, and ``demo_steps`` where it began
+                inside a demonstration.
         """
         for i in np.flatnonzero(dones).tolist():
             if not infos[i].get("worker_restarted", False):
-                self._successes[int(task_ids.flat[i])].append(bool(infos[i]["is_success"]))
+                kind = int(task_ids.flat[i]), "demo_steps" in infos[i]
+                self._successes[kind].append(bool(infos[i]["is_success"]))
 
     def weights(self) -> dict[int, float]:
-        """Return the weights, in (0, 1], of the tasks that have been played."""
-        rates = {t: (sum(w) + 1) / (len(w) + 2) for t, w in self._successes.items()}
-        return {t: FLOOR + (1 - FLOOR) * 4 * p * (1 - p) for t, p in rates.items()}
+        """Return the weights, in (0, 2], of the tasks that have been played."""
+        weights: defaultdict[int, float] = defaultdict(float)
+        for (task_id, _), newest in self._successes.items():
+            p = (sum(newest) + 1) / (len(newest) + 2)
+            weights[task_id] += FLOOR + (1 - FLOOR) * 4 * p * (1 - p)
+        return dict(weights)

@@ -122,6 +122,9 @@ def test_learnability_is_highest_where_success_is_a_matter_of_chance() -> None:
     # p = 29/30, 1/2, 1/10 and, of the newest 30 episodes alone, 1/32; 0.1 + 0.9 * 4 p (1 - p)
     expected = {0: 0.216, 1: 1.0, 2: 0.424, 3: 0.1 + 3.6 * 31 / 1024}
     assert sampler.weights() == pytest.approx(expected)
+    inside = [{"is_success": True, "demo_steps": 7}] * 8
+    sampler.add(np.full(8, 2), np.ones(8, bool), inside)
+    assert sampler.weights() == pytest.approx(expected | {2: 2 * 0.424})
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

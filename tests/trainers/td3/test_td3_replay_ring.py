@@ -85,6 +85,26 @@ def test_balanced_batches_hold_every_task_alike() -> None:
     assert (buffer.size(), buffer.task_counts) == (0, {})
 
 
+def test_weighted_batches_hold_tasks_in_proportion() -> None:
+    """Of 60 rows weights of 2, 1 and (not named) 1 make 30, 15 and 15; half of a prior's task."""
+    buffer, prior = make(size=300, balanced=True), make(size=9, balanced=True)
+    for step in range(300):
+        push(buffer, [float(step)], [2 if step < 10 else 5 if step < 50 else 7])
+    buffer.task_weights = {2: 2.0, 5: 1.0, 8: 50.0}
+    counts = np.bincount(buffer.sample(60).observations["task_id"][:, 0], minlength=10)
+    assert counts[[2, 5, 7]].tolist() == [30, 15, 15]
+    drawn = [np.bincount(buffer.sample(2).observations["task_id"][:, 0]) for _ in range(400)]
+    rare = np.mean([counts[5] for counts in drawn])  # half a row: rounded up every other time
+    assert abs(rare - 0.5) < 0.1 and all(counts.sum() == 2 for counts in drawn)
+    for _ in range(9):
+        push(prior, [900.0], [2])
+    buffer.prior = prior
+    batch = buffer.sample(80)
+    shown = batch.observations["rl_token"][:, 0] == 900.0
+    assert int(shown.sum()) == 20  # half of its share of 40; of the 60 others it has 30 as well
+    assert int((batch.observations["task_id"][:, 0] == 2).sum()) == 50
+
+
 def test_one_task_is_sampled_as_without_balance() -> None:
     drawn = []
     for balanced in (False, True):
