@@ -182,7 +182,12 @@ def _with_defaults(config: Card) -> Card:
     retired = {"precision": "auto", "task_heads": False, "per_task": False, "pipelined": True}
     retired |= {"asynchronous": False, "max_ahead": 64}
     later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
-    later |= {"bc_half_life": 0, "task_sampling": "uniform", "bc_beside_demos": 1.0}
+    later |= {
+        "bc_half_life": 0,
+        "task_sampling": "uniform",
+        "bc_beside_demos": 1.0,
+        "use_task_id": False,
+    }
     later |= {
         "actor": "residual",
         "use_reference": True,

@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 
 class FeatureNormalizer(nn.Module):
-    """State ``x = (z_rl, proprio, world memory)``, standardised with the warm-up data's statistics.
+    """State ``x = (z_rl, proprio, world memory, task)``, standardised by the warm-up.
+
+    Where the task is one of n, it has n numbers, all 0 but its own, ``sqrt(n)``: as large as the
+    others are on average, whatever the warm-up played.
 
     Attributes:
         state_dim: Size of x.
@@ -33,6 +37,7 @@ class FeatureNormalizer(nn.Module):
         limit: float = 8.0,
         use_token: bool = True,
         world_memory_dim: int = 0,
+        num_tasks: int = 0,
     ) -> None:
         """Start as the identity; :meth:`fit` sets the statistics once.
 
@@ -42,13 +47,16 @@ class FeatureNormalizer(nn.Module):
             limit: Standardised values are clamped to [-limit, limit].
             use_token: False leaves the token out.
             world_memory_dim: Size S of a world model's memory; 0: there is none.
+            num_tasks: Number of tasks that x tells apart; 0: it does not say which it is.
         """
         super().__init__()
-        self.token_dim, self.limit = token_dim, limit
+        self.token_dim, self.limit, self.num_tasks = token_dim, limit, num_tasks
         self.first = 0 if use_token else token_dim
         sizes = {"rl_token": token_dim, "proprio": proprio_dim}
         if world_memory_dim:
             sizes[WORLD_MEMORY] = world_memory_dim
+        if num_tasks:
+            sizes["task_id"] = num_tasks
         self.inputs, self.sizes = tuple(sizes), tuple(sizes.values())
         self.state_dim = sum(self.sizes) - self.first
         self.register_buffer("mean", torch.zeros(sum(self.sizes)))
@@ -62,21 +70,27 @@ class FeatureNormalizer(nn.Module):
         # Floors: a token dimension that hardly varies is noise and must not be blown up to 1.
         std[: self.token_dim] += 0.05 * std[: self.token_dim].max() + 1e-6
         std[self.token_dim :] += 1e-3
-        self.mean.copy_(data.mean(dim=0))
-        self.scale.copy_(std)
+        told = len(std) - self.num_tasks  # what follows stays as it is
+        self.mean[:told].copy_(data.mean(dim=0)[:told])
+        self.scale[:told].copy_(std[:told])
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
         """Return x, (B, state_dim) float32.
 
         Args:
             observation: ``rl_token`` (B, D), ``proprio`` (B, P), and of a normaliser with a world
-                memory ``world_memory`` (B, S).
+                memory ``world_memory`` (B, S), with tasks ``task_id`` (B,) or (B, 1) below their
+                number.
         """
         x = ((self._joined(observation) - self.mean) / self.scale).clamp(-self.limit, self.limit)
         return x[:, self.first :]
 
     def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([observation[name].float() for name in self.inputs], dim=1)
+        parts = [observation[n].float() for n in self.inputs if n != "task_id"]
+        if self.num_tasks:
+            tasks = observation["task_id"].reshape(-1).long()
+            parts.append(self.num_tasks**0.5 * functional.one_hot(tasks, self.num_tasks))
+        return torch.cat(parts, dim=1)
 
 
 def reference_chunk(observation: dict[str, Tensor]) -> Tensor:
@@ -207,6 +221,6 @@ class CriticEnsemble(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 hidden = torch.baddbmm(bias, hidden, weight)
-                hidden = nn.functional.layer_norm(hidden, hidden.shape[-1:]).relu()
+                hidden = functional.layer_norm(hidden, hidden.shape[-1:]).relu()
         # A value rounded to bfloat16 would be off by up to 0.004 at 1, more than chunks differ by.
         return torch.baddbmm(self.biases[-1], hidden.float(), self.weights[-1])[..., 0].T

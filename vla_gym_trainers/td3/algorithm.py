@@ -17,7 +17,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 
-from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
@@ -34,7 +33,7 @@ from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.finetune import VLAFineTuner
-from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces
+from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces, num_tasks
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.stopwatch import Stopwatch
 from vla_gym_trainers.td3.task_sampler import TaskSampler
@@ -140,11 +139,7 @@ class TD3BC(TD3):
             sizes = (config.noise_white, config.noise_chunk, config.scale_of(action_size))
             self.exploration = ChunkNoise(chunk_len, *sizes, self.seed, config.noise_correlation)
         if config.task_sampling == "learnability" and self.task_sampler is None:
-            if not has_tasks:
-                raise ConfigError(
-                    "task_sampling 'learnability' needs to know an episode's task: take "
-                    "environments that observe task_id, as LiberoVLA-*, or 'uniform'."
-                )
+            num_tasks(self.observation_space)  # refuses environments that do not tell
             self.task_sampler = TaskSampler()
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
         self.fine_tuner = None

@@ -134,6 +134,9 @@ class TD3Config(FineTuneConfig):
     """Natural size of each number of an action; None: the run's suite's, without a run LIBERO's."""
     use_rl_token: bool = True
     """Actor and critics see the RL token; without it proprio alone (an ablation)."""
+    use_task_id: bool = False
+    """Actor and critics are told which task it is, too: where the RL tokens of two tasks are
+    alike. The policy then plays these tasks alone, whatever the words."""
     use_reference: bool = True
     """The actor's network sees the VLA's chunk; a residual one corrects it in any case (an
     ablation)."""

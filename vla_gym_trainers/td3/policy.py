@@ -70,7 +70,7 @@ class RLTokenPolicy(BasePolicy):
 
         Args:
             observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,), and
-                perhaps a world model's world_memory (S,).
+                perhaps a world model's world_memory (S,) and a Discrete task_id.
             action_space: Box(-1, 1, (C, N)).
             lr_schedule: Learning rate as a function of the remaining progress.
             config: Sizes of the networks and what they see; None for the defaults.
@@ -91,6 +91,7 @@ class RLTokenPolicy(BasePolicy):
             _size(observation_space["proprio"]),
             use_token=config.use_rl_token,
             world_memory_dim=world_memory_size(observation_space),
+            num_tasks=num_tasks(observation_space) if config.use_task_id else 0,
         )
         state_dim = self.normalizer.state_dim
 
@@ -127,7 +128,17 @@ class RLTokenPolicy(BasePolicy):
     def predict(
         self, observation: Any, *args: Any, **kwargs: Any
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``."""
+        """Return the greedy chunk, in ``guarded_tasks`` the VLA's; see SB3's ``predict``.
+
+        Raises:
+            ConfigError: If the policy is told the task, and it is none of those that it knows.
+        """
+        known = self.normalizer.num_tasks
+        if known and np.max(observation["task_id"]) >= known:
+            raise ConfigError(
+                f"The policy is told which of {known} tasks it plays (use_task_id), and got "
+                f"{np.max(observation['task_id'])}: play it in the suite of its training."
+            )
         action, state = super().predict(observation, *args, **kwargs)
         if self.guarded_tasks:
             reference = np.asarray(observation["vla_action"], np.float32).reshape(action.shape)
@@ -245,6 +256,21 @@ def check_spaces(
             f"{observation_space['vla_action'].shape}, got {action_space}."
         )
     return int(shape[0]), int(shape[1])
+
+
+def num_tasks(observation_space: spaces.Dict) -> int:
+    """Return how many tasks ``task_id`` tells apart.
+
+    Raises:
+        ConfigError: If it is not observed.
+    """
+    tasks = observation_space.spaces.get("task_id")
+    if not isinstance(tasks, spaces.Discrete):
+        raise ConfigError(
+            "use_task_id and task_sampling 'learnability' need to know an episode's task: take "
+            "environments that observe task_id, as LiberoVLA-*, or leave them out."
+        )
+    return int(tasks.n)
 
 
 def _size(space: spaces.Space[Any]) -> int:

@@ -17,7 +17,9 @@ from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.trained import load_policy
+from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.td3 import losses
+from vla_gym_trainers.td3.acting import ActorWeights
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
 from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
 from vla_gym_trainers.td3.guard import guard_policy
@@ -178,14 +180,44 @@ def test_environments_play_by_the_weights(monkeypatch: pytest.MonkeyPatch, dies:
     assert set(model.replay_buffer.task_counts) == ({0, 1} if dies else {0})
 
 
-def test_learnability_needs_tasks() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_networks_are_told_the_task(told: bool, tmp_path: Path) -> None:
+    """All else alike, chunks and values of two tasks differ if use_task_id says which it is."""
+    config = TD3RunConfig(task_ids=(1, 0), use_task_id=told, **TINY)
+    with closing(make_tasks(2)) as env:
+        model = build_model(config, env).learn(160)
+    one = batch_of([0])
+    obs = {key: np.concatenate([value, value]) for key, value in one.items()}
+    obs["task_id"] = np.array([0, 1])
+    model.policy.save(tmp_path / "model.safetensors")
+    policy = load_policy(tmp_path / "model.safetensors")
+    chunks = policy.predict(obs)[0]
+    np.testing.assert_array_equal(chunks, model.predict(obs)[0])
+    assert bool(np.abs(chunks[0] - chunks[1]).max() > 1e-4) is told
+    acting = model.acting
+    acting.load(ActorWeights.of(model.policy))
+    np.testing.assert_array_equal(acting.act(obs), chunks)
+    seen = model.policy.obs_to_tensor(obs)[0]
+    x = model.policy.normalizer(seen)
+    values = model.policy.critic(x, reference_chunk(seen))
+    assert bool((values[0] - values[1]).abs().max() > 1e-4) is told
+    if told:
+        num_tasks = model.policy.normalizer.num_tasks
+        expected = np.sqrt(num_tasks) * np.eye(num_tasks)[[0, 1]]
+        np.testing.assert_allclose(x[:, -num_tasks:].numpy(), expected, rtol=1e-6)
+        with pytest.raises(ConfigError, match=f"which of {num_tasks} tasks it plays"):
+            policy.predict({**obs, "task_id": np.array([0, num_tasks])})
+
+
+@pytest.mark.parametrize("option", [{"task_sampling": "learnability"}, {"use_task_id": True}])
+def test_what_depends_on_tasks_needs_them(option: dict[str, Any]) -> None:
     class NoTask(ToyReach):
         def __init__(self) -> None:
             super().__init__()
             del self.observation_space.spaces["task_id"]
 
-    with pytest.raises(ConfigError, match="needs to know an episode's task"):
-        TD3BC("RLTokenPolicy", NoTask(), TD3Config(task_sampling="learnability"))
+    with pytest.raises(ConfigError, match="need to know an episode's task"):
+        TD3BC("RLTokenPolicy", NoTask(), TD3Config(**option))
 
 
 def test_beta_halves_after_the_warm_up() -> None:
