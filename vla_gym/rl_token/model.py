@@ -186,12 +186,11 @@ class RLTokenEncoder(_RLTokenPart):
         """Return (hidden - mean) / std, the space in which the decoder's error is measured."""
         return (hidden - self.mean) / self.std
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Encode, with gradients to the encoder.
 
         Args:
             hidden: (B, M, H) float32, M <= max_tokens.
-            mask: (B, M) bool, True for real tokens; None if all are.
 
         Returns:
             (B, D) float32.
@@ -208,23 +207,18 @@ class RLTokenEncoder(_RLTokenPart):
         states = self.standardise(hidden)
         x = self.inp(states) + self.pos[: shape[1]]
         x = torch.cat([x, self.readout.expand(shape[0], 1, -1)], dim=1)
-        keys = None
-        if mask is not None:
-            keys = torch.cat([mask, mask.new_ones(shape[0], 1)], dim=1)[:, None, None, :]
         for i, block in enumerate(self.blocks, start=1):
             # Nobody reads the other outputs of the last block.
-            x = block(x, keys, last=1 if i == len(self.blocks) else None)
+            x = block(x, last=1 if i == len(self.blocks) else None)
         token = self.out(self.norm(x[:, -1]))
         if self.linear is not None:
-            if mask is not None:
-                states = states * mask[..., None]
             token = token + self.linear(states)
         return self.out_norm(token)
 
     @torch.no_grad()
-    def encode(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def encode(self, hidden: torch.Tensor) -> torch.Tensor:
         """Encode without gradients; see :meth:`forward`."""
-        return self(hidden, mask)
+        return self(hidden)
 
     def save_pretrained(
         self, folder: str | Path, decoder: RLTokenDecoder | None = None, half: bool = True

@@ -40,7 +40,6 @@ def test_reconstruction_loss_by_hand():
     hidden = torch.zeros(1, 2, 2, requires_grad=True)
     # Token errors: mean(1, 1) = 1 and mean(0, 4) = 2.
     assert reconstruction_loss(predicted, hidden).item() == 1.5
-    assert reconstruction_loss(predicted, hidden, torch.tensor([[True, False]])).item() == 1.0
     predicted.requires_grad_()
     reconstruction_loss(predicted, hidden).backward()
     assert hidden.grad is None
@@ -51,8 +50,6 @@ def test_explained_variance_by_hand():
     assert explained_variance(hidden, hidden) == 1.0
     assert explained_variance(torch.ones_like(hidden), hidden) == 0.0
     assert explained_variance(torch.tensor([[[0.5]], [[1.5]]]), hidden) == 0.75
-    masked = torch.tensor([[True], [False]])
-    assert explained_variance(torch.tensor([[[0.0]], [[9.0]]]), hidden, masked) == 1.0
 
 
 def test_batch_equals_single():
@@ -64,19 +61,6 @@ def test_batch_equals_single():
         torch.testing.assert_close(
             encoder.encode(hidden[i : i + 1])[0], batch[i], atol=1e-5, rtol=0
         )
-
-
-def test_masked_tokens_do_not_matter():
-    encoder = RLTokenEncoder(SMALL).eval()
-    hidden = synthetic_states(3)
-    mask = torch.ones(3, 4, dtype=torch.bool)
-    mask[1, 2:] = False
-    other = hidden.clone()
-    other[1, 2:] = 100.0
-    torch.testing.assert_close(encoder.encode(hidden, mask), encoder.encode(other, mask))
-    torch.testing.assert_close(
-        encoder.encode(hidden, mask)[1], encoder.encode(hidden[1:2, :2])[0], atol=1e-5, rtol=0
-    )
 
 
 def test_token_has_unit_scale_whatever_the_scale_of_the_states():
@@ -193,17 +177,13 @@ def test_shipped_tokens_have_one_stage(name):
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_masked_tokens_do_not_matter_to_the_linear_path(rank):
-    encoder = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank)).eval()
-    torch.nn.init.normal_(encoder.linear.weight)
-    hidden = synthetic_states(3)
-    mask = torch.ones(3, 4, dtype=torch.bool)
-    mask[1, 2:] = False
-    other = hidden.clone()
-    other[1, 2:] = 100.0
-    token = encoder.encode(hidden, mask)
-    torch.testing.assert_close(token, encoder.encode(other, mask))
-    torch.testing.assert_close(token[1], encoder.encode(hidden[1:2, :2])[0], atol=1e-5, rtol=0)
+def test_linear_path_takes_missing_tokens_as_zeros(rank):
+    linear = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank)).linear
+    torch.nn.init.normal_(linear.weight)
+    states = synthetic_states(3)
+    fewer = linear(states[:, :2])
+    states[:, 2:] = 0.0
+    torch.testing.assert_close(fewer, linear(states))
 
 
 def test_decoder_is_causal():
