@@ -210,19 +210,10 @@ def test_windows_of_unequal_size_go_through_transformers_loop(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "factor", "low", "high", "wanted"),
-    [
-        ((224, 224), 28, 3136, 12845056, (224, 224)),
-        ((256, 256), 28, 3136, 12845056, (252, 252)),
-        ((224, 224), 32, 65536, 16777216, (256, 256)),
-        ((100, 300), 28, 3136, 12845056, (112, 308)),
-        ((480, 640), 28, 3136, 100352, (252, 364)),
-        ((16, 16), 28, 3136, 12845056, (56, 56)),
-    ],
-)
-def test_smart_resize(size, factor, low, high, wanted):
-    assert qi.smart_resize(*size, factor, low, high) == wanted
+def test_a_size_that_qwen_takes_no_images_of():
+    settings = qi.QwenImageSettings.from_pretrained(GOLDEN / "qwen3" / "vlm_pretrained")
+    with pytest.raises(WeightsError, match=r"size \(1, 201\).*aspect ratio"):
+        qi.QwenImages(settings, size=(1, 201))
 
 
 def test_area_resize_is_opencv_s():

@@ -7,7 +7,6 @@ works on 8-bit images where the reference does, since rounding is part of the re
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,32 +26,6 @@ from vla_gym.vla.preprocess import check_images
 RENDER_SIZE = 256
 #: How a policy resizes a render, before Qwen's own rule; see :class:`QwenImages`.
 RESIZES = ("bicubic", "area", "none")
-
-
-def smart_resize(
-    height: int, width: int, factor: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
-    """Return the size that Qwen gives to an image of a size.
-
-    Multiples of ``factor``, as near to the image as the bounds on the number of pixels allow.
-
-    Args:
-        height: In pixels.
-        width: In pixels.
-        factor: Pixels of a patch times patches of a token, along one side.
-        min_pixels: Smallest area; Qwen3-VL enlarges 224x224 to 256x256 for it.
-        max_pixels: Largest area.
-    """
-    rows, columns = (round(side / factor) * factor for side in (height, width))
-    if rows * columns > max_pixels:
-        scale = math.sqrt(height * width / max_pixels)
-        rows, columns = (
-            max(factor, math.floor(side / scale / factor) * factor) for side in (height, width)
-        )
-    elif rows * columns < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
-    return rows, columns
 
 
 def area_resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -196,7 +169,10 @@ class QwenImages:
 
         Raises:
             ConfigError: If an argument is out of range.
+            WeightsError: If Qwen takes no images of the size.
         """
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
         if resize not in RESIZES:
             raise ConfigError(f"image_resize must be in {', '.join(RESIZES)}; got {resize!r:.80}.")
         if num_views not in (1, 2):
@@ -206,12 +182,13 @@ class QwenImages:
         self.cameras = CAMERAS[:num_views]
         self._settings, self._resize, self._size = settings, resize, size
         factor = settings.patch_size * settings.merge_size
-        self._final_size = smart_resize(
-            *((RENDER_SIZE, RENDER_SIZE) if resize == "none" else size),
-            factor,
-            settings.min_pixels,
-            settings.max_pixels,
-        )
+        resized = (RENDER_SIZE, RENDER_SIZE) if resize == "none" else size
+        try:
+            self._final_size = smart_resize(
+                *resized, factor, settings.min_pixels, settings.max_pixels
+            )
+        except ValueError as error:
+            raise WeightsError(f"Qwen takes no images of size {resized}: {error}.") from error
         rows, columns = (side // settings.patch_size for side in self._final_size)
         self.grid = rows, columns
         self.tokens_per_image = self.grid[0] * self.grid[1] // settings.merge_size**2
