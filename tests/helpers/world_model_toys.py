@@ -35,21 +35,36 @@ class TellingVLA:
         return VLAOutput(hidden, torch.zeros(len(told), 8, ACTION))
 
 
-def toy_model(seed: int = 0, **sizes: Any) -> GRUWorldModel:
-    """A model with random weights that sees 4 x 4 pictures; its VLA is a TellingVLA."""
+def random_model(seed: int, **sizes: Any) -> GRUWorldModel:
+    """A model with random weights and a memory of 8 numbers.
+
+    Args:
+        seed: Of the weights.
+        **sizes: Of WorldModelSizes, beside the defaults here or instead of them.
+    """
     torch.manual_seed(seed)
     known: dict[str, Any] = {
         "vla": "mini",
-        "feature_size": FEATURES,
-        "chunk_len": CHUNK_LEN,
-        "image_size": SIDE,
         "memory_hidden": 8,
         "width": 8,
         "num_blocks": 1,
         "num_heads": 2,
         "tokenizer": TOKENIZER,
     }
-    model = GRUWorldModel(WorldModelSizes(**{**known, **sizes}))
+    return GRUWorldModel(WorldModelSizes(**{**known, **sizes}))
+
+
+def watching_model(seed: int = 0, **sizes: Any) -> GRUWorldModel:
+    """A model that fits the toy environment of tokens and the tiny VLA; give it that VLA."""
+    model = random_model(seed, **{"feature_size": 32, "chunk_len": 4, "image_size": 64, **sizes})
+    model.tokenizer.codebook.normal_(std=0.3)
+    return model.eval().requires_grad_(False)
+
+
+def toy_model(seed: int = 0, **sizes: Any) -> GRUWorldModel:
+    """A model that sees 4 x 4 pictures; its VLA is a TellingVLA."""
+    known = {"feature_size": FEATURES, "chunk_len": CHUNK_LEN, "image_size": SIDE}
+    model = random_model(seed, **{**known, **sizes})
     model.use_vla(TellingVLA())
     model.eval().requires_grad_(False)
     # The codebook begins with what the encoder makes of some pictures.

@@ -8,8 +8,7 @@ import torch
 from explorer_toys import ADVERSARIAL, explore, fake_run
 from on_policy_toys import tiny_vla
 from safetensors.torch import load_file
-from watching_model import watching_model
-from world_model_toys import toy_sequences
+from world_model_toys import toy_sequences, watching_model
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.cli import main

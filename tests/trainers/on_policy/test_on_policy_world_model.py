@@ -10,7 +10,7 @@ from on_policy_toys import tiny_vla, toy_envs
 from safetensors.torch import load_file
 from test_on_policy_rl_token import SMALL as RL_TOKEN
 from test_on_policy_train import rows_of, run
-from watching_model import watching_model
+from world_model_toys import watching_model
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import rollout
