@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import cloudpickle
 import torch
 import toy_token_env
-from toy_token_env import TEXTS, toy_factory
+from toy_token_env import TEXTS, ToyTokenEnv
 
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
@@ -39,7 +41,7 @@ def tiny_policy(value=False, what="lora", seed=0):
 def toy_envs(num_envs=4, workers=0, group_size=1, autoreset_mode="SAME_STEP", **kwargs):
     return LiberoVectorEnv(
         num_envs,
-        env_factory=toy_factory(group_size=group_size, **kwargs),
+        env_factory=partial(ToyTokenEnv, group_size=group_size, **kwargs),
         workers=workers,
         group_size=group_size,
         autoreset_mode=autoreset_mode,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -107,12 +106,3 @@ class ToyTokenEnv(gym.Env[dict[str, Any], np.ndarray]):
             "init_state_id": -1,
             "discount": GAMMA**executed,
         }
-
-
-def toy_factory(**kwargs: Any) -> Callable[[int], ToyTokenEnv]:
-    """A factory of ToyTokenEnv(index, **kwargs)."""
-
-    def make(index: int) -> ToyTokenEnv:
-        return ToyTokenEnv(index, **kwargs)
-
-    return make

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from on_policy_toys import tiny_policy, toy_rollout
 from resume_target import TINY, make_toy_player
 from toy_env import ToyReach
-from toy_token_env import toy_factory
+from toy_token_env import ToyTokenEnv
 
 import vla_gym_trainers.td3.train as td3
 from vla_gym.vector import LiberoVectorEnv
@@ -89,7 +89,7 @@ def test_a_chunk_has_the_terms_of_all_that_it_executed(pieces: bool) -> None:
 
 def test_a_rollout_logs_their_means() -> None:
     policy = tiny_policy()
-    envs = vector(toy_factory(), 4)
+    envs = vector(ToyTokenEnv, 4)
     collector, rollout = RolloutCollector(envs), toy_rollout(policy=policy)
     for seed in (7, 8):
         collector.collect(policy, rollout, seed=seed)
