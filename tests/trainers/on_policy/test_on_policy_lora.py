@@ -36,7 +36,7 @@ def train_a_step(vla, adapters):
 
 def logits(vla):
     with torch.no_grad():
-        return vla.token_logits(*random_inputs(3))
+        return vla.token_outputs(*random_inputs(3)).logits
 
 
 @BOTH_HEADS

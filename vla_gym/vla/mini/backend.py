@@ -196,12 +196,6 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         mean, std = chunk.new_tensor(config.action_mean), chunk.new_tensor(config.action_std)
         return self.to_env(chunk * std + mean)
 
-    def token_logits(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> torch.Tensor:
-        """Return the token head's logits, (B, C, 7, 256), with gradients if the model has them."""
-        return self.token_outputs(images, instructions, proprio).logits
-
     def token_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> TokenOutput:
