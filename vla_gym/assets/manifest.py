@@ -90,11 +90,6 @@ def published_mjcf(root: Path) -> dict[str, str]:
     return {name: sha for name in present_files(root) if (sha := known.get(name))}
 
 
-def altered_mjcf(root: Path) -> list[str]:
-    """Return the MJCF files that are not LIBERO's own: physics may differ from the published."""
-    return damaged_files(root, published_mjcf(root))
-
-
 def pack_digest(root: Path) -> str:
     """Digest the MJCF files' contents and the other files' paths and sizes.
 

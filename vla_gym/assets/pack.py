@@ -13,10 +13,8 @@ from pathlib import Path
 
 from vla_gym.assets.cache import cache_dir, make_shared
 from vla_gym.assets.manifest import (
-    altered_mjcf,
     best_root,
     damaged_files,
-    file_sha256,
     libero_files,
     pack_digest,
     present_files,
@@ -122,7 +120,7 @@ def _wheel_pack(root: Path) -> AssetPack:
         for name in {*present_files(root), *variant_files()}
         if not (root / name).is_file() or (root / name).stat().st_size != sizes.get(name)
     ]
-    if bad := sorted({*bad, *altered_mjcf(root)}):
+    if bad := sorted({*bad, *damaged_files(root, published_mjcf(root))}):
         raise altered(bad)
     return AssetPack("libero", root, pack_digest(root))
 
@@ -161,7 +159,7 @@ def verify_pack(pack: AssetPack) -> list[str]:
     except metadata.PackageNotFoundError:
         records = {}
     expected = {n: records[n][1] for n in present_files(pack.root) if n in records} | expected
-    return [n for n, sha in expected.items() if file_sha256(pack.root / n) != sha]
+    return damaged_files(pack.root, expected)
 
 
 def _version(distribution: str) -> str:
