@@ -33,6 +33,7 @@ from vla_gym.demos.files import (
 from vla_gym.demos.record import _Job, record_demos
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
+from vla_gym.lock_file import only_process
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, play
 from vla_gym.rollout.noise import ActionNoise
@@ -321,7 +322,7 @@ def test_damaged_actions_are_one_clear_error(recorded: Path, tmp_path: Path) -> 
 
 def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> None:
     with (
-        demos._locked(tmp_path),
+        only_process(tmp_path / ".lock", "held"),
         pytest.raises(ConfigError, match="Another run is recording"),
     ):
         record_demos(replace(config, output=str(tmp_path)), progress=False)

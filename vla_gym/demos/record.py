@@ -7,14 +7,12 @@ folder, so that a run that was killed goes on where it was.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, read_meta
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
-from vla_gym.lock_file import open_lock
+from vla_gym.lock_file import only_process
 from vla_gym.outside import Object, read_json
 from vla_gym.rollout import ExpertPolicy, Policy, Start, make_envs, rollout
 from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity
@@ -64,7 +62,15 @@ def record_demos(config: DemosConfig, *, progress: bool = True) -> list[Path]:
     tasks = config.tasks()
     output = Path(config.output).expanduser()
     paths = [demo_path(output, task) for task in tasks]
-    with _locked(output):
+    busy = f"Another run is recording into {output}: wait for it or choose another --output."
+    with ExitStack() as stack:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_process(output / ".lock", busy))
+        except OSError as error:
+            raise ConfigError(
+                f"Demonstrations cannot be written to {output} ({error}): choose another --output."
+            ) from error
         jobs = []
         for task, path in zip(tasks, paths, strict=True):
             if config.overwrite or not path.exists():
@@ -237,30 +243,6 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
             if job.is_done():
                 job.finish()
                 del waiting[episode.task_id]
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Hold the folder for this run; the lock ends with the process, however it dies.
-
-    Raises:
-        ConfigError: If another run holds it, or it cannot be written.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(output / ".lock")
-    except OSError as error:
-        raise ConfigError(
-            f"Demonstrations cannot be written to {output} ({error}): choose another --output."
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"Another run is recording into {output}: wait for it or choose another --output."
-            ) from None
-        yield
 
 
 def _settings(config: DemosConfig, model: TaskModel) -> dict[str, Any]:
