@@ -161,9 +161,3 @@ class TaskSchedule:
         other = TaskSchedule(self.task_ids, self.sampling, env_index, self.group_size)
         other.weights = self.weights
         return other
-
-    def __repr__(self) -> str:
-        return (
-            f"TaskSchedule(task_ids={self.task_ids}, sampling={self.sampling!r}, "
-            f"env_index={self.env_index}, group_size={self.group_size})"
-        )
