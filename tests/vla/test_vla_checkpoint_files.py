@@ -173,7 +173,7 @@ def test_epsilon_mask_and_clipping():
     clipped = Normalizer(same, epsilon=1e-8, clip=True)
     assert clipped.normalize(x).tolist() == [1.0, 1.0]
     assert torch.isfinite(Normalizer(same, epsilon=1e-8).normalize(x)).all()
-    assert Normalizer(same, mask=[False, True]).normalize(x).tolist() == [5.0, 9.0]
+    assert Normalizer(same | {"mask": [False, True]}).normalize(x).tolist() == [5.0, 9.0]
 
 
 def test_wrong_statistics():
@@ -182,7 +182,7 @@ def test_wrong_statistics():
     with pytest.raises(WeightsError, match="takes q01 and q99, the statistics have mean, std"):
         Normalizer({"mean": [0.0], "std": [1.0]})
     with pytest.raises(WeightsError, match="sizes 3 and 3 and a mask of size 2"):
-        Normalizer(STATISTICS, mask=[True, False])
+        Normalizer(STATISTICS | {"mask": [True, False]})
     with pytest.raises(ConfigError, match=r"\(\.\.\., 3\)"):
         Normalizer(STATISTICS).normalize(torch.zeros(2))
 

@@ -7,7 +7,7 @@ with one key for each data set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -114,16 +114,15 @@ class Normalizer:
         mode: str = "q99",
         *,
         epsilon: float = 0.0,
-        mask: Sequence[bool] | None = None,
         clip: bool = False,
     ) -> None:
         """Take what is needed out of the statistics.
 
         Args:
-            statistics: Of one quantity, e.g. ``statistics[key]["action"]``.
+            statistics: Of one quantity, e.g. ``statistics[key]["action"]``; ``"mask"`` says which
+                entries are scaled, all without it.
             mode: One of :data:`MODES`.
             epsilon: Added to the range; with ``mean_std`` to the divisor alone, as is the custom.
-            mask: Which entries are scaled; default: ``statistics["mask"]``, or all.
             clip: Whether normalised numbers are clipped to [-1, 1].
 
         Raises:
@@ -141,16 +140,16 @@ class Normalizer:
         first, second = (
             torch.as_tensor(statistics[name], dtype=torch.float64).flatten() for name in MODES[mode]
         )
-        chosen: Any = statistics.get("mask") if mask is None else mask
-        if chosen is None:
-            chosen = [True] * len(first)
+        mask = statistics.get("mask")
+        if mask is None:
+            mask = [True] * len(first)
         self.size = len(first)
-        if not len(first) == len(second) == len(chosen):
+        if not len(first) == len(second) == len(mask):
             raise WeightsError(
                 f"Expected statistics of one size, got {' and '.join(MODES[mode])} of sizes "
-                f"{len(first)} and {len(second)} and a mask of size {len(chosen)}."
+                f"{len(first)} and {len(second)} and a mask of size {len(mask)}."
             )
-        self._mask = torch.as_tensor(chosen, dtype=torch.bool)
+        self._mask = torch.as_tensor(mask, dtype=torch.bool)
         self._clip = clip
         # x = normalised * multiplier + offset; normalised = (x - offset) / divisor
         if mode == "mean_std":
