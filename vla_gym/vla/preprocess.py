@@ -94,15 +94,14 @@ def area_downsample(images: np.ndarray, size: int = IMAGE_SIZE) -> np.ndarray:
     return mean.astype(np.uint8)
 
 
-def stack_cameras(images: dict[str, np.ndarray], size: int = IMAGE_SIZE) -> np.ndarray:
+def stack_cameras(images: dict[str, np.ndarray]) -> np.ndarray:
     """Downsample every camera's images and stack them in the order of :data:`CAMERAS`.
 
     Args:
         images: ``{"agentview": (B, H, W, 3) uint8, "wrist": (B, H, W, 3) uint8}``.
-        size: Height and width of the result in pixels.
 
     Returns:
-        (B, 2, size, size, 3) uint8.
+        (B, 2, IMAGE_SIZE, IMAGE_SIZE, 3) uint8.
 
     Raises:
         ConfigError: If a camera is missing or the images do not fit.
@@ -110,7 +109,7 @@ def stack_cameras(images: dict[str, np.ndarray], size: int = IMAGE_SIZE) -> np.n
     missing = [name for name in CAMERAS if name not in images]
     if missing:
         raise ConfigError(f"Expected images of the cameras {CAMERAS}, got {sorted(images)}.")
-    return np.stack([area_downsample(images[name], size) for name in CAMERAS], axis=1)
+    return np.stack([area_downsample(images[name]) for name in CAMERAS], axis=1)
 
 
 def proprio_features(proprio: np.ndarray) -> np.ndarray:

@@ -89,21 +89,20 @@ def _lanczos_matrix(before: int, after: int) -> torch.Tensor:
     return torch.from_numpy(weights / weights.sum(1, keepdims=True)).float()
 
 
-def center_crop(images: torch.Tensor, area: float = CROP_AREA) -> torch.Tensor:
-    """Cut out the middle and scale it back up, like TensorFlow's ``crop_and_resize``.
+def center_crop(images: torch.Tensor) -> torch.Tensor:
+    """Cut out the middle CROP_AREA and scale it back up, like TensorFlow's ``crop_and_resize``.
 
     Its bilinear interpolation puts the corners of crop and result onto each other and does not
     smooth; other crops (to whole pixels, or smoothed) differ by 3 levels on average.
 
     Args:
         images: (N, S, S, 3) uint8.
-        area: Of the crop, as a fraction.
 
     Returns:
         (N, S, S, 3) uint8.
     """
     size = images.shape[1]
-    low, high, share = (x.to(images.device) for x in _crop_positions(size, area))
+    low, high, share = (x.to(images.device) for x in _crop_positions(size))
     # Multiplied, not divided: exactly as convert_image_dtype does it.
     x = images.float() * float(np.float32(1.0 / 255.0))
     across = share[:, None]
@@ -114,9 +113,9 @@ def center_crop(images: torch.Tensor, area: float = CROP_AREA) -> torch.Tensor:
 
 
 @lru_cache(8)
-def _crop_positions(size: int, area: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _crop_positions(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the two neighbours of every new pixel and the second one's share, in float32."""
-    side = np.sqrt(np.float32(area))
+    side = np.sqrt(np.float32(CROP_AREA))
     start = (np.float32(1.0) - side) / np.float32(2.0)
     end = start + side
     last = np.float32(size - 1)
