@@ -26,7 +26,8 @@ class StateMaker:
     def __init__(self, task_model: TaskModel) -> None:
         self.model = mujoco.MjModel.from_binary_path(str(task_model.mjb_path))
         self.data = mujoco.MjData(self.model)
-        self.bodies = [self.model.body(name).id for name in task_model.fixture_bodies]
+        fixtures = (task_model.objects[name].body for name in task_model.fixtures)
+        self.bodies = [self.model.body(body).id for body in fixtures]
 
     def show(self, state: State) -> mujoco.MjData:
         """Put a state into the simulation."""

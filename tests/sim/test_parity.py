@@ -200,7 +200,8 @@ def test_the_cached_model_is_upstreams(upstream: Upstream) -> None:
     different = {k for k in ours if not np.array_equal(ours[k], theirs[k], equal_nan=True)}
     assert different <= own
     moved = np.flatnonzero(np.any(ours["body_pos"] != theirs["body_pos"], axis=1))
-    allowed = {LiberoSim(model)._model.body(name).id for name in model.fixture_bodies}
+    fixtures = [model.objects[name].body for name in model.fixtures]
+    allowed = {LiberoSim(model)._model.body(body).id for body in fixtures}
     assert set(moved) <= allowed
 
 

@@ -40,7 +40,6 @@ class TaskModel(CompiledTask):
         objects: Movable objects, then fixtures, by instance name.
         fixtures: Names of the fixtures that a layout places, in the order of
             ``Layout.fixture_pos``.
-        fixture_bodies: Their root bodies.
         goal: The goal's predicates, all of which must hold.
         indicators: Sites whose visibility follows a joint.
         placements: How objects and fixtures are placed, in upstream's order.
@@ -55,7 +54,6 @@ class TaskModel(CompiledTask):
     robot: RobotSpec
     objects: dict[str, ObjectSpec]
     fixtures: tuple[str, ...]
-    fixture_bodies: tuple[str, ...]
     goal: tuple[Predicate, ...]
     indicators: tuple[SiteIndicator, ...]
     placements: tuple[Placement, ...]
@@ -174,7 +172,6 @@ def load_task_model(
         )
         for name, found in scene_file.objects.items()
     }
-    fixtures = tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed)
     return TaskModel(
         task=task,
         assets=pack,
@@ -182,8 +179,7 @@ def load_task_model(
         mjb_path=folder / "scene.mjb",
         robot=scene_file.robot,
         objects=objects,
-        fixtures=fixtures,
-        fixture_bodies=tuple(objects[name].body for name in fixtures),
+        fixtures=tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed),
         goal=compile_goal(
             start.goal, to_builtins(scene_file.objects), to_builtins(scene_file.sites)
         ),
