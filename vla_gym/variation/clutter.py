@@ -92,11 +92,6 @@ class ClutterPlaces:
         return rows
 
 
-def find_places(model: mujoco.MjModel, task_model: TaskModel) -> ClutterPlaces:
-    """Return where clutter may stand in a task; its model is as it is without any variation."""
-    return _Survey(model, task_model).places()
-
-
 def geom_points(model: mujoco.MjModel, geom: int) -> np.ndarray:
     """Return points (K, 3) in a geom's frame whose convex hull is the geom, or a little more."""
     size, kind = model.geom_size[geom], model.geom_type[geom]
@@ -120,8 +115,8 @@ def geom_points(model: mujoco.MjModel, geom: int) -> np.ndarray:
     return np.asarray(model.geom_aabb[geom, :3] + signs * half)
 
 
-class _Survey:
-    """Measures a task: what is where, and what the camera sees of it."""
+class ClutterSurvey:
+    """Measures a task whose model is without any variation: what is where, what the camera sees."""
 
     def __init__(self, model: mujoco.MjModel, task_model: TaskModel) -> None:
         self._model, self._task = model, task_model
@@ -143,7 +138,7 @@ class _Survey:
         self._low, self._high, self._table = self._support()
 
     def places(self) -> ClutterPlaces:
-        """Return the result."""
+        """Return where clutter may stand."""
         blocked = np.array([*self._starts().values(), *self._regions(), *self._robot()])
         sizes = {kind: self._size(body) for kind, body in self._task.clutter.items()}
         x, y = (np.arange(self._low[k], self._high[k], _STEP) for k in (0, 1))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_gym.variation.appearance import Appearance, ModelAppearance, make_appearance
-from vla_gym.variation.clutter import ClutterPlaces, find_places
+from vla_gym.variation.clutter import ClutterPlaces, ClutterSurvey
 
 if TYPE_CHECKING:
     from vla_gym.sim.model_io import SharedModel
@@ -25,7 +25,7 @@ def clutter_places(shared: SharedModel, task_model: TaskModel) -> ClutterPlaces:
     def find() -> ClutterPlaces:
         # Without anybody's variation; simulations write theirs before they need it.
         model_appearance(shared, task_model).show(None)
-        return find_places(shared.model, task_model)
+        return ClutterSurvey(shared.model, task_model).places()
 
     return shared.once(f"clutter places of {task_model.task.key}", find)
 
