@@ -85,10 +85,10 @@ def test_a_tile_that_ended_keeps_its_last_frame() -> None:
     for tile, length in zip(tiles, (2, 4), strict=True):
         for step in range(length):
             tile.append(np.full((32, 48, 3), 40 * (step + 1), np.uint8))
-    frames = list(tiled_frames(tiles, hold_seconds=0.1))
-    assert len(frames) == 4 + 2
+    frames = list(tiled_frames(tiles))
+    assert len(frames) == 4 + 30
     values = [(int(f[5, 5, 0]), int(f[5, -5, 0])) for f in frames]
-    assert values == [(40, 40), (80, 80), (80, 120), (80, 160), (80, 160), (80, 160)]
+    assert values == [(40, 40), (80, 80), (80, 120), (80, 160)] + 30 * [(80, 160)]
 
 
 def test_grid_places_are_row_by_row() -> None:

@@ -188,18 +188,17 @@ def compose_grid(tiles: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return grid
 
 
-def tiled_frames(
-    tiles: Sequence[TileFrames], hold_seconds: float = HOLD_SECONDS
-) -> Iterator[np.ndarray]:
+def tiled_frames(tiles: Sequence[TileFrames]) -> Iterator[np.ndarray]:
     """Yield the frames of all tiles in one picture; a tile that has ended keeps its last one.
+
+    The last picture stays for HOLD_SECONDS, so that the outcomes can be read.
 
     Args:
         tiles: At least one, each with at least one frame.
-        hold_seconds: How long the last picture stays, so that the outcomes can be read.
     """
     height, width = tiles[0][0].shape[:2]
     columns = num_columns(len(tiles), width, height)
-    for index in range(max(len(tile) for tile in tiles) + round(hold_seconds * FPS)):
+    for index in range(max(len(tile) for tile in tiles) + round(HOLD_SECONDS * FPS)):
         yield compose_grid([tile[index] for tile in tiles], columns)
 
 
