@@ -9,7 +9,6 @@ import os
 import shutil
 import struct
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -240,18 +239,6 @@ def _runs(scratch: Path, count: int, seed: int) -> Iterator[Case]:
         content = text.encode("utf-8", "surrogatepass")
         case = partial(loads, name="state.json", content=content, source=run, load=Checkpoint.read)
         yield Case(group, f"state.json {text}"[:90], case)
-
-    def zipped(at: Path, content: bytes) -> None:
-        (at / "policy.zip").write_bytes(content)
-        load_trained(at)
-
-    archive = scratch / "a.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("data", '{"x": {":serialized:": "gASVAAAA"}}')
-        file.writestr("../../evil", "x")
-    for content in (archive.read_bytes(), b"PK\3\4", b""):
-        run_ = partial(zipped, content=content)
-        yield Case(group, f"policy.zip {content[:20]!r}", run_, wanted="clear")
 
 
 def _world_models(scratch: Path, count: int, seed: int) -> Iterator[Case]:

@@ -27,9 +27,6 @@ class PolicyConfig(EnvSettings):
     policy: str = "vla"
     """Who acts: vla, expert (scripted, sees the simulation), random, or a trained policy: a run
     directory of vla-gym-train, or its policy.safetensors."""
-    trust_pickle: bool = False
-    """Read the .zip of a policy of an older version: it can run code, so only if you trust who made
-    it."""
     vla: str | None = None
     """The frozen VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder;
     default: mini, or the one of the trained run."""
@@ -155,12 +152,7 @@ class PolicyConfig(EnvSettings):
             policy.name = policy.identity["run"] = path.name
             return policy
         return load_trained(
-            path,
-            self.vla,
-            self.batch_size,
-            rl_token=self.rl_token,
-            device=self.device,
-            trust_pickle=self.trust_pickle,
+            path, self.vla, self.batch_size, rl_token=self.rl_token, device=self.device
         )
 
 

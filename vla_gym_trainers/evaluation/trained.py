@@ -25,8 +25,8 @@ from vla_gym_trainers.world_model.protocol import (
 if TYPE_CHECKING:
     from vla_gym.vla import FrozenVLA
 
-#: Files of a run that hold a policy over the RL token; the last one is of older versions.
-ACTOR_FILES = ("rl_token_actor.safetensors", "policy.safetensors", "policy.zip")
+#: Files of a run that hold a policy over the RL token.
+ACTOR_FILES = ("rl_token_actor.safetensors", "policy.safetensors")
 
 
 def policy_file(path: Path) -> Path | None:
@@ -40,15 +40,14 @@ def policy_file(path: Path) -> Path | None:
     return next((path / name for name in ACTOR_FILES if (path / name).is_file()), None)
 
 
-def load_policy(path: Path, *, trust_pickle: bool = False) -> Any:
+def load_policy(path: Path) -> Any:
     """Load the network of a trained policy from its file or a run directory; it has ``predict``.
 
     Args:
         path: The file, or the run directory.
-        trust_pickle: Also read a .zip of an older version, which can run code when it is read.
 
     Raises:
-        WeightsError: If there is no such file, it cannot be read, or it must not be.
+        WeightsError: If there is no such file, or it cannot be read.
     """
     file = policy_file(path)
     if file is None:
@@ -56,8 +55,6 @@ def load_policy(path: Path, *, trust_pickle: bool = False) -> Any:
             f"No trained policy in {path}: expected the run directory of 'vla-gym-train td3' or of "
             "ppo with --policy rl-token, or its policy.safetensors."
         )
-    if file.suffix == ".zip":
-        return _unpickled(file, trust_pickle)
     if file.name == ACTOR_FILES[0]:
         from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 
@@ -67,22 +64,6 @@ def load_policy(path: Path, *, trust_pickle: bool = False) -> Any:
     return RLTokenPolicy.load(file)
 
 
-def _unpickled(file: Path, trust_pickle: bool) -> Any:
-    if not trust_pickle:
-        raise WeightsError(
-            f"{file} is a policy of an older version, whose pickles can run code when they are "
-            "read: if you trust who made it, add --trust-pickle."
-        )
-    from vla_gym_trainers.td3.algorithm import TD3BC
-
-    try:
-        model = TD3BC.load(file, device="cpu", custom_objects={"buffer_size": 1})
-    except Exception as error:  # zipfile, pickle and torch each raise their own kinds
-        raise WeightsError(f"{file} is not a TD3BC checkpoint or is corrupt: {error}") from error
-    model.policy.guarded_tasks = tuple(getattr(model, "guarded_tasks", ()))
-    return model.policy
-
-
 def load_trained(
     path: Path,
     vla: str | None = None,
@@ -90,7 +71,6 @@ def load_trained(
     *,
     rl_token: str | None = None,
     device: str = "cpu",
-    trust_pickle: bool = False,
 ) -> ActorPolicy:
     """Load a policy of ``vla-gym-train td3``, its VLA and the RL token's encoder.
 
@@ -101,7 +81,6 @@ def load_trained(
         batch_size: Rows of a forward pass.
         rl_token: Folder of its encoder, ``"auto"`` or ``"mean"``; default: as in the run.
         device: Torch device of VLA and encoder.
-        trust_pickle: See :func:`load_policy`.
 
     Raises:
         WeightsError: If a file is missing or damaged.
@@ -111,7 +90,7 @@ def load_trained(
     from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
 
-    model = load_policy(path, trust_pickle=trust_pickle)
+    model = load_policy(path)
     run = trained_on(path)
     given, vla = vla is not None, vla or run.vla
     folder = path if path.is_dir() else path.parent

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -53,37 +50,6 @@ def test_a_file_of_before_there_were_world_models_loads(model: TD3BC, tmp_path: 
     save_file(load_file(path), path, {"rl_token_policy": json.dumps(old)})
     obs = ToyReach().reset(seed=3)[0]
     np.testing.assert_array_equal(load_policy(path).predict(obs)[0], model.predict(obs)[0])
-
-
-class Evil:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_a_zip_runs_nothing_unless_it_is_trusted(model: TD3BC, tmp_path: Path) -> None:
-    model.save(tmp_path / "policy.zip")
-    with zipfile.ZipFile(tmp_path / "policy.zip") as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    data = json.loads(files["data"])
-    bad = base64.b64encode(pickle.dumps(Evil(tmp_path / "ran"))).decode()
-    data["evil"] = {":type:": "evil", ":serialized:": bad}
-    files["data"] = json.dumps(data).encode()
-    with zipfile.ZipFile(tmp_path / "policy.zip", "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    for path in (tmp_path, tmp_path / "policy.zip"):
-        with pytest.raises(WeightsError, match="can run code"):
-            load_policy(path)
-    assert not (tmp_path / "ran").exists()
-    obs = ToyReach().reset(seed=3)[0]
-    trusted = load_policy(tmp_path, trust_pickle=True)
-    np.testing.assert_array_equal(trusted.predict(obs)[0], model.predict(obs)[0])
-    assert (tmp_path / "ran").exists()  # so the test above can fail
 
 
 @pytest.mark.parametrize(
