@@ -130,6 +130,7 @@ class VLATeacher:
         return TeacherChunk(actions, self.vla.actions_to_tokens(actions))
 
 
+@dataclass(frozen=True)
 class MixedActor:
     """Plays the teacher's chunk with probability epsilon, else the student's.
 
@@ -138,29 +139,21 @@ class MixedActor:
 
     Attributes:
         policy: The student.
-        needs_values: Whether it has a value head.
+        teacher: The teacher.
+        epsilon: Probability of a teacher's chunk, drawn for each chunk by its key.
+        noise: Standard deviation of Gaussian noise on the teacher's executed actions (not on the
+            gripper), so that the student sees states beside the teacher's path.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        teacher: VLATeacher,
-        epsilon: float,
-        *,
-        noise: float = 0.0,
-    ) -> None:
-        """Make an actor.
+    policy: Policy
+    teacher: VLATeacher
+    epsilon: float
+    noise: float = 0.0
 
-        Args:
-            policy: The student.
-            teacher: The teacher.
-            epsilon: Probability of a teacher's chunk, drawn for each chunk by its key.
-            noise: Standard deviation of Gaussian noise on the teacher's executed actions (not on
-                the gripper), so that the student sees states beside the teacher's path.
-        """
-        self.policy, self.teacher, self.epsilon = policy, teacher, epsilon
-        self.noise = noise
-        self.needs_values = policy.needs_values
+    @property
+    def needs_values(self) -> bool:
+        """Whether the student has a value head."""
+        return self.policy.needs_values
 
     @property
     def vla(self) -> Any:
@@ -181,15 +174,8 @@ class MixedActor:
         return self.policy.values(observation, instructions)
 
     @torch.no_grad()
-    def act(
-        self,
-        observation: Observation,
-        instructions: Sequence[str],
-        keys: np.ndarray | None = None,
-    ) -> Act:
-        """Choose chunks; without keys, the student's most likely ones."""
-        if keys is None:
-            return self.policy.act(observation, instructions)
+    def act(self, observation: Observation, instructions: Sequence[str], keys: np.ndarray) -> Act:
+        """Choose chunks, by the keys of their draws."""
         inputs = observation, instructions
         taught = self.teacher(*inputs)
         played = self._noisy(taught.actions, keys)
