@@ -25,6 +25,7 @@ from vla_gym_trainers.cloning.data import DemoSet, load_demos
 from vla_gym_trainers.cloning.sentences import Sentences
 from vla_gym_trainers.cloning.state import CloningState
 from vla_gym_trainers.cloning.step import cloning_loss, train_step, use_bf16, validate
+from vla_gym_trainers.evaluation.summary import by_task, counts
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 
@@ -188,18 +189,13 @@ def _play_sampled(
     count, seed = config.eval_episodes, 10_000 + config.seed
     tasks = [known[text] for text in instructions if text in known]
     starts = [Start(task.suite, task.task_id, -1, seed + k) for task in tasks for k in range(count)]
-    lengths: dict[str, list[int]] = {}
-    episodes = list(play(VLAPolicy(vla), starts, assets=config.assets))
-    for start in starts:
-        lengths.setdefault(f"{start.suite}/{start.task_id}", [])
-    for episode in episodes:
-        if episode.success:
-            lengths[f"{episode.suite}/{episode.task_id}"].append(episode.length)
+    played = by_task(play(VLAPolicy(vla), starts, assets=config.assets))
+    rows = {f"{t.suite}/{t.task_id}": counts(played[t.suite, t.task_id]) for t in tasks}
     return {
         key: {
-            "successes": len(won),
-            "episodes": count,
-            "mean_steps": float(np.mean(won)) if won else 0.0,
+            "successes": row["num_successes"],
+            "episodes": row["num_episodes"],
+            "mean_steps": row["mean_success_length"] or 0.0,
         }
-        for key, won in lengths.items()
+        for key, row in rows.items()
     }
