@@ -11,7 +11,7 @@ from toy_token_env import LIMIT
 
 from vla_gym_trainers.explorer.train import train_explorer
 from vla_gym_trainers.on_policy.networks import EnvFactories
-from vla_gym_trainers.on_policy.train import OnPolicyRun
+from vla_gym_trainers.runs.run import TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.world_model.model import GRUWorldModel
 
@@ -47,7 +47,7 @@ class OwnWorldModel:
         return getattr(self._model, name)
 
 
-def explore(kind: type[Any], folder: Path, **changes: Any) -> OnPolicyRun:
+def explore(kind: type[Any], folder: Path, **changes: Any) -> TrainingRun:
     """Run phase 2 or 3 on the toy."""
     config = kind(**{**SMALL, "run_dir": folder, **changes})
     envs = EnvFactories(

@@ -10,7 +10,8 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.loop import AdversarialLoop, ExplorerLoop
 from vla_gym_trainers.on_policy.networks import EnvFactories
-from vla_gym_trainers.on_policy.train import OnPolicyRun, train
+from vla_gym_trainers.on_policy.train import train
+from vla_gym_trainers.runs.run import TrainingRun
 from vla_gym_trainers.world_model.data import Sequences
 
 
@@ -27,7 +28,7 @@ def main(config: ExplorerConfig) -> str:
 
 def train_explorer(
     config: ExplorerConfig, *, vla: Any = None, envs: EnvFactories | None = None
-) -> OnPolicyRun:
+) -> TrainingRun:
     """Train phase 2, or phase 3 by its settings, and write the result card.
 
     Args:

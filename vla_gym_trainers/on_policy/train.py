@@ -6,9 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,24 +18,8 @@ from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
 from vla_gym_trainers.on_policy.loop import Loop
 from vla_gym_trainers.on_policy.networks import EnvFactories, describe
 from vla_gym_trainers.runs.result_card import machine_facts
-from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.run import Run, TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
-
-
-@dataclass(frozen=True)
-class OnPolicyRun:
-    """What a training run leaves.
-
-    Attributes:
-        run_dir: ``config.json``, ``metrics.jsonl``, ``tensorboard/``, ``checkpoints/``,
-            ``best.safetensors`` and ``last.safetensors`` (what is trained), ``adapters/`` and
-            ``vla/`` (the policy to use: the best one if there was a validation, else the last
-            one), ``card.json``.
-        card: The result card.
-    """
-
-    run_dir: Path
-    card: dict[str, Any]
 
 
 def train(
@@ -47,7 +29,7 @@ def train(
     envs: EnvFactories | None = None,
     kind: Callable[..., Loop] = Loop,
     total: int | None = None,
-) -> OnPolicyRun:
+) -> TrainingRun:
     """Train; with ``eval_states``, evaluate start and policy on the official states; write a card.
 
     Under ``torchrun`` each process plays its own environments and all learn together.
@@ -58,6 +40,11 @@ def train(
         envs: Environments in place of LIBERO's; there are no films and no final evaluation then.
         kind: Makes the loop.
         total: Control steps that the progress bar counts to; default: ``total_steps``.
+
+    Returns:
+        The run directory and the card, which is empty in further processes of a data-parallel run.
+        The directory has ``best.safetensors`` and ``last.safetensors`` (what is trained) and, to be
+        used, ``adapters/`` and ``vla/``: of the best one if there was a validation, else the last.
 
     Raises:
         ConfigError: If the run directory holds another run, or settings do not fit each other.
@@ -73,7 +60,7 @@ def _train(
     make_loop: Callable[..., Loop],
     total: int,
     is_libero: bool,
-) -> OnPolicyRun:
+) -> TrainingRun:
     if group.size > 1 and config.run_dir is None and config.resume is None:
         raise ConfigError("With several processes, give a --run-dir.")
     run = Run(config, total=total, unit="env_step", is_main=group.rank == 0)
@@ -87,7 +74,7 @@ def _train(
             loop.train()
         loop.finish()
         stack.close()  # the final evaluation has environments of its own
-        return OnPolicyRun(run.dir.path, _card(config, run, loop, is_libero) if run.is_main else {})
+        return TrainingRun(run.dir.path, _card(config, run, loop, is_libero) if run.is_main else {})
 
 
 def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict[str, Any]:

@@ -71,6 +71,19 @@ class Checkpoint:
         return found
 
 
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a training run leaves.
+
+    Attributes:
+        run_dir: See :class:`~vla_gym_trainers.runs.run_dir.RunDir`.
+        card: The result card.
+    """
+
+    run_dir: Path
+    card: dict[str, Any]
+
+
 class Run:
     """What a trainer does beside training, in a few calls.
 

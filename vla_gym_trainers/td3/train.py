@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from vla_gym_trainers.evaluation.tables import print_results
 from vla_gym_trainers.explorer.actions import ExplorerActions
 from vla_gym_trainers.explorer.player import load_player
 from vla_gym_trainers.runs.result_card import machine_facts
-from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.run import Run, TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.runs.settings import EVAL_SEED
@@ -39,7 +38,6 @@ from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 __all__ = [
     "TD3RunConfig",
-    "TD3Run",
     "build_model",
     "make_vec",
     "train_td3",
@@ -47,19 +45,6 @@ __all__ = [
 
 #: Environments of the evaluations during training.
 EVAL_ENVS = 8
-
-
-@dataclass(frozen=True)
-class TD3Run:
-    """What a training run leaves.
-
-    Attributes:
-        run_dir: See :class:`vla_gym_trainers.runs.run_dir.RunDir`.
-        card: The result card.
-    """
-
-    run_dir: Path
-    card: dict[str, Any]
 
 
 def main(config: TD3RunConfig) -> str:
@@ -71,7 +56,7 @@ def main(config: TD3RunConfig) -> str:
     return f"run directory: {run.run_dir}"
 
 
-def train_td3(config: TD3RunConfig) -> TD3Run:
+def train_td3(config: TD3RunConfig) -> TrainingRun:
     """Train, evaluate the VLA and the policy on the same official states, write the card.
 
     Args:
@@ -131,7 +116,7 @@ def _sampled_starts(config: TD3RunConfig, layouts: int, seed: int) -> list[Start
 
 def conclude(
     config: TD3RunConfig, run: Run, model: TD3BC, training: dict[str, Any], player: RunPlayer
-) -> TD3Run:
+) -> TrainingRun:
     """Save the policy, guard it, evaluate it beside the VLA, film it and write the card.
 
     Args:
@@ -163,7 +148,7 @@ def conclude(
     if config.videos:
         film(config, files, policy, player)
     world = {**config.world_facts(), **player.facts(), **machine_facts()}
-    return TD3Run(files.path, run.write_card(results, world))
+    return TrainingRun(files.path, run.write_card(results, world))
 
 
 def _save(policy: RLTokenPolicy, path: Path) -> None:

@@ -11,8 +11,9 @@ from vla_gym.vla.files import resolve_weights
 from vla_gym_trainers import cli
 from vla_gym_trainers.on_policy import train as module
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
-from vla_gym_trainers.on_policy.train import OnPolicyRun, final_evaluation
+from vla_gym_trainers.on_policy.train import final_evaluation
 from vla_gym_trainers.runs.result_card import write_json
+from vla_gym_trainers.runs.run import TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import load_preset
 
@@ -27,7 +28,7 @@ def calls(monkeypatch, tmp_path):
 
     def train(config):
         seen.append(config)
-        return OnPolicyRun(tmp_path, CARD)
+        return TrainingRun(tmp_path, CARD)
 
     monkeypatch.setattr(module, "train", train)
     return seen
