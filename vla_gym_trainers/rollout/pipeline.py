@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from vla_gym.errors import ConfigError, WorkerError
@@ -107,19 +106,14 @@ class Pipeline(Generic[Weights, Block]):
     def __enter__(self) -> Pipeline[Weights, Block]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         """End the thread after the block under way, which :meth:`state` holds then."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(self._deadline)
-            if self._thread.is_alive() and error is None:
+            if self._thread.is_alive() and kind is None:
                 raise self._overdue()
 
     # ------------------------------------------------------------------ learner's side
