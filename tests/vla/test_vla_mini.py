@@ -18,8 +18,8 @@ from vla_gym.vla.tokens import (
     build_vocabulary,
 )
 from vla_gym_trainers.cloning.data import load_demos, random_shift
-from vla_gym_trainers.cloning.step import flow_loss
-from vla_gym_trainers.cloning.train import MiniConfig, cloning_loss, train_mini
+from vla_gym_trainers.cloning.step import cloning_loss, flow_loss
+from vla_gym_trainers.cloning.train import MiniConfig, train_mini
 
 
 def test_area_downsample_is_the_rounded_block_mean():

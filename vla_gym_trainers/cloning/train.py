@@ -24,12 +24,11 @@ from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.cloning.data import DemoSet, load_demos
 from vla_gym_trainers.cloning.sentences import Sentences
 from vla_gym_trainers.cloning.state import CloningState
-from vla_gym_trainers.cloning.step import cloning_loss, train_step, use_bf16, validate
+from vla_gym_trainers.cloning.step import train_step, use_bf16, validate
 from vla_gym_trainers.evaluation.summary import by_task, counts
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 
-__all__ = ["MiniConfig", "cloning_loss", "train_mini"]
 logger = logging.getLogger(__name__)
 
 LOG_EVERY = 50  # steps

@@ -36,13 +36,6 @@ from vla_gym_trainers.td3.prior_data import demo_replay
 from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
-__all__ = [
-    "TD3RunConfig",
-    "build_model",
-    "make_vec",
-    "train_td3",
-]
-
 #: Environments of the evaluations during training.
 EVAL_ENVS = 8
 
