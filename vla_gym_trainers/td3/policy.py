@@ -87,8 +87,8 @@ class RLTokenPolicy(BasePolicy):
         self.chunk_scale: Tensor
         self.register_buffer("chunk_scale", scale.repeat(chunk_len))
         self.normalizer = FeatureNormalizer(
-            _size(observation_space["rl_token"]),
-            _size(observation_space["proprio"]),
+            spaces.flatdim(observation_space["rl_token"]),
+            spaces.flatdim(observation_space["proprio"]),
             use_token=config.use_rl_token,
             world_memory_dim=world_memory_size(observation_space),
             num_tasks=num_tasks(observation_space) if config.use_task_id else 0,
@@ -146,10 +146,6 @@ class RLTokenPolicy(BasePolicy):
             action = np.where(guarded.reshape(-1, 1, 1), reference, action).reshape(action.shape)
         return action, state
 
-    def forward(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
-        """Return the mean chunk, (B, C * N)."""
-        return self._predict(observation, deterministic)
-
     def save(self, path: str | Path | IO[bytes]) -> None:
         """Write networks, targets, normaliser and guarded tasks; not the optimisers' state."""
         observed: Any = self.observation_space
@@ -157,8 +153,8 @@ class RLTokenPolicy(BasePolicy):
         task = observed.spaces.get("task_id")
         header = {
             "format": _FORMAT,
-            "token_dim": _size(observed["rl_token"]),
-            "proprio_dim": _size(observed["proprio"]),
+            "token_dim": spaces.flatdim(observed["rl_token"]),
+            "proprio_dim": spaces.flatdim(observed["proprio"]),
             "chunk_len": int(chunk_len),
             "action_size": int(action_size),
             "world_memory_dim": world_memory_size(observed),
@@ -222,6 +218,7 @@ class RLTokenPolicy(BasePolicy):
         return policy
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002
+        """Return the mean chunk, (B, C * N)."""
         assert isinstance(observation, dict)
         return self.actor(self.normalizer(observation), reference_chunk(observation))
 
@@ -271,8 +268,3 @@ def num_tasks(observation_space: spaces.Dict) -> int:
             "environments that observe task_id, as LiberoVLA-*, or leave them out."
         )
     return int(tasks.n)
-
-
-def _size(space: spaces.Space[Any]) -> int:
-    assert space.shape is not None
-    return int(np.prod(space.shape))
