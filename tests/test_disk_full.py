@@ -123,13 +123,14 @@ def test_without_room_for_the_settings_there_is_no_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def write_text(path: Path, text: str, **_: Any) -> int:
+    import vla_gym_trainers.runs.run_dir as run_dir_module
+
+    def open_(path: Path, mode: str) -> Any:
         path.touch()
-        with open(FULL, "w") as file:
-            return file.write(text)
+        return open(FULL, mode)
 
     with monkeypatch.context() as context:
-        context.setattr(Path, "write_text", write_text)
+        context.setattr(run_dir_module, "open", open_, raising=False)
         assert main(["td3", "--run-dir", str(tmp_path), *_arguments()]) == 2
     assert "is full: free some space and run the command again" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.tmp"))

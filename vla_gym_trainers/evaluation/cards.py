@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from vla_gym.outside import Object, parse_json, read_bytes, read_json, to_type
 from vla_gym.rollout import Episode, Start
 from vla_gym_trainers.evaluation.card_types import EpisodeRow, EvalCardContent, EvalLine
 from vla_gym_trainers.evaluation.summary import to_row
+from vla_gym_trainers.runs.run_dir import replacing
 
 KIND, SCHEMA = "eval", 2
 CARD_FILE, ROWS_SUFFIX = "card.json", ".rows.jsonl"
@@ -264,6 +264,5 @@ class RowsFile:
             file.write(line + "\n")
 
     def _write(self, text: str) -> None:
-        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(self.path)
+        with replacing(self.path) as file:
+            file.write(text.encode())

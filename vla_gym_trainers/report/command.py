@@ -10,6 +10,7 @@ import tyro
 
 from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.runs.run_dir import replacing
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,8 @@ def main(config: ReportConfig) -> int:
     page = make_page(config.runs, title=config.title, films=config.films).encode()
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        draft = config.out.with_name(f".{config.out.name}.tmp")
-        draft.write_bytes(page)
-        draft.replace(config.out)
+        with replacing(config.out) as file:
+            file.write(page)
     except OSError as error:
         raise ConfigError(f"--out {config.out} cannot be written: {error}") from error
     sys.stdout.write(f"report: {config.out} ({len(page) / 1024:,.0f} KiB)\n")

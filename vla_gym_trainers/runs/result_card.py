@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.runs.run_dir import replacing
 
 CARD_SCHEMA = 1
 #: Card key -> distribution on the package index.
@@ -109,12 +110,8 @@ def write_json(path: Path, content: Any) -> None:
         text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path.name} cannot be written as JSON: {error}") from error
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def to_plain(value: Any) -> Any:
