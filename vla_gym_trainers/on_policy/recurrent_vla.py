@@ -125,7 +125,7 @@ class RecurrentGaussianPolicy(GaussianPolicy):
         value_input = self._value_input(hidden[:, 0])
         if value_input is not None:
             value_input = torch.cat([value_input, state[:, : self.memory.hidden]], dim=1)
-        return GaussianChunk(mean, self.noise.log_std, self.correlation), value_input
+        return GaussianChunk(mean, self.noise["log_std"], self.correlation), value_input
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the VLA's network, sigma and the memory."""

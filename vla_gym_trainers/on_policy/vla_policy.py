@@ -165,14 +165,6 @@ class TokenPolicy(VLAPolicy):
         return self.vla.tokens_to_actions(sample)
 
 
-class _LogStd(nn.Module):
-    """The logarithm of a standard deviation for each number of an action."""
-
-    def __init__(self, sigmas: Tensor, learned: bool) -> None:
-        super().__init__()
-        self.log_std = nn.Parameter(sigmas.log(), requires_grad=learned)
-
-
 class GaussianPolicy(VLAPolicy):
     """A normal distribution around the actions that a VLA regresses, in its own units.
 
@@ -211,7 +203,8 @@ class GaussianPolicy(VLAPolicy):
         if not bool((start > 0.0).all()) or not bool(start.isfinite().all()):
             raise ConfigError(f"Standard deviations must be positive numbers, got {sigmas}.")
         device = next(vla.model.parameters()).device
-        self.noise = _LogStd(start, learn_sigma).to(device)
+        log_std = nn.Parameter(start.log(), requires_grad=learn_sigma)
+        self.noise = nn.ParameterDict({"log_std": log_std}).to(device)
         self.floor = (start * min_sigma).log().to(device)
         self.correlation = correlation
         self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.float32)
@@ -219,7 +212,7 @@ class GaussianPolicy(VLAPolicy):
     def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
         """Run the VLA."""
         hidden, mean = self.vla.action_outputs(*self._inputs(observation, instructions))
-        seen = GaussianChunk(mean.float(), self.noise.log_std, self.correlation)
+        seen = GaussianChunk(mean.float(), self.noise["log_std"], self.correlation)
         return seen, self._value_input(hidden[:, 0])
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
@@ -233,7 +226,7 @@ class GaussianPolicy(VLAPolicy):
     @torch.no_grad()
     def bound(self) -> None:
         """Keep sigma above its floor."""
-        self.noise.log_std.clamp_(min=self.floor)
+        self.noise["log_std"].clamp_(min=self.floor)
 
 
 class FlowPolicy(VLAPolicy):
