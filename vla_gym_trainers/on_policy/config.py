@@ -40,9 +40,6 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
         "eval_states",
     )
 
-    #: Settings that are gone, at the value at which a run may go on without them.
-    retired: ClassVar[dict[str, object]] = {"hybrid": False}
-
     vla: str = "mini"
     """The VLA: mini, mini-few, mini-flow, <backend>:/path?option=value, or a folder."""
     device: str = "cpu"

@@ -204,9 +204,7 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
     origin = f"{path}, read as settings of 'vla-gym-train {kind.algorithm}',"
     values = read_json(path, Object, advice="Expected the config.json of a run.")
     values["run_dir"] = str(path.parent)
-    retired = getattr(kind, "retired", {})
-    kept = {key: x for key, x in values.items() if key not in retired or x != retired[key]}
-    return to_type(kept, kind, origin)
+    return to_type(values, kind, origin)
 
 
 def check_resumable(old: CheckpointSettings, new: CheckpointSettings) -> None:
