@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +138,11 @@ def grpo(on: Device, _: str) -> Iterator[Row]:
     from vla_gym_trainers.on_policy.config import GRPOConfig
 
     vla = on.policy(num_views=1, head="token")
-    switches: list[dict[str, Any]] = [{}]
-    if any(field.name == "gradient_checkpointing" for field in fields(GRPOConfig)):
-        switches = [{"gradient_checkpointing": False}, {"gradient_checkpointing": True}]
-    for switch in switches:
+    for checkpointing in (False, True):
         for micro in (1, 2) if on.tiny else (1, 4, 16):
-            row: Row = {**switch, "micro_batch_size": micro}
+            row: Row = {"gradient_checkpointing": checkpointing, "micro_batch_size": micro}
             try:
-                row |= grpo_update(on, vla, GRPOConfig(micro_batch_size=micro, **switch))
+                row |= grpo_update(on, vla, GRPOConfig(**row))
             except torch.OutOfMemoryError:
                 row["failed"] = "out of memory"
             gc.collect()
