@@ -179,23 +179,20 @@ def _usual(values: list[Any]) -> Any:
 
 def _with_defaults(config: Card) -> Card:
     """Return settings with those that a card of an earlier version lacks, as they were then."""
-    retired = {"precision": "auto", "task_heads": False, "per_task": False, "pipelined": True}
-    retired |= {"asynchronous": False, "max_ahead": 64}
-    later = {"pessimism": 0.0, "noise_correlation": 0.0, "use_rl_token": True, "rl_token": "auto"}
-    later |= {
+    later = {
+        "pessimism": 0.0,
+        "use_rl_token": True,
+        "rl_token": "auto",
         "bc_half_life": 0,
         "task_sampling": "uniform",
         "bc_beside_demos": 1.0,
         "use_task_id": False,
-    }
-    later |= {
-        "actor": "residual",
         "use_reference": True,
         "aggregation": "tokens",
         "anneal_learning_rate": False,
     }
     unused = {} if config.get("prior_demos") else {"bc_beside_demos": 1.0}
-    return {**retired, **later, **config, **unused}
+    return {**later, **config, **unused}
 
 
 def tasks_table(group: str) -> list[str]:
