@@ -24,15 +24,11 @@ def replay_tensordict(buffer: ChunkReplayBuffer) -> TensorDict:
         (n, 1) bool. Discrete keys are (n,) int64.
 
     Raises:
-        ConfigError: If it was stored by a version that kept no ``truncated``, or holds what a VLA
-            saw, which is not part of its rows.
+        ConfigError: If it holds what a VLA saw, which is not part of its rows.
     """
     ring = buffer._ring
-    if "truncated" not in ring.shapes or "obs/vla_input" in ring.shapes:
-        raise ConfigError(
-            "Expected a replay without keep_inputs, stored by this version: one from before does "
-            "not say which episodes were truncated."
-        )
+    if "obs/vla_input" in ring.shapes:
+        raise ConfigError("Expected a replay without keep_inputs.")
     slots = np.arange(ring.num_added - len(ring), ring.num_added) % ring.capacity
     rows = ring.gather(slots, torch.device("cpu"))
     for name in buffer._integers:
