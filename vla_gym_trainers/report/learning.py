@@ -26,8 +26,8 @@ _TITLES = {
     TRAINING: "Training episodes, with exploration",
 }
 # Counters and settings, no measures of learning.
-_NO_LOSS = ("n_updates", "learning_rate", "replay_size", "minibatches", "updates", "tokens")
-_STALENESS = ("async/staleness", "async/staleness_max", "async/ahead", "rollout/staleness")
+_NO_LOSS = ("n_updates", "learning_rate", "replay_size", "updates")
+_STALENESS = ("async/staleness", "async/staleness_max", "rollout/staleness")
 _BANDS = {
     "min..max": "lowest to highest of the seeds (line: their mean, thin: each of them)",
     "Wilson": "Wilson's 95 % interval where there is one run",
@@ -201,7 +201,7 @@ def time_shares(run: Run) -> list[tuple[str, float]]:
         sum(float(row.get(f"time/{key}") or 0.0) for row in rows)
         for key in ("rollout", "forward", "learn", "wait")
     )
-    if run.config.get("asynchronous") or run.config.get("ahead"):
+    if run.config.get("ahead"):
         # Collecting goes on meanwhile: what counts is what the learner waits.
         parts = [("waiting for rollouts", wait), ("learning", learn)]
     else:

@@ -215,7 +215,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
 
     def _check(self, state: Any) -> RememberedState:
         sizes = (self.world_model.state_size,), (self.world_model.num_tokens,)
-        known = isinstance(state, RememberedState) and hasattr(state, "visited")
+        known = isinstance(state, RememberedState)
         if not known or (np.shape(state.memory), np.shape(state.tokens)) != sizes:
             raise ConfigError(
                 f"Expected a RememberedState of get_state() with a memory of {sizes[0][0]} numbers "

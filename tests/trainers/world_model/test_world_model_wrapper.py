@@ -469,12 +469,3 @@ def test_an_unknown_place_is_not_new():
     paid = [memory._visit(nobody, np.array([0]), places[:1])]
     paid += [memory._visit(np.array([0]), nobody, places[[k]]) for k in (1, 2, 3)]
     assert [found.tolist() for found in paid] == [[], [0.0], [0.0], [1.0]]
-
-
-def test_a_state_without_cells_is_refused():
-    envs = make(SAME_STEP)
-    envs.reset(seed=0)
-    (state,) = envs.get_state([1])
-    object.__delattr__(state.env if hasattr(state.env, "visited") else state, "visited")
-    with pytest.raises(ConfigError, match="RememberedState"):
-        envs.set_state([state], [1])
