@@ -91,6 +91,9 @@ class TD3Config(FineTuneConfig):
     """Polyak coefficient of the targets per critic step."""
     policy_delay: PositiveInt = 2
     """Critic steps per actor step."""
+    actor_ema: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """The policy that is kept and evaluated is a running average of the actor's weights, which
+    decays by this per actor step (0.999: over about the last thousand); 0: the newest weights."""
     bc_weight: NonNegativeFloat = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
     bc_beside_demos: Fraction = 0.1

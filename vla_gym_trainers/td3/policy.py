@@ -52,9 +52,11 @@ class _Header(Struct):
 class RLTokenPolicy(BasePolicy):
     """SB3 policy that holds actor, critics, their targets, their optimisers and the normaliser.
 
-    Greedy action: ``mu(x, a~)``, the actor's mean. Exploration noise belongs to the algorithm.
+    Greedy action: ``mu(x, a~)``, the actor's mean, with ``config.actor_ema`` that of
+    ``actor_average``. Exploration noise belongs to the algorithm.
 
     Attributes:
+        actor_average: The running average of the actor's weights; None without ``actor_ema``.
         guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see :mod:`~.td3.guard`.
     """
 
@@ -116,6 +118,10 @@ class RLTokenPolicy(BasePolicy):
         self.critic_target.load_state_dict(self.critic.state_dict())
         self.actor_target.requires_grad_(False)
         self.critic_target.requires_grad_(False)
+        self.actor_average = actor() if config.actor_ema else None
+        if self.actor_average is not None:
+            self.actor_average.load_state_dict(self.actor.state_dict())
+            self.actor_average.requires_grad_(False)
         rate = lr_schedule(1.0)
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), rate, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), rate, fused=True)
@@ -220,7 +226,8 @@ class RLTokenPolicy(BasePolicy):
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:  # noqa: ARG002
         """Return the mean chunk, (B, C * N)."""
         assert isinstance(observation, dict)
-        return self.actor(self.normalizer(observation), reference_chunk(observation))
+        actor = self.actor if self.actor_average is None else self.actor_average
+        return actor(self.normalizer(observation), reference_chunk(observation))
 
 
 def check_spaces(

@@ -30,7 +30,8 @@ def warm_up(
     if config.actor == "plain":
         for _ in range(config.critic_warmup_steps):
             clone_step(policy, buffer.sample(batch_size), config, rng)
-        policy.actor_target.load_state_dict(policy.actor.state_dict())
+        for follower in filter(None, (policy.actor_target, policy.actor_average)):
+            follower.load_state_dict(policy.actor.state_dict())
     for _ in range(config.critic_warmup_steps):
         critic_step(policy, buffer.sample(batch_size), config, rng)
 
@@ -86,10 +87,10 @@ def critic_step(
 def actor_step(
     policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
 ) -> dict[str, float]:
-    """Move the actor up the mean of the critics, held as :func:`held_to` says; and its target.
+    """Move the actor up the mean of the critics, held as :func:`held_to` says; and what follows it.
 
     Args:
-        policy: Networks and optimisers; only the actor and its target change.
+        policy: Networks and optimisers; only the actor, its target and its average change.
         batch: B transitions.
         config: The numbers.
         rng: Generator of the reference dropout.
@@ -111,7 +112,7 @@ def actor_step(
     loss.loss.backward()
     policy.actor_optimizer.step()
     policy.critic.requires_grad_(True)
-    polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
+    follow_actor(policy, config)
     return {
         "actor_loss": loss.loss.item(),
         "actor_q": values.detach().mean().item(),
@@ -197,6 +198,13 @@ def actor_values(
     with torch.no_grad():
         at_reference = policy.critic(x, reference)
     return losses.pessimistic_value(values, at_reference, config.pessimism), values
+
+
+def follow_actor(policy: RLTokenPolicy, config: TD3Config) -> None:
+    """Move the actor's target and its running average, after a step of the actor."""
+    polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
+    if policy.actor_average is not None:
+        polyak(policy.actor, policy.actor_average, 1.0 - config.actor_ema)
 
 
 @torch.no_grad()

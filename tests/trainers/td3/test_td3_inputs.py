@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from toy_env import ToyReach
 
 from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers.td3.acting import ActorWeights
+from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.train import TD3RunConfig, build_model
+from vla_gym_trainers.td3.updates import actor_step
 
 Obs = dict[str, Any]
 
@@ -70,6 +74,43 @@ def test_pessimism_changes_what_the_actor_learns() -> None:
         weights.append(model.policy.actor.head.weight.detach().numpy())
     np.testing.assert_array_equal(weights[0], weights[1])
     assert np.abs(weights[2] - weights[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("actor", ["residual", "plain"])
+def test_what_is_kept_is_a_running_average(
+    actor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with the actor before its first step, and is played in evaluations alone."""
+    newest: list[dict[str, torch.Tensor]] = []
+
+    def record(policy: RLTokenPolicy, *arguments: Any) -> dict[str, float]:
+        before = policy.actor.state_dict()
+        if not newest:
+            newest.append({key: value.clone() for key, value in before.items()})
+        metrics = actor_step(policy, *arguments)
+        newest.append({key: value.clone() for key, value in policy.actor.state_dict().items()})
+        return metrics
+
+    monkeypatch.setattr("vla_gym_trainers.td3.algorithm.actor_step", record)
+    model = make(actor=actor, actor_ema=0.8)
+    expected = newest[0]
+    for weights in newest[1:]:
+        expected = {key: 0.8 * mine + 0.2 * weights[key] for key, mine in expected.items()}
+    assert len(newest) > 20 and model.policy.actor_average is not None
+    torch.testing.assert_close(dict(model.policy.actor_average.state_dict()), expected)
+
+    model.policy.save(tmp_path / "policy.safetensors")
+    kept = RLTokenPolicy.load(tmp_path / "policy.safetensors")
+    obs, _ = observations("proprio")
+    chunk = model.predict(obs)[0]
+    np.testing.assert_array_equal(kept.predict(obs)[0], chunk)
+    model.acting.load(ActorWeights.of(model.policy))
+    newest_chunk = model.acting.act({key: np.asarray(obs[key])[None] for key in obs})[0]
+    assert np.abs(newest_chunk - chunk).max() > 1e-4
+    kept.actor.load_state_dict(expected)
+    kept.actor_average = None
+    np.testing.assert_allclose(kept.predict(obs)[0], chunk, atol=1e-5)
+    assert make(actor=actor).policy.actor_average is None
 
 
 def test_the_command_sets_both() -> None:

@@ -132,7 +132,7 @@ def test_learnability_is_highest_where_success_is_a_matter_of_chance() -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_learnability_is_told_and_goes_on_bit_for_bit(tmp_path: Path, ahead: int) -> None:
     settings = {**TINY, "task_ids": (1, 0), "ahead": ahead, "train_freq": 4}
-    settings |= {"task_sampling": "learnability", "bc_half_life": 40}
+    settings |= {"task_sampling": "learnability", "bc_half_life": 40, "actor_ema": 0.9}
     config = TD3RunConfig(**settings)
     with closing(make_tasks(2)) as env:
         told = record_weights(env)
