@@ -47,6 +47,7 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     if config.get("prior_demos") and "bc_beside_demos" in config:  # cards of before cloned the VLA
         own += f", bc_beside_demos {config['bc_beside_demos']:g}"
     own += ", learnability" if config.get("task_sampling") == "learnability" else ""
+    own += ", use_task_id" if config.get("use_task_id") else ""
     return f"{train['kind']}, {suite}{stride}{own}{length}"
 
 
