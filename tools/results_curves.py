@@ -46,8 +46,10 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     own += f", bc_half_life {half_life}" if half_life else ""
     if config.get("prior_demos") and "bc_beside_demos" in config:  # cards of before cloned the VLA
         own += f", bc_beside_demos {config['bc_beside_demos']:g}"
-    own += ", learnability" if config.get("task_sampling") == "learnability" else ""
+    sampling = config.get("task_sampling", "uniform") if train["kind"] == "td3" else "uniform"
+    own += f", {sampling}" if sampling != "uniform" else ""
     own += ", use_task_id" if config.get("use_task_id") else ""
+    own += f", actor_ema {config['actor_ema']:g}" if config.get("actor_ema") else ""
     return f"{train['kind']}, {suite}{stride}{own}{length}"
 
 

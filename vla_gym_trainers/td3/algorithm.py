@@ -138,7 +138,7 @@ class TD3BC(TD3):
         if self.exploration is None:
             sizes = (config.noise_white, config.noise_chunk, config.scale_of(action_size))
             self.exploration = ChunkNoise(chunk_len, *sizes, self.seed, config.noise_correlation)
-        if config.task_sampling == "learnability" and self.task_sampler is None:
+        if config.task_sampling == "unsolved" and self.task_sampler is None:
             num_tasks(self.observation_space)  # refuses environments that do not tell
             self.task_sampler = TaskSampler()
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)

@@ -72,9 +72,9 @@ class TD3Config(FineTuneConfig):
     balanced_replay: bool = True
     """With several tasks: draw as many transitions of each task as of any other, or by the weights
     of task_sampling."""
-    task_sampling: Literal["uniform", "learnability"] = "uniform"
-    """Which task an episode plays, and a batch holds: each as often as any other, or those more
-    often that are solved sometimes (arXiv 2408.15099)."""
+    task_sampling: Literal["uniform", "unsolved"] = "uniform"
+    """Which task an episode plays, and a batch holds: each as often as any other, or those less
+    often that are solved."""
     train_freq: PositiveInt = 8
     """Chunks per environment between two blocks of gradient steps."""
     utd_ratio: NonNegativeFloat = 2.0

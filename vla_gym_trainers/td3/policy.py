@@ -271,7 +271,7 @@ def num_tasks(observation_space: spaces.Dict) -> int:
     tasks = observation_space.spaces.get("task_id")
     if not isinstance(tasks, spaces.Discrete):
         raise ConfigError(
-            "use_task_id and task_sampling 'learnability' need to know an episode's task: take "
+            "use_task_id and task_sampling 'unsolved' need to know an episode's task: take "
             "environments that observe task_id, as LiberoVLA-*, or leave them out."
         )
     return int(tasks.n)

@@ -1,4 +1,4 @@
-"""How often each task is played and drawn: by how much there is to learn from its next episode."""
+"""How often each task is played and drawn: less where it is solved."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import numpy as np
 
 #: Newest episodes of a task that say how often it is solved.
 WINDOW = 30
-#: What a task's weight would be at least if its success were known for sure; of a whole window it
-#: is 0.21, beside 1 of a task that is solved every other time.
+#: What a task's weight would be if it were always solved for sure; after a whole window of
+#: successes it is 0.21, beside 1 of a task that is solved at most every other time.
 FLOOR = 0.1
 
 
 class TaskSampler:
-    """Weighs tasks by their learnability ``p (1 - p)`` (arXiv 2408.15099).
+    """Weighs tasks by what is left to learn.
 
     ``p = (wins + 1) / (n + 2)`` of the newest :data:`WINDOW` training episodes of a task, those of
-    the warm-up included; its weight is ``f + (1 - f) 4 p (1 - p)`` with ``f`` = :data:`FLOOR`. A
-    task that is never or always solved teaches little, but is still played: the one may begin to
-    succeed, the other be forgotten. A task whose episodes begin inside demonstrations too has the
-    sum of the weights of either kind. Before its first episode a task has the weight 1.
+    the warm-up included; its weight is ``f + (1 - f) 4 q (1 - q)`` with ``q = max(p, 1/2)`` and
+    ``f`` = :data:`FLOOR`: above a half the learnability of arXiv 2408.15099, and below it 1, since
+    a task that is hardly ever solved needs more episodes, not fewer. One that is always solved is
+    still played: it may be forgotten. A task whose episodes begin inside demonstrations too has
+    the sum of the weights of either kind. Before its first episode a task has the weight 1.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,6 @@ class TaskSampler:
         """Return the weights, in (0, 2], of the tasks that have been played."""
         weights: defaultdict[int, float] = defaultdict(float)
         for (task_id, _), newest in self._successes.items():
-            p = (sum(newest) + 1) / (len(newest) + 2)
-            weights[task_id] += FLOOR + (1 - FLOOR) * 4 * p * (1 - p)
+            q = max(0.5, (sum(newest) + 1) / (len(newest) + 2))
+            weights[task_id] += FLOOR + (1 - FLOOR) * 4 * q * (1 - q)
         return dict(weights)

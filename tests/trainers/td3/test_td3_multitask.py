@@ -113,26 +113,27 @@ def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> No
         assert np.abs(action[1] - obs["vla_action"][1]).max() > 0.5
 
 
-def test_learnability_is_highest_where_success_is_a_matter_of_chance() -> None:
+def test_what_is_solved_is_played_less() -> None:
     sampler = TaskSampler()
     assert sampler.weights() == {}
-    for task_id, won, lost in ((0, 28, 0), (1, 9, 9), (2, 0, 8), (3, 70, 30)):
-        for success in [True] * won + [False] * lost:
+    for task_id, won, lost in ((0, 28, 0), (1, 9, 9), (2, 0, 8), (3, 30, 70)):
+        for success in [False] * lost + [True] * won:
             ends: list[dict[str, Any]] = [{"is_success": success}, {}, {"is_success": True}]
             ends[2]["worker_restarted"] = True
             sampler.add(np.array([[task_id]] * 3), np.array([True, False, True]), ends)
-    # p = 29/30, 1/2, 1/10 and, of the newest 30 episodes alone, 1/32; 0.1 + 0.9 * 4 p (1 - p)
-    expected = {0: 0.216, 1: 1.0, 2: 0.424, 3: 0.1 + 3.6 * 31 / 1024}
+    # p = 29/30, 1/2, 1/10 and, of the newest 30 episodes alone, 31/32; 0.1 + 0.9 * 4 p (1 - p),
+    # below a half 1
+    expected = {0: 0.216, 1: 1.0, 2: 1.0, 3: 0.1 + 3.6 * 31 / 1024}
     assert sampler.weights() == pytest.approx(expected)
     inside = [{"is_success": True, "demo_steps": 7}] * 8
     sampler.add(np.full(8, 2), np.ones(8, bool), inside)
-    assert sampler.weights() == pytest.approx(expected | {2: 2 * 0.424})
+    assert sampler.weights() == pytest.approx(expected | {2: 1.0 + 0.424})
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_learnability_is_told_and_goes_on_bit_for_bit(tmp_path: Path, ahead: int) -> None:
+def test_weights_of_tasks_are_told_and_goes_on_bit_for_bit(tmp_path: Path, ahead: int) -> None:
     settings = {**TINY, "task_ids": (1, 0), "ahead": ahead, "train_freq": 4}
-    settings |= {"task_sampling": "learnability", "bc_half_life": 40, "actor_ema": 0.9}
+    settings |= {"task_sampling": "unsolved", "bc_half_life": 40, "actor_ema": 0.9}
     config = TD3RunConfig(**settings)
     with closing(make_tasks(2)) as env:
         told = record_weights(env)
@@ -168,7 +169,7 @@ def record_weights(env: Any) -> list[dict[int, float]]:
 def test_environments_play_by_the_weights(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
     """Task 1 has the weight 0; where a worker dies over it, tasks are drawn evenly."""
     monkeypatch.setattr(TaskSampler, "weights", lambda _: {1: 0.0})
-    config = TD3RunConfig(task_ids=(1, 0), task_sampling="learnability", **TINY)
+    config = TD3RunConfig(task_ids=(1, 0), task_sampling="unsolved", **TINY)
     with closing(make_tasks(2)) as env:
         if dies:
 
@@ -209,7 +210,7 @@ def test_networks_are_told_the_task(told: bool, tmp_path: Path) -> None:
             policy.predict({**obs, "task_id": np.array([0, num_tasks])})
 
 
-@pytest.mark.parametrize("option", [{"task_sampling": "learnability"}, {"use_task_id": True}])
+@pytest.mark.parametrize("option", [{"task_sampling": "unsolved"}, {"use_task_id": True}])
 def test_what_depends_on_tasks_needs_them(option: dict[str, Any]) -> None:
     class NoTask(ToyReach):
         def __init__(self) -> None:
