@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import layer_norm, one_hot
 
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
@@ -18,13 +18,13 @@ from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 class FeatureNormalizer(nn.Module):
     """State ``x = (z_rl, proprio, world memory, task)``, standardised by the warm-up.
 
-    Where the task is one of n, it has n numbers, all 0 but its own, ``sqrt(n)``: as large as the
-    others are on average, whatever the warm-up played.
+    Where the task is one of n, it has n numbers, all 0 but its own, ``sqrt(n)``, whose square is 1
+    on average as that of the others.
 
     Attributes:
         state_dim: Size of x.
         inputs: Names of the observations that it is made of.
-        sizes: Their sizes.
+        sizes: Sizes of those that are standardised, all but the task.
     """
 
     mean: Tensor
@@ -55,10 +55,10 @@ class FeatureNormalizer(nn.Module):
         sizes = {"rl_token": token_dim, "proprio": proprio_dim}
         if world_memory_dim:
             sizes[WORLD_MEMORY] = world_memory_dim
-        if num_tasks:
-            sizes["task_id"] = num_tasks
         self.inputs, self.sizes = tuple(sizes), tuple(sizes.values())
-        self.state_dim = sum(self.sizes) - self.first
+        if num_tasks:
+            self.inputs += ("task_id",)
+        self.state_dim = sum(self.sizes) - self.first + num_tasks
         self.register_buffer("mean", torch.zeros(sum(self.sizes)))
         self.register_buffer("scale", torch.ones(sum(self.sizes)))
 
@@ -70,9 +70,8 @@ class FeatureNormalizer(nn.Module):
         # Floors: a token dimension that hardly varies is noise and must not be blown up to 1.
         std[: self.token_dim] += 0.05 * std[: self.token_dim].max() + 1e-6
         std[self.token_dim :] += 1e-3
-        told = len(std) - self.num_tasks  # what follows stays as it is
-        self.mean[:told].copy_(data.mean(dim=0)[:told])
-        self.scale[:told].copy_(std[:told])
+        self.mean.copy_(data.mean(dim=0))
+        self.scale.copy_(std)
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
         """Return x, (B, state_dim) float32.
@@ -83,14 +82,15 @@ class FeatureNormalizer(nn.Module):
                 number.
         """
         x = ((self._joined(observation) - self.mean) / self.scale).clamp(-self.limit, self.limit)
-        return x[:, self.first :]
+        x = x[:, self.first :]
+        if not self.num_tasks:
+            return x
+        tasks = observation["task_id"].reshape(-1).long()
+        return torch.cat([x, self.num_tasks**0.5 * one_hot(tasks, self.num_tasks)], dim=1)
 
     def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
-        parts = [observation[n].float() for n in self.inputs if n != "task_id"]
-        if self.num_tasks:
-            tasks = observation["task_id"].reshape(-1).long()
-            parts.append(self.num_tasks**0.5 * functional.one_hot(tasks, self.num_tasks))
-        return torch.cat(parts, dim=1)
+        standardised = self.inputs[: len(self.sizes)]
+        return torch.cat([observation[name].float() for name in standardised], dim=1)
 
 
 def reference_chunk(observation: dict[str, Tensor]) -> Tensor:
@@ -221,6 +221,6 @@ class CriticEnsemble(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 hidden = torch.baddbmm(bias, hidden, weight)
-                hidden = functional.layer_norm(hidden, hidden.shape[-1:]).relu()
+                hidden = layer_norm(hidden, hidden.shape[-1:]).relu()
         # A value rounded to bfloat16 would be off by up to 0.004 at 1, more than chunks differ by.
         return torch.baddbmm(self.biases[-1], hidden.float(), self.weights[-1])[..., 0].T

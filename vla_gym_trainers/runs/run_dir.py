@@ -75,7 +75,7 @@ class RunDir:
         """Remove what a process that died left half done."""
         for leftover in self.checkpoint_dir.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        for leftover in (*self.path.glob(".*.tmp"), *self.path.glob("*.tmp")):
+        for leftover in self.path.glob("*.tmp"):
             leftover.unlink(missing_ok=True)
 
     def checkpoints(self) -> list[Path]:

@@ -53,7 +53,7 @@ class ActorWeights(NamedTuple):
     def of(
         cls, policy: RLTokenPolicy, trained: bool = True, tasks: dict[int, float] | None = None
     ) -> ActorWeights:
-        """Return what a policy would act with now."""
+        """Return what collects with a policy's newest weights."""
         nets = policy.actor.state_dict(), policy.normalizer.state_dict()
         actor, normalizer = ({key: value.clone() for key, value in net.items()} for net in nets)
         return cls(actor, normalizer, trained, tasks)

@@ -93,7 +93,8 @@ class TD3Config(FineTuneConfig):
     """Critic steps per actor step."""
     actor_ema: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """The policy that is kept and evaluated is a running average of the actor's weights, which
-    decays by this per actor step (0.999: over about the last thousand); 0: the newest weights."""
+    decays by this per actor step (0.999: over about the last thousand); 0: the newest weights.
+    Needs a frozen VLA."""
     bc_weight: NonNegativeFloat = 1.0
     """beta: weight of the squared distance to the VLA's chunk (scaled units, summed)."""
     bc_beside_demos: Fraction = 0.1
@@ -155,6 +156,11 @@ class TD3Config(FineTuneConfig):
             raise ConfigError(
                 f"vla_update_freq {self.vla_update_freq} needs ahead 0, got {self.ahead}: the VLA "
                 "that collects is the one that is trained, so the two take turns."
+            )
+        if self.vla_update_freq and self.actor_ema:
+            raise ConfigError(
+                f"actor_ema {self.actor_ema:g} keeps an average of actors, vla_update_freq the "
+                "newest VLA, which they have not seen: leave one of the two out."
             )
 
     def at(self, num_timesteps: int) -> TD3Config:

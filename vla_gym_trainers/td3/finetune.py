@@ -53,7 +53,7 @@ from vla_gym_trainers.on_policy.student import (
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.config import TD3Config
 from vla_gym_trainers.td3.stale import Side, renew
-from vla_gym_trainers.td3.updates import actor_values, follow_actor, kept_references, tasks_of
+from vla_gym_trainers.td3.updates import actor_values, kept_references, polyak, tasks_of
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy
@@ -176,7 +176,7 @@ class VLAFineTuner:
         if norm.isfinite():  # else the step is left out
             self.optimizer.step()
             policy.actor_optimizer.step()
-            follow_actor(policy, config)
+            polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
             self._set_version(self.version + 1)
         self.optimizer.zero_grad(set_to_none=True)  # they are as large as what is trained
         totals["vla_reference_rms"] = totals["vla_reference_rms"] ** 0.5

@@ -1,4 +1,4 @@
-"""Replay of chunked transitions: flat, sampled evenly over tasks, with a stride too."""
+"""Replay of chunked transitions: flat, sampled by task, with a stride too."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class ChunkReplayBuffer(ReplayBuffer):
         actions: (buffer_size, C * 7) view.
         num_dropped: Transitions that were not stored.
         task_weights: By task, 1 where it has none; see ``balanced``.
-        prior: Other transitions, of which half of each sampled batch comes, with ``balanced`` half
-            of the share of each task that has any there; None: there are none.
+        prior: Other transitions, of which half of each sampled batch comes; with ``balanced`` half
+            as many rows as its tasks' share of the batch, beside their share of the other rows.
+            None: there are none.
         inputs: What the VLA saw; empty unless it is observed.
     """
 
@@ -85,7 +86,7 @@ class ChunkReplayBuffer(ReplayBuffer):
             optimize_memory_usage: SB3's option; must be False (next observations are stored).
             gamma: Discount per control step, used where the environment gives none.
             seed: Seed of the sampling; the buffer has a generator of its own.
-            balanced: Sample all tasks alike.
+            balanced: Sample by task, in proportion to ``task_weights``.
 
         Raises:
             ConfigError: If the observation space is no Dict, or the option is set.
@@ -281,12 +282,10 @@ class ChunkReplayBuffer(ReplayBuffer):
             return self.rows(self.draw(batch_size))
         count = batch_size // 2
         if self.balanced:
-            mine, shown = self.task_counts.keys(), self.prior.task_counts.keys()
-            of_shown, of_all = (
-                sum(self.task_weights.get(task, 1.0) for task in tasks)
-                for tasks in (shown, mine | shown)
-            )
-            count = round(count * of_shown / of_all)
+            shown = self.prior.task_counts.keys()
+            tasks = self.task_counts.keys() | shown
+            weights = {task: self.task_weights.get(task, 1.0) for task in tasks}
+            count = round(count * sum(weights[task] for task in shown) / sum(weights.values()))
         self.prior.device, self.prior.task_weights = self.device, self.task_weights
         return self.rows(self.draw(batch_size - count)).joined(self.prior.sample(count))
 

@@ -1,4 +1,4 @@
-"""A preallocated ring of rows with named columns, and draws that are even over tasks."""
+"""A preallocated ring of rows with named columns, and draws by task."""
 
 from __future__ import annotations
 

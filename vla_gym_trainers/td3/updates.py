@@ -112,7 +112,9 @@ def actor_step(
     loss.loss.backward()
     policy.actor_optimizer.step()
     policy.critic.requires_grad_(True)
-    follow_actor(policy, config)
+    polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
+    if policy.actor_average is not None:
+        polyak(policy.actor, policy.actor_average, 1.0 - config.actor_ema)
     return {
         "actor_loss": loss.loss.item(),
         "actor_q": values.detach().mean().item(),
@@ -198,13 +200,6 @@ def actor_values(
     with torch.no_grad():
         at_reference = policy.critic(x, reference)
     return losses.pessimistic_value(values, at_reference, config.pessimism), values
-
-
-def follow_actor(policy: RLTokenPolicy, config: TD3Config) -> None:
-    """Move the actor's target and its running average, after a step of the actor."""
-    polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
-    if policy.actor_average is not None:
-        polyak(policy.actor, policy.actor_average, 1.0 - config.actor_ema)
 
 
 @torch.no_grad()

@@ -347,6 +347,8 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         TD3Config(vla_update_freq=-1)
     with pytest.raises(ConfigError, match="needs ahead 0, got 1"):
         TD3Config(vla_update_freq=8)
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        TD3Config(vla_update_freq=8, ahead=0, actor_ema=0.9)
     with pytest.raises(ConfigError, match="vla_trainable: expected 'lora' or 'full', got 'heads'"):
         TD3Config(vla_trainable="heads")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="guard_layouts"):

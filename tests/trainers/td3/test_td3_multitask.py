@@ -140,6 +140,8 @@ def test_weights_of_tasks_are_told_and_goes_on_bit_for_bit(tmp_path: Path, ahead
         whole = build_model(config, env).learn(160)
     assert told[0] == {} and all(set(w) == {0, 1} for w in told[8:])
     assert len({tuple(w.items()) for w in told}) > 5
+    assert whole.task_sampler is not None  # batches are drawn by the same weights
+    assert whole.replay_buffer.task_weights == whole.task_sampler.weights()
     with closing(make_tasks(2)) as first, closing(make_tasks(2)) as second:
         before, after = record_weights(first), record_weights(second)
         save_checkpoint(tmp_path, build_model(config, first).learn(80), {})

@@ -96,13 +96,16 @@ def test_weighted_batches_hold_tasks_in_proportion() -> None:
     drawn = [np.bincount(buffer.sample(2).observations["task_id"][:, 0]) for _ in range(400)]
     rare = np.mean([counts[5] for counts in drawn])  # half a row: rounded up every other time
     assert abs(rare - 0.5) < 0.1 and all(counts.sum() == 2 for counts in drawn)
-    for _ in range(9):
-        push(prior, [900.0], [2])
+    for task in (2, 2, 2, 2, 2, 5):
+        push(prior, [900.0], [task])
     buffer.prior = prior
     batch = buffer.sample(80)
     shown = batch.observations["rl_token"][:, 0] == 900.0
-    assert int(shown.sum()) == 20  # half of its share of 40; of the 60 others it has 30 as well
-    assert int((batch.observations["task_id"][:, 0] == 2).sum()) == 50
+    tasks = batch.observations["task_id"][:, 0]
+    # half of what tasks 2 and 5 have of 80; the other 50 rows are of all tasks
+    assert np.bincount(tasks[shown], minlength=10)[[2, 5, 7]].tolist() == [20, 10, 0]
+    others = np.bincount(tasks[~shown], minlength=10)[[2, 5, 7]]
+    assert others.sum() == 50 and np.abs(others - [25, 12.5, 12.5]).max() < 1
 
 
 def test_one_task_is_sampled_as_without_balance() -> None:
