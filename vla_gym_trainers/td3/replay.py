@@ -51,7 +51,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         next_observations: The same.
         actions: (buffer_size, C * 7) view.
         num_dropped: Transitions that were not stored.
-        task_weights: By task, 1 where it has none; see ``balanced``.
+        task_weights: By task, above 0, 1 where it has none; see ``balanced``.
         prior: Other transitions, of which half of each sampled batch comes; with ``balanced`` half
             as many rows as its tasks' share of the batch, beside their share of the other rows.
             None: there are none.

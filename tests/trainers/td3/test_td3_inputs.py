@@ -92,10 +92,10 @@ def test_what_is_kept_is_a_running_average(
         return metrics
 
     monkeypatch.setattr("vla_gym_trainers.td3.algorithm.actor_step", record)
-    model = make(actor=actor, actor_ema=0.8)
+    model = make(actor=actor, actor_ema=0.98)
     expected = newest[0]
     for weights in newest[1:]:
-        expected = {key: 0.8 * mine + 0.2 * weights[key] for key, mine in expected.items()}
+        expected = {key: 0.98 * mine + 0.02 * weights[key] for key, mine in expected.items()}
     assert len(newest) > 20 and model.policy.actor_average is not None
     torch.testing.assert_close(dict(model.policy.actor_average.state_dict()), expected)
 
