@@ -12,7 +12,7 @@ from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
 from vla_gym.rollout import ExpertPolicy, Policy, RandomPolicy, Start
 from vla_gym.rollout.vla_policy import VLAPolicy, held_out_words
-from vla_gym.suites import get_task
+from vla_gym.suites import VARIANTS, get_suite, get_task
 
 POLICIES = ("vla", "expert", "random")
 
@@ -80,6 +80,26 @@ class PolicyConfig(EnvSettings):
         if self.phrasing == "held-out":
             for start in starts:
                 held_out_words(get_task(start.suite, start.task_id).instruction)
+        if self.policy not in POLICIES:
+            self._check_told_tasks({start.suite for start in starts})
+
+    def _check_told_tasks(self, suites: Iterable[str]) -> None:
+        """Refuse suites whose tasks are not those that a policy with ``use_task_id`` is told."""
+        from vla_gym_trainers.evaluation.trained import trained_on
+
+        def numbered(suite: str) -> str:
+            return suite.partition("-")[0] if suite in VARIANTS else suite  # whose order it has
+
+        run = trained_on(Path(self.policy).expanduser())
+        if not run.use_task_id:
+            return
+        known = numbered(get_suite(run.suite).name)
+        if others := sorted(suite for suite in suites if numbered(suite) != known):
+            raise ConfigError(
+                f"{self.policy} is told which task of {known} it plays (use_task_id), and cannot "
+                f"play {', '.join(others)}: choose --suite {known} or one of its variants, or "
+                "train with --no-use-task-id."
+            )
 
     @property
     def needs_torch(self) -> bool:

@@ -179,6 +179,8 @@ class TrainedOn(Struct):
     vla_update_freq: int = 0
     hidden_cameras: list[str] = []
     memory_size: int = 0
+    suite: Text = "goal"
+    use_task_id: bool = False
 
 
 def trained_on(path: Path) -> TrainedOn:

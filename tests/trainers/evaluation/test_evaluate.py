@@ -201,6 +201,20 @@ def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
             trained_on(tmp_path)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_policy_that_is_told_the_task_keeps_to_its_suite(tmp_path: Path, told: bool) -> None:
+    config = {"vla": "mini-few", "suite": "libero_goal", "use_task_id": told}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for suite in ("goal", "goal-swap"):
+        EvalConfig(policy=str(tmp_path), suite=(suite,)).check()
+    elsewhere = EvalConfig(policy=str(tmp_path / "policy.safetensors"), suite=("goal", "spatial"))
+    if not told:
+        elsewhere.check()
+        return
+    with pytest.raises(ConfigError, match="which task of goal it plays.*cannot play spatial: choo"):
+        elsewhere.check()
+
+
 def test_the_vla_that_was_trained(tmp_path: Path) -> None:
     assert trained_vla(tmp_path, "mini") is None
     (tmp_path / "adapters").mkdir()
