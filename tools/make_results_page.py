@@ -5,8 +5,8 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
 the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets, see
-tools/results_suite.sh), or, of the earlier mini-few on lite, single, suite, ablation,
-suite_ablation, on_policy. The tables
+tools/results_suite.sh), libero_earlier (those with other settings than the preset's of now), or, of
+the earlier mini-few on lite, single, suite, ablation, suite_ablation, on_policy. The tables
 between the pages' ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
 alone, and so are the pictures (results_curves.py; with ``--add`` the group's alone).
 """
@@ -36,7 +36,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, LITE_PAGE = (
     ROOT / p for p in ("results", "docs/results.md", "docs/results_lite.md")
 )
-GROUPS = ("libero", "single", "suite", "ablation", "suite_ablation", "on_policy")
+LIBERO_GROUPS = ("libero", "libero_earlier")
+GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
 CURVES = ("libero", "single", "suite", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
@@ -154,13 +155,15 @@ def table(group: str) -> list[str]:
         kinds.setdefault(train["kind"], []).append(_with_defaults(train["config"]))
     usual = {kind: _differing(configs) for kind, configs in kinds.items()}
     rows = []
-    for _, train, evaluation in runs:
+    for name, train, evaluation in runs:
         config, expected = _with_defaults(train["config"]), usual[train["kind"]]
         defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
         expected = {k: defaults.get(k) if v is _MIXED else v for k, v in expected.items()}
         own = {k: config.get(k) for k, v in expected.items() if config.get(k) != v}
-        rows.append(row(train, evaluation, own))
-    head = "task | seed | setting | control steps | minutes | VLA | policy | wins : losses | p"
+        cells = row(train, evaluation, own)
+        rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
+    first = "run" if group in LIBERO_GROUPS else "task"
+    head = f"{first} | seed | setting | control steps | minutes | VLA | policy | wins : losses | p"
     return markdown_table(head.split(" | "), rows)
 
 
@@ -235,7 +238,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     """Return each page's tables by the names of their blocks."""
     found: dict[Path, dict[str, str]] = {PAGE: {}, LITE_PAGE: {}}
     for group in GROUPS:
-        tables = found[PAGE if group == "libero" else LITE_PAGE]
+        tables = found[PAGE if group in LIBERO_GROUPS else LITE_PAGE]
         tables[group] = "\n".join(table(group))
         if group in ("libero", "suite"):
             tables[f"{group}_tasks"] = "\n".join(tasks_table(group))

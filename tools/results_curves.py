@@ -3,11 +3,11 @@
 Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and settings, other seeds; of ablations: same name but for its -sSEED) share
-a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training episodes are played
-on sampled layouts with exploration noise, so the curves lie under the greedy results of the tables.
-Of the group libero also docs/results_libero_tasks.svg: the official states of each task, which
-eval.json has.
+(same task, algorithm and settings, other seeds; of libero and suite_ablation: same name but for its
+-sSEED) share a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training
+episodes are played on sampled layouts with exploration noise, so the curves lie under the greedy
+results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official states
+of each task, which eval.json has.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
-    if group == "suite_ablation":
-        return re.sub(r"-s\d+$", "", name)
+    if group in ("libero", "suite_ablation"):
+        return re.sub(r"-s\d+", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
     stride = f", stride {config['stride']}" if config.get("stride") else ""
@@ -41,16 +41,7 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
         extra = f", pessimism {config['pessimism']:g}" if config.get("pessimism") else ""
         return f"{suite} {ids[0]}: {get_task(suite, ids[0]).instruction}{extra}{stride}"
     length = ", baseline by length" if config.get("baseline") == "length" else ""
-    weight, half_life = config.get("bc_weight", 1.0), config.get("bc_half_life", 0)
-    own = f", bc_weight {weight:g}" if weight != 1 else ""
-    own += f", bc_half_life {half_life}" if half_life else ""
-    if config.get("prior_demos") and "bc_beside_demos" in config:  # cards of before cloned the VLA
-        own += f", bc_beside_demos {config['bc_beside_demos']:g}"
-    sampling = config.get("task_sampling", "uniform") if train["kind"] == "td3" else "uniform"
-    own += f", {sampling}" if sampling != "uniform" else ""
-    own += ", use_task_id" if config.get("use_task_id") else ""
-    own += f", actor_ema {config['actor_ema']:g}" if config.get("actor_ema") else ""
-    return f"{train['kind']}, {suite}{stride}{own}{length}"
+    return f"{train['kind']}, {suite}{stride}{length}"
 
 
 def runs_of(group: str) -> list[tuple[Path, str]]:

@@ -38,7 +38,9 @@ def test_cards_of_other_conditions_are_refused_or_told_apart(
     tool: ModuleType, tmp_path: Path
 ) -> None:
     robustness = importlib.import_module("make_robustness_page")
-    content = json.loads((tool.RESULTS / "libero" / "spatial-s0" / "eval.json").read_text())
+    content = json.loads(
+        (tool.RESULTS / "libero_earlier" / "spatial-first" / "eval.json").read_text()
+    )
     path = tmp_path / "card.json"
     for change, suite in [({}, "spatial"), ({"variation": "strong"}, "spatial strong")]:
         path.write_text(json.dumps(content | {"protocol": content["protocol"] | change}))
@@ -121,11 +123,8 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     assert [kind for _, kind in curves.runs_of("suite_ablation")] == ["no-bc"]
     stride = {"kind": "td3", "config": {"suite": "goal", "task_ids": None, "stride": 2}}
     assert curves.kind_of("suite", "goal-stride2-s0", stride) == "td3, goal, stride 2"
-    stride["config"]["bc_weight"] = 0.3
-    assert curves.kind_of("libero", "x", stride) == "td3, goal, stride 2, bc_weight 0.3"
-    stride["config"] |= {"bc_weight": 1.0, "bc_half_life": 9, "task_sampling": "learnability"}
-    label = "td3, goal, stride 2, bc_half_life 9, learnability"
-    assert curves.kind_of("libero", "x", stride) == label
+    name = "spatial-s0-max-minutes-45"
+    assert curves.kind_of("libero", name, stride) == "spatial-max-minutes-45"
     earlier = {"kind": "grpo", "config": {"suite": "goal", "task_ids": None, "baseline": "length"}}
     assert curves.kind_of("on_policy", "x", earlier) == "grpo, goal, baseline by length"
     picture = curves.draw("on_policy").decode()
