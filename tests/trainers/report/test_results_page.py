@@ -141,14 +141,14 @@ def test_official_states_of_each_task_are_drawn(
     assert curves.draw_tasks("libero") is None
     tasks = [{"task_id": 4, "num_successes": 47}, {"task_id": 6, "num_successes": 31}]
     paired = [{"task_id": 4, "both": 10, "losses": 3}, {"task_id": 6, "both": 0, "losses": 0}]
-    for suite, number in (("goal", 0), ("goal", 1), ("spatial", 0)):
-        folder = tmp_path / "libero" / f"{suite}-s{number}"
+    for suite, name in (("goal", "goal-s0"), ("goal", "goal-s0-x"), ("spatial", "spatial-s1")):
+        folder = tmp_path / "libero" / name
         folder.mkdir(parents=True)
-        config = {"suite": suite, "task_ids": [4, 6], "bc_weight": 1.0 - number}
+        config = {"suite": suite, "task_ids": [4, 6]}
         results = {"tasks": tasks, "paired": {"tasks": paired}}
         cards = {"train": {"kind": "td3", "config": config}, "eval": {"results": results}}
-        for name, card in (cards | {"curve": []}).items():
-            (folder / f"{name}.json").write_text(json.dumps(card))
+        for file, card in (cards | {"curve": []}).items():
+            (folder / f"{file}.json").write_text(json.dumps(card))
     drawn: list[Any] = []
     monkeypatch.setattr(curves, "svg_of", drawn.append)
     curves.draw_tasks("libero")
@@ -157,4 +157,4 @@ def test_official_states_of_each_task_are_drawn(
     dots = [line.get_xdata().tolist() for line in goal.lines]
     assert dots == [[13, 0], [47, 31], [47, 31]] and len(spatial.lines) == 2
     labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert labels == ["VLA alone", "td3, goal", "td3, goal, bc_weight 0", "td3, spatial"]
+    assert labels == ["VLA alone", "goal", "goal-x", "spatial"]
