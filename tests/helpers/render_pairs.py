@@ -1,6 +1,8 @@
-"""Two painters of one model side by side: MuJoCo's own and the software painter."""
+"""Two painters of one model side by side: MuJoCo's own and the software painter, or two of it."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import mujoco
 import numpy as np
@@ -12,16 +14,20 @@ from vla_gym.sim.rendering.software import SoftwarePainter
 
 
 class PainterPair:
-    """Draws with both painters, each in an OpenGL context of its own."""
+    """Draws with both painters, each in an OpenGL context of its own; coarse: fast, then coarse."""
 
-    def __init__(self, shared: SharedModel, size: int, *, fast: bool = False) -> None:
+    def __init__(
+        self, shared: SharedModel, size: int, *, fast: bool = False, coarse: bool = False
+    ) -> None:
         self.shared, self.size = shared, size
         self.contexts, self.painters = [], []
-        for kind in (MujocoPainter, SoftwarePainter):
+        one = partial(SoftwarePainter if coarse else MujocoPainter, fast=fast or coarse)
+        other = partial(SoftwarePainter, fast=fast or coarse, coarse=coarse)
+        for kind in (one, other):
             context = _new_gl_context(size, size)
             context.make_current()
             self.contexts.append(context)
-            self.painters.append(kind(shared, size, size, fast=fast))
+            self.painters.append(kind(shared, size, size))
         assert self.painters[1].usable
         self._images = np.zeros((2, size, size, 3), np.uint8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -21,7 +21,7 @@ from vla_gym.envs.checks import (
     parse_init_states,
     parse_tasks,
 )
-from vla_gym.envs.scene_cache import SceneCache, load_task
+from vla_gym.envs.scene_cache import SceneCache, VisualProfile, load_task
 from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError
 from vla_gym.outside import check_path
@@ -51,7 +51,7 @@ class LiberoEnvBase(CameraEnv):
         image_size: int = 256,
         depth: bool = False,
         segmentation: bool = False,
-        visual_profile: Literal["libero", "fast"] | None = None,
+        visual_profile: VisualProfile | None = None,
         init_states: Literal["sampled", "official"] | Sequence[int] = "sampled",
         gamma: float | None = None,
         reward: Literal["sparse", "staged"] = "sparse",
@@ -87,8 +87,9 @@ class LiberoEnvBase(CameraEnv):
             image_size: Height and width of the images in pixels.
             depth: Whether to observe ``<camera>_depth`` of each camera.
             segmentation: Whether to observe ``<camera>_segmentation`` of each camera.
-            visual_profile: ``"libero"`` (upstream's pixels) or ``"fast"`` (no anti-aliasing, no
-                reflection, no shadow). Default: ``"libero"`` on the real pack, else ``"fast"``.
+            visual_profile: ``"libero"`` (upstream's pixels), ``"fast"`` (no anti-aliasing, no
+                reflection, no shadow) or ``"coarse"`` (as fast, large meshes with fewer triangles
+                where there is no GPU). Default: ``"libero"`` on the real pack, else ``"fast"``.
             init_states: ``"sampled"`` layouts, the ``"official"`` ones in turn, or in turn those
                 whose indices are given.
             gamma: Discount per control step, in (0, 1].
@@ -121,7 +122,7 @@ class LiberoEnvBase(CameraEnv):
         self.schedule = TaskSchedule(ids, task_sampling, env_index, group_size)
         check_choice(physics, "physics", ("fast", "exact"))
         check_choice(observation_timing, "observation_timing", ("libero", "end"))
-        check_choice(visual_profile, "visual_profile", (None, "libero", "fast"))
+        check_choice(visual_profile, "visual_profile", (None, *get_args(VisualProfile)))
         check_choice(render_mode, "render_mode", (None, "rgb_array"))
         if not isinstance(cameras, Sequence | None) or isinstance(cameras, str):
             raise ConfigError(f"cameras must be a sequence of names, got {cameras!r:.80}.")

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How images are drawn, see :class:`vla_gym.sim.SceneRenderer`.
+VisualProfile = Literal["libero", "fast", "coarse"]
 # Scene, its file (the renderer draws that very model), image size in pixels, profile.
 _RendererKey = tuple[str, Path, int, str]
 _GEOMETRY = "geometry"  # in place of a profile: depth and geom ids
@@ -177,7 +179,7 @@ class SceneCache:
         self,
         *,
         image_size: int,
-        visual_profile: Literal["libero", "fast"] | None,
+        visual_profile: VisualProfile | None,
         max_scenes: int,
         **how: Any,
     ) -> None:

@@ -68,7 +68,8 @@ def preload(
 
         shared = load_shared(model)
         if images:
-            painter.preload(shared)
+            profile = (drawing or {}).get("visual_profile")
+            painter.preload(shared, coarse=profile == "coarse")
         if not _warm:
             _warm_up(model)
             for name in _WORKER_MODULES:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.pack import default_assets
 from vla_gym.cli.bench.peer_venvs import PEERS, peer_python
+from vla_gym.envs.scene_cache import VisualProfile
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, PositiveInt, check_fields
 from vla_gym.suites import get_task
@@ -48,8 +49,9 @@ class BenchConfig:
     """Control steps an action, 1 or more; LIBERO's has no chunks and gets them one by one."""
     image_size: Count = 256
     """Height and width of both cameras' images; 0: state only."""
-    visual_profile: Literal["libero", "fast"] | None = None
-    """Ours: libero (upstream's pixels) or fast; default: libero on the real pack, else fast."""
+    visual_profile: VisualProfile | None = None
+    """Ours: libero (upstream's pixels), fast or coarse; default: libero on the real pack, else
+    fast."""
     rounds: PositiveInt = 5
     """Measured rounds; in each, every system resets and plays for a second."""
     starts: Count = 2

@@ -27,14 +27,17 @@ class Painter(Protocol):
         """Free what the painter holds in the OpenGL context."""
 
 
-def make_painter(shared: SharedModel, width: int, height: int, *, fast: bool) -> Painter:
-    """Return the quickest painter that draws a model exactly, in the current OpenGL context.
+def make_painter(
+    shared: SharedModel, width: int, height: int, *, fast: bool, coarse: bool = False
+) -> Painter:
+    """Return the quickest painter of a model, in the current OpenGL context.
 
     Args:
         shared: The model; the caller holds its lock.
         width: Image width in pixels.
         height: Image height in pixels.
         fast: Without anti-aliasing, reflections and shadows.
+        coarse: Where it is drawn in software: with fewer triangles.
 
     Raises:
         RenderError: If the OpenGL library lacks a function.
@@ -46,7 +49,7 @@ def make_painter(shared: SharedModel, width: int, height: int, *, fast: bool) ->
         from vla_gym.sim.rendering import software  # a GPU never enters it
 
         if software.can_draw(shared.model, fast):
-            painter = software.SoftwarePainter(shared, width, height, fast=fast)
+            painter = software.SoftwarePainter(shared, width, height, fast=fast, coarse=coarse)
             if painter.usable:
                 return painter
             painter.free()
@@ -66,7 +69,7 @@ def has_gpu() -> bool:
     return any(glob.glob(pattern) for pattern in _GPUS)
 
 
-def preload(shared: SharedModel) -> None:
+def preload(shared: SharedModel, *, coarse: bool) -> None:
     """Load without OpenGL what drawing in software needs, for processes that are forked from here.
 
     Does nothing where a GPU may draw.
@@ -74,4 +77,4 @@ def preload(shared: SharedModel) -> None:
     if surely_in_software():
         from vla_gym.sim.rendering import software
 
-        software.preload(shared)
+        software.preload(shared, coarse=coarse)

@@ -21,7 +21,7 @@ from vla_gym.sim.rendering.painter import Painter, make_painter
 if TYPE_CHECKING:
     from vla_gym.suites.protocol import CompiledTask, Simulation
 
-PROFILES = ("libero", "fast")
+PROFILES = ("libero", "fast", "coarse")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 _GL_RENDERER = 0x1F01
@@ -59,13 +59,14 @@ class SceneRenderer:
             height: Image height in pixels.
             width: Image width in pixels.
             profile: ``"libero"`` renders what robosuite renders, pixel for pixel; ``"fast"``
-                leaves out anti-aliasing, reflections and shadows.
+                leaves out anti-aliasing, reflections and shadows; ``"coarse"`` too, and draws
+                large meshes, in software, with fewer triangles, each vertex within millimetres.
 
         Raises:
             ConfigError: Bad size or unknown profile.
         """
         if profile not in PROFILES:
-            raise ConfigError(f"profile must be 'libero' or 'fast', got {profile!r:.80}.")
+            raise ConfigError(f"profile must be one of {PROFILES}, got {profile!r:.80}.")
         if not (1 <= height <= 4096 and 1 <= width <= 4096):
             raise ConfigError(f"Image sizes must be within 1..4096, got {height} x {width}.")
         self.height, self.width, self.profile = height, width, profile
@@ -200,8 +201,8 @@ class SceneRenderer:
         return self._painter
 
     def _new_painter(self) -> Painter:
-        fast = self.profile == "fast"
-        return make_painter(self._shared, self.width, self.height, fast=fast)
+        fast, coarse = self.profile != "libero", self.profile == "coarse"
+        return make_painter(self._shared, self.width, self.height, fast=fast, coarse=coarse)
 
     def __del__(self) -> None:
         """Free the context; at interpreter exit its libraries may be gone already."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.model_io import SharedModel
+from vla_gym.sim.rendering.software.coarse_meshes import merge_corners
 
 # Mesa's software vertex pipeline takes triangles in batches of this many, each with its own way
 # through clipping (see culling.py).
@@ -48,14 +49,23 @@ class MeshChunks(NamedTuple):
     mesh_boxes: np.ndarray
 
 
-def mesh_chunks(shared: SharedModel) -> MeshChunks:
-    """Return the chunks of a model; made once a process, by the first that asks."""
-    return shared.once("mesh_chunks", lambda: cut_meshes(shared.model))
+def mesh_chunks(shared: SharedModel, *, coarse: bool = False) -> MeshChunks:
+    """Return the chunks of a model; made once a process, by the first that asks.
+
+    Args:
+        shared: The model.
+        coarse: Whether meshes of many triangles have fewer, see ``coarse_meshes``.
+    """
+    name = "coarse_mesh_chunks" if coarse else "mesh_chunks"
+    return shared.once(name, lambda: cut_meshes(shared.model, coarse))
 
 
-def cut_meshes(model: mujoco.MjModel) -> MeshChunks:
+def cut_meshes(model: mujoco.MjModel, coarse: bool) -> MeshChunks:
     """Cut all meshes of a model into chunks."""
-    sizes = np.asarray(model.mesh_facenum, np.int64)
+    meshes = [_corners(model, mesh) for mesh in range(model.nmesh)]
+    if coarse:
+        meshes = [merge_corners(corners) for corners in meshes]
+    sizes = np.array([len(corners) for corners in meshes], np.int64)
     first_chunk = np.zeros(model.nmesh + 1, np.int64)
     first_chunk[1:] = np.cumsum(-(-sizes // CHUNK_TRIANGLES))
     count = int(first_chunk[-1])
@@ -63,8 +73,7 @@ def cut_meshes(model: mujoco.MjModel) -> MeshChunks:
     boxes, mesh_boxes = np.zeros((count, 6)), np.zeros((model.nmesh, 6))
     triangles = np.zeros((int(sizes.sum()), 3), np.uint32)
     vertices = np.zeros((3 * len(triangles), 8), np.float32)
-    for mesh in range(model.nmesh):
-        corners = _corners(model, mesh)
+    for mesh, corners in enumerate(meshes):
         at = int(first_triangle[first_chunk[mesh]])
         for k in range(-(-len(corners) // CHUNK_TRIANGLES)):
             chunk = int(first_chunk[mesh]) + k

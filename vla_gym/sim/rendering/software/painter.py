@@ -48,7 +48,7 @@ def can_draw(model: mujoco.MjModel, fast: bool) -> bool:
     )
 
 
-def preload(shared: SharedModel) -> None:
+def preload(shared: SharedModel, *, coarse: bool) -> None:
     """Cut a model's meshes and load compiled code, both without OpenGL.
 
     For a process that forks others: they share what :class:`SoftwarePainter` needs.
@@ -61,7 +61,7 @@ def preload(shared: SharedModel) -> None:
         values=numbers.view(np.float32),
         head=np.zeros(3, np.float32),
         lights=np.zeros((0, 7), np.float32),
-        chunks=mesh_chunks(shared)[1:],
+        chunks=mesh_chunks(shared, coarse=coarse)[1:],
         resources=Resources(
             table.ctypes.data, 0, 0, none, none, none, np.zeros(0, np.float32), none, -1
         ),
@@ -80,7 +80,9 @@ class SoftwarePainter(MujocoPainter):
             painter must not draw.
     """
 
-    def __init__(self, shared: SharedModel, width: int, height: int, *, fast: bool) -> None:
+    def __init__(
+        self, shared: SharedModel, width: int, height: int, *, fast: bool, coarse: bool = False
+    ) -> None:
         """Upload the model; the caller holds its lock, an OpenGL context is current."""
         super().__init__(shared, width, height, fast=fast)
         memory = geom_memory(self._scene)
@@ -89,7 +91,7 @@ class SoftwarePainter(MujocoPainter):
             logger.warning("Rendering will be slow: unknown layout of mjvGeom or many samples.")
             return
         self._numbers, self._values = memory, memory.view(np.float32)
-        chunks = mesh_chunks(shared)
+        chunks = mesh_chunks(shared, coarse=coarse)
         self._chunks = chunks[1:]
         self._size, self._reflections = (width, height), not fast
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = 0  # drawn by draw_scene

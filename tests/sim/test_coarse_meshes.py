@@ -1,0 +1,83 @@
+"""Meshes of the profile ``coarse``: fewer triangles, no gaps, the same looks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from render_pairs import PainterPair, fixed_camera
+
+from vla_gym.sim import LiberoSim
+from vla_gym.sim.model_io import load_shared
+from vla_gym.sim.rendering.renderer import CAMERAS
+from vla_gym.sim.rendering.software.coarse_meshes import CELL, merge_corners
+from vla_gym.suites import get_task
+from vla_gym.suites.libero import load_task_model
+
+RADIUS = 0.05
+
+
+def ball(count: int) -> np.ndarray:
+    """Return (F, 3, 8) of a sphere; its texture begins and ends at a seam, each pole is one."""
+    polar, around = np.meshgrid(np.arange(count + 1), np.arange(2 * count + 1), indexing="ij")
+    theta, phi = np.pi * polar / count, np.pi * (around % (2 * count)) / count
+    axes = np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], -1)
+    texture = np.stack([around / (2 * count), polar / count], -1)
+    points = np.concatenate([RADIUS * axes, axes, texture], -1)
+    a, b, c, d = points[:-1, :-1], points[1:, :-1], points[1:, 1:], points[:-1, 1:]
+    upper, lower = np.stack([a, b, d], 2)[1:], np.stack([b, c, d], 2)[:-1]
+    return np.concatenate([upper.reshape(-1, 3, 8), lower.reshape(-1, 3, 8)]).astype(np.float32)
+
+
+def test_a_ball_stays_a_ball() -> None:
+    fine = ball(60)
+    coarse = merge_corners(fine)
+    assert len(coarse) < len(fine) / 8
+    length = np.linalg.norm(coarse[:, :, :3], axis=-1)
+    assert RADIUS - CELL < length.min() and length.max() < RADIUS + 1e-6
+    normal = coarse[:, :, 3:6]
+    np.testing.assert_allclose(np.linalg.norm(normal, axis=-1), 1.0, atol=1e-5)
+    outward = (normal * coarse[:, :, :3]).sum(-1) / length
+    assert outward.min() > np.cos(2 * CELL / RADIUS)
+    texture = coarse[:, :, 6:]
+    assert np.ptp(texture[:, :, 0], axis=1).max() < 0.5, "no triangle reaches across the seam"
+    at_equator = np.abs(coarse[:, :, 2]) < 0.5 * RADIUS
+    phi = np.arctan2(coarse[:, :, 1], coarse[:, :, 0]) / (2 * np.pi) % 1.0
+    apart = np.abs((texture[:, :, 0] - phi + 0.5) % 1.0 - 0.5)[at_equator]
+    assert apart.max() < CELL / RADIUS / np.pi, "the texture stays where it was"
+
+
+def test_no_gap_opens() -> None:
+    """Each edge is there as often in one direction as in the other."""
+    edges: Counter[tuple[bytes, bytes]] = Counter()
+    for triangle in merge_corners(ball(60))[:, :, :3]:
+        for k in range(3):
+            edges[triangle[k].tobytes(), triangle[(k + 1) % 3].tobytes()] += 1
+    assert edges and all(edges[b, a] == count for (a, b), count in edges.items())
+
+
+def test_small_meshes_stay_as_they_are() -> None:
+    few = ball(12)
+    assert merge_corners(few) is few
+
+
+@pytest.mark.libero_assets
+def test_frames_hardly_change() -> None:
+    """Levels of 255 between fast and coarse frames of the real meshes, and triangles drawn."""
+    model = load_task_model(get_task("goal", 8), assets="libero")
+    sim, shared = LiberoSim(model), load_shared(model)
+    sim.reset(model.official_layout(0))
+    sim.prepare_render()
+    drawn = []
+    pair = PainterPair(shared, 128, coarse=True)
+    for name in CAMERAS:
+        fast, coarse = pair.draw(sim.data, fixed_camera(sim._model, name))
+        assert 0.05 < np.abs(fast.astype(int) - coarse).mean() < 3.0
+        drawn.append(pair.triangles_drawn())
+    pair.close()
+    fine = PainterPair(shared, 128, fast=True)
+    for name, few in zip(CAMERAS, drawn, strict=True):
+        fine.draw(sim.data, fixed_camera(sim._model, name))
+        assert few < 0.75 * fine.triangles_drawn()
+    fine.close()
