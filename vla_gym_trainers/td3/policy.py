@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, Object, Size, one_line, parse_json, to_type
-from vla_gym.vla.checkpoint_files import check_fits, described_by
+from vla_gym.vla.load_weights import check_fits, described_by
 from vla_gym_trainers.networks import (
     ChunkActor,
     CriticEnsemble,
