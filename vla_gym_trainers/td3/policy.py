@@ -30,7 +30,7 @@ from vla_gym_trainers.networks import (
     FeatureNormalizer,
     reference_chunk,
 )
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, world_memory_size
 
 _HEADER, _FORMAT = "rl_token_policy", 1
