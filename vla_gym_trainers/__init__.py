@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
     from vla_gym_trainers.td3.algorithm import TD3BC
-    from vla_gym_trainers.td3.config import TD3Config
+    from vla_gym_trainers.td3.algorithm_config import TD3Config
     from vla_gym_trainers.td3.policy import RLTokenPolicy
     from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
@@ -22,7 +22,7 @@ _EXPORTS = {
     "ChunkReplayBuffer": "td3.replay",
     "RLTokenPolicy": "td3.policy",
     "TD3BC": "td3.algorithm",
-    "TD3Config": "td3.config",
+    "TD3Config": "td3.algorithm_config",
     "make_sb3_vec_env": "runs.sb3_vec_env",
 }
 # Functions that share their name with a module (train_td3, sb3_vec_env) are imported from

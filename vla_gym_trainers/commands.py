@@ -34,8 +34,8 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def merge(arguments: Sequence[str]) -> int:
     """Put the result cards of shards together."""
-    from vla_gym_trainers.evaluation.command import main_merge
     from vla_gym_trainers.evaluation.config import MergeConfig
+    from vla_gym_trainers.evaluation.merge_command import main_merge
 
     return main_merge(parse_options(MergeConfig, arguments, "eval-merge"))
 

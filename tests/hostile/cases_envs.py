@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import vla_gym  # noqa: F401  (registers the environments)
 from vla_gym.envs.base import LiberoEnvBase
 from vla_gym.envs.checks import MAX_SEED
-from vla_gym.envs.registration import make_libero_vla, make_libero_vla_vec
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers import ActionChunk, History, PlainSpaces
+from vla_gym.wrappers.make import make_libero_vla, make_libero_vla_vec
 
 BLIND = {"assets": "lite", "cameras": [], "task_ids": 8}
 SMALL = {"assets": "lite", "task_ids": 8}

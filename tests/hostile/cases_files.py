@@ -44,7 +44,7 @@ from vla_gym_trainers.explorer.config import ExplorerConfig
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.runs.result_card import to_plain
-from vla_gym_trainers.runs.run import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint
 from vla_gym_trainers.runs.settings import parse_config, preset_names
 from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
 from vla_gym_trainers.td3.policy import RLTokenPolicy

@@ -11,7 +11,7 @@ from report_runs import against_vla, eval_card, td3_run
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.cards import RowsFile, read_card, starts_of
-from vla_gym_trainers.evaluation.command import MergeConfig, run_merge
+from vla_gym_trainers.evaluation.merge_command import MergeConfig, run_merge
 
 DEEP: list[Any] = []
 for _ in range(100):

@@ -12,8 +12,7 @@ from vla_gym.errors import ConfigError, VlaGymError, WeightsError
 from vla_gym.suites.disk_cache import MANIFEST, verify
 from vla_gym_trainers.evaluation.trained import needs_its_run, trained_on
 from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
-from vla_gym_trainers.runs.run import Checkpoint
-from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
 
 NO_OBJECTS = ["[]", "5", "{", "[" * 90_000, "null", ""]
 

@@ -106,7 +106,7 @@ def test_a_recurrent_policy_plays_and_learns_as_on_the_cpu():
         out = Rollout(parts.policy, 4, 16, None)
         rollouts[device] = rollout = RolloutCollector(envs).collect(parts.policy, out, seed=3)
         envs.close()
-        parts.policy.begin(rollout, ProcessGroup())
+        parts.policy.begin(rollout.data, ProcessGroup())
         targets = torch.ones(rollout.data.shape), rollout.data["valid"], rollout.data["rewards"]
         learner = Learner(parts.policy, config, reference=parts.reference)
         metrics[device] = learner.update(rollout, *targets)

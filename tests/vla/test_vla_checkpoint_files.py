@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
-from vla_gym.vla import checkpoint_files
-from vla_gym.vla.checkpoint_files import Checkpoint, find_file, free_memory, load_into
+from vla_gym.vla import checkpoint_files, load_weights
+from vla_gym.vla.checkpoint_files import Checkpoint, find_file
+from vla_gym.vla.load_weights import free_memory, load_into
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 
 
@@ -139,7 +140,7 @@ def test_find_file(tmp_path):
 def test_too_little_memory_is_said_before_anything_is_read(tmp_path, monkeypatch):
     assert free_memory("cpu") > 1e6
     safetensors.torch.save_file(network().state_dict(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(checkpoint_files, "free_memory", lambda _: 40)
+    monkeypatch.setattr(load_weights, "free_memory", lambda _: 40)
     monkeypatch.setattr(Checkpoint, "tensor", lambda *_: pytest.fail("read"))
     with pytest.raises(NotEnoughMemoryError, match=r"0\.0 GB on cpu"):
         load_into(network("meta"), Checkpoint(tmp_path), dtype=torch.float32)

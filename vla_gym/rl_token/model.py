@@ -17,8 +17,8 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import Layers, Object, Size, check_fields, to_type
 from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
 from vla_gym.vla.blocks import Block
-from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
+from vla_gym.vla.load_weights import check_fits, described_by
 
 
 @dataclass(frozen=True)

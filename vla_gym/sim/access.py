@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -12,9 +12,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.sim.controller_data import StepTrace
 from vla_gym.sim.model_io import SharedModel
 from vla_gym.suites.libero.goals import COMPARISONS, goal_progress
-
-if TYPE_CHECKING:
-    from vla_gym.suites.libero import TaskModel
+from vla_gym.suites.libero.model import TaskModel
 
 ObservationTiming = Literal["libero", "end"]
 

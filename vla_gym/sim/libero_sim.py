@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -15,15 +15,13 @@ from vla_gym.sim.goal_tests import compile_tests
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
+from vla_gym.sim.shared_appearance import appearance_of, clutter_places, show
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.suites.libero.goals import evaluate_goal
+from vla_gym.suites.libero.model import TaskModel
 from vla_gym.suites.libero.spec import ACTION, SETTLE_STEPS, Layout
 from vla_gym.variation.appearance import Appearance
 from vla_gym.variation.drawn import check_vector
-from vla_gym.variation.shared import appearance_of, clutter_places, show
-
-if TYPE_CHECKING:
-    from vla_gym.suites.libero import TaskModel
 
 Physics = Literal["fast", "exact"]
 

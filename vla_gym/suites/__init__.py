@@ -3,12 +3,11 @@
 Importing this package imports neither a simulator nor a benchmark's own package.
 """
 
+from vla_gym.suites.libero.own import BddlPath, choose_suite
 from vla_gym.suites.protocol import ActionSpec, CompiledTask, ProprioSpec, Suite, Task
 from vla_gym.suites.registry import (
     SUITES,
     VARIANTS,
-    BddlPath,
-    choose_suite,
     get_suite,
     get_task,
     suite_names,

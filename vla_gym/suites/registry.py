@@ -12,11 +12,10 @@ where ``MY_SUITE`` is an instance of :class:`vla_gym.suites.Suite`. Names joined
 
 from __future__ import annotations
 
-import importlib
 import operator
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from vla_gym.errors import ConfigError, UnknownTaskError
@@ -35,11 +34,8 @@ VARIANTS = {
     for variant in ("swap", "object", "lan", "task")
 }
 ENTRY_POINTS = "vla_gym.suites"
-#: Begins the names of suites of a user's own BDDL files, see :mod:`vla_gym.suites.libero.own`.
-OWN_PREFIX = "bddl-"
-
-#: A BDDL file, a folder of them, or several of both.
-BddlPath = str | Path | Sequence[str | Path]
+#: Begins the names of suites of a user's own BDDL files, and what returns one of them.
+OWN_PREFIX, OWN_SUITE = "bddl-", "vla_gym.suites.libero.own:stored_suite"
 
 _loaded: dict[str, Suite] = {}
 
@@ -74,32 +70,6 @@ def get_suite(name: str | Sequence[str]) -> Suite:
             suite = _load(name)
         _loaded[name] = _loaded[suite.name] = suite
     return _loaded[name]
-
-
-def choose_suite(
-    suite: str | Sequence[str] | None, bddl_path: BddlPath | None
-) -> str | Sequence[str]:
-    """Return the suite that one of two options asks for.
-
-    Args:
-        suite: See :func:`get_suite`.
-        bddl_path: BDDL files of a user's own, see :func:`vla_gym.suites.libero.own.own_suite`.
-
-    Raises:
-        ConfigError: If none or both are given, or there is something wrong with the files.
-    """
-    if bddl_path is None:
-        if suite is None:
-            raise ConfigError("Give suite='goal', say, or bddl_path='my_task.bddl'.")
-        return suite
-    if suite is not None:
-        raise ConfigError(
-            f"suite={suite!r} and bddl_path={bddl_path!r:.200} contradict each other: give one "
-            "of them. bddl_path is for the ids Libero-v0 and LiberoVLA-v0."
-        )
-    from vla_gym.suites.libero.own import own_suite
-
-    return own_suite(bddl_path).name
 
 
 def get_task(suite: str, task_id: int) -> Task:
@@ -158,7 +128,7 @@ def task_number(suite: Suite, task: int | str) -> int:
 
 def _load(name: str) -> Suite:
     if name.startswith(OWN_PREFIX):
-        return importlib.import_module("vla_gym.suites.libero.own").stored_suite(name)
+        return resolve_name(OWN_SUITE)(name)
     known = suite_names()
     name = name if name in known else name.removeprefix("libero_").replace("_", "-")
     if name not in known:
@@ -174,10 +144,9 @@ def _load(name: str) -> Suite:
             "Uninstall all but one."
         )
     (path,) = paths
-    module, _, attribute = path.partition(":")
     try:
-        suite: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        suite: Any = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"Cannot import the suite {name!r} from {path!r}: {error}") from error
     if not isinstance(suite, Suite) or suite.name != name:
         raise ConfigError(

@@ -7,12 +7,11 @@ any variation the model is never touched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mujoco
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.suites.libero.model import TaskModel
 from vla_gym.variation.clutter import ClutterSize
 from vla_gym.variation.drawn import (
     AGENT_CAMERA,
@@ -25,9 +24,6 @@ from vla_gym.variation.drawn import (
     WRIST_CAMERA,
     part,
 )
-
-if TYPE_CHECKING:
-    from vla_gym.suites.libero import TaskModel
 
 _HIDDEN_GROUP = 0  # of geoms that no renderer draws, as for collisions
 _ROBOT_ROOT = "robot0_base"

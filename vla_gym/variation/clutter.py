@@ -8,15 +8,13 @@ with their doors and drawers open. It neither hides any of them from the agent's
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
 
+from vla_gym.suites.libero.model import TaskModel
 from vla_gym.variation.drawn import AGENT_CAMERA, CLUTTER_KINDS, MAX_DISTRACTORS
-
-if TYPE_CHECKING:
-    from vla_gym.suites.libero import TaskModel
 
 # Metres between clutter and what it keeps clear of: a finger fits in between, with room to spare.
 CLEARANCE = 0.03

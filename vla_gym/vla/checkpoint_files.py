@@ -1,4 +1,4 @@
-"""Weights in the files that checkpoints are published in, and loading them into a module.
+"""Weights in the files that checkpoints are published in.
 
 Safetensors come first, in one file or in shards; then what ``torch.save`` wrote, which is read
 with ``weights_only=True``: a file that holds more than tensors is refused, never unpickled.
@@ -7,19 +7,14 @@ with ``weights_only=True``: a file that holds more than tensors is refused, neve
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import safetensors
 import torch
 from msgspec import Meta, Struct
-from torch import nn
 
-from vla_gym.errors import NotEnoughMemoryError, WeightsError
-from vla_gym.memory import free_ram
+from vla_gym.errors import WeightsError
 from vla_gym.vla.files import read_json
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -138,165 +133,6 @@ def find_file(folder: Path, *words: str) -> Path | None:
     return found[0] if found else None
 
 
-def load_into(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
-    rename: Callable[[str], str | None] | None = None,
-    ignore: Sequence[str] = (),
-    keep_float32: Sequence[str] = (),
-) -> None:
-    """Replace all parameters and buffers of a module by a checkpoint's, one tensor at a time.
-
-    The module is best made on the meta device: then no memory is used twice, and nothing is
-    initialised in vain. Buffers that no checkpoint has (rotary frequencies) must be made by the
-    caller. A parameter that is tied to another is found under either name.
-
-    Args:
-        module: Takes the weights.
-        checkpoint: Gives them.
-        device: Where the weights go.
-        dtype: What float weights become; None: as they are stored.
-        rename: From a checkpoint's name to the module's; None for what is not needed.
-        ignore: Regular expressions; what matches the checkpoint's full name is not needed either.
-        keep_float32: Beginnings of the module's names that become float32 whatever ``dtype`` is.
-
-    Raises:
-        WeightsError: With all names that are missing, left over or of another shape.
-        NotEnoughMemoryError: With the memory that is needed and the memory that is free.
-    """
-    targets = module.state_dict(keep_vars=True)
-    sources: dict[str, str] = {}
-    unexpected = []
-    for name in checkpoint.shapes:
-        new = rename(name) if rename else name
-        if new is None or any(re.fullmatch(pattern, name) for pattern in ignore):
-            continue
-        if new in targets:
-            sources[new] = name
-        else:
-            unexpected.append(name)
-    given = {id(targets[name]) for name in sources}
-    missing = [name for name, tensor in targets.items() if id(tensor) not in given]
-    wrong = [
-        f"{name} {checkpoint.shapes[old]} instead of {tuple(targets[name].shape)}"
-        for name, old in sources.items()
-        if checkpoint.shapes[old] != tuple(targets[name].shape)
-    ]
-    if missing or unexpected or wrong:
-        raise WeightsError(
-            f"Checkpoint {checkpoint.path} does not fit {type(module).__name__}"
-            + _listed("missing", missing)
-            + _listed("unexpected", unexpected)
-            + _listed("of another shape", wrong)
-            + ". Is it for another backend, or were other options used to train it?"
-        )
-
-    def wanted(name: str) -> torch.dtype | None:
-        return torch.float32 if name.startswith(tuple(keep_float32)) else dtype
-
-    def size(name: str) -> int:
-        # Unknown until it is read: most checkpoints are stored in 16 bits.
-        return targets[name].numel() * ((wanted(name) or torch.bfloat16).itemsize)
-
-    check_memory(sum(map(size, sources)), device, str(checkpoint.path))
-    replaced: dict[int, torch.Tensor] = {}
-    for name, old in sources.items():
-        tensor = checkpoint.tensor(old)
-        if tensor.is_floating_point() != targets[name].is_floating_point():
-            raise WeightsError(
-                f"Checkpoint {checkpoint.path} has {old} as {tensor.dtype}: expected "
-                f"{targets[name].dtype}. Quantised weights are not read."
-            )
-        if tensor.is_floating_point():
-            tensor = tensor.to(device, wanted(name))
-            if not tensor.isfinite().all():
-                raise WeightsError(
-                    f"Checkpoint {checkpoint.path} holds values that are not finite in {old}: "
-                    "copy or download it again."
-                )
-        replaced[id(targets[name])] = tensor.to(device)
-    for name, target in targets.items():
-        _assign(module, name, target, replaced[id(target)])
-
-
-def check_fits(
-    make: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]], origin: object
-) -> None:
-    """Check that a module would have the tensors of a file, before it takes memory.
-
-    Args:
-        make: Makes the module.
-        shapes: Of the file, by the module's names.
-        origin: The file, for the error.
-
-    Raises:
-        WeightsError: If names or shapes differ.
-    """
-    with torch.device("meta"):
-        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
-    if wrong := [n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n)]:
-        raise WeightsError(
-            f"{origin} does not have the sizes that its configuration tells"
-            + _listed("differ in name or shape", wrong, limit=5)
-            + "."
-        )
-
-
-@contextmanager
-def described_by(folder: Path) -> Iterator[None]:
-    """Make a network as a folder's configuration tells.
-
-    Raises:
-        WeightsError: In place of whatever else is raised: which values fit together in each of
-            transformers' networks, no reader knows.
-    """
-    try:
-        yield
-    except WeightsError:
-        raise
-    except Exception as error:
-        raise WeightsError(
-            f"The configuration in {folder} describes no network that can be made: {error!r}."
-        ) from error
-
-
-def default_dtype(device: str, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that was asked for, else bfloat16 on a GPU and float32 elsewhere."""
-    if dtype is not None:
-        return dtype
-    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-
-
-def check_memory(needed: int, device: str | torch.device, what: str) -> None:
-    """Raise unless a device has room.
-
-    Args:
-        needed: In bytes.
-        device: ``"cpu"`` or a CUDA device.
-        what: Is to be loaded there; named in the error.
-
-    Raises:
-        NotEnoughMemoryError: With the memory that is needed and the memory that is free.
-    """
-    free = free_memory(device)
-    if free is not None and needed > free:
-        raise NotEnoughMemoryError(
-            f"The weights of {what} need {needed / 1e9:.1f} GB on {device}, which has "
-            f"{free / 1e9:.1f} GB free: use dtype='bfloat16' if you did not, free memory, or take "
-            "a larger device."
-        )
-
-
-def free_memory(device: str | torch.device) -> int | None:
-    """Return the bytes that are free on a device; None where that cannot be told."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_ram() if torch.device(device).type == "cpu" else None
-
-
 class _Index(Struct):
     weight_map: dict[str, Annotated[str, Meta(min_length=1, max_length=255)]]
 
@@ -319,20 +155,3 @@ def _check_present(file: Path) -> None:
             raise WeightsError(
                 f"{file} is a Git LFS pointer, not the weights: run 'git lfs pull' in its folder."
             )
-
-
-def _listed(what: str, names: Iterable[str], limit: int = 20) -> str:
-    names = sorted(names)
-    if not names:
-        return ""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"; {len(names)} {what}: {', '.join(names[:limit])}{more}"
-
-
-def _assign(module: nn.Module, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
-    path, _, last = name.rpartition(".")
-    owner = module.get_submodule(path)
-    if isinstance(old, nn.Parameter):
-        owner.register_parameter(last, nn.Parameter(new, requires_grad=False))
-    else:
-        owner.register_buffer(last, new)

@@ -13,7 +13,7 @@ import torch
 from vla_gym.errors import WeightsError
 from vla_gym.vla.mini import MiniVLA, MiniVLAConfig
 from vla_gym_trainers.cloning.config import MiniConfig
-from vla_gym_trainers.runs.run import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""``vla-gym eval`` and ``vla-gym eval-merge`` from start to end."""
+"""``vla-gym eval`` from start to end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from vla_gym_trainers.evaluation.cards import (
     check_out,
     check_same,
     films_folder,
-    merge,
     read_card,
     starts_of,
 )
@@ -102,7 +101,7 @@ def run_eval(config: EvalConfig) -> Card:
         }
         rows = None if config.out is None else RowsFile(card_path(config.out), header)
         episodes, seconds, facts = _play(config, policy, settings, starts, rows, header)
-        card = _card(config, protocol, facts, episodes, other)
+        card = card_of(config, protocol, facts, episodes, other)
         card["shard"], card["wall_seconds"] = header["shard"], round(seconds, 2)
         if config.out is not None:
             # Before the films: what was counted must not be lost with them.
@@ -215,14 +214,14 @@ def _play(
     worlds += [facts] if left else []
     restarts = sum(episode.replays for episode in episodes)
     seconds = before + time.perf_counter() - started
-    where = _where(worlds)
+    where = where_played(worlds)
     if len(where["machines"]) == 1 and len(where["gl_renderers"]) < 2:
         (machine,), renderers = where.pop("machines"), where.pop("gl_renderers")
         where |= {**machine, "gl_renderer": next(iter(renderers), None)}
     return episodes, seconds, {**where, "worker_restarts": restarts}
 
 
-def _where(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def where_played(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return where episodes were played; each machine and each driver counts once."""
     renderers = {
         str(gl) for w in worlds for gl in w.get("gl_renderers", [w.get("gl_renderer")]) if gl
@@ -239,7 +238,7 @@ def _where(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _card(
+def card_of(
     config: EvalConfig | MergeConfig,
     protocol: Mapping[str, Any],
     facts: Mapping[str, Any],
@@ -277,48 +276,3 @@ def _films(
     with tqdm(total=len(chosen), desc="films", unit="film", disable=not config.progress) as bar:
         files = make_films(policy, settings, chosen, films_folder(config.out), bar.update)
     return [str(file) for file in files]
-
-
-def main_merge(config: MergeConfig) -> int:
-    """Merge cards, print the tables; return the exit status."""
-    card = run_merge(config)
-    print_results(card["results"], title_of(card["protocol"]))
-    renderers = card["environment"]["gl_renderers"]
-    if len(renderers) > 1:
-        sys.stdout.write(
-            f"Note: the parts were rendered by different OpenGL drivers: {', '.join(renderers)}.\n"
-        )
-    if config.out is not None:
-        sys.stdout.write(f"result card: {card_path(config.out)}\n")
-    return 0
-
-
-def run_merge(config: MergeConfig) -> Card:
-    """Merge cards as configured; write the card if ``config.out`` says where.
-
-    Raises:
-        ConfigError: If they cannot be read, do not fit together or are not complete.
-    """
-    if not config.cards:
-        raise ConfigError("eval-merge needs at least one result card.")
-    other = None if config.paired is None else read_card(config.paired)
-    if config.out is not None:
-        with check_out(config.out, resume=False):
-            pass
-    cards = [read_card(path) for path in config.cards]
-    episodes = merge(cards, partial=config.partial)
-    protocol = cards[0].protocol
-    if other is not None:
-        check_comparable(protocol, other)
-    worlds = [card.content["environment"] for card in cards]
-    restarts = sum(int(w.get("worker_restarts") or 0) for w in worlds)
-    facts = {**_where(worlds), "worker_restarts": restarts}
-    card = _card(config, protocol, facts, episodes, other) | {
-        "shard": None,
-        "versions": cards[0].content["versions"],
-        "wall_seconds": round(sum(float(c.content.get("wall_seconds", 0)) for c in cards), 2),
-    }
-    if config.out is not None:
-        write_json(card_path(config.out), card)
-    plain: Card = to_plain(card)
-    return plain

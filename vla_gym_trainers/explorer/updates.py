@@ -10,7 +10,7 @@ from torch import nn
 
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.explorer.config import AdversarialConfig
-from vla_gym_trainers.runs.run import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint
 from vla_gym_trainers.world_model.behaviours import step_terms
 from vla_gym_trainers.world_model.checkpoint import read_tensors, write_tensors
 from vla_gym_trainers.world_model.data import Sequences

@@ -236,7 +236,7 @@ class Loop:
     def _enter(self, phase: Phase, rollout: Rollout) -> None:
         networks, progress = self.networks, self.progress
         if progress.iteration == 0:
-            self.policy.begin(rollout, self.group)
+            self.policy.begin(rollout.data, self.group)
         # The reference of RL is what the student was when its warm-up was over.
         if progress.phase == "warmup" != phase.name and networks.reference is not None:
             networks.reference.load_state_dict(self.policy.state_dict())

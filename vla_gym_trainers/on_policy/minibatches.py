@@ -133,7 +133,7 @@ def refer(reference: Policy, rollout: Rollout, chunks: TensorDict, size: int) ->
     found = torch.zeros_like(chunks["log_probs"])
     chunks = chunks.select("held", "instruction", "window", "row", "slot", "sample")
     chunks["at"] = torch.arange(len(chunks))
-    memory = recompute(reference, rollout) if reference.memory_size else None
+    memory = recompute(reference, rollout.data) if reference.memory_size else None
     for part in micro_batches(chunks[chunks["held"]], size):
         observation, texts = rollout.inputs(part)
         if memory is not None:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import Distribution, FrozenVLA
-from vla_gym_trainers.on_policy.rollout import ArraySpec, Rollout
+from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.on_policy.distributed import ProcessGroup
 
 #: Named arrays of B rows each; which ones there are is the policy's business.
 Observation = dict[str, np.ndarray]
+#: Shape of one row and dtype.
+ArraySpec = tuple[tuple[int, ...], torch.dtype]
 
 
 class Act(NamedTuple):
@@ -217,8 +217,8 @@ class Policy(ABC):
         """Return all that changes in training: the parameters, and statistics if there are any."""
         return dict(self.named_parameters())
 
-    def begin(self, rollout: Rollout, group: ProcessGroup) -> None:  # noqa: B027
-        """Look at the first rollout of a run, before anything is learnt from it."""
+    def begin(self, data: TensorDict, group: ProcessGroup) -> None:  # noqa: B027
+        """Look at the data of a run's first rollout, before anything is learnt from it."""
 
     def set_dropout(self, active: bool) -> bool:
         """Switch the adapters' dropout, off but for learning; tell whether there is any."""

@@ -30,7 +30,7 @@ def with_memory(
     if start is not None:
         first, lengths = runs(chunks["window"])
         windows = Windows(chunks["row"][first], chunks["slot"][first], lengths)
-        memory: Any = _unrolled(policy, rollout, windows, start)
+        memory: Any = _unrolled(policy, rollout.data, windows, start)
         observation[MEMORY] = memory  # a tensor, for the gradients
     return observation, texts
 
@@ -47,29 +47,27 @@ def starts(policy: Policy, rollout: Rollout, *, recomputed: bool) -> Tensor | No
     """
     if not policy.memory_size:
         return None
-    return recompute(policy, rollout) if recomputed else rollout.data[MEMORY]
+    return recompute(policy, rollout.data) if recomputed else rollout.data[MEMORY]
 
 
 @torch.no_grad()
-def recompute(policy: Policy, rollout: Rollout) -> Tensor:
+def recompute(policy: Policy, data: TensorDict) -> Tensor:
     """Return the memory [rows, chunks, S] before each chunk, had the policy acted as it is now.
 
     An episode that began in an earlier rollout, or that goes on behind a chunk that is not valid,
     starts there from what is stored, which is stale in any case. Where no chunk is valid, what is
     stored stays.
     """
-    data = rollout.data
     ends = data["terminated"], data["truncated"]
     episodes = windows_of(data["valid"], *ends, data.shape[1])
     memory = data[MEMORY].clone()
-    memory[episodes.chunks()] = _unrolled(policy, rollout, episodes, memory).cpu()
+    memory[episodes.chunks()] = _unrolled(policy, data, episodes, memory).cpu()
     return memory
 
 
-def _unrolled(policy: Policy, rollout: Rollout, windows: Windows, start: Tensor) -> Tensor:
+def _unrolled(policy: Policy, data: TensorDict, windows: Windows, start: Tensor) -> Tensor:
     """Return the memory (n, S) before each chunk of windows, in their order."""
-    names = [name for name in rollout.observation if name != MEMORY]
-    inputs = windows.take({name: rollout.data[name] for name in names})
+    inputs = windows.take({name: data[name] for name in policy.observation if name != MEMORY})
 
     def step(seen: dict[str, Any], memory: Any) -> Tensor:
         after = policy.remember({**seen, MEMORY: memory})

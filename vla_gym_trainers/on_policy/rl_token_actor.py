@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, Size, read_json
 from vla_gym.suites.libero.spec import ACTION, PROPRIO
-from vla_gym.vla.checkpoint_files import check_fits, described_by
+from vla_gym.vla.load_weights import check_fits, described_by
 from vla_gym_trainers.networks import (
     ChunkActor,
     FeatureNormalizer,

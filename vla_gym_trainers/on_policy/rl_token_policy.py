@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from vla_gym.suites import get_suite
@@ -27,7 +28,6 @@ from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.recurrence import recompute
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
-from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.memory import MEMORY
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
@@ -195,17 +195,17 @@ class RLTokenPPOPolicy(Policy):
         """Keep sigma above its floor."""
         self.actor.log_std.clamp_(min=self.min_log_std)
 
-    def begin(self, rollout: Rollout, group: ProcessGroup) -> None:
+    def begin(self, data: TensorDict, group: ProcessGroup) -> None:
         """Set the normaliser's statistics by the first rollout, those of process 0 in all.
 
-        What the rollout says was remembered is replaced by what would have been with them.
+        What the data says was remembered is replaced by what would have been with them.
         """
-        valid, normalizer = rollout.data["valid"], self.actor.normalizer
-        seen = {key: rollout.data[key][valid].to(self.device) for key in normalizer.inputs}
+        valid, normalizer = data["valid"], self.actor.normalizer
+        seen = {key: data[key][valid].to(self.device) for key in normalizer.inputs}
         normalizer.fit(seen)
         group.broadcast(list(normalizer.buffers()))
         if self.memory_size:
-            rollout.data[MEMORY].copy_(recompute(self, rollout))
+            data[MEMORY].copy_(recompute(self, data))
 
 
 def vla_chunks(observation: Observation, instructions: Sequence[str]) -> TeacherChunk:  # noqa: ARG001

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.on_policy.policy import ArraySpec, Policy
 from vla_gym_trainers.rollout.reward_terms import RewardTerms
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.on_policy.policy import Policy
-
-#: Shape of one row and dtype.
-ArraySpec = tuple[tuple[int, ...], torch.dtype]
 
 #: What is stored of a chunk whatever the policy.
 _RESULTS: dict[str, torch.dtype] = {

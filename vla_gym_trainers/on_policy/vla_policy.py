@@ -29,8 +29,7 @@ from vla_gym.vla.base import (
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.on_policy.distributions import GaussianChunk, TokenDistribution
 from vla_gym_trainers.on_policy.flow_chain import FlowChain
-from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
-from vla_gym_trainers.on_policy.rollout import ArraySpec
+from vla_gym_trainers.on_policy.policy import ArraySpec, Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.student import check_trainable
 
 Distributed = tuple[Distribution, Tensor | None]

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from tqdm import tqdm
 
-from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Count, Object, read_json
+from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.result_card import make_card, write_json
-from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.run_dir import FORMAT, Checkpoint, RunDir
 from vla_gym_trainers.runs.settings import (
     CheckpointSettings,
     RunSettings,
@@ -26,48 +24,6 @@ from vla_gym_trainers.runs.settings import (
     run_of,
 )
 from vla_gym_trainers.runs.stopping import stoppable
-
-#: Raised when the content of ``state.json`` changes, so that an old one is refused, not misread.
-FORMAT = 2
-
-
-class _State(Struct):
-    format: int
-    step: Count
-    trainer: Object
-    run: Object
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run goes on.
-
-    Attributes:
-        folder: Holds the trainer's files.
-        step: Steps until then.
-        state: Plain data that the trainer gave to :meth:`Run.new_checkpoint`.
-        run: What the run itself keeps.
-    """
-
-    folder: Path
-    step: int
-    state: dict[str, Any]
-    run: dict[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint's ``state.json``.
-
-        Raises:
-            WeightsError: If it is missing, damaged or of another format.
-        """
-        content = read_json(
-            folder / "state.json", _State, WeightsError, f"{folder} is no whole checkpoint."
-        )
-        found = cls(folder, content.step, content.trainer, content.run)
-        if content.format != FORMAT:
-            raise WeightsError(f"{folder} has format {content.format}, expected {FORMAT}.")
-        return found
 
 
 @dataclass(frozen=True)

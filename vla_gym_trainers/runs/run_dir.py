@@ -8,15 +8,59 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from vla_gym.errors import ConfigError
+from msgspec import Struct
+
+from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.lock_file import only_process
-from vla_gym.outside import Count, Text, read_json
+from vla_gym.outside import Count, Object, Text, read_json
 
 # Lists a checkpoint's files with their sizes; written last.
 _MANIFEST = "files.json"
+#: Raised when the content of ``state.json`` changes, so that an old one is refused, not misread.
+FORMAT = 2
+
+
+class _State(Struct):
+    format: int
+    step: Count
+    trainer: Object
+    run: Object
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run goes on.
+
+    Attributes:
+        folder: Holds the trainer's files.
+        step: Steps until then.
+        state: Plain data that the trainer gave to :meth:`.run.Run.new_checkpoint`.
+        run: What the run itself keeps.
+    """
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+    run: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Read a checkpoint's ``state.json``.
+
+        Raises:
+            WeightsError: If it is missing, damaged or of another format.
+        """
+        content = read_json(
+            folder / "state.json", _State, WeightsError, f"{folder} is no whole checkpoint."
+        )
+        found = cls(folder, content.step, content.trainer, content.run)
+        if content.format != FORMAT:
+            raise WeightsError(f"{folder} has format {content.format}, expected {FORMAT}.")
+        return found
 
 
 class RunDir:

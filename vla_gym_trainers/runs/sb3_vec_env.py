@@ -66,7 +66,7 @@ def make_sb3_vec_env(
         seed: Environment i plays what a single environment with ``seed + i`` plays; used at the
             next reset. An algorithm that is given a seed sets its own.
         **kwargs: See :class:`vla_gym.vector.LiberoVectorEnv` and
-            :func:`vla_gym.envs.registration.make_libero_vla_vec`.
+            :func:`vla_gym.wrappers.make.make_libero_vla_vec`.
 
     Raises:
         ConfigError: If ``autoreset_mode`` is given and is not SAME_STEP, or a ``stride`` without

@@ -17,7 +17,7 @@ from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
 from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Pipeline
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.stopwatch import Stopwatch
 

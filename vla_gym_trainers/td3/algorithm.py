@@ -29,7 +29,7 @@ from vla_gym_trainers.td3.acting import (
     ChunkPlayer,
     Transition,
 )
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.finetune import VLAFineTuner

@@ -51,7 +51,7 @@ from vla_gym_trainers.on_policy.student import (
     trainable_copy,
 )
 from vla_gym_trainers.td3 import losses
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.stale import Side, renew
 from vla_gym_trainers.td3.updates import actor_values, kept_references, polyak, tasks_of
 

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, Object, Size, one_line, parse_json, to_type
-from vla_gym.vla.checkpoint_files import check_fits, described_by
+from vla_gym.vla.load_weights import check_fits, described_by
 from vla_gym_trainers.networks import (
     ChunkActor,
     CriticEnsemble,
     FeatureNormalizer,
     reference_chunk,
 )
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, world_memory_size
 
 _HEADER, _FORMAT = "rl_token_policy", 1

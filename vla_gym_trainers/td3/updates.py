@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.td3 import losses
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.ring import ChunkReplaySamples

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers.runs.run import Checkpoint
-from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
 
 #: F1's phases, and the commands that train them.
 TEACHER, STUDENT, ADVERSARIAL = "teacher", "student", "adversarial"

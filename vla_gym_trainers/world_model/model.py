@@ -19,8 +19,8 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, ImageSide, Object, Size, SomeLayers, check_fields, to_type
 from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.blocks import Block
-from vla_gym.vla.checkpoint_files import check_fits, described_by
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
+from vla_gym.vla.load_weights import check_fits, described_by
 from vla_gym.vla.preprocess import area_downsample, proprio_features
 from vla_gym_trainers.world_model.tokenizer import FrameTokenizer, TokenizerConfig
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import WeightsError
-from vla_gym_trainers.runs.run import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint
 from vla_gym_trainers.world_model.checkpoint import TEACHER, read_tensors, write_tensors
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences

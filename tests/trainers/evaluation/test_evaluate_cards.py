@@ -18,8 +18,9 @@ from vla_gym.errors import ConfigError
 from vla_gym.play.video import GREEN
 from vla_gym_trainers.evaluation import command
 from vla_gym_trainers.evaluation.cards import RowsFile, check_out, read_card
-from vla_gym_trainers.evaluation.command import main, run_eval, run_merge
+from vla_gym_trainers.evaluation.command import main, run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig, MergeConfig
+from vla_gym_trainers.evaluation.merge_command import run_merge
 from vla_gym_trainers.evaluation.tables import print_results, title_of
 from vla_gym_trainers.runs.settings import TEST_SEED
 

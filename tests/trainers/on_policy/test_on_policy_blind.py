@@ -97,7 +97,7 @@ def test_what_is_learnt_from_is_what_was_played():
     policy = blind()
     rollout = played(policy)
     valid = rollout.data["valid"]
-    again = recompute(policy, rollout)
+    again = recompute(policy, rollout.data)
     torch.testing.assert_close(again[valid], rollout.data[MEMORY][valid], atol=1e-5, rtol=1e-4)
     first = rollout.data[MEMORY][:, 0]
     assert not first.any() and not rollout.data[PREVIOUS_ACTION][:, 0].any()

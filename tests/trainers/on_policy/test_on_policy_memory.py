@@ -320,10 +320,11 @@ def test_the_reference_remembers_by_itself():
 def test_what_is_recomputed_is_what_the_policy_would_remember_now():
     policy = recurrent()
     first, second = play(policy, times=2)
-    torch.testing.assert_close(recompute(policy, second), second.data["memory"], atol=1e-6, rtol=0)
+    kept = second.data["memory"]
+    torch.testing.assert_close(recompute(policy, second.data), kept, atol=1e-6, rtol=0)
     other = recurrent(seed=1)
     for rollout in (first, second):
-        fresh = recompute(other, rollout)
+        fresh = recompute(other, rollout.data)
         for row in range(4):
             start = rollout.data["memory"][row, :1], rollout.data["previous_action"][row, :1]
             before, _, _ = replayed(other, rollout, row, *start)
@@ -331,16 +332,16 @@ def test_what_is_recomputed_is_what_the_policy_would_remember_now():
         assert (fresh - rollout.data["memory"]).abs().max() > 1e-2
     # Chunks that are not valid are passed over; behind them starts what is stored.
     second.data["valid"][2, 5] = False
-    fresh = recompute(other, second)
+    fresh = recompute(other, second.data)
     assert torch.equal(fresh[2, 5:7], second.data["memory"][2, 5:7])
-    assert not torch.equal(recompute(other, first)[2], first.data["memory"][2])
+    assert not torch.equal(recompute(other, first.data)[2], first.data["memory"][2])
 
 
 def test_the_first_rollout_is_remembered_with_the_normaliser_that_it_gives():
     policy = recurrent()
     (rollout,) = play(policy)
     before = rollout.data["memory"].clone()
-    policy.begin(rollout, ProcessGroup())
+    policy.begin(rollout.data, ProcessGroup())
     assert (rollout.data["memory"] - before).abs().max() > 1e-2
     for row in range(4):
         torch.testing.assert_close(

@@ -111,7 +111,7 @@ def test_the_value_learns_alone_and_the_first_ratios_are_one(envs):
     config = PPOConfig(**{**SMALL, "num_minibatches": 1, "sigma": 0.011})
     policy = networks_of().policy
     learner, rollout = Learner(policy, config), collected(policy, envs)
-    policy.begin(rollout, ProcessGroup())
+    policy.begin(rollout.data, ProcessGroup())
     rows = rollout.data["rl_token"][rollout.data["valid"]]
     mean = policy.actor.normalizer.mean[: rows.shape[1]]
     torch.testing.assert_close(mean, rows.mean(dim=0), atol=1e-5, rtol=1e-4)
@@ -135,7 +135,7 @@ def test_copies_share_what_is_frozen(envs):
     twin = policy.copy()
     assert twin.actor.actor.basis is policy.actor.actor.basis
     inputs = observed(policy, envs)
-    policy.begin(collected(policy, envs), ProcessGroup())
+    policy.begin(collected(policy, envs).data, ProcessGroup())
     torch.nn.init.normal_(policy.actor.actor.head.weight)
     torch.nn.init.normal_(policy.value_head.head.fc2.weight)
     mine = policy.act(*inputs)

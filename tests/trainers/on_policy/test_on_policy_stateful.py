@@ -16,7 +16,7 @@ from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.validation import GreedyPlayer
-from vla_gym_trainers.td3.config import TD3Config
+from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.finetune import VLAFineTuner
 
 

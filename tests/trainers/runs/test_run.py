@@ -16,8 +16,8 @@ import pytest
 from run_logs import rows_without_times
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.run import Checkpoint, Run
-from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
 from vla_gym_trainers.runs.settings import (
     CheckpointSettings,
     default_run_dir,

@@ -20,8 +20,10 @@ from vla_gym.suites.libero.bddl import parse_problem
 from vla_gym.suites.libero.bddl_checks import check_problem
 from vla_gym.suites.libero.suite import LiberoSuite
 from vla_gym.suites.libero.tasks import LiberoTask
-from vla_gym.suites.registry import OWN_PREFIX, BddlPath
+from vla_gym.suites.registry import OWN_PREFIX
 
+#: A BDDL file, a folder of them, or several of both.
+BddlPath = str | Path | Sequence[str | Path]
 #: Step limit in control steps: the longest of LIBERO's.
 MAX_CONTROL_STEPS = 520
 #: Bounds of what is read; LIBERO's own files have up to 9,000 bytes.
@@ -78,6 +80,30 @@ class BddlSuite(LiberoSuite):
     def tasks(self) -> tuple[LiberoTask, ...]:
         """The tasks in the order of the files."""
         return self._tasks
+
+
+def choose_suite(
+    suite: str | Sequence[str] | None, bddl_path: BddlPath | None
+) -> str | Sequence[str]:
+    """Return the suite that one of two options asks for.
+
+    Args:
+        suite: See :func:`~vla_gym.suites.get_suite`.
+        bddl_path: BDDL files of a user's own, see :func:`own_suite`.
+
+    Raises:
+        ConfigError: If none or both are given, or there is something wrong with the files.
+    """
+    if bddl_path is None:
+        if suite is None:
+            raise ConfigError("Give suite='goal', say, or bddl_path='my_task.bddl'.")
+        return suite
+    if suite is not None:
+        raise ConfigError(
+            f"suite={suite!r} and bddl_path={bddl_path!r:.200} contradict each other: give one "
+            "of them. bddl_path is for the ids Libero-v0 and LiberoVLA-v0."
+        )
+    return own_suite(bddl_path).name
 
 
 def own_suite(bddl_path: BddlPath) -> BddlSuite:

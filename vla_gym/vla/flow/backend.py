@@ -23,11 +23,12 @@ from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FlowOutput, FrozenVLA, VLAOutput
-from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import find_base_model, load_tokenizer
 from vla_gym.vla.flow.images import resize_with_padding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.options import FlowOptions
+from vla_gym.vla.load_weights import default_dtype, load_into
 from vla_gym.vla.preprocess import check_images, check_rows
 from vla_gym.vla.spec_options import make_options
 

@@ -14,9 +14,10 @@ from torch import nn
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.checkpoint_files import Checkpoint, described_by
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
+from vla_gym.vla.load_weights import described_by
 
 # Sizes of Gemma in the variants that checkpoints name.
 _GEMMA = {

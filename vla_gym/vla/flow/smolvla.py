@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.checkpoint_files import Checkpoint, described_by
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.expert import time_embedding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes
+from vla_gym.vla.load_weights import described_by
 
 
 class SmolVLABackend(FlowBackend):

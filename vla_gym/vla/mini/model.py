@@ -24,8 +24,9 @@ from transformers.utils import ModelOutput
 from vla_gym.outside import ChunkLength, Layers, Size
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
-from vla_gym.vla.checkpoint_files import Checkpoint, described_by, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json, write_weights
+from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.mini.flow_head import FlowHead
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 

@@ -12,7 +12,8 @@ import torch
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, GRIPPER, PROPRIO_SIZE, FrozenVLA
-from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, find_file, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint, find_file
+from vla_gym.vla.load_weights import default_dtype, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
 from vla_gym.vla.openvla.llama_layers import run_layers

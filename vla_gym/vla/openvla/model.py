@@ -10,7 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.blocks import ResidualMLP
-from vla_gym.vla.checkpoint_files import Checkpoint, described_by, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.vision import VisionTower
 from vla_gym.vla.tokens import NUM_BINS

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import PROPRIO_SIZE
-from vla_gym.vla.checkpoint_files import check_memory, default_dtype
+from vla_gym.vla.load_weights import check_memory, default_dtype
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.base import OpenVLABase, Parts
 from vla_gym.vla.openvla.config import OpenVLAConfig

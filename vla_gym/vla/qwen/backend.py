@@ -11,8 +11,9 @@ import torch
 
 from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput, FrozenVLA, VLAOutput
-from vla_gym.vla.checkpoint_files import Checkpoint, default_dtype, described_by, load_into
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
+from vla_gym.vla.load_weights import default_dtype, described_by, load_into
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
 from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from vla_gym.sim.model_io import SharedModel
+from vla_gym.suites.libero.model import TaskModel
 from vla_gym.variation.appearance import Appearance, ModelAppearance, make_appearance
 from vla_gym.variation.clutter import ClutterPlaces, ClutterSurvey
-
-if TYPE_CHECKING:
-    from vla_gym.sim.model_io import SharedModel
-    from vla_gym.suites.libero import TaskModel
 
 
 def model_appearance(shared: SharedModel, task_model: TaskModel) -> ModelAppearance:
