@@ -223,7 +223,7 @@ def test_libero_behind_the_adapter():
     env.reset()
     assert [info["task_id"] for info in env.reset_infos] == [2, 2, 2]
     env.set_options([{"other": 1}, {}, {}])
-    with pytest.raises(ConfigError, match="'other'"):
+    with pytest.raises(ConfigError, match="the same reset option 'other'"):
         env.reset()
     env.set_options([{"task_id": 2}, {"task_id": 8, "init_state_id": 7}, {"task_id": 2}])
     last = env.reset()
