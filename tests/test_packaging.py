@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from run_python import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -118,16 +119,7 @@ def test_wheel_imports_outside_the_checkout(wheel, tmp_path):
         f"assert vla_gym.wrappers.__file__.startswith({str(site)!r}), vla_gym.wrappers.__file__\n"
         "assert all(util.find_spec(name) is None for name in ('wrappers', 'configs'))\n"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
+    run_python(code, cwd=tmp_path, PYTHONPATH=None)
 
 
 def test_a_package_behind_a_symlink_is_on_the_compilers_path_once(tmp_path):

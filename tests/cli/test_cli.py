@@ -9,7 +9,6 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from vla_gym.cli import main as cli
-from vla_gym.errors import AssetError
 
 
 def test_usage_lists_every_command(capsys):
@@ -69,15 +68,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, expected, capsys):
     assert captured.err.startswith("error: ")
     assert expected in captured.err
     assert captured.err.count("\n") == 1
-
-
-def test_package_errors_become_exit_code_2(monkeypatch, capsys):
-    def fail(_):
-        raise AssetError("expected a pack, got nothing: do this")
-
-    monkeypatch.setitem(cli.COMMANDS, "doctor", fail)
-    assert cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err == "error: expected a pack, got nothing: do this\n"
 
 
 def run_into_closed_pipe(arguments: list[str], lines: int) -> tuple[int, str]:

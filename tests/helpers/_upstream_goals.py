@@ -6,13 +6,11 @@
   predicate holds in each state, by upstream's code;
 * ``draws``: that many draws of upstream's placement samplers, less what starts on others;
 * ``resets``: that many whole resets with robosuite's default joint noise;
-* ``digests``: a digest of each array of upstream's model;
 * ``suites``, and nothing else: what upstream's benchmarks of these names say of their tasks.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -50,16 +48,6 @@ def ask_upstream(
         assert status == 0, log.read_text(errors="replace")[-3000:]
         with np.load(answer) as data:
             return dict(data)
-
-
-def array_digests(model: Any) -> dict[str, str]:
-    """Return a digest of every numeric array of a ``mujoco.MjModel``."""
-    digests = {}
-    for name in dir(model):
-        if not name.startswith("_") and isinstance(value := getattr(model, name), np.ndarray):
-            if value.dtype != object:
-                digests[name] = hashlib.sha256(value.tobytes()).hexdigest()
-    return digests
 
 
 def _holds(env: Any, request: dict[str, Any]) -> np.ndarray:
@@ -143,8 +131,6 @@ def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> No
     env.seed(3)
     upstream_env.reset_env(env.env)
     result: dict[str, Any] = {}
-    if "digests" in request:
-        result["digests"] = json.dumps(array_digests(env.sim.model._model))
     if "qpos" in request:
         result["holds"] = _holds(env, request)
     if "draws" in request:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import mujoco
 import numpy as np
+from _upstream_goals import ask_upstream
 
-from vla_gym.suites.libero import TaskModel
+from vla_gym.suites.libero import TaskModel, evaluate_goal, geometric_candidate
 from vla_gym.suites.libero.goals import IN_SITE, JOINT, ON_OBJECT, Predicate
 
 
@@ -100,3 +104,53 @@ def _turn(rng: np.random.Generator) -> np.ndarray:
         return quat / np.linalg.norm(quat)
     angle = rng.uniform(-np.pi, np.pi)
     return np.array([np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)])
+
+
+def compare_with_upstream(
+    assets: Path, models: Sequence[TaskModel], own: Sequence[Sequence[State]]
+) -> dict[str, tuple[int, int]]:
+    """Judge states of all tasks of a scene by both codes, which must agree.
+
+    Args:
+        assets: The pack's folder.
+        models: Of the scene's tasks.
+        own: States around the goal of each task.
+
+    Returns:
+        For each task, how many of its own states meet its goal, and how many do not.
+    """
+    assert len({m.scene_key for m in models}) == 1
+    maker, flat = StateMaker(models[0]), [state for states in own for state in states]
+    predicates = {p.text: p for m in models for p in m.goal}
+    ours, goals = [], []
+    for state in flat:
+        view = maker.show(state)
+        ours.append([evaluate_goal((p,), view) for p in predicates.values()])
+        goals.append([evaluate_goal(m.goal, view) for m in models])
+        assert all(
+            geometric_candidate(m.goal, view) or not g
+            for m, g in zip(models, goals[-1], strict=True)
+        )
+    theirs = ask_upstream(
+        assets,
+        models[0].task.task_id,
+        models[0].task.suite,
+        qpos=np.array([s.qpos for s in flat]),
+        fixture_pos=np.array([s.fixture_pos for s in flat]),
+        fixture_quat=np.array([s.fixture_quat for s in flat]),
+        fixtures=np.array(models[0].fixtures),
+        goals=json.dumps([text.split() for text in predicates]),
+    )["holds"]
+    differing = np.argwhere(np.array(ours) != theirs)
+    texts = list(predicates)
+    assert len(differing) == 0, [(int(s), texts[p]) for s, p in differing[:5]]
+    # A goal is the conjunction of its predicates, in upstream's verdicts as in ours.
+    columns = [[texts.index(p.text) for p in m.goal] for m in models]
+    whole = np.stack([theirs[:, c].all(axis=1) for c in columns], axis=1)
+    assert np.array_equal(whole, np.array(goals))
+    counts, start = {}, 0
+    for column, (m, states) in enumerate(zip(models, own, strict=True)):
+        verdicts = whole[start : start + len(states), column]
+        counts[m.task.key] = (int(verdicts.sum()), int((~verdicts).sum()))
+        start += len(states)
+    return counts

@@ -1,18 +1,45 @@
-"""What a run's log holds, without what differs from run to run."""
+"""What runs leave behind, to be compared without what differs from run to run; a cut-off run."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file
 
 from vla_gym_trainers.report.data import read_rows
 
 #: Keys that say how long something took; everything else repeats bit for bit after resuming.
 TIMES = {"wall_s"} | {
-    f"time/{name}" for name in ("fps", "time_elapsed", "rollout", "forward", "learn", "wait")
+    f"time/{name}"
+    for name in ("fps", "time_elapsed", "seconds", "rollout", "forward", "learn", "wait")
 }
 
 
 def rows_without_times(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a ``metrics.jsonl``."""
     return [{k: v for k, v in row.items() if k not in TIMES} for row in read_rows(path)]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's log."""
+    return rows_without_times(folder / "metrics.jsonl")
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    """Compare what two runs have learnt, bit for bit."""
+    one, other = (load_file(folder / "last.safetensors") for folder in (first, second))
+    assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def cut_off(run: Path, to: Path) -> list[Path]:
+    """Copy a run as it was after its first checkpoint; return where all of them were."""
+    shutil.copytree(run, to)
+    checkpoints = sorted((to / "checkpoints").glob("[0-9]*"))
+    assert len(checkpoints) >= 3
+    for later in checkpoints[1:]:
+        shutil.rmtree(later)
+    (to / "last.safetensors").unlink()
+    return checkpoints

@@ -289,6 +289,14 @@ def model_arrays(model: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
+def random_actions(count: int, seed: int) -> np.ndarray:
+    """Return actions that wander and press down into the scene, (count, 7)."""
+    rng = np.random.default_rng(seed)
+    drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
+    drift[:, 2] -= 0.3
+    return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
+
+
 def _main(fd_in: int, fd_out: int, assets_root: str) -> None:
     commands = Connection(fd_in, writable=False)
     answers = Connection(fd_out, readable=False)

@@ -35,6 +35,17 @@ class TellingVLA:
         return VLAOutput(hidden, torch.zeros(len(told), 8, ACTION))
 
 
+class OneView:
+    """Does not look at the wrist camera, which a world model does."""
+
+    name, horizon, num_hidden_tokens, hidden_size, image_size = "one", 8, 1, 32, 64
+    cameras = ("agentview",)
+
+    def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: Any) -> Any:
+        assert set(images) == {"agentview"} and len(instructions) == len(proprio)
+        return VLAOutput(torch.zeros(len(proprio), 1, 32), torch.zeros(len(proprio), 8, 7))
+
+
 def random_model(seed: int, **sizes: Any) -> GRUWorldModel:
     """A model with random weights and a memory of 8 numbers.
 

@@ -55,6 +55,7 @@ EVAL = [
     ("protocol.policy", {"kind": "random", "seed": "x"}),
     ("protocol.policy.vla", {"name": "mini", "options": {"adapters": 3}}),
     ("protocol", []),
+    ("protocol", {}),
     ("environment", [1]),
     ("environment", {"worker_restarts": "many"}),
     ("environment", {"gl_renderers": 5}),

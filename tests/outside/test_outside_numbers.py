@@ -90,12 +90,15 @@ ACTIONS = [
     {"a": 1},
     np.full(7, np.nan),
     np.zeros(6),
+    np.zeros((1, 7)),
 ]
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=[str(i) for i in range(len(ACTIONS))])
-def test_a_bad_action_is_refused(action: Any, single: Any) -> None:
+def test_a_bad_action_is_refused_before_anything_moves(action: Any, single: Any) -> None:
+    before = single.unwrapped.sim.qpos.copy()
     with pytest.raises(InvalidActionError):
         single.unwrapped.step(action)
     with pytest.raises(InvalidActionError):
         single.unwrapped.sim.step(action)
+    np.testing.assert_array_equal(single.unwrapped.sim.qpos, before)

@@ -8,9 +8,11 @@ import pytest
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers import cli
+from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.runs.settings import load_preset, preset_names, read_settings
 from vla_gym_trainers.td3.config import TD3RunConfig
+from vla_gym_trainers.world_model.config import WorldModelConfig
 
 PRESETS = [
     ("batch_size: abc", "batch_size: expected `int`, got 'abc'"),
@@ -69,11 +71,15 @@ def test_a_bad_configuration_of_a_run_is_one_clear_error(
 def test_shipped_presets_are_read_and_written_settings_come_back(tmp_path: Path) -> None:
     from vla_gym_trainers.runs.result_card import to_plain
 
+    kinds = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
+    kinds |= {"explorer": ExplorerConfig, "adversarial": AdversarialConfig, "f1": WorldModelConfig}
     for name in preset_names():
-        kind = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}.get(name.split("_")[0])
+        kind = next((kinds[word] for word in kinds if word in name.split("_")), None)
         if kind is None:
             continue
         config: Any = load_preset(kind, name)
+        if hasattr(config, "check"):  # the others are checked when they are made
+            config.check()
         config.run_dir = tmp_path
         (tmp_path / "config.json").write_text(json.dumps(to_plain(config)))
         assert read_settings(tmp_path / "config.json", kind) == config

@@ -470,14 +470,6 @@ def test_closing_is_quick_and_final(make_vec):
         envs.step(np.zeros((6, 3), np.float32))
 
 
-def test_disabled_mode_needs_its_resets(make_vec):
-    envs = make_vec(2, autoreset_mode=DISABLED, script=[(1, LIMIT)])
-    envs.reset(seed=0)
-    envs.step(np.zeros((2, 3), np.float32))
-    with pytest.raises(gym.error.ResetNeeded):
-        envs.step(np.zeros((2, 3), np.float32))
-
-
 def test_the_player_plays_the_same_episodes_in_parts():
     starts = [Start.official("goal", task, 0) for task in (0, 3, 7)]
     settings = {"num_envs": 3, "workers": 0, "assets": "lite", "max_control_steps": 24}

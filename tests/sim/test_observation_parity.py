@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from upstream import CAMERAS, Upstream
+from upstream import CAMERAS, Upstream, random_actions
 
 from vla_gym.cli import known_episode
 from vla_gym.envs.libero import LiberoEnv
@@ -49,12 +49,9 @@ def upstream(libero_assets_dir: Path) -> Iterator[Upstream]:
 
 def actions_of(model: TaskModel, layout: Layout, count: int) -> np.ndarray:
     """Return at most ``count`` actions (T, 7): the expert's, to success, or else wandering ones."""
-    task, rng = model.task, np.random.default_rng(0)
+    task = model.task
     if task.task_id not in EXPERT_TASKS.get(task.suite, ()):
-        count = min(count, 120)
-        drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
-        drift[:, 2] -= 0.3
-        return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
+        return random_actions(min(count, 120), 0)
     sim, actions = LiberoSim(model, physics="exact"), []
     sim.reset(layout)
     expert = make_expert(sim)

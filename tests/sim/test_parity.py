@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from upstream import Upstream, model_arrays
+from upstream import Upstream, model_arrays, random_actions
 
 from vla_gym.experts import make_expert
 from vla_gym.sim import LiberoSim, SceneRenderer, Snapshot
@@ -55,14 +55,6 @@ def expert_actions(model: TaskModel, init_state_id: int, noise: float = 0.0) -> 
         if sim.step(action):
             break
     return np.array(actions)
-
-
-def random_actions(count: int, seed: int) -> np.ndarray:
-    """Return actions that wander and press down into the scene, (count, 7)."""
-    rng = np.random.default_rng(seed)
-    drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
-    drift[:, 2] -= 0.3
-    return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
 
 
 def snapshots_along(model: TaskModel, actions: np.ndarray, every: int) -> list[Snapshot]:

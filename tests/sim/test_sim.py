@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
+from run_python import run_python
 
 from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.experts import make_expert
@@ -297,18 +295,7 @@ assert stats.cache_hits and not stats.cache_misses, stats
 sim._data.qvel[0] = 1e12
 sim.step(np.zeros(7))
 """
-    root = str(Path(__file__).resolve().parents[2])
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": root},
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "unstable" in result.stderr
+    assert "unstable" in run_python(script, cwd=tmp_path).stderr
     assert not list(tmp_path.iterdir())
 
 

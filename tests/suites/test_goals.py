@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goal_states import State, StateMaker, compare_with_upstream
 
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import CompileError
@@ -211,87 +211,32 @@ def test_what_upstream_cannot_judge_is_refused(words: tuple[str, ...]) -> None:
         goal(*words)
 
 
-def _compare(assets: Path, states_a_task: int, seed: int, states: dict | None = None) -> dict:
-    """Judge states of all ten tasks by both codes; return the true and false counts a task."""
-    from _upstream_goals import ask_upstream
-    from goal_states import StateMaker
-
-    models = [load_task_model(task, assets) for task in suite_tasks("goal")]
-    assert len({m.scene_key for m in models}) == 1
+def test_parity_with_upstream_on_near_success_states() -> None:
+    """On the real meshes: test_predicates_of_every_task in test_suites_parity.py."""
+    pack, rng = resolve_asset_pack("lite"), np.random.default_rng(1)
+    models = [load_task_model(task, pack.root) for task in suite_tasks("goal")]
     maker = StateMaker(models[0])
-    rng = np.random.default_rng(seed)
-    if states is None:
-        states = {
-            m.task.task_id: [maker.near(m, rng) for _ in range(states_a_task)] for m in models
-        }
-    flat = [state for m in models for state in states[m.task.task_id]]
-    ours = []
-    for state in flat:
-        view = maker.show(state)
-        ours.append([evaluate_goal(m.goal, view) for m in models])
-        for m, success in zip(models, ours[-1], strict=True):
-            assert geometric_candidate(m.goal, view) or not success
-    theirs = ask_upstream(
-        assets,
-        qpos=np.array([s.qpos for s in flat]),
-        fixture_pos=np.array([s.fixture_pos for s in flat]),
-        fixture_quat=np.array([s.fixture_quat for s in flat]),
-        fixtures=np.array(models[0].fixtures),
-        goals=json.dumps([m.goal[0].text.split() for m in models]),
-    )["holds"]
-    judged = np.array(ours)
-    differing = np.argwhere(judged != theirs)
-    assert len(differing) == 0, f"(state, task) where the codes differ: {differing[:10].tolist()}"
-    counts, start = {}, 0
-    for column, m in enumerate(models):
-        assert len(m.goal) == 1
-        own = judged[start : start + len(states[m.task.task_id]), column]
-        start += len(own)
-        counts[m.task.task_id] = SimpleNamespace(true=int(own.sum()), false=int((~own).sum()))
-    return counts
-
-
-@pytest.mark.parametrize(
-    "assets",
-    ["lite", pytest.param("real", marks=[pytest.mark.libero_assets, pytest.mark.slow])],
-)
-def test_parity_with_upstream_on_near_success_states(
-    assets: str, request: pytest.FixtureRequest
-) -> None:
-    folder = resolve_asset_pack("lite").root
-    if assets == "real":
-        folder = request.getfixturevalue("libero_assets_dir")
-    for task_id, count in _compare(folder, 30, seed=1).items():
-        assert count.true >= 4 and count.false >= 4, (task_id, count)
-
-
-@pytest.mark.slow
-@pytest.mark.libero_assets
-def test_parity_with_upstream_on_200_random_states_a_task(libero_assets_dir: Path) -> None:
-    for task_id, count in _compare(libero_assets_dir, 200, seed=2).items():
-        assert count.true >= 20 and count.false >= 20, (task_id, count)
+    own = [[maker.near(m, rng) for _ in range(30)] for m in models]
+    for task, (true, false) in compare_with_upstream(pack.root, models, own).items():
+        assert true >= 4 and false >= 4, (task, true, false)
 
 
 @pytest.mark.slow
 @pytest.mark.libero_assets
 def test_parity_with_upstream_on_200_expert_states_a_task(libero_assets_dir: Path) -> None:
-    from goal_states import State
-
     from vla_gym.experts import make_expert
     from vla_gym.sim import LiberoSim
 
-    states: dict[int, list] = {}
-    for task in suite_tasks("goal"):
-        model = load_task_model(task, libero_assets_dir)
-        sim = LiberoSim(model)
-        rows = states.setdefault(task.task_id, [])
-        successes = 0
+    models = [load_task_model(task, libero_assets_dir) for task in suite_tasks("goal")]
+    own: list[list[State]] = []
+    for model in models:
+        sim, rows, successes = LiberoSim(model), [], 0
         for init_state in range(50):
             layout = model.official_layout(init_state)
             sim.reset(layout)
             expert = make_expert(sim)
             episode, done = [], False
-            while not done and len(episode) < task.max_control_steps:
+            while not done and len(episode) < model.task.max_control_steps:
                 done = sim.step(expert.act())
                 episode.append(State(sim.qpos.copy(), layout.fixture_pos, layout.fixture_quat))
             for _ in range(5 if done else 0):  # a few states beyond success
@@ -302,6 +247,7 @@ def test_parity_with_upstream_on_200_expert_states_a_task(libero_assets_dir: Pat
             rows += episode[-25:] + episode[:-25:20]
             if len(rows) >= 200 and successes:
                 break
-        assert len(rows) >= 200 and successes, task.name
-    for task_id, count in _compare(libero_assets_dir, 0, seed=3, states=states).items():
-        assert count.true >= 2 and count.false >= 20, (task_id, count)
+        assert len(rows) >= 200 and successes, model.task.name
+        own.append(rows)
+    for task, (true, false) in compare_with_upstream(libero_assets_dir, models, own).items():
+        assert true >= 2 and false >= 20, (task, true, false)

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from run_python import run_python
 
 import vla_gym  # noqa: F401 - registers the ids
 from vla_gym.assets import cache_dir, resolve_asset_pack
@@ -197,10 +196,7 @@ def test_workers_and_the_vla_are_told_what_the_file_said(tmp_path: Path, file: P
 def test_other_processes_find_a_suite_by_name(file: Path) -> None:
     name = own_suite([file]).name
     code = f"from vla_gym.suites import get_task; print(get_task({name!r}, 0).facts['bddl_file'])"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert run.stdout.strip() == "pot_and_stove.bddl"
+    assert run_python(code).stdout == "pot_and_stove.bddl\n"
     stored = cache_dir() / "bddl" / f"{name}.json"
     get_suite(name)
     registry._loaded.pop(name)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from run_python import run_python
 
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.cli import main as cli
@@ -163,15 +161,7 @@ def test_the_listing_is_complete_and_imports_nothing_heavy() -> None:
         "heavy = {'libero', 'robosuite', 'mujoco', 'torch'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else status)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)
+    rows = json.loads(run_python(code).stdout)
     assert [(row["suite"], row["task_id"]) for row in rows] == [(t.suite, t.task_id) for t in TASKS]
     assert {"instruction", "objects", "goal", "max_control_steps"} <= set(rows[0])
 

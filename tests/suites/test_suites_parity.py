@@ -6,7 +6,6 @@ all 130 tasks and of LIBERO-PRO's 160.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,20 +13,19 @@ import numpy as np
 import pytest
 from _upstream_goals import ask_upstream
 from distributions import same_distribution
-from goal_states import State, StateMaker
-from upstream import Upstream
+from goal_states import State, StateMaker, compare_with_upstream
+from upstream import Upstream, random_actions
 
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import SUITES, VARIANTS, get_task, suite_tasks
-from vla_gym.suites.libero import TaskModel, evaluate_goal, geometric_candidate, load_task_model
+from vla_gym.suites.libero import TaskModel, load_task_model
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, scene_of
 
 pytestmark = pytest.mark.libero_assets
 
 SCENES = {task.scene_name: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
 VARIANT_SCENES = {task.scene_name: task for suite in VARIANTS for task in suite_tasks(suite)}
-STATES_A_TASK = 50
 # Two tasks of each suite but goal, which has a comparison of its own; a cabinet with an open
 # drawer, a stove that is on, a microwave door, objects that start in and on others.
 PHYSICS_TASKS = [
@@ -94,40 +92,7 @@ def compare_predicates(
     own = [[maker.near(m, rng) for _ in range(states_a_task)] for m in models]
     if played:
         own = [o + official_and_played(m) for o, m in zip(own, models, strict=True)]
-        states_a_task = len(own[0])
-    flat = [state for states in own for state in states]
-    predicates = {p.text: p for m in models for p in m.goal}
-    ours, goals = [], []
-    for state in flat:
-        view = maker.show(state)
-        ours.append([evaluate_goal((p,), view) for p in predicates.values()])
-        goals.append([evaluate_goal(m.goal, view) for m in models])
-        assert all(
-            geometric_candidate(m.goal, view) or not g
-            for m, g in zip(models, goals[-1], strict=True)
-        )
-    theirs = ask_upstream(
-        assets,
-        models[0].task.task_id,
-        models[0].task.suite,
-        qpos=np.array([s.qpos for s in flat]),
-        fixture_pos=np.array([s.fixture_pos for s in flat]),
-        fixture_quat=np.array([s.fixture_quat for s in flat]),
-        fixtures=np.array(models[0].fixtures),
-        goals=json.dumps([text.split() for text in predicates]),
-    )["holds"]
-    differing = np.argwhere(np.array(ours) != theirs)
-    texts = list(predicates)
-    assert len(differing) == 0, [(int(s), texts[p]) for s, p in differing[:5]]
-    # A goal is the conjunction of its predicates, in upstream's verdicts as in ours.
-    columns = [[texts.index(p.text) for p in m.goal] for m in models]
-    whole = np.stack([theirs[:, c].all(axis=1) for c in columns], axis=1)
-    assert np.array_equal(whole, np.array(goals))
-    counts = {}
-    for index, m in enumerate(models):
-        verdicts = whole[index * states_a_task : (index + 1) * states_a_task, index]
-        counts[m.task.key] = (int(verdicts.sum()), int((~verdicts).sum()))
-    return counts
+    return compare_with_upstream(assets, models, own)
 
 
 def test_predicates_of_one_scene(libero_assets_dir: Path) -> None:
@@ -139,7 +104,8 @@ def test_predicates_of_one_scene(libero_assets_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_predicates_of_every_task(libero_assets_dir: Path, scene: str) -> None:
-    for task, (true, false) in compare_predicates(libero_assets_dir, scene, STATES_A_TASK).items():
+    states = 200 if scene == "goal" else 50
+    for task, (true, false) in compare_predicates(libero_assets_dir, scene, states).items():
         print(f"{task}: {true} of {true + false} states meet the goal, all equal")  # noqa: T201
         assert true >= 1 and false >= 1, task
 
@@ -221,14 +187,6 @@ def test_layouts_of_one_task(libero_assets_dir: Path) -> None:
 @pytest.mark.parametrize(("suite", "task_id"), LAYOUT_TASKS)
 def test_layouts_of_several_tasks(libero_assets_dir: Path, suite: str, task_id: int) -> None:
     compare_layouts(libero_assets_dir, suite, task_id, resets=300)
-
-
-def random_actions(count: int, seed: int) -> np.ndarray:
-    """Return actions that wander and press down into the scene, (count, 7)."""
-    rng = np.random.default_rng(seed)
-    drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
-    drift[:, 2] -= 0.3
-    return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
 
 
 def check_physics(upstream: Upstream, suite: str, task_id: int, steps: int) -> float:

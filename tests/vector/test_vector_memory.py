@@ -14,17 +14,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from memory_vla import GRUVLA, STATE
 from on_policy_toys import tiny_vla
 from picture_env import PictureEnv
+from vector_reference import DISABLED, MODES, NEXT_STEP, SAME_STEP, rows
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers import FrozenVLAObservation
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 
-MODES = NEXT_STEP, SAME_STEP, DISABLED = (
-    AutoresetMode.NEXT_STEP,
-    AutoresetMode.SAME_STEP,
-    AutoresetMode.DISABLED,
-)
 SEED, SIZE = 5, 64
 ACTION = np.zeros((2, 7), np.float32)
 
@@ -71,10 +67,6 @@ def single_looks(index: int, episodes: int) -> list[list[Look]]:
     return looks
 
 
-def rows_of(obs: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
-    return {key: value[row] for key, value in obs.items()}
-
-
 def assert_same_looks(seen: list[list[Look]], expected: list[list[Look]]) -> None:
     assert [len(episode) for episode in seen] == [len(episode) for episode in expected]
     for mine, its in zip(sum(seen, []), sum(expected, []), strict=True):
@@ -90,7 +82,7 @@ def test_each_environment_remembers_as_a_single_one(mode):
     envs = make_vector(mode)
     memory = envs.features.memory
     obs, _ = envs.reset(seed=SEED)
-    seen: list[list[list[Look]]] = [[[(rows_of(obs, i), memory.save(i))]] for i in range(3)]
+    seen: list[list[list[Look]]] = [[[(rows(obs, i), memory.save(i))]] for i in range(3)]
     over = np.zeros(3, bool)
     while min(len(episodes) for episodes in seen) < 4:
         if mode is DISABLED and over.any():
@@ -102,7 +94,7 @@ def test_each_environment_remembers_as_a_single_one(mode):
             obs, _, terminated, truncated, infos = envs.step(np.stack([ACTION] * 3))
             over, shown = terminated | truncated, np.ones(3, bool)
         for i in np.flatnonzero(shown):
-            look = rows_of(obs, i), memory.save(i)
+            look = rows(obs, i), memory.save(i)
             if "final_obs" in infos and infos["_final_obs"][i]:
                 seen[i][-1].append((infos["final_obs"][i], None))
                 seen[i].append([look])
@@ -167,7 +159,7 @@ def test_a_worker_that_died_begins_anew(mode):
         obs, _, _, truncations, infos = envs.step(np.stack([ACTION] * 2))
     assert truncations.tolist() == [False, True]
     # It ends at the frame that was seen before: the VLA does not see it a second time.
-    final = infos["final_obs"][1] if mode is SAME_STEP else rows_of(obs, 1)
+    final = infos["final_obs"][1] if mode is SAME_STEP else rows(obs, 1)
     for key, value in last.items():
         np.testing.assert_array_equal(final[key], value[1], err_msg=key)
     if mode is not SAME_STEP:

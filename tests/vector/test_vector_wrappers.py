@@ -15,6 +15,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, QuietEnv, StagedEnv
+from trees import assert_equal_trees
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -22,12 +24,6 @@ from vla_gym.vla.base import VLAOutput
 from vla_gym.wrappers import FrozenVLAObservation, History
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 from vla_gym.wrappers.vector import History as VectorHistory
-
-NEXT_STEP, SAME_STEP, DISABLED = (
-    AutoresetMode.NEXT_STEP,
-    AutoresetMode.SAME_STEP,
-    AutoresetMode.DISABLED,
-)
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -102,25 +98,6 @@ def make_vector(
             copy=False,
         )
     return VectorFrozenVLAObservation(envs, RowVLA(), rl_token=None, keep_images=keep_images)
-
-
-def assert_equal_trees(actual: Any, expected: Any, where: str = "") -> None:
-    """Compare nested dicts, object arrays of dicts and arrays, dtypes included."""
-    assert type(actual) is type(expected), where
-    if isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), where
-        for key in expected:
-            assert_equal_trees(actual[key], expected[key], f"{where}/{key}")
-    elif isinstance(expected, list | tuple) or (
-        isinstance(expected, np.ndarray) and expected.dtype == object
-    ):
-        for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            assert_equal_trees(one, other, f"{where}[{i}]")
-    elif isinstance(expected, np.ndarray | np.generic):
-        assert actual.dtype == expected.dtype, where
-        np.testing.assert_array_equal(actual, expected, err_msg=where)
-    else:
-        assert actual == expected, where
 
 
 @pytest.mark.parametrize("workers", [None, 2])
@@ -271,15 +248,6 @@ def test_refuses_infos_without_an_instruction():
     envs = VectorFrozenVLAObservation(SyncVectorEnv([Silent]), RowVLA(), rl_token=None)
     with pytest.raises(ConfigError, match="instruction"):
         envs.reset(seed=0)
-
-
-def test_refuses_what_does_not_fit():
-    with pytest.raises(ConfigError, match="horizon"):
-        VectorFrozenVLAObservation(
-            SyncVectorEnv([lambda: PictureEnv(chunk_len=9)]), RowVLA(), rl_token=None
-        )
-    with pytest.raises(ConfigError, match="hidden"):
-        VectorFrozenVLAObservation(SyncVectorEnv([PictureEnv]), RowVLA(), rl_token="mini")
 
 
 @pytest.mark.parametrize("workers", [None, 2])

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
-import pytest
 import torch
 from openvla_checkpoints import (
     CASES,
-    CHECKPOINT,
     GOLDEN,
     Reference,
     gap,
-    make_checkpoint,
-    rewire,
 )
-from PIL import Image
-from torch.nn import functional as F
 
 from vla_gym.vla import FrozenVLA, TokenVLA
 from vla_gym.vla.base import TrainableTokenVLA
 from vla_gym.vla.openvla import images as openvla_images
-from vla_gym.vla.openvla import sequence, vision
-from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
+from vla_gym.vla.openvla import sequence
 from vla_gym.vla.tokens import ActionTokenizer
 
 OFT, BASE = Reference("oft"), Reference("base")
@@ -151,82 +141,17 @@ def test_images_are_tensorflow_s():
     assert gap(means, IMAGES["pixel_values_checksum"][0]) < 1e-6
 
 
-# ---------------------------------------------------------------------- known traps
+# ---------------------------------------------------------------------- options
 
 
-TRAPS = {
-    "causal attention": lambda _: {"causal": True, "mask": None},
-    "padding that is not hidden": lambda _: {"mask": None},
-    "states of the placeholders themselves": lambda named: {"rows": named["rows"] + 1},
-}
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_wrong_attention_or_rows_are_noticed(oft, monkeypatch, trap):
+def test_the_stop_token_can_be_left_out(oft, monkeypatch):
+    """What RLinf trains with."""
     case, vla = oft
-    rewire(monkeypatch, vla, TRAPS[trap])
+    monkeypatch.setattr(vla, "options", replace(vla.options, append_stop=False))
     assert gap(hidden_states(vla, case), OFT.of(case, "hidden")) > 0.1
 
 
-def test_what_is_around_the_placeholders_matters(oft, monkeypatch):
-    case, vla = oft
-    wanted = OFT.of(case, "hidden")
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            vla, "options", replace(vla.options, append_stop=False)
-        )  # what RLinf trains with
-        assert gap(hidden_states(vla, case), wanted) > 0.1
-    monkeypatch.setattr(sequence, "_NOTHING", 1)  # their ids, not multiplied by zero
-    assert gap(hidden_states(vla, case), wanted) > 0.1
-
-
-def test_attention_in_both_directions_is_noticed_in_openvla(base, monkeypatch):
-    rewire(monkeypatch, base, lambda _: {"causal": False, "mask": None})
-    hidden, _, tokens = generate(base)
-    assert gap(hidden, BASE.of("", "hidden")) > 1.0
-    assert (VOCABULARY.bins_to_ids(tokens).numpy() != BASE.of("", "token_ids")).any()
-
-
-def test_llama_2_s_own_epsilon_is_noticed(tmp_path):
-    text = json.loads((CHECKPOINT / "config.json").read_text())["text_config"]
-    folder = make_checkpoint(tmp_path / "eps", text_config=text | {"rms_norm_eps": 1e-5})
-    hidden = hidden_states(OpenVLAOFTBackend.from_pretrained(folder), "l1_2img_proprio")
-    assert gap(hidden, OFT.of("l1_2img_proprio", "hidden")) > 2e-4
-    # Published checkpoints leave it out.
-    assert OpenVLAConfig().text.rms_norm_eps == 1e-6
-
-
-def test_another_gelu_or_swapped_towers_are_noticed(policies, monkeypatch):
-    vla, wanted = policies["l1_2img_proprio"], OFT.of("l1_2img_proprio", "hidden")
-    with monkeypatch.context() as patch:
-        patch.setattr(vision.F, "gelu", partial(F.gelu, approximate="tanh"))
-        assert gap(hidden_states(vla, "l1_2img_proprio"), wanted) > 1.5e-4
-    embed = vla.model.embed_pixels
-    for axis in (1, 2):  # agentview and wrist; DINOv2 and SigLIP
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                vla.model,
-                "embed_pixels",
-                lambda x, axis=axis: embed(
-                    x.reshape(len(x), 2, 2, 3, 56, 56).flip(axis).view_as(x)
-                ),
-            )
-            assert gap(hidden_states(vla, "l1_2img_proprio"), wanted) > 0.1
-
-
-def test_other_ways_to_make_the_images_are_noticed(monkeypatch):
-    frames, upright = IMAGES["images"], IMAGES["images"][:, ::-1, ::-1]
-    wanted = IMAGES["centercrop224"]
+def test_jpeg_and_crop_can_be_left_out():
+    upright, wanted = IMAGES["images"][:, ::-1, ::-1], IMAGES["centercrop224"]
     for options in ({"jpeg": False}, {"crop": False}):
         assert levels(openvla_images.preprocess([upright], 224, "cpu", **options), wanted)[1] > 0.3
-    # Not turned, or turned upside down alone.
-    for wrong in (frames, frames[:, :, ::-1]):
-        assert levels(openvla_images.preprocess([wrong], 224, "cpu"), wanted)[1] > 0.3
-    slow = openvla_images.simplejpeg.decode_jpeg
-    monkeypatch.setattr(openvla_images.simplejpeg, "decode_jpeg", lambda data, **_: slow(data))
-    found = openvla_images.jpeg_roundtrip(frames)
-    assert levels(found, IMAGES["jpeg_roundtrip"])[1] > 0.3
-    pillow = [
-        Image.fromarray(frame).resize((224, 224), Image.Resampling.LANCZOS) for frame in frames
-    ]
-    assert levels(np.stack(pillow), IMAGES["resized224_nojpeg"])[0] > 1

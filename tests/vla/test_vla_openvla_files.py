@@ -111,6 +111,7 @@ def test_published_config_gives_the_full_size(tmp_path):
     found = OpenVLAConfig.from_checkpoint(tmp_path, published_shapes())
     assert found.towers == OpenVLAConfig().towers and found.image_size == 224
     assert found.text.to_dict() == OpenVLAConfig().text.to_dict()
+    assert found.text.rms_norm_eps == 1e-6  # not Llama 2's own, which the reference would notice
     assert (found.num_patches, found.action_vocab_end) == (256, 32000)
 
 

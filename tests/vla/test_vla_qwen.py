@@ -12,7 +12,6 @@ import torch
 import yaml
 from PIL import Image
 from safetensors.torch import load_file
-from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import FrozenVLA, load
@@ -27,7 +26,8 @@ FRAMES = np.asarray(Image.open(GOLDEN / "images.png")).reshape(3, 2, 256, 256, 3
 INSTRUCTIONS = json.loads((GOLDEN / "instructions.json").read_text())
 PROPRIO = np.zeros((3, 8), np.float32)
 QWENS = ("qwen25", "qwen3")
-#: Tighter than needed for the same actions, so that an epsilon of 1e-5 instead of 1e-6 shows.
+#: Tighter than needed for the same actions, so that an epsilon of 1e-5 instead of 1e-6 shows
+#: (7.9e-5 and more).
 TOLERANCE = 2e-5
 
 
@@ -118,18 +118,6 @@ def test_a_fixed_prompt_length_changes_nothing():
         forward(vla, rows(0), ["put the bowl on the plate " * 20])
 
 
-# ---------------------------------------------------------------------- known traps
-
-
-def test_swapped_or_unmirrored_images_are_noticed(golden):
-    vla, reference = golden
-    swapped = {"agentview": VIEWS["wrist"], "wrist": VIEWS["agentview"]}
-    assert gap(forward(vla, swapped)[0], reference["b3_queries"]) > 0.1
-    # 180 degrees are for LIBERO's upside-down renders; upright ones are mirrored.
-    turned = {name: view[:, ::-1] for name, view in VIEWS.items()}
-    assert gap(forward(vla, turned)[0], reference["b3_queries"]) > 0.1
-
-
 def test_post_norm_states_of_qwen3_are_noticed(golden):
     vla, reference = golden
     pre_norm = not vla.model.has_final_norm
@@ -138,53 +126,6 @@ def test_post_norm_states_of_qwen3_are_noticed(golden):
     if pre_norm:  # what transformers 5 gives for both
         other = QwenOFTBackend.from_pretrained(folder, final_norm=True)
         assert gap(forward(other)[0], reference["b3_queries"]) > 1.0
-
-
-def test_attention_in_both_directions_is_noticed(golden):
-    vla, reference = golden
-    handle = vla.model.vlm.language_model.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, kwargs | {"is_causal": False}), with_kwargs=True
-    )
-    try:
-        hidden = forward(vla, rows(0), INSTRUCTIONS[:1])[0]
-    finally:
-        handle.remove()
-    assert gap(hidden[0], reference["b1_0_queries"]) > 0.1  # measured 0.86 and 1.8
-
-
-@pytest.mark.parametrize("name", QWENS)
-def test_another_epsilon_of_the_norms_is_noticed(name):
-    vla = QwenOFTBackend.from_pretrained(GOLDEN / name)
-    norms = [m for m in vla.model.modules() if hasattr(m, "variance_epsilon")]
-    assert {norm.variance_epsilon for norm in norms} == {1e-6}
-    for norm in norms:
-        norm.variance_epsilon = 1e-5
-    reference = np.load(GOLDEN / name / "reference.npz")
-    # Measured 1.3e-4 and 7.9e-5.
-    assert gap(forward(vla)[0], reference["b3_queries"]) > TOLERANCE
-
-
-def test_padding_that_is_not_masked_is_noticed(golden, monkeypatch):
-    vla, reference = golden
-    batch = vla.prompts.batch
-    monkeypatch.setattr(vla.prompts, "batch", lambda *args: batch(*args)._replace(mask=None))
-    hidden = forward(vla)[0]
-    longest = max(range(3), key=lambda i: len(vla.prompts.encode(INSTRUCTIONS[i]).ids))
-    for i in range(3):
-        difference = gap(hidden[i], reference["b3_queries"][i])
-        assert difference < 1e-4 if i == longest else difference > 0.01
-
-
-def test_resizing_floats_is_noticed(qwen3, monkeypatch):
-    """Qwen3-VL enlarges 224 to 256 pixels: the rounding to bytes after it matters."""
-    interpolate = F.interpolate
-
-    def in_floats(pixels, **arguments):
-        return interpolate(pixels.float(), **arguments)
-
-    reference = np.load(GOLDEN / "qwen3" / "reference.npz")["b3_queries"]
-    monkeypatch.setattr(qi.F, "interpolate", in_floats)
-    assert gap(forward(qwen3)[0], reference) > 1e-3
 
 
 # ---------------------------------------------------------------------- parts

@@ -1,9 +1,7 @@
 """From a specification to a backend: names, folders, entry points, classes."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 import page_code
 import pytest
 import torch
+from run_python import run_python
 
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
 from vla_gym.rl_token import choose_rl_token
@@ -249,8 +248,7 @@ def test_importing_the_package_leaves_torch_out():
     code = (
         "import sys, vla_gym.vla; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60)
-    assert done.returncode == 0
+    run_python(code)
 
 
 def test_subpackages_without_importing_them():
@@ -258,4 +256,4 @@ def test_subpackages_without_importing_them():
         "import vla_gym; assert vla_gym.vla.load and vla_gym.vector.LiberoVectorEnv\n"
         "assert vla_gym.wrappers and not hasattr(vla_gym, 'nothing')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)

@@ -54,17 +54,6 @@ def test_backend_samples_and_scores_the_same_distribution():
     assert torch.equal(token_head.infer(*inputs).actions, backend.tokens_to_actions(greedy))
 
 
-def test_log_probs_carry_gradients_when_the_network_does():
-    backend = MiniBackend(MiniVLA(small_config()))
-    inputs = random_inputs(2)
-    tokens = backend.act_tokens(*inputs)[0]
-    assert not backend.token_log_probs(*inputs, tokens).requires_grad  # frozen
-    backend.model.requires_grad_(True)
-    backend.token_log_probs(*inputs, tokens).sum().backward()
-    head = backend.model.token_head.weight.grad
-    assert head is not None and head.abs().sum() > 0
-
-
 def test_last_rows_of_a_block_equal_the_whole_block():
     torch.manual_seed(0)
     block, x = Block(32, 4), torch.randn(2, 9, 32)

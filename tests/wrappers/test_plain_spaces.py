@@ -255,10 +255,3 @@ def test_libero_vla(mode):
     assert envs.observation_space.contains(rows) and not texts(infos)
     for made in (single, plain, envs):
         made.close()
-
-
-def test_make_refuses_unknown_keys():
-    with pytest.raises(ConfigError, match="Unknown obs_keys.*vla_action"):
-        gym.make("LiberoVLA-goal-v0", obs_keys=("agentview",), **VLA)
-    with pytest.raises(ConfigError, match="Unknown obs_keys.*vla_action"):
-        gym.make_vec("LiberoVLA-goal-v0", 1, workers=0, obs_keys=("agentview",), **VLA)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from explorer_toys import ADVERSARIAL, explore, fake_run
 from on_policy_toys import tiny_vla
+from run_logs import assert_same_weights, rows_of
 from safetensors.torch import load_file
 from world_model_toys import toy_sequences, watching_model
 
@@ -18,7 +19,6 @@ from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.train import format_behaviours
 from vla_gym_trainers.explorer.updates import WorldModelUpdates
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.settings import load_preset
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.train import make_vec
 
@@ -35,15 +35,6 @@ def explorer(tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("explorer") / "run"
     steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
     return explore(ExplorerConfig, folder, teacher=str(model_folder), **steps)
-
-
-def rows_of(folder):
-    """Metrics without what depends on the clock."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")}
-        for row in rows
-    ]
 
 
 def same(first, second):
@@ -73,8 +64,7 @@ def test_a_cut_off_explorer_goes_on_bit_for_bit(explorer, model_folder, tmp_path
     steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
     explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **steps)
     assert rows_of(part) == rows_of(explorer.run_dir)
-    ends = [load_file(folder / "last.safetensors") for folder in (explorer.run_dir, part)]
-    assert same(*ends)
+    assert_same_weights(explorer.run_dir, part)
 
 
 def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp_path):
@@ -109,7 +99,7 @@ def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp
     explore(AdversarialConfig, part, resume=first, **{**settings, **_policy_of(whole)})
     assert rows_of(part) == rows_of(whole)
     assert same(load_file(part / "model" / "model.safetensors"), after)
-    assert same(*(load_file(folder / "last.safetensors") for folder in (whole, part)))
+    assert_same_weights(whole, part)
 
     gone = {**settings, "explorer": tmp_path / "gone"}
     config = (
@@ -267,13 +257,6 @@ def test_evaluation_plays_the_explorer_and_not_its_plain_vla(explorer, monkeypat
     assert (explorer.run_dir / "vla").is_dir(), "which would be played without"
     with pytest.raises(ConfigError, match="acts in chunks of 4, not of 8"):
         PolicyConfig(policy=str(explorer.run_dir), chunk_len=8).make_policy()
-
-
-def test_presets():
-    for name, kind in (("explorer", ExplorerConfig), ("adversarial", AdversarialConfig)):
-        for size in ("f1_tiny", "f1"):
-            config = load_preset(kind, f"{size}_{name}")
-            assert config.chunk_len == 4 and config.film_every
 
 
 def test_a_table_of_behaviours():

@@ -104,13 +104,6 @@ def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
     assert max(float((alone[n] - start[n]).abs().max()) for n in start) > 1e-3
 
 
-def test_alone_without_torchrun(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with process_group() as among:
-        assert (among.rank, among.size) == (0, 1)
-        assert among.sum([1.0, 2.0]).tolist() == [1.0, 2.0]
-
-
 def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("LOCAL_RANK", "1")

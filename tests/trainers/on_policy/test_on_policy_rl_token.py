@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 from on_policy_toys import tiny_vla, toy_envs
+from run_logs import rows_of
 from safetensors.torch import load_file
-from test_on_policy_train import rows_of, run
+from test_on_policy_train import run
 
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
-from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
@@ -50,19 +50,6 @@ def envs():
 
 def keys_of(count):
     return np.array([[5, 0, n] for n in range(count)])
-
-
-def test_the_distribution_is_torchs_normal():
-    torch.manual_seed(0)
-    mean, log_std, sample = torch.randn(5, 2, 7), torch.randn(7), torch.randn(5, 2, 7)
-    ours, normal = GaussianChunk(mean, log_std), torch.distributions.Normal(mean, log_std.exp())
-    torch.testing.assert_close(ours.log_prob(sample), normal.log_prob(sample))
-    torch.testing.assert_close(ours.entropy(), normal.entropy())
-    assert torch.equal(ours.mode(), mean)
-    drawn = ours.draw(keys_of(5))
-    assert torch.equal(GaussianChunk(mean[2:], log_std).draw(keys_of(5)[2:]), drawn[2:])
-    wide = GaussianChunk(torch.zeros(1, 2000, 7), torch.full((7,), np.log(0.5)))
-    assert wide.draw(keys_of(1)).std().item() == pytest.approx(0.5, rel=0.03)
 
 
 def test_it_begins_at_the_vla_with_smooth_noise(envs):

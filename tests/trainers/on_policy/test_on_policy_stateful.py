@@ -5,8 +5,9 @@ import pytest
 import torch
 from memory_vla import GRUVLA
 from on_policy_toys import tiny_vla, toy_envs
+from run_logs import rows_of
 from test_on_policy_rl_token import SMALL
-from test_on_policy_train import rows_of, run
+from test_on_policy_train import run
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start, rollout

@@ -1,14 +1,13 @@
 """Whole runs on the toy: files, resuming bit for bit, phases, processes, learning."""
 
-import json
 import os
-import shutil
 import signal
 from functools import partial
 
 import pytest
 import torch
 from on_policy_toys import tiny_vla, toy_envs
+from run_logs import assert_same_weights, cut_off, rows_of
 from safetensors.torch import load_file
 from test_on_policy_distributed import two_processes
 from toy_token_env import LIMIT
@@ -35,6 +34,10 @@ SMALL = {
     "eval_layouts": 2,
     "progress": False,
 }
+
+
+#: With draws that win now and then, so that there is something to learn.
+GAUSSIAN = {"policy": "gaussian", "sigma": 0.5, "noise_correlation": 0.8}
 
 
 class Guide(MiniBackend):
@@ -71,15 +74,6 @@ def run(kind, folder, vla=None, toy=None, **changes):
     config = kind(**{**SMALL, "run_dir": folder, **changes})
     envs = toy_factories(config, **(toy or {}))
     return train(config, vla=vla or tiny_vla(), envs=envs)
-
-
-def rows_of(folder):
-    """Metrics without what depends on the clock."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")}
-        for row in rows
-    ]
 
 
 def test_a_run_leaves_what_is_needed(tmp_path):
@@ -131,27 +125,20 @@ def _inputs():
         (PPOConfig, {"episodes_per_env": None, "rollout_chunks": 4, "eval_every": 100}),
         (PPOConfig, {"ahead": 1, "warmup_steps": 60, "transition_steps": 150}),
         (PPOConfig, {"value_epochs": 2, "value_replay": 2}),
+        (PPOConfig, {**GAUSSIAN, "lora_dropout": 0.1}),
+        (PPOConfig, {"policy": "flow", "lora_dropout": 0.1}),
     ],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
     changes = {"total_steps": 330, "checkpoint_every": 120, "keep_checkpoints": 9, **changes}
-    run(kind, tmp_path / "whole", **changes)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("[0-9]*"))
-    assert len(checkpoints) >= 3
-    for later in checkpoints[1:]:
-        shutil.rmtree(later)
-    (tmp_path / "cut" / "last.safetensors").unlink()
-    run(kind, tmp_path / "cut", auto_resume=True, **changes)
-    whole, cut = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "cut"))
-    assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
-    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
-    assert sum(row.get("train/grad_norm", 0) > 0 for row in rows_of(tmp_path / "cut")) >= 3
-    second = tmp_path / "cut" / "checkpoints" / checkpoints[1].name
-    run(kind, tmp_path / "cut", resume=second, **changes)
-    cut = load_file(tmp_path / "cut" / "last.safetensors")
-    assert all(torch.equal(whole[k], cut[k]) for k in whole)
-    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(kind, whole, tiny_vla(flow_layers=1), **changes)
+    checkpoints = cut_off(whole, cut)
+    for going_on in ({"auto_resume": True}, {"resume": checkpoints[1]}):
+        run(kind, cut, tiny_vla(flow_layers=1), **going_on, **changes)
+        assert_same_weights(cut, whole)
+        assert rows_of(cut) == rows_of(whole)
+        assert sum(row.get("train/grad_norm", 0) > 0 for row in rows_of(cut)) >= 3
 
 
 def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):

@@ -5,17 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from on_policy_toys import tiny_vla, toy_envs
-from safetensors.torch import load_file
+from run_logs import assert_same_weights, rows_of
 from test_on_policy_rl_token import SMALL as RL_TOKEN
-from test_on_policy_train import rows_of, run
-from world_model_toys import watching_model
+from test_on_policy_train import run
+from world_model_toys import OneView, watching_model
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym.vla.base import VLAOutput
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
@@ -79,9 +77,7 @@ def test_a_run_with_a_world_model_goes_on_bit_for_bit(model_folder, tmp_path):
     shutil.copytree(whole, part)
     first = sorted((part / "checkpoints").iterdir())[0]
     learn(part, model_folder, checkpoint_every=100, keep_checkpoints=9, resume=first)
-    ends = [load_file(folder / "last.safetensors") for folder in (whole, part)]
-    assert ends[0].keys() == ends[1].keys()
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert_same_weights(whole, part)
     assert rows_of(whole) == rows_of(part)
 
 
@@ -225,17 +221,6 @@ def test_each_process_has_its_world_model_on_its_own_device(monkeypatch):
     config = PPOConfig(world_model="x", policy="rl-token", device="cuda")
     with pytest.raises(Loaded, match="^cuda:1$"):
         networks.make_networks(config, tiny_vla())
-
-
-class OneView:
-    """A VLA that does not look at the wrist camera, which the world model does."""
-
-    name, horizon, num_hidden_tokens, hidden_size, image_size = "one", 8, 1, 32, 64
-    cameras = ("agentview",)
-
-    def infer(self, images, instructions, proprio):
-        assert set(images) == {"agentview"} and len(instructions) == len(proprio)
-        return VLAOutput(torch.zeros(len(proprio), 1, 32), torch.zeros(len(proprio), 8, 7))
 
 
 def test_who_plays_observes_what_the_world_model_sees():

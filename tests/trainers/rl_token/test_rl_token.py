@@ -308,10 +308,3 @@ def test_pretraining_command_end_to_end(tmp_path):
     assert "context dropout 0.5 | context dropout 0 |" in table and table.count("\n") == 6
     assert table in (tmp_path / "run" / "model" / "README.md").read_text()
     assert load_rl_token(tmp_path / "run" / "model").config.context_dropout == 0.5
-
-
-def test_shipped_encoder_fits_the_shipped_vla():
-    from vla_gym.vla import load
-
-    encoder = load_rl_token("mini")
-    assert encoder.hidden_size == load("mini").hidden_size and encoder.dim == 256

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from run_logs import rows_without_times
+from run_logs import rows_of as rows
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.run import Run
@@ -66,10 +66,6 @@ def count(config: CountConfig, at: Any = None) -> dict[str, Any]:
                     with run.new_checkpoint(step, state) as folder:
                         (folder / "blob").write_text(str(step))
         return run.write_card({"total": total, **run.throughput(step)}, {})
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return rows_without_times(path / "metrics.jsonl")
 
 
 def names(path: Path) -> list[str]:

@@ -1,7 +1,6 @@
 """Stable-Baselines3 stays behind its adapter and TD3+BC."""
 
-import subprocess
-import sys
+from run_python import run_python
 
 
 def test_on_policy_training_does_not_import_it() -> None:
@@ -9,4 +8,4 @@ def test_on_policy_training_does_not_import_it() -> None:
         "import sys, vla_gym_trainers.on_policy.train, vla_gym_trainers.rollout.collector, "
         "vla_gym_trainers.rollout.pipeline; assert 'stable_baselines3' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=280)
+    run_python(code)

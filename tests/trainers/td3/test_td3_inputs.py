@@ -43,7 +43,7 @@ def observations(key: str, seed: int = 0) -> tuple[Obs, Obs]:
 @pytest.mark.parametrize(
     ("option", "key"), [("use_rl_token", "rl_token"), ("use_reference", "vla_action")]
 )
-def test_what_is_left_out_has_no_influence(option: str, key: str, tmp_path: Path) -> None:
+def test_what_is_left_out_has_no_influence(option: str, key: str) -> None:
     obs, other = observations(key)
     model = make()
     assert np.abs(correction(model, obs)).max() > 0.0
@@ -61,10 +61,6 @@ def test_what_is_left_out_has_no_influence(option: str, key: str, tmp_path: Path
             for o in (obs, other)
         ]
         assert (values[0] == values[1]).all()
-
-    blind.save(tmp_path / "blind.zip")
-    again = TD3BC.load(tmp_path / "blind.zip")
-    np.testing.assert_array_equal(again.predict(obs)[0], blind.predict(obs)[0])
 
 
 def test_pessimism_changes_what_the_actor_learns() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from toy_env import CHUNK_LEN, ToyReach
 from vla_gym.errors import ConfigError
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.networks import ChunkActor, reference_chunk
-from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 
 FAST: dict[str, Any] = {
     "learning_starts": 64,
@@ -91,18 +89,6 @@ def test_the_vla_acts_until_the_actor_is_cloned(ahead: int) -> None:
     assert (away[:72] == 0.0).all()  # the ninth block acts before the first gradient step
     if ahead < 2:
         assert (away[80:] > 0.0).all()
-
-
-def test_saved_policies_and_runs_keep_the_option(tmp_path: Path) -> None:
-    model = make().learn(96)
-    model.save(tmp_path / "policy.zip")
-    again = TD3BC.load(tmp_path / "policy.zip")
-    assert again.config.actor == again.policy.config.actor == "plain" and again.policy.actor.plain
-    obs = ToyReach().reset(seed=0)[0]
-    np.testing.assert_array_equal(again.predict(obs)[0], model.predict(obs)[0])
-    run = build_model(TD3RunConfig(task_ids=(5,), actor="plain", net_arch=(16,)), ToyReach())
-    assert run.policy.actor.plain
-    assert not make(actor="residual").policy.actor.plain
 
 
 def test_unknown_actors_are_refused() -> None:

@@ -66,21 +66,6 @@ def test_task_index_against_brute_force() -> None:
             buffer = pickle.loads(pickle.dumps(buffer))  # and it goes on
     newest = buffer.sample(5000).observations["rl_token"][:, 0]
     assert sorted(set(newest.tolist())) == list(range(250, 300))
-
-
-def test_balanced_batches_hold_every_task_alike() -> None:
-    buffer = make(size=100, n_envs=2, balanced=True)
-    for step in range(60):  # task 3 in one of twenty rows, task 4 in the others
-        push(buffer, [float(step), 500.0], [4, 3 if step % 10 == 0 else 4])
-    assert buffer.size() == 100
-    assert set(buffer.task_counts) == {3, 4}
-    assert buffer.task_counts[3] == 5
-    tasks = buffer.sample(101).observations["task_id"][:, 0].tolist()
-    assert abs(tasks.count(3) - tasks.count(4)) == 1
-    plain = make(size=100, n_envs=2)
-    for step in range(60):
-        push(plain, [float(step), 500.0], [4, 3 if step % 10 == 0 else 4])
-    assert plain.sample(100).observations["task_id"][:, 0].tolist().count(3) < 20
     buffer.reset()
     assert (buffer.size(), buffer.task_counts) == (0, {})
 
@@ -116,34 +101,6 @@ def test_one_task_is_sampled_as_without_balance() -> None:
             push(buffer, [float(tag)], [6])
         drawn.append(buffer.sample(64).observations["rl_token"][:, 0].tolist())
     assert drawn[0] == drawn[1]
-
-
-@pytest.mark.parametrize("count", [7, 33])
-def test_a_pickled_buffer_goes_on_as_the_original(count: int) -> None:
-    original = make(size=20, balanced=True)
-    for tag in range(count):
-        push(original, [float(tag)], [tag % 3])
-    data = pickle.dumps(original)
-    copy = pickle.loads(data)
-    for buffer in (original, copy):  # in the middle of an episode
-        push(buffer, [90.0], [1])
-        buffer.add(
-            {"rl_token": np.ones((1, 3)), "task_id": np.array([2])},
-            {"rl_token": np.ones((1, 3)), "task_id": np.array([2])},
-            np.zeros((1, 14)),
-            np.array([0.9]),
-            np.array([True]),
-            [{"discount": 0.81}],
-        )
-    np.testing.assert_array_equal(original.mc_returns, copy.mc_returns)
-    for mine, its in zip(original.sample(50), copy.sample(50), strict=True):
-        pairs = [(mine[key], its[key]) for key in mine] if isinstance(mine, dict) else [(mine, its)]
-        for a, b in pairs:
-            np.testing.assert_array_equal(a.numpy(), b.numpy())
-    # views of the copy look at the copy's own memory
-    copy.rewards[0] = 5.0
-    assert copy.rows(np.array([0])).rewards.item() == 5.0
-    assert original.rewards[0] != 5.0
 
 
 def test_pickle_holds_the_filled_rows_only() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from memory_vla import GRUVLA
-from run_logs import rows_without_times
+from run_logs import rows_of as rows
 from safetensors.torch import load_file
-from world_model_toys import TellingVLA, toy_sequences
+from world_model_toys import OneView, toy_sequences
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, WeightsError
@@ -21,12 +20,11 @@ from vla_gym.rollout import Info
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
-from vla_gym.vla.base import VLAOutput
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.settings import EVAL_SEED, load_preset, load_run_settings
+from vla_gym_trainers.runs.settings import EVAL_SEED, load_run_settings
 from vla_gym_trainers.world_model import train as training
 from vla_gym_trainers.world_model.collect import FIRST_SEED, collect, random_chunk
 from vla_gym_trainers.world_model.config import WorldModelConfig
@@ -188,10 +186,6 @@ def collected(monkeypatch: pytest.MonkeyPatch, sequences: Sequences) -> list[boo
     return calls
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return rows_without_times(path / "metrics.jsonl")
-
-
 class Killed(BaseException):
     """Stands for a death between two steps."""
 
@@ -282,13 +276,6 @@ def test_bad_settings_are_one_clear_error(tmp_path, collected, capsys):
         train_world_model(Short(**{**TINY, "bptt_length": 6}, run_dir=tmp_path / "c"))
 
 
-def test_presets():
-    for name in ("f1_tiny", "f1"):
-        config = load_preset(WorldModelConfig, name)
-        config.check()
-        assert config.chunk_len == 4 and config.sequential_training
-
-
 @pytest.mark.slow
 def test_the_tiny_preset_beats_copying(tmp_path, capsys):
     """End to end, as a user runs it; then its model in environments."""
@@ -314,16 +301,6 @@ def test_the_tiny_preset_beats_copying(tmp_path, capsys):
         obs, rewards, *_ = envs.step(envs.action_space.sample())
         assert ((rewards > 0.0) & (rewards < 1.0)).all()
     envs.close()
-
-
-class OneView(TellingVLA):
-    """Does not look at the wrist camera, whose frames are recorded all the same."""
-
-    cameras, image_size = ("agentview",), 64
-
-    def infer(self, images: dict[str, np.ndarray], instructions: list[str], proprio: Any) -> Any:
-        assert set(images) == {"agentview"} and len(instructions) == len(proprio)
-        return VLAOutput(torch.zeros(len(proprio), 1, 3), torch.zeros(len(proprio), 8, 7))
 
 
 def test_a_vla_need_not_look_at_the_wrist_camera():

@@ -17,6 +17,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, Pictures
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, by_mode
 from world_model_toys import CHUNK_LEN, TOKENIZER, toy_model
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
@@ -31,12 +32,6 @@ from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 cloudpickle.register_pickle_by_value(picture_env)
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
-NEXT_STEP, SAME_STEP, DISABLED = (
-    AutoresetMode.NEXT_STEP,
-    AutoresetMode.SAME_STEP,
-    AutoresetMode.DISABLED,
-)
-by_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 WEIGHTS = {
     "task": 1.0,
     "memory_divergence": 0.5,
@@ -424,8 +419,6 @@ class Long(Pictures):
             lambda: WorldModelObservation(_vector(partial(PictureEnv, 8)), toy_model()),
             "image_size=4",
         ),
-        (lambda: make(SAME_STEP, rewards={"curiosity": 1.0}), "got 'curiosity'"),
-        (lambda: make(SAME_STEP, rewards={}), "got none"),
         (lambda: WorldModelObservation(_vector(Silent), toy_model()).reset(seed=0), "instruction"),
     ],
 )
