@@ -159,7 +159,7 @@ def table(group: str) -> list[str]:
         config, expected = _with_defaults(train["config"]), usual[train["kind"]]
         defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
         expected = {k: defaults.get(k) if v is _MIXED else v for k, v in expected.items()}
-        own = {k: config.get(k) for k, v in expected.items() if config.get(k) != v}
+        own = {k: config[k] for k, v in expected.items() if k in config and config[k] != v}
         cells = row(train, evaluation, own)
         rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
     first = "run" if group in LIBERO_GROUPS else "task"
@@ -170,7 +170,7 @@ def table(group: str) -> list[str]:
 def _differing(configs: list[Card]) -> dict[str, Any]:
     """Return the settings in which runs differ, each with what is usual."""
     keys = {key for config in configs for key in config} - _NOT_SHOWN
-    found = {key: [config.get(key) for config in configs] for key in sorted(keys)}
+    found = {key: [c[key] for c in configs if key in c] for key in sorted(keys)}
     return {k: _usual(v) for k, v in found.items() if len({json.dumps(x) for x in v}) > 1}
 
 
@@ -195,8 +195,11 @@ def _with_defaults(config: Card) -> Card:
         "aggregation": "tokens",
         "anneal_learning_rate": False,
     }
-    unused = {} if config.get("prior_demos") else {"bc_beside_demos": 1.0}
-    return {**later, **config, **unused}
+    known = {**later, **config}
+    if not config.get("prior_demos"):
+        known.pop("bc_beside_demos")  # nothing that it says how to learn from
+        known.pop("demo_starts", None)
+    return known
 
 
 def tasks_table(group: str) -> list[str]:

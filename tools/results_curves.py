@@ -33,7 +33,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
     if group in ("libero", "suite_ablation"):
-        return re.sub(r"-s\d+", "", name)
+        return re.sub(r"-s\d+(?=-|$)", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
     stride = f", stride {config['stride']}" if config.get("stride") else ""

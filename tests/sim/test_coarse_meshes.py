@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import gymnasium
 import numpy as np
 import pytest
 from render_pairs import PainterPair, fixed_camera
@@ -11,6 +12,7 @@ from render_pairs import PainterPair, fixed_camera
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.rendering.renderer import CAMERAS
+from vla_gym.sim.rendering.software import preload
 from vla_gym.sim.rendering.software.coarse_meshes import CELL, merge_corners
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
@@ -58,8 +60,54 @@ def test_no_gap_opens() -> None:
 
 
 def test_small_meshes_stay_as_they_are() -> None:
-    few = ball(12)
-    assert merge_corners(few) is few
+    fine = ball(60)
+    assert merge_corners(fine[:999]) is not fine and len(merge_corners(fine[:999])) == 999
+    assert len(merge_corners(fine[:1000])) < 1000
+    speck = fine * np.float32(0.02)  # within one cell: it must not vanish
+    assert merge_corners(speck) is speck
+
+
+def plate(thickness: float) -> np.ndarray:
+    """Return (F, 3, 8) of a square of 16 cm and its back side, which looks down."""
+    x, y = np.meshgrid(np.linspace(0, 0.16, 41), np.linspace(0, 0.16, 41), indexing="ij")
+    zero, one = np.zeros_like(x), np.ones_like(x)
+    points = np.stack([x, y, zero, zero, zero, one, x / 0.16, y / 0.16], -1)
+    a, b, c, d = points[:-1, :-1], points[1:, :-1], points[1:, 1:], points[:-1, 1:]
+    top = np.concatenate([np.stack([a, b, d], 2), np.stack([b, c, d], 2)]).reshape(-1, 3, 8)
+    back = top[:, ::-1].copy()
+    back[:, :, 2], back[:, :, 5] = -thickness, -1.0
+    return np.concatenate([top, back]).astype(np.float32)
+
+
+def test_both_sides_of_a_thin_plate_stay_with_their_normals_once_and_in_order() -> None:
+    coarse = merge_corners(plate(0.001))
+    facing = np.cross(coarse[:, 1, :3] - coarse[:, 0, :3], coarse[:, 2, :3] - coarse[:, 0, :3])[
+        :, 2
+    ]
+    up = facing > 0
+    assert up.sum() == (~up).sum() > 100, "each place is drawn once from each side"
+    np.testing.assert_array_equal(coarse[:, :, 5], np.where(up, 1.0, -1.0)[:, None].repeat(3, 1))
+    assert up[: up.sum()].all(), "the top came first"
+    np.testing.assert_allclose(coarse[:, :, 6:], coarse[:, :, :2] / 0.16, atol=CELL / 0.16 / 2)
+    places = {tuple(sorted(map(bytes, corners))) for corners in coarse[up][:, :, :3]}
+    assert len(places) == up.sum()
+
+
+@pytest.mark.libero_assets
+def test_environments_draw_coarse_frames_in_workers_too() -> None:
+    how = {"task_ids": 8, "assets": "libero", "image_size": 64}
+    images = []
+    for profile in ("fast", "coarse"):
+        env = gymnasium.make("Libero-goal-v0", visual_profile=profile, **how)
+        images.append(env.reset(seed=0)[0]["agentview"])
+        env.close()
+    envs = gymnasium.make_vec(
+        "Libero-goal-v0", num_envs=1, workers=1, visual_profile="coarse", **how
+    )
+    seen = envs.reset(seed=0)[0]["agentview"][0]
+    envs.close()
+    np.testing.assert_array_equal(seen, images[1])
+    assert np.any(seen != images[0])
 
 
 @pytest.mark.libero_assets
@@ -69,6 +117,8 @@ def test_frames_hardly_change() -> None:
     sim, shared = LiberoSim(model), load_shared(model)
     sim.reset(model.official_layout(0))
     sim.prepare_render()
+    preload(shared, coarse=True)
+    assert "coarse_mesh_chunks" in shared.derived
     drawn = []
     pair = PainterPair(shared, 128, coarse=True)
     for name in CAMERAS:

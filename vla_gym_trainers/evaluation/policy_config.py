@@ -12,7 +12,7 @@ from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
 from vla_gym.rollout import ExpertPolicy, Policy, RandomPolicy, Start
 from vla_gym.rollout.vla_policy import VLAPolicy, held_out_words
-from vla_gym.suites import VARIANTS, get_suite, get_task
+from vla_gym.suites import VARIANTS, get_task
 
 POLICIES = ("vla", "expert", "random")
 
@@ -84,21 +84,21 @@ class PolicyConfig(EnvSettings):
             self._check_told_tasks({start.suite for start in starts})
 
     def _check_told_tasks(self, suites: Iterable[str]) -> None:
-        """Refuse suites whose tasks are not those that a policy with ``use_task_id`` is told."""
+        """Refuse suites in which the tasks that a policy with ``use_task_id`` is told are others.
+
+        What it was trained on stands in its run's configuration; without that nothing is refused.
+        """
         from vla_gym_trainers.evaluation.trained import trained_on
 
-        def numbered(suite: str) -> str:
-            return suite.partition("-")[0] if suite in VARIANTS else suite  # whose order it has
-
-        run = trained_on(Path(self.policy).expanduser())
-        if not run.use_task_id:
+        path = Path(self.policy).expanduser()
+        if not path.exists() or not (run := trained_on(path)).use_task_id:
             return
-        known = numbered(get_suite(run.suite).name)
-        if others := sorted(suite for suite in suites if numbered(suite) != known):
+        known = _numbered(run.suite)
+        if others := sorted(suite for suite in suites if _numbered(suite) != known):
             raise ConfigError(
                 f"{self.policy} is told which task of {known} it plays (use_task_id), and cannot "
-                f"play {', '.join(others)}: choose --suite {known} or one of its variants, or "
-                "train with --no-use-task-id."
+                f"play {', '.join(others)}: choose --suite {known} or a variant of it, or train "
+                "with --no-use-task-id."
             )
 
     @property
@@ -174,6 +174,13 @@ class PolicyConfig(EnvSettings):
         return load_trained(
             path, self.vla, self.batch_size, rl_token=self.rl_token, device=self.device
         )
+
+
+def _numbered(suite: str) -> str:
+    """Return the suite whose numbers tasks have here: variants number what they vary alike."""
+    parts = suite.split("+")
+    names = [p.removeprefix("libero_").replace("_", "-") if "libero_" in p else p for p in parts]
+    return "+".join(name.partition("-")[0] if name in VARIANTS else name for name in names)
 
 
 def _check_experts(starts: Iterable[Start]) -> None:

@@ -17,6 +17,7 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import Start
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.config import EvalConfig
+from vla_gym_trainers.evaluation.policy_config import _numbered
 from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.evaluation.summary import summarize
 from vla_gym_trainers.evaluation.trained import TrainedOn, load_policy, trained_on, trained_vla
@@ -207,12 +208,22 @@ def test_a_policy_that_is_told_the_task_keeps_to_its_suite(tmp_path: Path, told:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for suite in ("goal", "goal-swap"):
         EvalConfig(policy=str(tmp_path), suite=(suite,)).check()
+    (tmp_path / "policy.safetensors").touch()
     elsewhere = EvalConfig(policy=str(tmp_path / "policy.safetensors"), suite=("goal", "spatial"))
     if not told:
         elsewhere.check()
         return
     with pytest.raises(ConfigError, match="which task of goal it plays.*cannot play spatial: choo"):
         elsewhere.check()
+    nothing_there = EvalConfig(policy=str(tmp_path / "expret"), suite=("spatial",))
+    nothing_there.check()  # that it is missing is said when it is loaded
+    for trained, played, fits in (
+        ("goal+spatial", "goal-swap+spatial", True),
+        ("libero_goal_swap", "goal", True),
+        ("goal+spatial", "goal", False),
+        ("bddl-1", "bddl-2", False),
+    ):
+        assert (_numbered(trained) == _numbered(played)) is fits
 
 
 def test_the_vla_that_was_trained(tmp_path: Path) -> None:

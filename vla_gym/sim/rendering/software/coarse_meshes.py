@@ -1,7 +1,7 @@
 """Meshes with fewer triangles, for the profile ``coarse``: vertex clustering.
 
 After Rossignac and Borrel, Multi-resolution 3D approximations for rendering complex scenes (1993).
-LIBERO's meshes have up to 66,000 triangles for things that are a few dozen pixels large.
+LIBERO's meshes have up to 70,000 triangles for things that are a few dozen pixels large.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ _TEXTURE_CELLS, _MOST_CELLS = 16, 1 << 10
 def merge_corners(corners: np.ndarray) -> np.ndarray:
     """Return the triangles of a mesh that are left when each cell of a grid has one vertex.
 
-    Corners in one cell move to their mean position, so that no gaps open. Those whose normals
-    and texture coordinates are close as well take the mean of these. Triangles that shrink to a
-    line are left out, and those whose corners are where an earlier one's are.
+    Corners in one cell move to their mean position, so that neighbours stay neighbours; on
+    LIBERO's meshes by 3 mm or less in the mean, by 9 mm at most. Those whose normals and texture
+    coordinates are close as well take the mean of these. Triangles that shrink to a line are left
+    out, and those whose corners are where an earlier one's are, in the same order.
 
     Args:
         corners: float32 (F, 3, 8): position in metres, normal, texture coordinates.
 
     Returns:
-        float32 (F', 3, 8) in the same order, F' <= F; ``corners`` itself if it is small.
+        float32 (F', 3, 8) in the same order, F' <= F; ``corners`` itself if it has few triangles
+        or is smaller than a cell.
     """
     if len(corners) < _SMALL:
         return corners
@@ -47,7 +49,8 @@ def merge_corners(corners: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(looks[:, :3], axis=1, keepdims=True)
     looks[:, :3] /= np.maximum(length, 1e-9)
     merged = np.concatenate([position[place], looks[look]], axis=1).reshape(-1, 3, 8)
-    return merged[_left(place.reshape(-1, 3))].astype(np.float32)
+    left = merged[_left(place.reshape(-1, 3))].astype(np.float32)
+    return left if len(left) else corners
 
 
 def _number(keys: np.ndarray) -> np.ndarray:
