@@ -81,10 +81,8 @@ def plate(thickness: float) -> np.ndarray:
 
 def test_both_sides_of_a_thin_plate_stay_with_their_normals_once_and_in_order() -> None:
     coarse = merge_corners(plate(0.001))
-    facing = np.cross(coarse[:, 1, :3] - coarse[:, 0, :3], coarse[:, 2, :3] - coarse[:, 0, :3])[
-        :, 2
-    ]
-    up = facing > 0
+    a, b, c = coarse[:, :, :3].transpose(1, 0, 2)
+    up = np.cross(b - a, c - a)[:, 2] > 0
     assert up.sum() == (~up).sum() > 100, "each place is drawn once from each side"
     np.testing.assert_array_equal(coarse[:, :, 5], np.where(up, 1.0, -1.0)[:, None].repeat(3, 1))
     assert up[: up.sum()].all(), "the top came first"
