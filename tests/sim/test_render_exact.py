@@ -227,7 +227,7 @@ def test_a_painter_leaves_the_model_as_it_was(
 
 
 def test_preload_is_what_drawing_needs(toy: SharedModel) -> None:
-    preload(toy, coarse=False)
+    preload(toy)
     assert "mesh_chunks" in toy.derived
     data = mujoco.MjData(toy.model)
     mujoco.mj_forward(toy.model, data)

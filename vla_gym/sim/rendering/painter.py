@@ -69,7 +69,7 @@ def has_gpu() -> bool:
     return any(glob.glob(pattern) for pattern in _GPUS)
 
 
-def preload(shared: SharedModel, *, coarse: bool) -> None:
+def preload(shared: SharedModel, *, coarse: bool = False) -> None:
     """Load without OpenGL what drawing in software needs, for processes that are forked from here.
 
     Does nothing where a GPU may draw.

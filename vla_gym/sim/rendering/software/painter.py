@@ -48,7 +48,7 @@ def can_draw(model: mujoco.MjModel, fast: bool) -> bool:
     )
 
 
-def preload(shared: SharedModel, *, coarse: bool) -> None:
+def preload(shared: SharedModel, *, coarse: bool = False) -> None:
     """Cut a model's meshes and load compiled code, both without OpenGL.
 
     For a process that forks others: they share what :class:`SoftwarePainter` needs.
