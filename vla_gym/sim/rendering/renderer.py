@@ -60,7 +60,7 @@ class SceneRenderer:
             width: Image width in pixels.
             profile: ``"libero"`` renders what robosuite renders, pixel for pixel; ``"fast"``
                 leaves out anti-aliasing, reflections and shadows; ``"coarse"`` too, and draws
-                large meshes, in software, with fewer triangles, each vertex within a centimetre.
+                large meshes, in software, with fewer triangles, whose vertices move by millimetres.
 
         Raises:
             ConfigError: Bad size or unknown profile.
