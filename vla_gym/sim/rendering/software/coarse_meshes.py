@@ -21,9 +21,9 @@ def merge_corners(corners: np.ndarray) -> np.ndarray:
     """Return the triangles of a mesh that are left when each cell of a grid has one vertex.
 
     Corners in one cell move to their mean position, so that neighbours stay neighbours; on the 40
-    large meshes of goal, spatial and object by 1.5 to 3.1 mm in the mean, by 9.1 at most. Those whose normals and texture
-    coordinates are close as well take the mean of these. Triangles that shrink to a line are left
-    out, and those whose corners are where an earlier one's are, in the same order.
+    large meshes of goal, spatial and object by 1.5 to 3.1 mm in the mean, by 9.1 at most. Those
+    whose normals and texture coordinates are close as well take the mean of these. Triangles that
+    shrink to a line are left out, and those whose corners are where an earlier one's are.
 
     Args:
         corners: float32 (F, 3, 8): position in metres, normal, texture coordinates.
