@@ -5,10 +5,11 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
 the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets, see
-tools/results_suite.sh), libero_earlier (those with other settings than the preset's of now), or, of
-the earlier mini-few on lite, single, suite, ablation, suite_ablation, on_policy. The tables
-between the pages' ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards
-alone, and so are the pictures (results_curves.py; with ``--add`` the group's alone).
+tools/results_suite.sh), libero_earlier (those with other settings than the preset's of now), long
+(libero_10, see tools/results_long.sh), or, of the earlier mini-few on lite, single, suite,
+ablation, suite_ablation, on_policy. The tables between the pages' ``<!-- begin ... -->`` and
+``<!-- end ... -->`` lines are made of these cards alone, and so are the pictures
+(results_curves.py; with ``--add`` the group's alone).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, LITE_PAGE = (
     ROOT / p for p in ("results", "docs/results.md", "docs/results_lite.md")
 )
-LIBERO_GROUPS = ("libero", "libero_earlier")
+LIBERO_GROUPS = ("libero", "libero_earlier", "long")
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
-CURVES = ("libero", "single", "suite", "suite_ablation", "on_policy")
+CURVES = ("libero", "long", "single", "suite", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -243,7 +244,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     for group in GROUPS:
         tables = found[PAGE if group in LIBERO_GROUPS else LITE_PAGE]
         tables[group] = "\n".join(table(group))
-        if group in ("libero", "suite"):
+        if group in ("libero", "long", "suite"):
             tables[f"{group}_tasks"] = "\n".join(tasks_table(group))
             tables[f"{group}_training"] = "\n".join(training_table(group))
     return found

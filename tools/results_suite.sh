@@ -4,25 +4,28 @@
 #   tools/results_suite.sh goal 0
 #   tools/results_suite.sh goal 0 --no-use-rl-token      further options of vla-gym-train td3
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
+# VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
+# GROUP: the cards go to results/GROUP (default libero).
 # The task of a suite whose official states mini-few never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=$1 seed=$2
 shift 2
-runs=${RUNS:-runs}/libero bin=${VENV:-.venv}/bin
+group=${GROUP:-libero}
+runs=${RUNS:-runs}/$group bin=${VENV:-.venv}/bin vla=${VLA:-mini-few}
 name=$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
 case $suite in goal) lost=3 ;; object) lost=2 ;; *) lost= ;; esac
 if [ -n "$lost" ]; then
-    "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
+    "$bin/vla-gym" demos --suite "$suite" --task-ids $lost --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
 fi
-[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
+[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
 evaluate() {
     local out=$1
     shift
     [ -f "$out/card.json" ] && return
-    "$bin/vla-gym" eval --suite "$suite" --assets libero --out "$out" "$@" $([ -d "$out" ] && echo --resume)
+    "$bin/vla-gym" eval --suite "$suite" --assets libero --episodes "${STATES:-50}" --out "$out" "$@" $([ -d "$out" ] && echo --resume)
 }
-evaluate "$runs/vla-$suite" --vla mini-few
+evaluate "$runs/vla-$suite" --vla "$vla"
 evaluate "$runs/$name/eval" --policy "$runs/$name" --paired "$runs/vla-$suite/card.json"
-"$bin/python" tools/make_results_page.py --add "libero/$name" "$runs/$name" "$runs/$name/eval"
+"$bin/python" tools/make_results_page.py --add "$group/$name" "$runs/$name" "$runs/$name/eval"

@@ -47,12 +47,14 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 
 def check_looks(seen: Looks) -> None:
-    """Two environments trained on looks of their own, others evaluated on LIBERO's."""
+    """Two environments trained on looks of their own, drawn fast, others evaluated on LIBERO's."""
     varied = [(env, look.tobytes()) for env, look in seen if look is not None]
     training = {env for env, _ in varied}
     assert len(training) == 2 and len({look for _, look in varied}) >= 2
     evaluating = {env for env, look in seen if look is None}
     assert evaluating and not evaluating & training
+    for env, look in seen:
+        assert env.visual_profile == (None if look is None else "fast")
 
 
 def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
@@ -65,8 +67,6 @@ def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
     )
     card = train_td3(config).card
     check_looks(looks)
-    for env, look in looks:
-        assert env.visual_profile == (None if look is None else "fast")
     assert card["environment"]["variation"] == card["config"]["variation"] == "mild"
     assert card["environment"]["scene_reset_interval"] == 3
     with pytest.raises(ConfigError, match="variation='mild', not None"):
@@ -79,6 +79,7 @@ def test_ppo_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
         **{"episodes_per_env": None, "total_steps": 32, "eval_states": 0, "eval_layouts": 1},
         **{"eval_envs": 1, "trainable": "heads", "run_dir": tmp_path, "progress": False},
         variation="mild",
+        visual_profile="fast",
     )
     card = train(config).card
     check_looks(looks)

@@ -236,6 +236,7 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
     def train() -> LiberoVectorEnv:
         own: dict[str, Any] = {
             "task_sampling": config.task_sampling,
+            "visual_profile": config.visual_profile,
             "group_size": config.group_size,
             "autoreset_mode": "SAME_STEP",
         }

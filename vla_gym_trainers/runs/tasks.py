@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_gym.envs.scene_cache import VisualProfile
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
@@ -33,6 +34,10 @@ class TaskSettings(EnvSettings):
     none); 0: none."""
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
+    visual_profile: VisualProfile | None = None
+    """How the frames of training are drawn: libero, as upstream draws them; fast, without
+    anti-aliasing and reflections; coarse, large meshes with fewer triangles as well; None: libero
+    on LIBERO's own assets. Evaluations keep None."""
 
     def __post_init__(self) -> None:
         """Read the files of ``bddl_path``; they are the suite from then on."""

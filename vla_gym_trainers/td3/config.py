@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from vla_gym.envs.scene_cache import VisualProfile
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, Fraction, PositiveInt
 from vla_gym.suites import get_suite
@@ -85,10 +84,6 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     """Official states a task to film at the end, the VLA and the policy on each."""
     torch_threads: PositiveInt = 1
     """Threads of torch's matrix products; more than 1 rarely helps nets this small."""
-    visual_profile: VisualProfile | None = None
-    """How the frames of training are drawn: libero, as upstream draws them; fast, without
-    anti-aliasing and reflections; coarse, large meshes with fewer triangles as well; None: libero
-    on LIBERO's own assets. Evaluations keep None."""
     stride: Count = 0
     """Learn also from transitions that begin every so many control steps inside a chunk (the frames
     there are rendered and shown to the VLA); it divides the chunk length; 0: whole chunks only."""
