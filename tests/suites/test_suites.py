@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from run_python import run_python
 
 import vla_gym  # noqa: F401 - registers the environments
 from vla_gym.cli import main as cli
+from vla_gym.envs.base import LiberoEnvBase
 from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, suite_tasks
 from vla_gym.suites.libero import load_task_model
@@ -78,6 +80,13 @@ def test_tasks_share_a_scene_when_their_files_describe_the_same_one() -> None:
     assert (
         get_task("goal", 3).scene_name == "goal" and get_task("object", 3).scene_name == "object_3"
     )
+
+
+def test_the_scenes_of_ten_tasks_are_all_kept_open() -> None:
+    kept = inspect.signature(LiberoEnvBase).parameters["scene_cache_size"].default
+    counts = {s: len({task.scene_name for task in suite_tasks(s)}) for s in SUITES}
+    assert counts == {"goal": 1, "spatial": 1, "object": 10, "10": 9, "90": 20}
+    assert max(count for suite, count in counts.items() if suite != "90") <= kept
 
 
 def test_variants_are_tasks_of_their_suite_with_one_thing_changed() -> None:

@@ -62,7 +62,7 @@ class LiberoEnvBase(CameraEnv):
         task_sampling: TaskSampling = "uniform",
         env_index: int = 0,
         group_size: int = 1,
-        scene_cache_size: int = 8,
+        scene_cache_size: int = 10,
         variation: DomainVariation | str | None = None,
         scene_reset_interval: int = 1,
     ) -> None:
@@ -106,7 +106,8 @@ class LiberoEnvBase(CameraEnv):
             env_index: Number of this environment in a vector env, from 0.
             group_size: Consecutive environments that play the same tasks and layouts.
             scene_cache_size: Scenes that are kept ready, at least 1: simulations of this
-                environment, and renderers, which the environments of a thread share.
+                environment, and renderers, which the environments of a thread share. By default
+                those of LIBERO's suites of ten tasks all fit.
             variation: How light, cameras, colours and clutter vary: a
                 :class:`~vla_gym.variation.DomainVariation`, ``"mild"`` or ``"strong"``; None: not.
             scene_reset_interval: Episodes that a variation lasts.
