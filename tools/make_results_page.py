@@ -246,6 +246,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         tables[group] = "\n".join(table(group))
         if group in ("libero", "long", "suite"):
             tables[f"{group}_tasks"] = "\n".join(tasks_table(group))
+        if group in ("libero", "suite"):
             tables[f"{group}_training"] = "\n".join(training_table(group))
     return found
 

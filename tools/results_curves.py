@@ -4,10 +4,10 @@ Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
 (same task, algorithm and settings, other seeds; of libero, long and suite_ablation: same name but
-for its -sSEED) share a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite. Training
-episodes are played on sampled layouts with exploration noise, so the curves lie under the greedy
-results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official states
-of each task, which eval.json has.
+for its -sSEED) share a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite.
+Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
+greedy results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official
+states of each task, which eval.json has.
 """
 
 from __future__ import annotations
