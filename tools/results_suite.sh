@@ -5,18 +5,22 @@
 #   tools/results_suite.sh goal 0 --no-use-rl-token      further options of vla-gym-train td3
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
-# GROUP: the cards go to results/GROUP (default libero).
+# GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
 # The task of a suite whose official states mini-few never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-suite=$1 seed=$2
+suite=${1:?Expected a suite and a seed.} seed=${2:?Expected a seed.}
 shift 2
 group=${GROUP:-libero}
 runs=${RUNS:-runs}/$group bin=${VENV:-.venv}/bin vla=${VLA:-mini-few}
 name=$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
-case $suite in goal) lost=3 ;; object) lost=2 ;; *) lost= ;; esac
+if [ "$group" = libero ] && [ "$vla" != mini-few ]; then
+    echo "GROUP libero holds mini-few's runs: give VLA=$vla a GROUP of its own." >&2
+    exit 2
+fi
+case $vla-$suite in mini-few-goal) lost=3 ;; mini-few-object) lost=2 ;; *) lost= ;; esac
 if [ -n "$lost" ]; then
-    "$bin/vla-gym" demos --suite "$suite" --task-ids $lost --num-demos 2 --assets libero --output "$runs/demos"
+    "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
 fi
 [ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
