@@ -30,6 +30,8 @@ evaluate() {
     [ -f "$out/card.json" ] && return
     "$bin/vla-gym" eval --suite "$suite" --assets libero --episodes "${STATES:-50}" --out "$out" "$@" $([ -d "$out" ] && echo --resume)
 }
-evaluate "$runs/vla-$suite" --vla "$vla"
-evaluate "$runs/$name/eval" --policy "$runs/$name" --paired "$runs/vla-$suite/card.json"
-"$bin/python" tools/make_results_page.py --add "$group/$name" "$runs/$name" "$runs/$name/eval"
+# Another number of states is another evaluation.
+alone=$runs/vla-$suite${STATES:+-$STATES} trained=$runs/$name/eval${STATES:+-$STATES}
+evaluate "$alone" --vla "$vla"
+evaluate "$trained" --policy "$runs/$name" --paired "$alone/card.json"
+"$bin/python" tools/make_results_page.py --add "$group/$name" "$runs/$name" "$trained"
