@@ -31,6 +31,7 @@ LIMITS = {
     "grpo": 110,
     "td3": 60,
     "render": 120,
+    "train": 200,
     "tests": 120,
     "forward-graphs": 180,
     "forward-compiled": 180,

@@ -265,6 +265,40 @@ def render(on: Device, _: str) -> Iterator[Row]:
         yield {"workers": workers, **medians, "gl": report["machine"]["gl"].replace(" | ", ", ")}
 
 
+def train(on: Device, _: str) -> Iterator[Row]:
+    """Control steps a second of TD3+BC and GRPO with the embedded VLA, after the warm-up.
+
+    Beside them the seconds of each part in that time; GRPO's pipeline is off, as by default.
+    """
+    num_envs = 8 if on.tiny else 32
+    always = ["--device", on.device, "--num-envs", f"{num_envs}", "--no-progress"]
+    always += ["--assets", "lite" if on.tiny else "libero", "--visual-profile", "fast"]
+    always += ["--workers", "1" if on.tiny else "16", "--max-minutes", "1.1"]
+    short = ["--episodes-per-env", "1", "--group-size", "2", "--task-ids", "0"]
+    runs = {
+        "td3": ["--preset", "td3_libero", "--learning-starts", "64", "--critic-warmup-steps", "64"],
+        "grpo": ["--preset", "grpo_gaussian", "--eval-every", "0", *(short if on.tiny else ())],
+    }
+    for command, options in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            program = [sys.executable, "-m", "vla_gym_trainers.cli", command, "--run-dir", folder]
+            subprocess.run([*program, *options, *always], check=True, stdout=sys.stderr)
+            text = Path(folder, "metrics.jsonl").read_text()
+        rows = [row for row in map(json.loads, text.splitlines()) if "time/learn" in row]
+        if len(rows) < 2:
+            raise RuntimeError(f"{command} learned fewer than two times in its time")
+        steps = [row.get("time/total_env_steps", row["step"]) for row in rows]
+        seconds = rows[-1]["wall_s"] - rows[0]["wall_s"]
+        parts = ("time/rollout", "time/forward", "time/learn")
+        yield {
+            "trainer": command,
+            "num_envs": num_envs,
+            "steps": steps[-1] - steps[0],
+            "steps_per_s": (steps[-1] - steps[0]) / seconds,
+            **{f"{part[5:]}_s": sum(row[part] for row in rows[1:]) for part in parts},
+        }
+
+
 def tests(on: Device, _: str) -> Iterator[Row]:
     """``pytest -m gpu``."""
     where = "tests/vla/test_gpu.py" if on.tiny else "tests"
@@ -278,5 +312,5 @@ def tests(on: Device, _: str) -> Iterator[Row]:
 
 STEPS: dict[str, Callable[[Device, str], Iterator[Row]]] = {
     **dict.fromkeys(("forward-eager", *COMPILE_MODES), forward),
-    **{"grpo": grpo, "td3": td3, "render": render, "tests": tests},
+    **{"grpo": grpo, "td3": td3, "render": render, "train": train, "tests": tests},
 }
