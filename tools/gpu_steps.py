@@ -159,7 +159,7 @@ def grpo_update(on: Device, vla: Any, config: Any) -> Row:
     from vla_gym_trainers.on_policy.targets import grpo_targets
 
     policy, rng = make_networks(config, vla).policy, np.random.default_rng(0)
-    rollout = Rollout(policy, 8, 1 if on.tiny else 8, 1, group_size=config.group_size)
+    rollout = Rollout(policy, 8, 1 if on.tiny else 2, 1, group_size=config.group_size)
     data, arrays = rollout.data, rollout.arrays
     for name in vla.cameras[: vla.num_views]:
         arrays[name][:] = rng.integers(0, 256, arrays[name].shape, np.uint8)
@@ -268,17 +268,18 @@ def render(on: Device, _: str) -> Iterator[Row]:
 def train(on: Device, _: str) -> Iterator[Row]:
     """Control steps a second of TD3+BC and GRPO with the embedded VLA, after the warm-up.
 
-    Beside them the seconds of each part in that time; GRPO's pipeline is off, as by default.
+    Beside them the seconds of each part in that time.
     """
     num_envs = 8 if on.tiny else 32
     always = ["--device", on.device, "--num-envs", f"{num_envs}", "--no-progress"]
     always += ["--assets", "lite" if on.tiny else "libero", "--visual-profile", "fast"]
     always += ["--workers", "1" if on.tiny else "16", "--max-minutes", "1.1"]
-    short = ["--episodes-per-env", "1", "--group-size", "2", "--task-ids", "0"]
     runs = {
         "td3": ["--preset", "td3_libero", "--learning-starts", "64", "--critic-warmup-steps", "64"],
-        "grpo": ["--preset", "grpo_gaussian", "--eval-every", "0", *(short if on.tiny else ())],
+        "grpo": ["--preset", "grpo_gaussian", "--eval-every", "0", "--episodes-per-env", "1"],
     }
+    if on.tiny:
+        runs["grpo"] += ["--group-size", "2", "--task-ids", "0"]
     for command, options in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             program = [sys.executable, "-m", "vla_gym_trainers.cli", command, "--run-dir", folder]
@@ -299,10 +300,10 @@ def train(on: Device, _: str) -> Iterator[Row]:
         }
 
 
-def tests(on: Device, _: str) -> Iterator[Row]:
+def tests(_on: Device, _: str) -> Iterator[Row]:
     """``pytest -m gpu``."""
-    where = "tests/vla/test_gpu.py" if on.tiny else "tests"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", where]
+    file = "tests/vla/test_gpu.py"  # to collect all tests takes half a minute
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", file]
     run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     sys.stderr.write(run.stdout + run.stderr)
     yield {"returncode": run.returncode, "summary": run.stdout.strip().splitlines()[-1]}

@@ -26,8 +26,9 @@ def run(*arguments):
 
 
 @pytest.mark.slow
-def test_render_and_tests_steps_run(tmp_path):
-    check(tmp_path, {"render": (1, ("steps_per_s", "cpu_ms")), "tests": (1, ())})
+def test_steps_that_start_programs_run(tmp_path):
+    wanted = {"render": (1, ("steps_per_s", "cpu_ms")), "tests": (1, ())}
+    check(tmp_path, wanted | {"train": (2, ("steps_per_s", "rollout_s", "learn_s"))})
 
 
 def test_steps_that_compute_write_their_figures(tmp_path):
