@@ -1,4 +1,4 @@
-"""All that needs a GPU, in one run of under 9 minutes: see docs/gpu.md and tools/gpu_check.sh.
+"""What needs a GPU, as much as 9 minutes hold: see docs/gpu.md and tools/gpu_check.sh.
 
 ``--device cpu --tiny`` does the same with tiny networks, so that this file is tested without one.
 Each step is a process: its peak of memory is its own, and one that fails or takes too long costs
@@ -31,7 +31,8 @@ LIMITS = {
     "grpo": 110,
     "td3": 60,
     "render": 120,
-    "train": 200,
+    "train-td3": 120,
+    "train-grpo": 120,
     "tests": 120,
     "forward-graphs": 180,
     "forward-compiled": 180,

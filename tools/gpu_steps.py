@@ -142,7 +142,7 @@ def grpo(on: Device, _: str) -> Iterator[Row]:
         for micro in (1, 2) if on.tiny else (1, 4, 16):
             row: Row = {"gradient_checkpointing": checkpointing, "micro_batch_size": micro}
             try:
-                row |= grpo_update(on, vla, GRPOConfig(**row))
+                row |= grpo_update(on, vla, GRPOConfig(**row, num_minibatches=1))
             except torch.OutOfMemoryError:
                 row["failed"] = "out of memory"
             gc.collect()
@@ -265,39 +265,42 @@ def render(on: Device, _: str) -> Iterator[Row]:
         yield {"workers": workers, **medians, "gl": report["machine"]["gl"].replace(" | ", ", ")}
 
 
-def train(on: Device, _: str) -> Iterator[Row]:
-    """Control steps a second of TD3+BC and GRPO with the embedded VLA, after the warm-up.
+def train(on: Device, step: str) -> Iterator[Row]:
+    """Control steps a second of a trainer with the embedded VLA, from its first learning on.
 
-    Beside them the seconds of each part in that time.
+    ``rollout_s``, ``forward_s`` and ``learn_s`` are in those ``seconds``; TD3+BC collects while it
+    learns, GRPO by turns.
     """
-    num_envs = 8 if on.tiny else 32
-    always = ["--device", on.device, "--num-envs", f"{num_envs}", "--no-progress"]
-    always += ["--assets", "lite" if on.tiny else "libero", "--visual-profile", "fast"]
-    always += ["--workers", "1" if on.tiny else "16", "--max-minutes", "1.1"]
-    runs = {
-        "td3": ["--preset", "td3_libero", "--learning-starts", "64", "--critic-warmup-steps", "64"],
-        "grpo": ["--preset", "grpo_gaussian", "--eval-every", "0", "--episodes-per-env", "1"],
+    command, num_envs = step.removeprefix("train-"), 8 if on.tiny else 32
+    options = ["--device", on.device, "--num-envs", f"{num_envs}", "--no-progress"]
+    options += ["--assets", "lite" if on.tiny else "libero", "--visual-profile", "fast"]
+    options += ["--workers", "1" if on.tiny else "16", "--max-minutes", "1.2", "--eval-states", "0"]
+    if command == "td3":
+        steps_of = "time/total_env_steps"
+        options += ["--preset", "td3_libero", "--learning-starts", "64"]
+        options += ["--critic-warmup-steps", "64"]
+    else:
+        steps_of = "step"
+        options += ["--preset", "grpo_gaussian", "--episodes-per-env", "1", "--eval-every", "0"]
+        options += ["--group-size", "2", "--task-ids", "0"] if on.tiny else []
+    with tempfile.TemporaryDirectory() as folder:
+        program = [sys.executable, "-m", "vla_gym_trainers.cli", command, "--run-dir", folder]
+        subprocess.run([*program, *options], check=True, stdout=sys.stderr)
+        text = Path(folder, "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    learned = [i for i, row in enumerate(rows) if "time/learn" in row]
+    if len(learned) < 2:
+        raise RuntimeError(f"{command} wrote fewer than two rows with learning in its time")
+    first, *later = rows[learned[0] : learned[-1] + 1]
+    steps, seconds = later[-1][steps_of] - first[steps_of], later[-1]["wall_s"] - first["wall_s"]
+    parts = ("rollout", "forward", "learn")
+    yield {
+        "num_envs": num_envs,
+        "steps": steps,
+        "seconds": seconds,
+        "steps_per_s": steps / seconds,
+        **{f"{part}_s": sum(row.get(f"time/{part}", 0.0) for row in later) for part in parts},
     }
-    if on.tiny:
-        runs["grpo"] += ["--group-size", "2", "--task-ids", "0"]
-    for command, options in runs.items():
-        with tempfile.TemporaryDirectory() as folder:
-            program = [sys.executable, "-m", "vla_gym_trainers.cli", command, "--run-dir", folder]
-            subprocess.run([*program, *options, *always], check=True, stdout=sys.stderr)
-            text = Path(folder, "metrics.jsonl").read_text()
-        rows = [row for row in map(json.loads, text.splitlines()) if "time/learn" in row]
-        if len(rows) < 2:
-            raise RuntimeError(f"{command} learned fewer than two times in its time")
-        steps = [row.get("time/total_env_steps", row["step"]) for row in rows]
-        seconds = rows[-1]["wall_s"] - rows[0]["wall_s"]
-        parts = ("time/rollout", "time/forward", "time/learn")
-        yield {
-            "trainer": command,
-            "num_envs": num_envs,
-            "steps": steps[-1] - steps[0],
-            "steps_per_s": (steps[-1] - steps[0]) / seconds,
-            **{f"{part[5:]}_s": sum(row[part] for row in rows[1:]) for part in parts},
-        }
 
 
 def tests(_on: Device, _: str) -> Iterator[Row]:
@@ -313,5 +316,6 @@ def tests(_on: Device, _: str) -> Iterator[Row]:
 
 STEPS: dict[str, Callable[[Device, str], Iterator[Row]]] = {
     **dict.fromkeys(("forward-eager", *COMPILE_MODES), forward),
-    **{"grpo": grpo, "td3": td3, "render": render, "train": train, "tests": tests},
+    **{"grpo": grpo, "td3": td3, "render": render, "tests": tests},
+    **dict.fromkeys(("train-td3", "train-grpo"), train),
 }

@@ -27,8 +27,9 @@ def run(*arguments):
 
 @pytest.mark.slow
 def test_steps_that_start_programs_run(tmp_path):
+    trained = (1, ("steps_per_s", "rollout_s", "learn_s"))
     wanted = {"render": (1, ("steps_per_s", "cpu_ms")), "tests": (1, ())}
-    check(tmp_path, wanted | {"train": (2, ("steps_per_s", "rollout_s", "learn_s"))})
+    check(tmp_path, wanted | {"train-td3": trained, "train-grpo": trained})
 
 
 def test_steps_that_compute_write_their_figures(tmp_path):
