@@ -53,6 +53,13 @@ def toy_rollout(num_envs=4, episodes=2, num_chunks=5, group_size=1, *, policy=No
     return Rollout(policy or tiny_policy(), *sizes, group_size=group_size, first_env=first_env)
 
 
+def random_targets(rollout, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    advantages = torch.randn(rollout.data.shape, generator=generator)
+    returns = torch.rand(rollout.data.shape, generator=generator)
+    return advantages, rollout.data["valid"], returns
+
+
 def collected(policy, actor=None, *, num_envs=4, episodes=2, seed=7):
     """A rollout of whole episodes of the toy, played by the policy or another actor."""
     envs, out = toy_envs(num_envs), toy_rollout(num_envs, episodes, policy=policy)

@@ -166,10 +166,10 @@ def train_step(
 
 @torch.no_grad()
 def validate(
-    model: MiniVLA, demos: DemoSet, sentences: Sentences, config: MiniConfig, limit: int = 512
+    model: MiniVLA, demos: DemoSet, sentences: Sentences, config: MiniConfig
 ) -> dict[str, float]:
-    """Return losses on frames of the held-out episodes; empty if there are none."""
-    index = demos.held_out(limit)
+    """Return losses on 512 frames of the held-out episodes; empty if there are none."""
+    index = demos.held_out(512)
     totals: dict[str, float] = {}
     rng = np.random.default_rng(0)  # the same noise at every validation
     for part in np.array_split(index, max(1, math.ceil(len(index) / 64))):

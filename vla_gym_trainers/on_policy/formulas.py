@@ -76,11 +76,10 @@ def group_relative(
     valid: Tensor,
     *,
     lengths: Tensor | None = None,
-    eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
     """GRPO (Shao et al. 2024, section 4.1.2): each episode against its group.
 
-    ``A_i = (R_i - mean_g R) / (std_g R + eps)`` over the valid members of its group g, with the
+    ``A_i = (R_i - mean_g R) / (std_g R + 1e-6)`` over the valid members of its group g, with the
     standard deviation of a sample (n - 1). Groups without contrast (all returns equal, or fewer
     than two valid members) teach nothing and are dropped.
 
@@ -94,7 +93,6 @@ def group_relative(
         groups: [N] int64; equal numbers played the same task from the same state.
         valid: [N] bool; episodes that are not do not count in their group either.
         lengths: [N], tokens of each episode, or None for equal weights.
-        eps: See above.
 
     Returns:
         Advantages [N], 0 where an episode is not learnt from, and [N] bool: where it is.
@@ -120,7 +118,7 @@ def group_relative(
         for start, how in ((torch.inf, "amin"), (-torch.inf, "amax"))
     ]
     keep = valid & (ends[1] > ends[0])[index]
-    advantages = centred / (variance.sqrt()[index] + eps)
+    advantages = centred / (variance.sqrt()[index] + 1e-6)
     return torch.where(keep, advantages, 0.0), keep
 
 
@@ -231,22 +229,19 @@ def ppo_loss(
     return PolicyLoss(loss, clipped, kl, deviation)
 
 
-def reference_kl(
-    log_probs: Tensor, reference: Tensor, mask: Tensor, count: float, clamp: float = 10.0
-) -> Tensor:
+def reference_kl(log_probs: Tensor, reference: Tensor, mask: Tensor, count: float) -> Tensor:
     """KL(policy || frozen reference) by Schulman's k3 estimator, as in GRPO's eq. 4.
 
     ``d = log pi_ref(a|s) - log pi(a|s)``, ``KL = 1/count sum (exp(d) - d - 1)``: never negative,
-    and without bias for samples that the policy itself drew. d is cut beyond +- ``clamp``.
+    and without bias for samples that the policy itself drew. d is cut beyond +-10.
 
     Args:
         log_probs: (B, *F), with gradient.
         reference: (B, *F).
         mask: (B, *F) bool.
         count: Of factors in the whole minibatch.
-        clamp: See above.
     """
-    d = torch.where(mask, reference - log_probs, 0.0).clamp(-clamp, clamp)
+    d = torch.where(mask, reference - log_probs, 0.0).clamp(-10.0, 10.0)
     return masked_mean(d.exp() - d - 1.0, mask, count)
 
 

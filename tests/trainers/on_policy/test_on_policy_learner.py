@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from on_policy_toys import collected, shuffled, tiny_policy
+from on_policy_toys import collected, random_targets, shuffled, tiny_policy
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import PPOConfig
@@ -25,13 +25,6 @@ def shortened(rollout, chunks):
     rollout.data = rollout.data.clone()
     rollout.data["valid"][:, chunks:] = False
     return rollout
-
-
-def random_targets(rollout, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    advantages = torch.randn(rollout.data.shape, generator=generator)
-    returns = torch.rand(rollout.data.shape, generator=generator)
-    return advantages, rollout.data["valid"], returns
 
 
 def learner_of(policy=None, **settings):

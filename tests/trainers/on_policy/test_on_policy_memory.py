@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import toy_envs
+from on_policy_toys import random_targets, toy_envs
 from test_on_policy_distributed import two_processes
 from test_on_policy_rl_token import networks_of
 from toy_memory_env import ProprioVLA
@@ -135,13 +135,6 @@ def learner_of(policy, reference=None, group=None, **settings):
     return Learner(policy, PPOConfig(**settings), reference=reference, group=group)
 
 
-def targets_of(rollout, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    advantages = torch.randn(rollout.data.shape, generator=generator)
-    returns = torch.rand(rollout.data.shape, generator=generator)
-    return advantages, rollout.data["valid"], returns
-
-
 @pytest.mark.parametrize("memory_start", ["stored", "recomputed"])
 @pytest.mark.parametrize("sequential", [True, False])
 def test_the_first_ratios_are_one(memory_start, sequential):
@@ -154,7 +147,7 @@ def test_the_first_ratios_are_one(memory_start, sequential):
 
     def deviation(rollout):
         learner = learner_of(copy.deepcopy(policy), **settings)
-        return learner.update(rollout, *targets_of(rollout), phase)["train/ratio_deviation"]
+        return learner.update(rollout, *random_targets(rollout), phase)["train/ratio_deviation"]
 
     assert deviation(rollout) < 2e-6
     forgotten = copy.copy(rollout)
@@ -202,7 +195,7 @@ def test_the_gradient_is_that_of_an_unrolled_loop_cut_off_at_windows(memory_star
     with torch.no_grad():  # a little away from who acted: what is stored is stale
         for p in policy.named_parameters().values():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
-    targets, found = targets_of(rollout), {}
+    targets, found = random_targets(rollout), {}
     start = starts(policy, rollout, recomputed=memory_start == "recomputed")
     assert torch.equal(start, rollout.data["memory"]) == (memory_start == "stored")
     wide = {"clip_low": 0.99, "clip_high": 99.0}
@@ -222,7 +215,7 @@ def test_the_gradient_is_that_of_an_unrolled_loop_cut_off_at_windows(memory_star
 def test_no_gradient_crosses_the_start_of_a_window():
     policy = recurrent()
     (rollout,) = play(policy, goal=9.0)  # episodes of 10 chunks
-    batch = gather(policy, rollout, *targets_of(rollout), Phase(), length=4)
+    batch = gather(policy, rollout, *random_targets(rollout), Phase(), length=4)
     first = batch[batch["row"] == 0][:10]
     assert first["window"].tolist() == [0] * 4 + [1] * 4 + [2] * 2
     inputs = rollout.inputs(first)
@@ -240,10 +233,10 @@ def test_no_gradient_crosses_the_start_of_a_window():
 def test_minibatches_are_made_of_whole_windows():
     policy = recurrent()
     (rollout,) = play(policy)
-    batch = gather(policy, rollout, *targets_of(rollout), Phase(), length=4)
+    batch = gather(policy, rollout, *random_targets(rollout), Phase(), length=4)
     learner, seen = learner_of(policy, num_minibatches=3, micro_batch_size=9), []
     learner.gradient = lambda *inputs: seen.append(inputs[1])
-    learner.update(rollout, *targets_of(rollout))
+    learner.update(rollout, *random_targets(rollout))
     assert sum(map(len, seen)) == len(batch) == 96
     windows = [set(chunks["window"].tolist()) for chunks in seen]
     assert set.union(*windows) == set(batch["window"].tolist())
@@ -262,7 +255,7 @@ def test_minibatches_are_made_of_whole_windows():
 def test_chunks_that_no_loss_needs_only_lead_to_others():
     policy = recurrent()
     (rollout,) = play(policy, goal=9.0)
-    advantages, valid, _ = targets_of(rollout)
+    advantages, valid, _ = random_targets(rollout)
     keep = valid.clone()
     keep[0] = False
     keep[1, [0, 1, 2, 4, 5, 6, 7]] = False
@@ -282,7 +275,7 @@ def test_micro_batches_add_up_to_the_whole_batch():
     for size in (4, 7, 1000):
         learner = learner_of(policy, reference, kl_coef=0.1, entropy_coef=0.01)
         learner.config.micro_batch_size = size
-        targets = targets_of(rollout)
+        targets = random_targets(rollout)
         batch = gather(policy, rollout, *targets, Phase(), held=True, length=4)
         batch["reference"] = refer(reference, rollout, batch, size)
         learner.gradient(rollout, batch, Phase())
@@ -296,7 +289,7 @@ def test_micro_batches_add_up_to_the_whole_batch():
 def test_the_reference_remembers_by_itself():
     policy, reference = recurrent(), recurrent(seed=1)
     (rollout,) = play(policy)
-    batch = gather(policy, rollout, *targets_of(rollout), Phase(), held=True, length=4)
+    batch = gather(policy, rollout, *random_targets(rollout), Phase(), held=True, length=4)
     found = refer(reference, rollout, batch, 5)
     for row in range(4):
         of_row = batch["row"] == row
@@ -358,7 +351,7 @@ def test_two_processes_equal_one(tmp_path):
         part.data = rollout.data[rows]
         policy = recurrent(seed=among.rank)
         learner = learner_of(policy, group=among, memory_start="recomputed", **settings)
-        targets = (target[rows] for target in targets_of(rollout))
+        targets = (target[rows] for target in random_targets(rollout))
         return policy.state_dict(), learner.update(part, *targets)
 
     halves = slice(0, 1), slice(1, 4)

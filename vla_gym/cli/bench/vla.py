@@ -44,8 +44,6 @@ class VLABenchConfig:
     """Observations in a forward pass."""
     suite: str = "goal"
     """Row i has the instruction of task i modulo their number."""
-    one_task: bool = False
-    """All rows have the first task's instruction, so that nothing is padded."""
     repeats: PositiveInt = 10
     """Timed passes for each batch size."""
     warmup: Count = 3
@@ -114,7 +112,6 @@ def measure_vla(config: VLABenchConfig, vla: FrozenVLA) -> dict[str, Any]:
     from tqdm import tqdm
 
     texts = [task.instruction for task in suite_tasks(config.suite)]
-    texts = texts[:1] if config.one_task else texts
     sizes = tqdm(config.batch_sizes, desc=vla.name, unit="batch size", leave=False)
     rows = [measure_batch(vla, batch, texts, config) for batch in sizes]
     on_gpu = torch.device(config.device).type == "cuda"
