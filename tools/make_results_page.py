@@ -6,10 +6,10 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 (the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
 the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets, see
 tools/results_suite.sh), libero_earlier (those with other settings than the preset's of now), long
-(libero_10, see tools/results_long.sh), or, of the earlier mini-few on lite, single, suite,
-ablation, suite_ablation, on_policy. The tables between the pages' ``<!-- begin ... -->`` and
-``<!-- end ... -->`` lines are made of these cards alone, and so are the pictures
-(results_curves.py; with ``--add`` the group's alone).
+(libero_10, see tools/results_long.sh), libero_on_policy (PPO and GRPO on a suite), or, of the
+earlier mini-few on lite, single, suite, ablation, suite_ablation, on_policy. The tables between the
+pages' ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone, and so
+are the pictures (results_curves.py; with ``--add`` the group's alone).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, LITE_PAGE = (
     ROOT / p for p in ("results", "docs/results.md", "docs/results_lite.md")
 )
-LIBERO_GROUPS = ("libero", "libero_earlier", "long")
+LIBERO_GROUPS = ("libero", "libero_earlier", "long", "libero_on_policy")
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
-CURVES = ("libero", "long", "single", "suite", "suite_ablation", "on_policy")
+CURVES = ("libero", "long", "libero_on_policy", "single", "suite", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -244,7 +244,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     for group in GROUPS:
         tables = found[PAGE if group in LIBERO_GROUPS else LITE_PAGE]
         tables[group] = "\n".join(table(group))
-        if group in ("libero", "long", "suite"):
+        if group in ("libero", "long", "libero_on_policy", "suite"):
             tables[f"{group}_tasks"] = "\n".join(tasks_table(group))
         if group in ("libero", "suite"):
             tables[f"{group}_training"] = "\n".join(training_table(group))

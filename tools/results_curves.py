@@ -3,11 +3,11 @@
 Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and settings, other seeds; of libero, long and suite_ablation: same name but
-for its -sSEED) share a colour. PPO and GRPO are drawn with TD3+BC's runs on the same suite.
-Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
-greedy results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official
-states of each task, which eval.json has.
+(same task, algorithm and settings, other seeds; of libero, long, libero_on_policy and
+suite_ablation: same name but for its -sSEED) share a colour. On lite PPO and GRPO are drawn with
+TD3+BC's runs on the same suite. Training episodes are played on sampled layouts with exploration
+noise, so the curves lie under the greedy results of the tables. Of the group libero also
+docs/results_libero_tasks.svg: the official states of each task, which eval.json has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
-    if group in ("libero", "long", "suite_ablation"):
+    if group in ("libero", "long", "libero_on_policy", "suite_ablation"):
         return re.sub(r"-s\d+(?=-|$)", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]

@@ -2,9 +2,11 @@
 # One run of docs/results.md on LIBERO's own assets: TD3+BC on a whole suite, then VLA and policy on the 50 official
 # states of each task, and their cards into results/libero/. An hour and a half of two cores.
 #   tools/results_suite.sh goal 0
+#   TRAINER=grpo PRESET=grpo_gaussian VLA=mini-flow HEAD=l1 GROUP=libero_on_policy tools/results_suite.sh goal 3
 #   tools/results_suite.sh goal 0 --no-use-rl-token      further options of vla-gym-train td3
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
+# TRAINER, PRESET: what trains (default td3, td3_libero). HEAD: of the VLA alone (default: its own first choice).
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
 # The task of a suite whose official states mini-few never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
@@ -23,7 +25,7 @@ if [ -n "$lost" ]; then
     "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
 fi
-[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" td3 --preset td3_libero --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
+[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" "${TRAINER:-td3}" --preset "${PRESET:-td3_libero}" --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
 evaluate() {
     local out=$1
     shift
@@ -32,6 +34,6 @@ evaluate() {
 }
 # Another number of states is another evaluation.
 alone=$runs/vla-$suite${STATES:+-$STATES} trained=$runs/$name/eval${STATES:+-$STATES}
-evaluate "$alone" --vla "$vla"
+evaluate "$alone" --vla "$vla" ${HEAD:+--head "$HEAD"}
 evaluate "$trained" --policy "$runs/$name" --paired "$alone/card.json"
 "$bin/python" tools/make_results_page.py --add "$group/$name" "$runs/$name" "$trained"
