@@ -3,10 +3,10 @@
 # states of each task, and their cards into results/libero/. An hour and a half of two cores.
 #   tools/results_suite.sh goal 0
 #   TRAINER=grpo PRESET=grpo_gaussian VLA=mini-flow HEAD=l1 GROUP=libero_on_policy tools/results_suite.sh goal 3
-#   tools/results_suite.sh goal 0 --no-use-rl-token      further options of vla-gym-train td3
+#   tools/results_suite.sh goal 0 --no-use-rl-token      further options of the trainer
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
-# TRAINER, PRESET: what trains (default td3, td3_libero). HEAD: of the VLA alone (default: its own first choice).
+# TRAINER, PRESET: what trains (default td3, td3_libero); a GROUP holds the runs of one of each, and of one VLA. HEAD: of the VLA alone (default: its own first choice).
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
 # The task of a suite whose official states mini-few never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
@@ -16,16 +16,17 @@ shift 2
 group=${GROUP:-libero}
 runs=${RUNS:-runs}/$group bin=${VENV:-.venv}/bin vla=${VLA:-mini-few}
 name=$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
-if [ "$group" = libero ] && [ "$vla" != mini-few ]; then
-    echo "GROUP libero holds mini-few's runs: give VLA=$vla a GROUP of its own." >&2
+trainer=${TRAINER:-td3}
+if [ "$group" = libero ] && [ "$trainer-$vla" != td3-mini-few ]; then
+    echo "GROUP libero holds td3's runs of mini-few: give $trainer of $vla a GROUP of its own." >&2
     exit 2
 fi
-case $vla-$suite in mini-few-goal) lost=3 ;; mini-few-object) lost=2 ;; *) lost= ;; esac
+case $trainer-$vla-$suite in td3-mini-few-goal) lost=3 ;; td3-mini-few-object) lost=2 ;; *) lost= ;; esac
 if [ -n "$lost" ]; then
     "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
 fi
-[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" "${TRAINER:-td3}" --preset "${PRESET:-td3_libero}" --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
+[ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" "$trainer" --preset "${PRESET:-td3_libero}" --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
 evaluate() {
     local out=$1
     shift
@@ -33,7 +34,7 @@ evaluate() {
     "$bin/vla-gym" eval --suite "$suite" --assets libero --episodes "${STATES:-50}" --out "$out" "$@" $([ -d "$out" ] && echo --resume)
 }
 # Another number of states is another evaluation.
-alone=$runs/vla-$suite${STATES:+-$STATES} trained=$runs/$name/eval${STATES:+-$STATES}
+alone=$runs/vla-$suite${HEAD:+-$HEAD}${STATES:+-$STATES} trained=$runs/$name/eval${STATES:+-$STATES}
 evaluate "$alone" --vla "$vla" ${HEAD:+--head "$HEAD"}
 evaluate "$trained" --policy "$runs/$name" --paired "$alone/card.json"
 "$bin/python" tools/make_results_page.py --add "$group/$name" "$runs/$name" "$trained"
