@@ -59,7 +59,7 @@ for i in range(args.rollouts):
     collector.collect(policy, rollout, seed=1000 * i)
     # (R - mean of the group) / std of the group, whole episodes weighing the same, however long;
     # groups without contrast are dropped
-    targets = grpo_targets(rollout, aggregation="episodes")
+    targets = grpo_targets(rollout)
     played = rollout_metrics(rollout)
     learnt = learner.update(rollout, targets.advantages, targets.keep)
     print(

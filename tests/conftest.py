@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 # Set before NumPy, torch or Mesa start their threads: tests that share few cores otherwise slow
@@ -21,6 +20,8 @@ for _variable in (
 os.environ.setdefault("LP_NUM_THREADS", "0")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Programs that tests start would else compile the package anew each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What is about LIBERO's own pack names it.
 os.environ["VLA_GYM_ASSETS"] = "lite"
 
@@ -61,15 +62,13 @@ def _compile_once() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_garbage_collection() -> Iterator[None]:
+def _quick_garbage_collection() -> None:
     """Leave what earlier files loaded (torch, upstream, compiled tasks) out of later collections.
 
     Many tests collect garbage to see what stays; with everything loaded that takes 0.3 s a time.
     """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -238,7 +238,8 @@ def _rows(
     obs: Obs, infos: dict[str, Any], key: str, fresh: np.ndarray, finals: np.ndarray
 ) -> np.ndarray:
     """Return the fresh rows of an observation, followed by the final ones."""
-    rows = obs[key] if len(fresh) == len(obs[key]) else obs[key][fresh]
+    everything = np.array_equal(fresh, np.arange(len(obs[key])))
+    rows = obs[key] if everything else obs[key][fresh]
     if len(finals):
         rows = np.concatenate([rows, np.stack([infos["final_obs"][i][key] for i in finals])])
     return rows

@@ -19,7 +19,8 @@ from vla_gym.cli.bench import config as bench_config
 from vla_gym.cli.bench.config import BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import Child
 from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
-from vla_gym.errors import BenchError
+from vla_gym.errors import BenchError, ConfigError
+from vla_gym.suites import get_suite
 
 SPEC = SystemSpec(
     "ours", "ours", 2, BenchConfig(workers=2, assets="lite", image_size=0, chunk_len=2)
@@ -68,6 +69,12 @@ def test_options_that_make_no_sense_are_refused(options, message):
         BenchConfig(**options)
 
 
+def test_a_suite_without_official_states_is_refused(monkeypatch):
+    monkeypatch.setattr(get_suite("goal"), "num_init_states", 0)
+    with pytest.raises(ConfigError, match="no official states"):
+        BenchConfig()
+
+
 def test_peers_are_further_systems_all_of_them_if_none_is_named():
     specs = system_specs(BenchConfig(workers=2, num_envs=2, systems=("ours",), peers=()))
     names = ["ours", "RLinf's", "TorchRL's", "LeRobot's", "libero2gym's"]
@@ -100,6 +107,7 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
             if self.spec.system == "async" and state == 1:
                 raise BenchError("async: it broke")
             assert (states is not None) is (self.spec.system == "libero")
+            assert states is None or len({len(state) for state in states}) == 2
             assert actions.shape == (2, 16, 7)
             rate = {"ours": 30.0, "libero": 10.0, "async": 20.0}[self.spec.system]
             return {"steps_per_s": rate * (state + 1), "ended": 0.0}
@@ -111,7 +119,9 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
             log.append((self.spec.system, "close"))
 
     monkeypatch.setattr(compare, "Child", FakeChild)
-    config = BenchConfig(assets="lite", workers=2, num_envs=2, rounds=2, starts=1)
+    # Two scenes: their states have different sizes.
+    tasks = {"suite": "10", "task_ids": (0, 2)}
+    config = BenchConfig(**tasks, assets="lite", workers=2, num_envs=2, rounds=2, starts=1)
     report = compare.measure(config)
     said = capfd.readouterr().err
     assert "round 2, ours: 90.0 control steps/s" in said

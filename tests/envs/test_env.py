@@ -7,12 +7,14 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 import vla_gym
+from vla_gym.envs.checks import MAX_SEED
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.errors import AssetError, ConfigError, UnknownTaskError
+from vla_gym.errors import AssetError, ConfigError, InvalidActionError, UnknownTaskError
 
 TURN_ON_STOVE, BOWL_ON_PLATE = 7, 8
 SMALL = {"image_size": 32}
@@ -198,6 +200,7 @@ def test_options_hold_for_one_episode_and_change_no_other():
         ({"suite": "goal", "chunk_len": 0}, ConfigError, "in 1..1000"),
         ({"suite": "goal", "gamma": 1.5}, ConfigError, "gamma"),
         ({"suite": "goal", "cameras": ("front",)}, ConfigError, "agentview"),
+        ({"suite": "goal", "cameras": ["wrist"] * 2}, ConfigError, r"got \['wrist', 'wrist'\]"),
         ({"suite": "goal", "task_ids": []}, ConfigError, "number of task_ids"),
         ({"suite": "goal", "task_ids": [[0, 1]]}, UnknownTaskError, "must be an integer"),
         ({"suite": "goal", "chunk_len": 2.5}, ConfigError, "chunk_len must be an integer"),
@@ -213,6 +216,34 @@ def test_options_hold_for_one_episode_and_change_no_other():
 def test_wrong_arguments_give_one_clear_error(kwargs, error, text):
     with pytest.raises(error, match=text):
         LiberoEnv(**kwargs)
+
+
+def test_no_simulation_before_the_first_reset_or_after_close():
+    env = LiberoEnv("goal", cameras=())
+    for _ in range(2):
+        with pytest.raises(ResetNeeded, match=r"after close\(\): call reset\(\) first"):
+            env.sim.proprio()
+        env.reset(seed=0)
+        env.close()
+
+
+@pytest.mark.parametrize("reward", ["sparse", "staged"])
+def test_a_chunk_is_refused_whole_even_past_the_step_limit(reward):
+    env = LiberoEnv("goal", chunk_len=4, cameras=(), max_control_steps=2, reward=reward)
+    env.reset(seed=0)
+    action = np.zeros((4, 7), np.float32)
+    action[3] = np.nan
+    with pytest.raises(InvalidActionError, match="must be finite"):
+        env.step(action)
+    env.close()
+
+
+def test_the_largest_seed_of_a_vector_environment():
+    env = LiberoEnv("goal", cameras=(), env_index=1)
+    env.reset(seed=MAX_SEED + 1)
+    with pytest.raises(ConfigError, match="seed must be in"):
+        env.reset(seed=2**63)
+    env.close()
 
 
 def test_missing_assets_are_named(tmp_path):

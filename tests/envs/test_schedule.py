@@ -133,7 +133,7 @@ def test_a_group_shares_what_weights_draw_and_other_environments_have_them() -> 
         ("uniform", {1: "much"}, "weight must be in"),
         ("uniform", {"bowl": 1.0}, "task_id must be"),
         ("uniform", [0.1, 0.9], "Expected weights by task id"),
-        ("uniform", {1: 0.0, 2: 0.0}, "not all be 0"),
+        ("uniform", {1: 0.0, 2: 0.0}, "not all be 0: give one of them"),
         ("balanced", {}, "'balanced' draw none"),
     ],
 )

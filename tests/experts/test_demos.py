@@ -23,6 +23,7 @@ import pytest
 from vla_gym.demos import record as demos
 from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.files import (
+    _task_attributes,
     demo_path,
     part_path,
     parts_folder,
@@ -39,6 +40,7 @@ from vla_gym.rollout import ExpertPolicy, Start, make_envs, play
 from vla_gym.rollout.noise import ActionNoise
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
+from vla_gym.suites.libero.own import own_suite
 from vla_gym.vla import load
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import load_demos
@@ -360,6 +362,18 @@ def test_tasks_of_several_suites_come_in_order_and_once() -> None:
     config = DemosConfig(suite=("object", "goal", "object"), task_ids=(3, 1))
     found = [(task.suite, task.task_id) for task in config.tasks()]
     assert found == [("object", 3), ("object", 1), ("goal", 3), ("goal", 1)]
+    config = DemosConfig(suite=("goal+spatial",), task_ids=(13,))
+    assert config.tasks() == [get_task("spatial", 3)]
+    assert len(replace(config, task_ids=None).tasks()) == 20
+
+
+def test_variants_and_own_files_have_folders_and_attributes(tmp_path: Path) -> None:
+    task = get_task("goal-lan", TASK)
+    assert demo_path(tmp_path, task).parent.name == "libero_goal_lan"
+    assert _task_attributes(task, 128)["bddl_file_name"].startswith("bddl_files/libero_goal_lan/")
+    (tmp_path / "mine.bddl").write_text(task.bddl)
+    (own,) = own_suite(tmp_path / "mine.bddl").tasks
+    assert _task_attributes(own, 128)["bddl_file_content"] == task.bddl
 
 
 def test_noise_disturbs_the_arm_but_never_the_gripper() -> None:

@@ -103,7 +103,7 @@ def toy_sequences(lengths: tuple[int, ...] = (10, 7, 12), seed: int = 0) -> Sequ
         episode=np.repeat(np.arange(len(lengths)), lengths),
         behaviour=np.zeros(count, np.int64),
         task=np.zeros(count, np.int64),
-        objects=np.full((count, 2, 4), np.nan, np.float32),
+        objects=np.full((count, 2, 3), np.nan, np.float32),
         tokens=(rows[:, None] + np.arange(TOKENIZER.num_tokens)) % TOKENIZER.codebook_size,
         tasks=["goal_8"],
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from vla_gym.cli import main as cli
+from vla_gym.disk_full import is_disk_full
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.play.video import (
@@ -18,6 +19,7 @@ from vla_gym.play.video import (
     RED,
     Status,
     TileFrames,
+    _scratch,
     _wrap,
     compose_grid,
     draw_tile,
@@ -119,6 +121,39 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no more"):
         write_video(tmp_path / "film.mp4", broken())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["film.mp4", "film.gif"])
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_full_disk_is_an_error_and_the_old_file_stays(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(b"old")
+
+    def frames() -> Any:
+        _scratch(tmp_path / name).symlink_to("/dev/full")
+        rng = np.random.default_rng(0)
+        for _ in range(count):
+            yield rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
+
+    with pytest.raises(OSError, match="ffmpeg ended with") as raised:
+        write_video(tmp_path / name, frames())
+    assert is_disk_full(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == b"old"
+
+
+def test_ffmpeg_that_ends_early_is_an_error_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ffmpeg"
+    program.write_text("#!/bin/sh\necho No such codec >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: str(program))
+    frames = np.zeros((20, 256, 256, 3), np.uint8)
+    with pytest.raises(OSError, match="ended with 3.*No such codec"):
+        write_video(tmp_path / "film.mp4", frames)
+    assert list(tmp_path.iterdir()) == [program]
 
 
 def test_an_expert_on_the_command_line(tmp_path: Path, capsys: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +18,7 @@ from vector_reference import assert_same
 
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.remote.inference import InferenceServer, pack_weights
-from vla_gym.remote.ray_inference import InferenceActor, in_pieces
+from vla_gym.remote.ray_inference import InferenceActor, RayInference, in_pieces
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 from vla_gym.vla import load
 from vla_gym.vla.base import VLAOutput
@@ -106,7 +107,7 @@ def test_new_weights_come_between_two_passes_and_old_ones_never(serve):
     assert server.infer(*request(1)).result(20).hidden[0, 0, 0] == 2.0
     for wrong, match in (
         ({"bias": torch.zeros(1)}, "no parameters called bias"),
-        ({"weight": torch.zeros(2, 2)}, "other shapes"),
+        ({"weight": torch.zeros(2, 2)}, r"weight has shape \(1, 1\), got \(2, 2\)"),
     ):
         with pytest.raises(ConfigError, match=match):
             server.publish(9, pack_weights(wrong)).result(20)
@@ -255,3 +256,60 @@ def test_an_actor_puts_the_pieces_of_a_request_together():
     expected = load("mini-few").infer(*arguments)
     np.testing.assert_allclose(found.actions, expected.actions.numpy(), atol=1e-5)
     actor._server.close()
+
+
+class FakeRay:
+    """Ray, as far as it is needed to start actors, whose constructor or ``get`` may fail."""
+
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError)
+
+    def __init__(self, starts=(), get=None) -> None:
+        self.starts, self.error, self.left, self.killed = iter(starts), get, 0, 0
+
+    def remote(self, _):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, *_, **__):
+        if (error := next(self.starts, None)) is not None:
+            raise error
+        return SimpleNamespace(facts=SimpleNamespace(remote=lambda: None))
+
+    def get(self, asked, **_):
+        if self.error is not None:
+            raise self.error
+        return [{} for _ in asked]
+
+    def kill(self, *_, **__):
+        self.killed += 1
+
+    def close(self):
+        self.left += 1
+
+
+@pytest.mark.parametrize(
+    ("ray", "raised", "match", "killed"),
+    [
+        (FakeRay([None, TypeError("a lock")]), WorkerError, "did not come up: a lock", 1),
+        (FakeRay(get=ValueError("no GPU")), WorkerError, "did not come up: no GPU", 2),
+        (FakeRay(get=TimeoutError("slow")), WorkerError, "within timeout=9 s: slow", 2),
+        (FakeRay(get=KeyboardInterrupt("now")), KeyboardInterrupt, "now", 2),
+    ],
+)
+def test_actors_that_do_not_come_up_leave_nothing(monkeypatch, ray, raised, match, killed):
+    monkeypatch.setattr("vla_gym.remote.ray_inference.import_ray", lambda: ray)
+    monkeypatch.setattr("vla_gym.remote.ray_inference.RayHosts", lambda *_, **__: ray)
+    with pytest.raises(raised, match=match):
+        RayInference("mini", actors=2, timeout=9)
+    assert (ray.killed, ray.left) == (killed, 1)
+    ray.error = None
+    inference = RayInference("mini")
+    inference.close()
+    inference.close()
+    assert ray.left == 2
+
+
+@pytest.mark.parametrize("wrong", [{"actors": 0}, {"max_rows": 0}, {"max_wait_s": -1.0}])
+def test_numbers_are_checked_before_ray_is_asked_for(monkeypatch, wrong):
+    monkeypatch.delattr("vla_gym.remote.ray_inference.RayHosts")
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} >= "):
+        RayInference("mini", **wrong)

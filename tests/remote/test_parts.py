@@ -39,6 +39,7 @@ from vla_gym.remote.shards import ThreadHosts
 from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.policies import RandomPolicy
+from vla_gym.variation import VARIATION_WIDTH
 from vla_gym.vector import LiberoVectorEnv
 
 pytest_plugins = ("vector_fixtures",)
@@ -50,6 +51,15 @@ class NoSeekStub(StubEnv):
     @property
     def seek(self):
         raise AttributeError("seek")
+
+
+class VariedStub(StubEnv):
+    """A stub; every other one has the infos of a varied scene and of a staged reward."""
+
+    def _info(self, success, steps):
+        variation = np.full(VARIATION_WIDTH, self.index + 0.5 * self.count)
+        more = {"progress": 0.25 * self.count, "variation": variation}
+        return super()._info(success, steps) | (more if self.index % 2 else {})
 
 
 @pytest.fixture
@@ -91,6 +101,17 @@ def test_groups_and_whoever_is_done_equal_single_environments(make_vec, mode):
     envs = make_vec(autoreset_mode=mode, rich_info=True)
     play_groups(envs, follower(8, 5, mode, rich_info=True), seed=5, turns=12)
     play_whoever_is_done(envs, follower(8, 9, mode, rich_info=True), seed=9, turns=20)
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+def test_infos_of_varied_scenes_are_those_without_parts(mode):
+    played = []
+    for make in (LiberoVectorEnv, partial(RemoteVectorEnv, hosts=ThreadHosts(2))):
+        factory = partial(VariedStub, script=[(2, LIMIT)])
+        envs = make(6, env_factory=factory, workers=0, autoreset_mode=mode)
+        played.append([envs.reset(seed=3), *(envs.step(np.zeros((6, 3))) for _ in range(4))])
+        envs.close()
+    assert_same(played[1], played[0])
 
 
 def test_one_part_and_more_parts_than_environments(make_vec):
@@ -207,6 +228,36 @@ def test_a_lost_part_is_a_lost_worker(make_vec, mode):
         advance(envs, expected, 8, lost=[3, 4, 5])
     assert hosts.placed == [0, 1, 2, 1]
     assert expected.lost == [0, 0, 0, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+def test_a_lost_step_has_the_infos_of_the_last_observation(mode):
+    hosts = BreakableHosts(2)
+    factory = partial(VariedStub, script=[(9, LIMIT)])
+    envs = RemoteVectorEnv(2, hosts=hosts, env_factory=factory, workers=0, autoreset_mode=mode)
+    envs.reset(seed=3)
+    *_, before = envs.step(np.zeros((2, 3)))
+    hosts.shards[1].lose()
+    with pytest.warns(WorkerRestartWarning):
+        *_, infos = envs.step(np.zeros((2, 3)))
+    lost = infos.get("final_info", infos)
+    for key in ("progress", "variation", "elapsed_steps", "task_id"):
+        assert_same(lost[key][1], before[key][1])
+    envs.close()
+
+
+@by_mode
+def test_a_restart_that_is_told_as_an_error_drops_no_other(make_vec, mode):
+    hosts = BreakableHosts(2)
+    envs = make_vec(4, hosts, autoreset_mode=mode, script=[(9, LIMIT)])
+    envs.reset(seed=0)
+    for shard in list(hosts.shards.values()):
+        shard.lose()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WorkerRestartWarning)
+        with pytest.raises(WorkerRestartWarning, match="restarted"):
+            envs.step(np.zeros((4, 3), np.float32))
+    follow(envs, follower(4, 3, mode, script=[(9, LIMIT)]), 3, 1)
 
 
 def test_a_part_lost_while_some_are_sent(make_vec):
@@ -468,6 +519,17 @@ def test_closing_is_quick_and_final(make_vec):
     assert hosts.closed == 1 and time.monotonic() - began < 5
     with pytest.raises(gym.error.ClosedEnvironmentError):
         envs.step(np.zeros((6, 3), np.float32))
+
+
+def test_closing_ends_all_parts_though_one_cannot_be_told(make_vec, monkeypatch):
+    """E.g. since the program has shut Ray down."""
+    hosts, killed = BreakableHosts(2), []
+    envs = make_vec(2, hosts)
+    monkeypatch.setattr(hosts.shards[0], "submit", None)  # raises when it is called
+    for shard in hosts.shards.values():
+        monkeypatch.setattr(shard, "kill", lambda: killed.append(True))
+    envs.close()
+    assert hosts.closed == 1 and len(killed) == 2
 
 
 def test_the_player_plays_the_same_episodes_in_parts():

@@ -132,7 +132,7 @@ def test_observations_of_liberos_own_protocol(upstream: Upstream) -> None:
     check_observations(upstream, "goal", 8, count=8, size=64, protocol="libero")
 
 
-@pytest.mark.parametrize("protocol", ["openvla", "libero"])
+@pytest.mark.parametrize("protocol", [pytest.param("openvla", marks=pytest.mark.slow), "libero"])
 def test_the_doctors_known_episodes_are_upstreams(
     upstream: Upstream, protocol: ProtocolName
 ) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from mujoco import FatalError
 from run_python import run_python
 
 from vla_gym.errors import ConfigError, RenderError
@@ -80,11 +82,11 @@ def test_each_simulation_shows_its_own_fixtures_and_stove(model: TaskModel) -> N
     sims = [LiberoSim(model, observation_timing="end") for _ in range(2)]
     for index, sim in enumerate(sims):
         sim.reset(model.official_layout(index))
+    lamp = model.indicators[0]
+    sims[0]._data.qpos[lamp.joint_qpos] = lamp.threshold - 1e-6
     cold = [render(renderer, sim) for sim in sims]
     assert not np.array_equal(*cold)
-    knob = model.goal[0].joint_qpos[0]
-    sims[0]._data.qpos[knob] = 1.0
-    sims[0]._data.qvel[:] = 0
+    sims[0]._data.qpos[lamp.joint_qpos] = lamp.threshold + 1e-6
     hot = [render(renderer, sim) for sim in sims]
     np.testing.assert_array_equal(hot[1], cold[1])
     assert not np.array_equal(hot[0], cold[0]), "a lit stove shows its burner"
@@ -163,6 +165,32 @@ except RenderError as error:
     assert result.stderr.startswith("RenderError"), result.stderr
     assert "MUJOCO_EGL_DEVICE_ID" in result.stderr
     assert "libgl1-mesa-dri" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "advice"),
+    [
+        (FatalError("gladLoadGL error"), RenderError, True),
+        (OSError("libGL.so.1"), RenderError, True),
+        (RenderError("The OpenGL library lacks glFlush."), RenderError, False),
+        (ValueError("a bug"), ValueError, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_failures_of_opengl_get_advice_about_it(
+    model: TaskModel,
+    sim: LiberoSim,
+    error: Exception,
+    raised: type[Exception],
+    advice: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renderer = SceneRenderer(model, SIZE, SIZE)
+    monkeypatch.setattr(renderer, "_new_painter", Mock(side_effect=error))
+    with pytest.raises(raised, match=str(error)) as found:
+        render(renderer, sim)
+    assert ("libegl1" in str(found.value)) == advice
+    assert renderer._gl is None
 
 
 @pytest.mark.parametrize("chosen", [None, "1"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,39 +229,3 @@ def test_official_states_lie_where_our_sampler_draws(lite: TaskModel) -> None:
     for name in MOVABLE:
         at = slice(lite.free_qpos[name], lite.free_qpos[name] + 7)
         same_distribution(ours[:, at], official[:, at], name)
-
-
-def _compare_with_upstream(assets: Path, draws: int, resets: int) -> None:
-    from _upstream_goals import ask_upstream
-
-    task_model = load_task_model(get_task("goal", 3), assets)
-    theirs = ask_upstream(assets, 3, draws=draws, resets=resets)
-    rng = np.random.default_rng(1)
-    layouts = [task_model.sample_layout(rng) for _ in range(draws)]
-    qpos = np.array([layout.qpos for layout in layouts])
-    for name in MOVABLE:
-        at = slice(task_model.free_qpos[name], task_model.free_qpos[name] + 7)
-        same_distribution(qpos[:, at], theirs[f"draw_{name}"], name)
-        same_distribution(qpos[:, at], theirs["reset_qpos"][:, at], name)
-    for index, name in enumerate(task_model.fixtures):
-        ours = np.array([np.append(v.fixture_pos[index], v.fixture_quat[index]) for v in layouts])
-        same_distribution(ours, theirs[f"draw_{name}"], name)
-        same_distribution(ours, theirs[f"reset_{name}"], name)
-    arm = task_model.robot.joint_qpos
-    same_distribution(qpos[:, arm], theirs["reset_qpos"][:, arm], "arm")
-    assert np.array_equal(theirs["reset_nullspace"], theirs["reset_qpos"][:, arm])
-    # What upstream does not draw is equal: gripper, drawers, knob.
-    drawn = set(arm) | {a + k for a in task_model.free_qpos.values() for k in range(7)}
-    fixed = [i for i in range(task_model.nq) if i not in drawn]
-    assert np.array_equal(theirs["reset_qpos"][:, fixed], np.tile(qpos[0, fixed], (resets, 1)))
-
-
-@pytest.mark.libero_assets
-def test_distribution_equals_upstreams(libero_assets_dir: Path) -> None:
-    _compare_with_upstream(libero_assets_dir, draws=200, resets=60)
-
-
-@pytest.mark.slow
-@pytest.mark.libero_assets
-def test_distribution_equals_upstreams_at_full_size(libero_assets_dir: Path) -> None:
-    _compare_with_upstream(libero_assets_dir, draws=3000, resets=300)

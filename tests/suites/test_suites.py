@@ -162,6 +162,14 @@ def test_every_suite_is_registered() -> None:
             assert gym.spec(f"{kind}-{suite}-v0").kwargs["suite"] == suite
 
 
+def test_a_combined_suite_checks_the_assets_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(type(get_suite("goal")), "check_assets", lambda *args: asked.append(args))
+    task = get_task("goal+spatial", 13)
+    get_suite("goal+spatial").check_assets(task, "lite")
+    assert asked == [(get_suite("spatial"), task, "lite")]
+
+
 def test_the_listing_is_complete_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"

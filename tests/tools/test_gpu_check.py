@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -20,26 +21,34 @@ WANTED = {
 }
 
 
-def run(*arguments):
-    command = [sys.executable, str(TOOL), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def tool(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOL.parent))
+    return importlib.import_module("gpu_check")
 
 
 @pytest.mark.slow
 def test_steps_that_start_programs_run(tmp_path):
     trained = (1, ("steps_per_s", "rollout_s", "learn_s"))
     wanted = {"render": (1, ("steps_per_s", "cpu_ms")), "tests": (1, ())}
-    check(tmp_path, wanted | {"train-td3": trained, "train-grpo": trained})
+    wanted |= {"train-td3": trained, "train-grpo": trained}
+    command = [sys.executable, str(TOOL), "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--steps", *wanted], stdout=subprocess.PIPE, text=True)
+    check(tmp_path, wanted, done.returncode, done.stdout)
 
 
-def test_steps_that_compute_write_their_figures(tmp_path):
-    check(tmp_path, WANTED)
+def test_steps_that_compute_write_their_figures(tmp_path, tool, monkeypatch, capsys):
+    def run_here(check, step, *_):
+        rows = list(tool.STEPS[step](tool.Device(check.device, check.tiny), step))
+        return {"seconds": 0.0, "failed": None, "rows": json.loads(json.dumps(rows))}
+
+    monkeypatch.setattr(tool, "run_child", run_here)
+    status = tool.main(tool.Check(tmp_path, "cpu", tiny=True, steps=tuple(WANTED)))
+    check(tmp_path, WANTED, status, capsys.readouterr().out)
 
 
-def check(folder, wanted):
-    done = run("--device", "cpu", "--tiny", "--out", str(folder), "--steps", *wanted)
-    log = (folder / "gpu_check.log").read_text()
-    assert done.returncode == 0, done.stderr + log[-2000:]
+def check(folder, wanted, status, printed):
+    assert status == 0, (folder / "gpu_check.log").read_text()[-2000:]
     report = json.loads((folder / "gpu_check.json").read_text())
     assert report["device"] == "cpu" and list(report["steps"]) == list(wanted)
     for step, (count, keys) in wanted.items():
@@ -47,14 +56,15 @@ def check(folder, wanted):
         assert found["failed"] is None and len(found["rows"]) == count, step
         assert all(row[key] > 0 for row in found["rows"][-2 if count > 1 else -1 :] for key in keys)
         assert f"## {step}" in (folder / "gpu_check.md").read_text()
-    assert done.stdout == (folder / "gpu_check.md").read_text()
+    assert printed == (folder / "gpu_check.md").read_text()
 
 
-def test_what_cannot_run_is_said(tmp_path):
-    assert "Unknown steps nothing" in run("--device", "cpu", "--steps", "nothing").stderr
+def test_what_cannot_run_is_said(tmp_path, tool):
+    with pytest.raises(SystemExit, match="Unknown steps nothing"):
+        tool.main(tool.Check(device="cpu", steps=("nothing",)))
     if not torch.cuda.is_available():
-        assert "No CUDA device" in run("--out", str(tmp_path)).stderr
-    late = run("--device", "cpu", "--tiny", "--out", str(tmp_path), "--minutes", "0")
+        with pytest.raises(SystemExit, match="No CUDA device"):
+            tool.main(tool.Check(tmp_path))
+    assert tool.main(tool.Check(tmp_path, "cpu", tiny=True, minutes=0.0)) == 1
     report = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert late.returncode == 1
     assert {step["failed"] for step in report["steps"].values()} == {"left out: no time was left"}

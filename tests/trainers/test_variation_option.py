@@ -61,6 +61,8 @@ def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
     config = TD3RunConfig(
         **{"total_timesteps": 16, "learning_starts": 8, "batch_size": 8, "eval_states": 1},
         **{"num_envs": 2, "workers": 0, "run_dir": tmp_path, "progress": False},
+        critic_warmup_steps=2,
+        net_arch=(16,),
         variation="mild",
         scene_reset_interval=3,
         visual_profile="fast",

@@ -225,7 +225,10 @@ def test_describe_names_every_number():
         body = env.sim.body_pos(f"clutter_{category}_main")
         np.testing.assert_allclose(body[:2], (x, y), atol=1e-12)
         assert category in CLUTTER_KINDS and category not in used and abs(turn) <= 180
-    for wrong in (np.zeros(3), info["variation"][None], np.full(VARIATION_WIDTH, np.nan), None):
+    unknown = info["variation"].copy()
+    part(unknown, "distractors")[0, 0] = len(CLUTTER_KINDS)
+    nans = np.full(VARIATION_WIDTH, np.nan)
+    for wrong in (np.zeros(3), info["variation"][None], nans, None, unknown):
         with pytest.raises(ConfigError):
             DomainVariation.describe(wrong)
     env.close()

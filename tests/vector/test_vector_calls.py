@@ -56,8 +56,13 @@ def test_bad_actions_are_refused_before_anything_moves(make_vec, workers):
     expected.check_reset(envs.reset(seed=4))
     bad = np.zeros((3, 3), np.float32)
     bad[1, 2] = np.nan
-    for actions in (np.zeros((2, 3)), np.zeros((3, 4)), np.zeros(9), bad, [["a"] * 3] * 3):
-        with pytest.raises(InvalidActionError):
+    huge = np.full((3, 3), 1e39)  # finite, but not as float32
+    for actions, match in (
+        *((wrong, "shape") for wrong in (np.zeros((2, 3)), np.zeros(9), [["a"] * 3] * 3)),
+        (bad, r"\[1\] are not finite"),
+        (huge, r"\[0, 1, 2\] are not finite"),
+    ):
+        with pytest.raises(InvalidActionError, match=match):
             envs.step(actions)
     expected.check_step(envs.step(expected.actions()))
 
@@ -91,8 +96,11 @@ def test_calls_in_the_wrong_order(make_vec):
         with pytest.raises(ConfigError):
             envs.send(np.zeros((len(ids), 3), np.float32), ids)
     expected.check_step(envs.recv(), ids=[1])
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="Nothing was sent"):
         envs.recv()
+    for options, match in ((["task_id"], "must be a dict"), ({"reset_mask": None}, "as env_ids")):
+        with pytest.raises(ConfigError, match=match):
+            envs.reset_send([1], options=options)
     expected.check_step(envs.step(expected.actions()))
     envs.close()
     for method in (partial(envs.step, expected.actions()), envs.reset, envs.render):
@@ -102,28 +110,36 @@ def test_calls_in_the_wrong_order(make_vec):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error"),
+    ("kwargs", "error", "match"),
     [
-        ({"num_envs": 0, "suite": "goal"}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "workers": -1}, ConfigError),
-        ({"num_envs": 2, "suite": "gaol"}, UnknownTaskError),
-        ({"num_envs": 2, "suite": "goal", "task_ids": 10}, UnknownTaskError),
-        ({"num_envs": 2, "suite": "goal", "task_ids": [[1], [2], [3]]}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "task_ids": [[1], []]}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "task_sampling": "often"}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "group_size": 0}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "autoreset_mode": "LATER"}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "max_restarts": -1}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "step_timeout": 0}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "chunk_len": 0}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "render_devices": 0}, ConfigError),
-        ({"num_envs": 2, "suite": "goal", "colour": "red"}, (ConfigError, TypeError)),
-        ({"num_envs": 2}, ConfigError),
-        ({"num_envs": 2, "env_factory": stub_factory(), "chunk_len": 8}, ConfigError),
+        ({"num_envs": 0, "suite": "goal"}, ConfigError, "num_envs must be in"),
+        ({"num_envs": 2, "suite": "goal", "workers": -1}, ConfigError, "workers must be at least"),
+        ({"num_envs": 2, "suite": "gaol"}, UnknownTaskError, "Unknown suite 'gaol'"),
+        ({"num_envs": 2, "suite": "goal", "task_ids": 10}, UnknownTaskError, "task_id 10 is out"),
+        ({"num_envs": 2, "suite": "goal", "task_ids": [[1], [2], [3]]}, ConfigError, "got 3"),
+        ({"num_envs": 2, "suite": "goal", "task_ids": [[1], []]}, ConfigError, "needs a task"),
+        ({"num_envs": 2, "suite": "goal", "task_sampling": "often"}, ConfigError, "task_sampling"),
+        ({"num_envs": 2, "suite": "goal", "group_size": 0}, ConfigError, "group_size must be in"),
+        (
+            {"num_envs": 2, "suite": "goal", "autoreset_mode": "LATER"},
+            ConfigError,
+            "autoreset_mode",
+        ),
+        ({"num_envs": 2, "suite": "goal", "max_restarts": -1}, ConfigError, "max_restarts must be"),
+        ({"num_envs": 2, "suite": "goal", "step_timeout": 0}, ConfigError, "step_timeout must be"),
+        ({"num_envs": 2, "suite": "goal", "chunk_len": 0}, ConfigError, "chunk_len must be in"),
+        (
+            {"num_envs": 2, "suite": "goal", "render_devices": 0},
+            ConfigError,
+            "render_devices lists",
+        ),
+        ({"num_envs": 2, "suite": "goal", "colour": "red"}, ConfigError, "argument 'colour'"),
+        ({"num_envs": 2}, ConfigError, "Give a suite"),
+        ({"num_envs": 2, "env_factory": stub_factory(), "chunk_len": 8}, ConfigError, "leave out"),
     ],
 )
-def test_wrong_arguments_give_one_clear_error(kwargs, error):
-    with pytest.raises(error):
+def test_wrong_arguments_give_one_clear_error(kwargs, error, match):
+    with pytest.raises(error, match=match):
         LiberoVectorEnv(**kwargs)
 
 

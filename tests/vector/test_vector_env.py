@@ -319,14 +319,6 @@ def test_wrong_reset_options_change_nothing(make_vec, options):
     expected.check_reset(envs.reset(), first=False)
 
 
-@pytest.mark.parametrize("seed", [[1, 2], [1, 2, 3, 4], -1, "0", 1.5])
-def test_wrong_seeds(make_vec, seed):
-    envs = make_vec(3, workers=1)
-    with pytest.raises((ConfigError, ValueError, TypeError, gym.error.Error)):
-        envs.reset(seed=seed)
-    follow(envs, follower(3, 6, NEXT_STEP), 6, episodes=1)
-
-
 def test_seeds_that_tear_a_group_apart_are_refused(make_vec):
     envs = make_vec(4, workers=0, group_size=2)
     one = {"reset_mask": np.array([True, False, False, False])}

@@ -426,6 +426,7 @@ def test_states_are_converted_with_the_instruction_of_their_task():
     expected = {key: np.stack([value[0], value[0]]) for key, value in before.items()}
     assert_equal_trees(only_first, expected)
     assert envs.vla.batches == [2, 1]
+    assert_equal_trees(envs.set_state(states[::-1], [1, 0]), before)
     assert only_first in envs.observation_space
     assert (before["rl_token"][0] != before["rl_token"][1]).any()
     envs.close()

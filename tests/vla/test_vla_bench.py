@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,7 +83,11 @@ def test_bench_says_what_is_wrong(folder):
     ):
         with pytest.raises(ConfigError, match=message):
             bench.VLABenchConfig("mini", **options)
-    for option, message in (("head", "name=value"), ("views=2", "does not take these options")):
+    for option, message in (
+        ("head", "name=value"),
+        ("views=2", "does not take these options"),
+        ("dtype=float32", "give --dtype"),
+    ):
         with pytest.raises(ConfigError, match=message):
             bench.load_vla(bench.VLABenchConfig(f"openvla-oft:{folder}", options=(option,)))
 
@@ -92,3 +97,6 @@ def test_observations_take_the_instructions_in_turn(folder):
     images, texts, proprio = bench.observations(vla, 3, ["a", "b"])
     assert texts == ["a", "b", "a"] and proprio.shape == (3, 8)
     assert images["wrist"].shape == (3, 256, 256, 3) and str(images["wrist"].dtype) == "uint8"
+    small = SimpleNamespace(image_size=8, cameras=("front",), proprio_size=5)
+    images, _, proprio = bench.observations(small, 2, ["a"])
+    assert list(images) == ["front"] and proprio.shape == (2, 5)

@@ -103,9 +103,10 @@ def test_pickles_are_not_run(tmp_path):
     with pytest.raises(WeightsError, match="tensors and nothing else"):
         Checkpoint(tmp_path)
     assert not (tmp_path / "run").exists()
-    torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "head.pt")
-    with pytest.raises(WeightsError, match="dictionary of tensors"):
-        Checkpoint(tmp_path)
+    for value in ({"weight": torch.zeros(1), "step": 3}, {0: torch.zeros(1)}):
+        torch.save(value, tmp_path / "head.pt")
+        with pytest.raises(WeightsError, match="dictionary of tensors"):
+            Checkpoint(tmp_path)
 
 
 def test_damaged_files(tmp_path):

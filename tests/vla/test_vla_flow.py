@@ -416,7 +416,7 @@ def test_cameras_of_published_policies(copied, cameras, renamed, views, size):
     }
     pre.write_text(json.dumps(data))
     vla = load(copied)
-    assert vla.files.views == views and vla.image_size == size
+    assert vla.cameras == vla.files.views == views and vla.image_size == size
 
 
 def test_other_policies_are_refused(copied, name):

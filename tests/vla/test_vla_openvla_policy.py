@@ -38,6 +38,8 @@ def test_infer_turns_renders_into_chunks(oft, base):
         -1.0,
         1.0,
     }
+    assert vla.cameras == ("agentview", "wrist")[: vla.num_views]
+    assert base.cameras == ("agentview",)
     pixels = vla.pixels(images, texts)
     for i, text in enumerate(texts):
         one = vla.infer({k: v[i : i + 1] for k, v in images.items()}, [text], proprio[i : i + 1])

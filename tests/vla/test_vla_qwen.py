@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -180,7 +181,7 @@ def test_the_gripper_opens_at_minus_one(qwen3):
 def test_one_view():
     one = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", num_views=1)
     out = one.infer({"agentview": VIEWS["agentview"]}, INSTRUCTIONS, PROPRIO)
-    assert out.actions.shape == (3, 8, 7)
+    assert out.actions.shape == (3, 8, 7) and one.cameras == ("agentview",)
 
 
 # ---------------------------------------------------------------------- folders and errors
@@ -227,7 +228,7 @@ def test_starvla_s_layout_gives_the_same_policy(tmp_path):
     wanted = (reference["b3_normalized"].clip(-1, 1)[..., :6] + 1) / 2 * (high - low) + low
     assert gap(scaled[..., :6], wanted.clip(-1, 1)) < 1e-4
 
-    with pytest.raises(WeightsError, match="or give base_vlm="):
+    with pytest.raises(WeightsError, match="give base_vlm="):
         QwenOFTBackend.from_pretrained(run)
     shutil.copy(file, file.with_name("steps_200_pytorch_model.pt"))
     with pytest.raises(ConfigError, match="steps_100_pytorch_model.pt, steps_200"):
@@ -270,6 +271,14 @@ def test_configuration_decides_chunk_image_size_and_prompt(tmp_path):
     config["framework"]["action_model"] |= {"action_horizon": 5, "future_action_window_size": 8}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert find_files(run, vlm).chunk_len == 5
+
+
+def test_a_tokenizer_without_padding_token_is_refused(qwen3, monkeypatch):
+    tokenizer = copy.deepcopy(qwen3.prompts._tokenizer)
+    tokenizer.pad_token = None
+    monkeypatch.setattr("vla_gym.vla.qwen.prompt.load_tokenizer", lambda _: tokenizer)
+    with pytest.raises(WeightsError, match="no padding token"):
+        QwenOFTBackend.from_pretrained(GOLDEN / "qwen3")
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):

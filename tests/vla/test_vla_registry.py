@@ -15,9 +15,16 @@ from run_python import run_python
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
 from vla_gym.rl_token import choose_rl_token
 from vla_gym.vla import FrozenVLA, load
-from vla_gym.vla.files import WEIGHTS_ROOT
+from vla_gym.vla.files import (
+    WEIGHTS_ROOT,
+    find_base_model,
+    resolve_weights,
+    verify_checksums,
+    write_weights,
+)
+from vla_gym.vla.openvla.oft import OFTOptions
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
-from vla_gym.vla.spec_options import split_options, with_option
+from vla_gym.vla.spec_options import make_options, split_options, with_option
 
 EXAMPLE = page_code.files("extending")
 
@@ -181,6 +188,55 @@ def test_options_are_yaml_scalars(checkpoint):
         "b": "{x: 1}",
         "c": "'",
     }
+    options = dict(parse_spec("mini?a=my run #2&b=#2&c='x #y'&d=&e=null").options)
+    assert options == {"a": "my run #2", "b": "#2", "c": "x #y", "d": None, "e": None}
+
+
+@pytest.mark.parametrize("value", [{"jpeg": None}, {"horizon": 0}, {"pad_prompt_to": 5000}])
+def test_options_of_another_type_or_out_of_bounds_are_refused(value):
+    with pytest.raises(ConfigError, match=f"option {next(iter(value))} .* expected"):
+        make_options(OFTOptions, value)
+
+
+def test_options_that_are_paths_stay_text():
+    assert make_options(OFTOptions, {"tokenizer": 5, "pad_prompt_to": None}).tokenizer == "5"
+    with pytest.raises(WeightsError, match="No adapters in 5"):
+        load("mini?adapters=5")
+
+
+def test_weights_are_replaced_and_checksums_name_files_beside_them(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "other").write_text("")
+    write_weights(tmp_path, {"x": torch.zeros(2)})
+    file = tmp_path / "model.safetensors"
+    with file.open("rb") as old:
+        write_weights(tmp_path, {"x": torch.ones(2)})
+        assert old.read() != file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert len(list(tmp_path.iterdir())) == 4
+    sums = tmp_path / "SHA256SUMS"
+    sums.write_text(f"\n{sums.read_text()}\n")
+    verify_checksums(tmp_path)
+    for name in ("/proc/kmsg", "../x"):
+        sums.write_text(f"0  {name}\n")
+        with pytest.raises(WeightsError, match="names of files beside it"):
+            verify_checksums(tmp_path)
+
+
+def test_a_suffix_is_for_names_not_for_paths(tmp_path):
+    for name in ("mine", "mine-rl-token"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    assert resolve_weights(tmp_path / "mine", "-rl-token") == (tmp_path / "mine").resolve()
+
+
+@pytest.mark.parametrize("name", [None, "./a/vlm", "owner/name"])
+def test_the_advice_names_a_folder_that_is_looked_at(tmp_path, name):
+    with pytest.raises(WeightsError) as caught:
+        find_base_model(tmp_path, name, ["x"], option="vlm", given=None, folders=[tmp_path / "v"])
+    command = f'hf download owner/name --include "*.json" --local-dir {tmp_path / "v"}'
+    assert (command in str(caught.value)) is ("hf" in str(caught.value)) is (name == "owner/name")
+    assert "give vlm=" in str(caught.value) and "None" not in str(caught.value)
 
 
 def test_an_option_is_set_or_replaced():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,7 @@ from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
 from vla_gym.outside import Count, Fraction, PositiveInt, check_fields
-from vla_gym.suites import Task, get_suite, get_task
+from vla_gym.suites import Task, get_task, suite_tasks
 
 
 @dataclass
@@ -67,21 +66,21 @@ class DemosConfig(EnvSettings):
         """
         found = []
         for name in self.suite:
-            suite = get_task(name, 0).suite
-            known: Sequence[int] = EXPERT_TASKS.get(suite, ())
-            if self.vla is not None:
-                known = range(len(get_suite(suite).tasks))
-            elif not known:
+            known = [
+                i
+                for i, task in enumerate(suite_tasks(name))
+                if self.vla is not None or task.task_id in EXPERT_TASKS.get(task.suite, ())
+            ]
+            if not known:
                 raise ConfigError(
                     f"Suite {name!r} has no experts: expected one of {', '.join(EXPERT_TASKS)}."
                 )
             ids = known if self.task_ids is None else self.task_ids
-            unknown = [i for i in ids if get_task(suite, i).task_id not in known]
-            if unknown:
+            found += [get_task(name, i) for i in ids]
+            if unknown := [i for i in ids if i not in known]:
                 raise ConfigError(
                     f"Tasks {unknown} of {name} have no expert: expected ids from {known}."
                 )
-            found += [get_task(suite, i) for i in ids]
         if not found:
             raise ConfigError("Expected at least one suite and task, got none.")
         return list(dict.fromkeys(found))

@@ -35,7 +35,12 @@ _PART = "demo"
 
 def demo_path(output: Path, task: Task) -> Path:
     """Return where LIBERO's benchmark looks for a task's demonstrations below ``output``."""
-    return output / f"libero_{task.suite}" / f"{task.name}_demo.hdf5"
+    return output / suite_folder(task.suite) / f"{task.name}_demo.hdf5"
+
+
+def suite_folder(suite: str) -> str:
+    """Return LIBERO's name of a suite's folder, such as ``"libero_goal_swap"``."""
+    return f"libero_{suite.replace('-', '_')}"
 
 
 def parts_folder(output: Path, task: Task) -> Path:
@@ -125,7 +130,7 @@ def join_parts(
 def _task_attributes(task: LiberoTask, image_size: int) -> dict[str, str]:
     """Return what LIBERO's files say about the task, all of it text."""
     problem = task.problem.kind
-    bddl = f"bddl_files/libero_{task.suite}/{task.name}.bddl"
+    bddl = f"bddl_files/{suite_folder(task.suite)}/{task.name}.bddl"
     env_name = "_".join(word.capitalize() for word in problem.split("_"))
     env_kwargs = {
         "bddl_file_name": bddl,
@@ -152,7 +157,7 @@ def _task_attributes(task: LiberoTask, image_size: int) -> dict[str, str]:
         "env_args": json.dumps(env_args),
         "problem_info": json.dumps(problem_info),
         "bddl_file_name": bddl,
-        "bddl_file_content": task.bddl_file.read_text(encoding="utf-8"),
+        "bddl_file_content": task.bddl,
         "macros_image_convention": _IMAGE_CONVENTION,
     }
 

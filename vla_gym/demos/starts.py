@@ -35,16 +35,20 @@ class DemoPath(NamedTuple):
     actions: np.ndarray
 
 
-def read_starts(folder: Path, tasks: Sequence[Task]) -> dict[int, list[DemoPath]]:
-    """Return the demonstrations of tasks by task id; tasks without any are left out.
+def read_starts(folder: Path, tasks: Mapping[int, Task]) -> dict[int, list[DemoPath]]:
+    """Return the demonstrations of tasks by number; tasks without any are left out.
+
+    Args:
+        folder: Of ``vla-gym demos``.
+        tasks: By their numbers in the suite that is played, which may be a combined one.
 
     Raises:
         ConfigError: If there are none, or a file is damaged.
     """
-    files = {task.task_id: demo_path(folder, task) for task in tasks}
+    files = {number: demo_path(folder, task) for number, task in tasks.items()}
     found = {
-        task_id: [DemoPath(*parts) for parts in read_paths(path)]
-        for task_id, path in files.items()
+        number: [DemoPath(*parts) for parts in read_paths(path)]
+        for number, path in files.items()
         if path.is_file()
     }
     if not found:
@@ -71,7 +75,7 @@ class DemoStarts(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
 
         Args:
             env: The environment.
-            demos: Of tasks by their ids, see :func:`read_starts`; others begin as ever.
+            demos: Of tasks by their numbers, see :func:`read_starts`; others begin as ever.
             share: Of the episodes of these tasks, in [0, 1].
         """
         super().__init__(env)

@@ -48,15 +48,23 @@ class CameraEnv(gym.Env[dict[str, Any], np.ndarray]):
             gymnasium.error.ResetNeeded: Before the first reset.
         """
         if self._sim is None:
-            raise gym.error.ResetNeeded("The simulation is built at the first reset().")
+            raise gym.error.ResetNeeded(
+                "There is no simulation before the first reset() or after close(): call reset() "
+                "first."
+            )
         return self._sim
 
     def _camera_fields(self) -> dict[str, spaces.Space[Any]]:
         """Return the spaces of what the cameras see, after a check of what is asked for.
 
         Raises:
-            ConfigError: If depth or segmentation is no bool, or there is no camera for it.
+            ConfigError: If a camera is named twice, depth or segmentation is no bool, or there is
+                no camera for it.
         """
+        if len(set(self.cameras)) < len(self.cameras):
+            raise ConfigError(
+                f"cameras must be different, got {list(self.cameras)!r:.80}: name each once."
+            )
         fields: dict[str, spaces.Space[Any]] = {
             camera: spaces.Box(0, 255, self._image_shape, np.uint8) for camera in self.cameras
         }

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from vla_gym.envs.base import LiberoEnvBase
-from vla_gym.envs.checks import MAX_SEED, as_action, as_integer, parse_reset_options
+from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_action, as_integer, parse_reset_options
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError, InvalidActionError
@@ -95,7 +95,7 @@ class LiberoEnv(LiberoEnvBase):
         """
         task_id, init_state_id = parse_reset_options(self._suite, options)
         if seed is not None:
-            seed = as_integer(seed, "seed", 0, MAX_SEED)
+            seed = as_integer(seed, "seed", 0, MAX_SEED + MAX_ENVS)
         super().reset(seed=seed)
         if seed is not None:
             self.seek(seed, 0)
@@ -273,7 +273,7 @@ class LiberoEnv(LiberoEnvBase):
         rows = rows.reshape(-1, rows.shape[-1])
         reward = 0.0
         if self.on_control_step or self.replace_action or self._staged:
-            executed, success, reward = self._run_rows(rows[:budget])
+            executed, success, reward = self._run_rows(rows, budget)
         else:
             executed, success = self.sim.run_chunk(rows, max_steps=budget)
             self._elapsed += executed
@@ -284,7 +284,7 @@ class LiberoEnv(LiberoEnvBase):
         observation = self.observe()
         return observation, reward, success, truncated, self._info(success, executed)
 
-    def _run_rows(self, rows: np.ndarray) -> tuple[int, bool, float]:
+    def _run_rows(self, rows: np.ndarray, budget: int) -> tuple[int, bool, float]:
         """Do what ``run_chunk`` does row by row, with the functions of every control step.
 
         Returns:
@@ -293,7 +293,7 @@ class LiberoEnv(LiberoEnvBase):
         if not np.isfinite(rows).all():  # the simulation would see it after the rows before
             raise InvalidActionError(f"An action must be finite, got {rows}. Nothing was executed.")
         reward = 0.0
-        for executed, row in enumerate(rows, 1):
+        for executed, row in enumerate(rows[:budget], 1):
             chosen = row if self.replace_action is None else self.replace_action(row)
             _, success = self.sim.run_chunk(np.asarray(chosen, np.float64)[None])
             self._elapsed += 1

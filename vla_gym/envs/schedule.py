@@ -151,7 +151,10 @@ class TaskSchedule:
             for task_id, weight in weights.items()
         }
         if not any(checked.get(task_id, 1.0) for task_id in self.task_ids):
-            raise ConfigError(f"The weights of tasks {self.task_ids} must not all be 0.")
+            raise ConfigError(
+                f"The weights of tasks {self.task_ids} must not all be 0: give one of them a "
+                "weight above 0."
+            )
         self.weights = checked
 
     def of_env(self, env_index: int) -> TaskSchedule:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -232,33 +234,52 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray]) -> Path:
 
     Raises:
         ConfigError: See :func:`check_video_path`.
+        OSError: If ffmpeg fails, with its last words; what was there before stays.
     """
     path = Path(path)
     check_video_path(path)
-    from imageio_ffmpeg import write_frames
-
-    # Any even size is fine for players; the default would rescale to multiples of 16.
-    options: dict[str, Any] = {"fps": FPS, "macro_block_size": 2}
-    if path.suffix.lower() == ".gif":
-        # One palette for all frames and no dithering, so that still parts stay still.
-        filters = f"fps={GIF_FPS},split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none"
-        options |= {"codec": "gif", "quality": None, "pix_fmt_out": "pal8"}
-        options["output_params"] = ["-filter_complex", filters, "-loop", "0"]
-    else:
-        options |= {"codec": "libx264", "quality": 7}
-    scratch, writer = _scratch(path), None
+    scratch = _scratch(path)
     try:
-        try:
-            for frame in frames:
-                if writer is None:
-                    height, width = frame.shape[:2]
-                    writer = write_frames(scratch, (width, height), **options)
-                    writer.send(None)
-                writer.send(np.ascontiguousarray(frame))
-        finally:
-            if writer is not None:
-                writer.close()
+        _encode(scratch, frames)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
     return path
+
+
+def _encode(path: Path, frames: Iterable[np.ndarray]) -> None:
+    """Have ffmpeg write frames; not with imageio_ffmpeg.write_frames, which misses its failure."""
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    if path.suffix.lower() == ".gif":
+        # One palette for all frames and no dithering, so that still parts stay still.
+        filters = f"fps={GIF_FPS},split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none"
+        codec = ["-c:v", "gif", "-pix_fmt", "pal8", "-filter_complex", filters, "-loop", "0"]
+    else:
+        codec = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "15"]
+        codec += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 wants even sides
+    frames = iter(frames)
+    first = next(frames)
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{first.shape[1]}x{first.shape[0]}"]
+    command = [get_ffmpeg_exe(), "-v", "error", "-y", *raw, "-r", str(FPS), "-i", "-", *codec]
+    # In memory: a full disk must not swallow the words about it.
+    with open(os.memfd_create("ffmpeg"), "w+b") as words:
+        process = subprocess.Popen(  # in a group of its own: Ctrl-C must not reach it
+            [*command, str(path)], stdin=subprocess.PIPE, stderr=words, process_group=0
+        )
+        assert process.stdin is not None
+        try:
+            for frame in itertools.chain([first], frames):
+                try:
+                    process.stdin.write(np.ascontiguousarray(frame).data)
+                except BrokenPipeError:  # it has ended: its status says so
+                    break
+            process.communicate()
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        words.seek(0)
+        text = words.read().decode(errors="replace").strip()
+    if process.returncode:
+        raise OSError(f"ffmpeg ended with {process.returncode} at {path}: {text[-2000:]}")

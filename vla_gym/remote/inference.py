@@ -272,7 +272,14 @@ def _load(vla: Any, weights: bytes) -> None:
             f"The VLA {vla.name!r} has no parameters called {', '.join(unknown[:3])}: publish "
             "those of the same network, with adapters added alike."
         )
-    wrong = [name for name, value in found.items() if value.shape != own[name].shape]
+    wrong = [
+        f"{name} has shape {tuple(own[name].shape)}, got {tuple(value.shape)}"
+        for name, value in found.items()
+        if value.shape != own[name].shape
+    ]
     if wrong:
-        raise ConfigError(f"Published parameters have other shapes: {', '.join(wrong[:3])}.")
+        raise ConfigError(
+            f"Parameters for the VLA {vla.name!r} have other shapes: {'; '.join(wrong[:3])}. "
+            "Publish those of the same network, with adapters added alike."
+        )
     model.load_state_dict(found, strict=False)

@@ -125,7 +125,8 @@ class Rows:
         for prefix, told in (("info", infos), ("final_info", infos.get("final_info", {}))):
             for key in INFO_BITS:
                 if key in told and (name := f"{prefix}/{key}") in written:
-                    written[name] = np.where(told[f"_{key}"], told[key], written[name])
+                    mask = told[f"_{key}"]
+                    written[name][mask] = told[key][mask]
         columns = {name: rows for name, rows in written.items() if not name.startswith("final_")}
         columns |= {"reward": rewards, "terminated": terminated, "truncated": truncated}
         columns |= flatten(obs)

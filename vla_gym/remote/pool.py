@@ -232,7 +232,11 @@ class RemotePool:
         if self._interrupts.in_fork:
             return  # the parts are not ours
         links, self._links = self._links, {}
-        closing = [link.shard.submit("close") for link in links.values() if not link.busy]
+        closing = []
+        for link in links.values():
+            if not link.busy:
+                with contextlib.suppress(Exception):  # Ray may have been shut down
+                    closing.append(link.shard.submit("close"))
         wait(closing, _CLOSE_S)
         for link in links.values():
             link.shard.kill()

@@ -129,7 +129,6 @@ class RayInference:
         prepare: Callable[[Any], None] | None = None,
         max_rows: int = 64,
         max_wait_s: float = 0.005,
-        max_staleness: int = 0,
         max_restarts: int = 5,
         timeout: float = 300.0,
     ) -> None:
@@ -143,8 +142,6 @@ class RayInference:
             prepare: Called with the VLA in each actor, say to add LoRA adapters.
             max_rows: See :class:`InferenceServer`.
             max_wait_s: See :class:`InferenceServer`.
-            max_staleness: :meth:`publish` returns when every actor has weights at most so many
-                versions old.
             max_restarts: Of each actor.
             timeout: Seconds for loading, and for an answer.
 
@@ -152,34 +149,38 @@ class RayInference:
             ConfigError: If a number is out of range, or Ray or its cluster is missing.
             WorkerError: If the VLA cannot be loaded.
         """
-        if actors < 1 or max_staleness < 0:
+        if actors < 1 or max_rows < 1 or max_wait_s < 0.0:
             raise ConfigError(
-                f"Expected actors >= 1 and max_staleness >= 0, got {actors}, {max_staleness}."
+                "Expected actors >= 1, max_rows >= 1 and max_wait_s >= 0, got "
+                f"{actors}, {max_rows} and {max_wait_s}."
             )
         gpu = device.startswith("cuda")
-        self._hosts, self._ray = RayHosts(hosts, timeout, gpu=gpu), import_ray()
-        self._timeout, self._max_staleness, self.version = timeout, max_staleness, 0
-        self._pending: list[dict[int, Any]] = [{} for _ in range(actors)]
+        self._hosts: RayHosts | None = RayHosts(hosts, timeout, gpu=gpu)
+        self._ray, self._timeout, self.version = import_ray(), timeout, 0
+        self._actors: list[Any] = []
         self.in_use = [0] * actors
         run = uuid.uuid4().hex[:12]
         self._names = tuple(f"inference-{run}-{i}" for i in range(actors))
         options: dict[str, Any] = {"max_restarts": max_restarts, "max_task_retries": -1}
         options |= {"num_cpus": 0, "num_gpus": int(gpu), "max_concurrency": 1000}
-        remote = self._ray.remote(InferenceActor)
-        self._actors = [
-            remote.options(
-                name=name, namespace=_NAMESPACE, scheduling_strategy="SPREAD", **options
-            ).remote(vla, device, prepare, max_rows=max_rows, max_wait_s=max_wait_s)
-            for name in self._names
-        ]
+        options |= {"namespace": _NAMESPACE, "scheduling_strategy": "SPREAD"}
         try:
+            remote = self._ray.remote(InferenceActor)
+            for name in self._names:
+                made = remote.options(name=name, **options)
+                self._actors.append(
+                    made.remote(vla, device, prepare, max_rows=max_rows, max_wait_s=max_wait_s)
+                )
             facts = [actor.facts.remote() for actor in self._actors]
             self._facts = self._ray.get(facts, timeout=timeout)[0]
-        except Exception as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
+            late = isinstance(error, self._ray.exceptions.GetTimeoutError)
+            when = f" within timeout={timeout:g} s" if late else ""
             raise WorkerError(
-                f"The inference actors of the VLA {vla!r} did not come up within {timeout:g} s: "
-                f"{error}"
+                f"The inference actors of the VLA {vla!r} did not come up{when}: {error}"
             ) from error
 
     def vla(self) -> RemoteVLA:
@@ -197,13 +198,8 @@ class RayInference:
         """
         self.version += 1
         shared = self._ray.put(pack_weights(parameters))
-        for actor, pending in zip(self._actors, self._pending, strict=True):
-            pending[self.version] = actor.publish.remote(self.version, shared)
-        oldest = self.version - self._max_staleness
-        for i, pending in enumerate(self._pending):
-            for version in sorted(pending):
-                if version <= oldest:
-                    self.in_use[i] = self._get(pending.pop(version), "take new weights")
+        asked = [actor.publish.remote(self.version, shared) for actor in self._actors]
+        self.in_use = self._get(asked, "take new weights")
         return self.version
 
     def stats(self) -> list[dict[str, Any]]:
@@ -224,9 +220,9 @@ class RayInference:
 
     def close(self) -> None:
         """End the actors."""
-        actors, self._actors = self._actors, []
+        actors, hosts, self._actors, self._hosts = self._actors, self._hosts, [], None
         for actor in actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor, no_restart=True)
-        if actors:
-            self._hosts.close()
+        if hosts is not None:
+            hosts.close()

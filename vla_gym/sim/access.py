@@ -85,10 +85,9 @@ class SimAccess:
         The caller holds the model's lock from before this until it has drawn or read.
         """
         self._write_model()
-        if self.observation_timing == "end":
-            return self._data
-        shown = self._shared.shown
-        shown.qpos[:] = self._trace.sampled
+        shown, libero = self._shared.shown, self.observation_timing == "libero"
+        # A step leaves the poses in MjData where its last substep began.
+        shown.qpos[:] = self._trace.sampled if libero else self._data.qpos
         mujoco.mj_kinematics(self._model, shown)
         mujoco.mj_camlight(self._model, shown)
         return shown
@@ -146,19 +145,6 @@ class SimAccess:
         """Return the speed in m/s of every movable object's root body."""
         qvel = self._data.qvel
         return {n: float(np.linalg.norm(qvel[a : a + 3])) for n, a in self._free_dofs.items()}
-
-    def in_picture(self, camera: str, points: np.ndarray) -> np.ndarray:
-        """Return (N,) bool: which points (N, 3) a camera's square picture has; nothing hides any.
-
-        The camera looks along its -z axis, with its x axis to the right and its y axis up.
-        """
-        with self._shared.lock:
-            data = self.prepare_render()
-            eye, axes = data.camera(camera).xpos.copy(), data.camera(camera).xmat.reshape(3, 3)
-            local = (points - eye) @ axes
-        half = np.tan(np.deg2rad(self._model.camera(camera).fovy[0]) / 2.0) * -local[:, 2]
-        inside: np.ndarray = (np.abs(local[:, :2]) < half[:, None]).all(axis=1)
-        return inside
 
     def collision_corners(self, body: str) -> np.ndarray:
         """Return corner points (K, 3) of the boxes around a body's collision geoms.

@@ -60,6 +60,10 @@ class CombinedSuite(Suite):
         """Load a task of any part; see ``Suite.load_task_model``."""
         return self._part(task).load_task_model(task, assets, clutter=clutter)
 
+    def check_assets(self, task: Any, assets: str | Path | None = None) -> None:
+        """Check the assets of a task of any part; see ``Suite.check_assets``."""
+        self._part(task).check_assets(task, assets)
+
     def make_simulation(self, task_model: Any, *args: Any, **kwargs: Any) -> Simulation:
         """Simulate a task of any part; see ``Suite.make_simulation``."""
         return self._part(task_model.task).make_simulation(task_model, *args, **kwargs)

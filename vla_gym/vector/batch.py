@@ -64,6 +64,8 @@ class Batch:
                 f"Expected actions of shape {expected} and dtype {column.dtype}, got shape "
                 f"{array.shape} and dtype {array.dtype}."
             )
+        with np.errstate(over="ignore"):  # what is too large becomes inf, which is refused
+            array = array.astype(column.dtype, copy=False)
         if column.dtype.kind == "f" and not np.isfinite(array).all():
             finite = np.isfinite(array).reshape(len(ids), -1).all(1)
             if not (finite | ended).all():

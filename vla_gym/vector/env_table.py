@@ -17,6 +17,7 @@ _REMEMBERED = (
     "info/elapsed_steps",
     "info/task_id",
     "info/init_state_id",
+    "info/progress",
     "info/variation",
 )
 

@@ -133,7 +133,10 @@ class Runner:
             left = None if end is None else max(0.0, end - time.monotonic())
             events = self.pool.poll(left)
             if not events and timeout is None:
-                self.broken = "A worker's answer was lost."
+                self.broken = (
+                    "A worker's answer was lost. Make the environment anew, and report this with "
+                    "the calls before it."
+                )
                 raise WorkerError(self.broken)
             if not events:
                 raise TimeoutError(f"Not done after {timeout} s; call again to wait on.")
@@ -187,7 +190,7 @@ class Runner:
         elif event.kind == "restarted":
             self.table.restarted[event.ids], self.table.killed[event.value] = True, True
         elif event.kind == "told":
-            self.tell(event.value)
+            return self._tell(event.value)
         elif worker in self._called:  # calls come one at a time, and before the next step
             self._called.discard(worker)
             self._values[worker] = event.value
@@ -225,7 +228,13 @@ class Runner:
         again = self.table.lose(block, self.mode)
         if len(again):
             self._dispatch(again)
-        self.tell(f"{message}\nThe worker was restarted.")
+        return self._tell(f"{message}\nThe worker was restarted.")
+
+    def _tell(self, message: str) -> Exception | None:
+        try:
+            self.tell(message)
+        except Warning as error:  # with -W error; the events that came with it count all the same
+            return error
         return None
 
     def _describe(self, worker: int, failure: Failure) -> str:

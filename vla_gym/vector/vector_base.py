@@ -255,7 +255,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     def end(self) -> None:
         """Wait for all that is under way and throw it away, errors too."""
         while self._runner.broken is None and not self._runner.idle():
-            with contextlib.suppress(VlaGymError):
+            with contextlib.suppress(VlaGymError, Warning):
                 self._runner.wait(self._runner.idle)
         self._collected()
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import check_keywords
+from vla_gym.envs.checks import as_options, check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
@@ -224,9 +224,15 @@ class LiberoVectorEnv(VectorEnvBase):
     ) -> None:
         """Begin a reset of some environments, all by default; see :meth:`reset`, :meth:`recv`."""
         ids = self._idle("reset_send", env_ids, others_too=False)
+        options = as_options(options)
+        if "reset_mask" in options:
+            raise ConfigError(
+                "reset_send() expects the environments as env_ids, got options['reset_mask']: give "
+                "env_ids=np.flatnonzero(reset_mask)."
+            )
         mask = np.zeros(self.num_envs, bool)
         mask[ids] = True
-        _, per_env = self._plan.reset_options({**(options or {}), "reset_mask": mask})
+        _, per_env = self._plan.reset_options({**options, "reset_mask": mask})
         self._seed(ids, seed)
         self._runner.reset(np.sort(ids), per_env, each=True)
 
@@ -260,6 +266,8 @@ class LiberoVectorEnv(VectorEnvBase):
         if env_ids is not None:
             return self._recv_these(self._check_ids(env_ids), timeout)
         going = int(table.busy.sum()) + len(table.finished)
+        if not going:
+            raise ConfigError("Nothing was sent: call send() or reset_send() first.")
         wanted = going if min_envs is None else int(min_envs)
         if not 1 <= wanted <= going:
             raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")

@@ -91,7 +91,7 @@ def _load(
     if adapters is not None:
         from vla_gym.vla.lora import LoraAdapters
 
-        LoraAdapters.load(vla, Path(adapters).expanduser(), trainable=False).merge()
+        LoraAdapters.load(vla, Path(str(adapters)).expanduser(), trainable=False).merge()
     return vla
 
 

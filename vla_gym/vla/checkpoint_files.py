@@ -84,9 +84,12 @@ class Checkpoint:
             inner = next(iter(tensors.values()))
             tensors = inner if isinstance(inner, dict) else tensors
         if not isinstance(tensors, dict) or not all(
-            isinstance(value, torch.Tensor) for value in tensors.values()
+            isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in tensors.items()
         ):
-            raise WeightsError(f"Expected a dictionary of tensors in {file}.")
+            raise WeightsError(
+                f"Expected a dictionary of tensors by name in {file}: save the network's "
+                "state_dict() alone."
+            )
         self._tensors |= tensors
         self.shapes |= {name: tuple(value.shape) for name, value in tensors.items()}
 

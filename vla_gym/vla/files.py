@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -33,8 +35,9 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
         WeightsError: If neither exists or the folder has no config.json.
     """
     outside.check_path(name_or_path)
-    shipped = WEIGHTS_ROOT / f"{name_or_path}{suffix}"
-    for folder in (shipped, Path(name_or_path).expanduser()):
+    own = Path(name_or_path).expanduser()
+    is_name = str(name_or_path) == own.name
+    for folder in (WEIGHTS_ROOT / f"{own}{suffix}", own) if is_name else (own,):
         if (folder / "config.json").is_file():
             return folder.resolve()
     known = sorted(
@@ -64,38 +67,51 @@ def write_weights(
     """
     from safetensors.torch import save_file
 
-    file = folder / "model.safetensors"
+    file, scratch = folder / "model.safetensors", folder / f".scratch-{os.getpid()}"
     written = {
         name: (value.half() if half else value).contiguous().cpu()
         for name, value in tensors.items()
     }
-    save_file(written, file, metadata)
-    file.chmod(0o644)  # written as 0600, unfit for package data
-    names = ("config.json", file.name)
-    lines = [f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
-    (folder / CHECKSUMS).write_text("".join(lines))
+    try:
+        save_file(written, scratch, metadata)
+        scratch.chmod(0o644)  # written as 0600, unfit for package data
+        scratch.replace(file)
+        lines = [f"{_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
+        scratch.write_text("".join(lines))
+        scratch.replace(folder / CHECKSUMS)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def verify_checksums(folder: Path) -> None:
     """Compare a checkpoint with its SHA256SUMS; a folder without that file is accepted.
 
     Raises:
-        WeightsError: If a file is missing or differs.
+        WeightsError: If a file is missing or differs, or lies elsewhere.
     """
     sums = folder / CHECKSUMS
     if not sums.is_file():
         return
     for line in outside.read_bytes(sums, WeightsError).decode(errors="replace").splitlines():
+        if not line.strip():
+            continue
         expected, _, name = line.partition("  ")
         path = folder / name
+        if os.path.basename(name) != name:
+            raise WeightsError(f"{sums}: expected names of files beside it, got {name!r:.80}.")
         if not path.is_file():
             raise WeightsError(f"Checkpoint {folder} lacks {name}: copy or download it again.")
-        got = hashlib.sha256(path.read_bytes()).hexdigest()
+        got = _sha256(path)
         if got != expected:
             raise WeightsError(
                 f"Checkpoint file {path} is corrupt: expected sha256 {expected[:12]}..., got "
                 f"{got[:12]}...: restore it, or delete {CHECKSUMS} if you changed it on purpose."
             )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, kind: type[T]) -> T:
@@ -139,10 +155,13 @@ def find_base_model(
     if given is not None:
         missing = [file for file in needed if not (folders[0] / file).is_file()]
         raise ConfigError(f"{option}={str(given)!r} lacks {', '.join(missing)}.")
+    advice = f"give {option}='/path/to/it'"
+    if name and re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        command = f'hf download {name} --include "*.json" --local-dir {folders[0]}'
+        advice = f"run '{command}', or {advice}"
     raise WeightsError(
-        f"Checkpoint {checkpoint} needs {' and '.join(needed)} of {name}, which it only names: run "
-        f"'hf download {name} --include \"*.json\" --local-dir {checkpoint / 'vlm'}', or give "
-        f"{option}='/path/to/it'. Its weights are not needed."
+        f"Checkpoint {checkpoint} needs {' and '.join(needed)} of {name or 'its VLM'}, which it "
+        f"does not hold: {advice}. Its weights are not needed."
     )
 
 

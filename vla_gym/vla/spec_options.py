@@ -28,9 +28,12 @@ def make_options(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
             f"The VLA backend does not take these options: {', '.join(unknown)}. It takes: device, "
             f"dtype, compile, {', '.join(known)}."
         )
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     for name, value in values.items():
-        if isinstance(value, bool | int | float | str) and Path not in get_args(hints[name]):
+        if Path in get_args(hints[name]):
+            if isinstance(value, bool | int | float):  # a folder's name that YAML reads as a number
+                values = {**values, name: str(value)}
+        elif isinstance(value, bool | int | float | str | None):
             to_type(value, hints[name], f"The option {name} of the VLA backend")
     return kind(**values)
 
@@ -93,4 +96,6 @@ def _scalar(text: str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    return value if value is None or isinstance(value, bool | int | float | str) else text
+    if isinstance(value, str | None) and not text.startswith(("'", '"')):
+        return text if value or "#" in text else value  # "my run #2" ends in no comment
+    return value if isinstance(value, bool | int | float | str) else text

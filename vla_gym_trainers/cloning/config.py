@@ -88,7 +88,7 @@ class MiniConfig(CheckpointSettings):
     """Torch device."""
     threads: PositiveInt = 1
     """Torch threads. One is fastest when other processes run on the same cores."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights, batches and augmentation."""
     film_every: Suppress[int] = 0  # no option: nothing is played while it learns
     assets: str = field(default_factory=default_assets)

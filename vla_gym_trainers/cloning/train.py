@@ -140,9 +140,10 @@ def _loop(
                 _evaluate(run, state, demos, config)
         if run.is_checkpoint_due(state.step) or run.is_over(state.step):
             run.log(validate(state.ema, demos, sentences, config), state.step)
+            # First: a run that goes on from its last step comes here no more.
+            state.ema.save_half(run.dir.path / "model")
             with run.new_checkpoint(state.step, state.plain()) as folder:
                 state.save(folder)
-            state.ema.save_half(run.dir.path / "model")
 
 
 def _set_learning_rate(state: CloningState, config: MiniConfig) -> float:

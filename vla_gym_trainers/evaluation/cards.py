@@ -53,7 +53,8 @@ def card_path(out: Path) -> Path:
 
 def films_folder(out: Path) -> Path:
     """Return the folder of the films."""
-    return out.with_suffix(".films") if out.suffix == ".json" else out / "films"
+    file = card_path(out)
+    return file.with_name("films") if file.name == CARD_FILE else file.with_suffix(".films")
 
 
 @contextmanager

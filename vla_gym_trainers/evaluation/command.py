@@ -227,8 +227,9 @@ def where_played(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         str(gl) for w in worlds for gl in w.get("gl_renderers", [w.get("gl_renderer")]) if gl
     }
     machines: list[Any] = []
+    keys = (*machine_facts(), "gpu")
     for world in worlds:
-        mine = {key: world[key] for key in (*machine_facts(), "gpu") if key in world}
+        mine = {key: world[key] for key in keys if key in world}
         machines += [m for m in world.get("machines", [mine]) if m and m not in machines]
     profiles = [w["visual_profile"] for w in worlds if w.get("visual_profile")]
     return {

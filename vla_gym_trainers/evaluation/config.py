@@ -154,7 +154,10 @@ class EvalConfig(PolicyConfig):
         part, parts = self.shard()
         starts = self.starts()
         if part > len(starts):
-            raise ConfigError(f"--shards {self.shards}: there are only {len(starts)} episodes.")
+            raise ConfigError(
+                f"--shards {self.shards}: there are only {len(starts)} episodes, give at most "
+                f"{len(starts)} parts."
+            )
         return starts[part - 1 :: parts]
 
     def check(self) -> None:

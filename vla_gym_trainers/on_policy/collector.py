@@ -112,7 +112,8 @@ class RolloutCollector:
         """Choose chunks and write what is known before they are executed."""
         rows, texts = {key: value[ids] for key, value in self._seen.items()}, self._texts(ids)
         rows |= self._memory.rows(ids)
-        keys = np.stack([self._seeds[ids], self._episode[ids], self._chunk[ids]], axis=1)
+        # From 1 on: numpy pads keys with zeros, and (seed, episode) is what layouts are drawn by.
+        keys = np.stack([self._seeds[ids], self._episode[ids], self._chunk[ids] + 1], axis=1)
         with self._clock("forward"):
             act = self._actor.act(rows, texts, keys)
         row, slot = self._row_of(ids), self._slot[ids]
@@ -141,7 +142,8 @@ class RolloutCollector:
             goes_on, is_seen = ~full, np.ones(len(ids), bool)  # full rows: acted on next time
         elif (full & ~over).any():
             raise ConfigError(
-                f"An episode is longer than the {self._out.num_chunks} chunks of a row."
+                f"An episode is longer than the {self._out.num_chunks} chunks of a row: make the "
+                "rollout with more chunks, or the environments with a smaller max_control_steps."
             )
         else:
             goes_on = is_seen = ~over | (self._played[ids] + 1 < self._out.episodes)

@@ -56,7 +56,7 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
     """Chunks of a row if episodes_per_env is None."""
     group_size: PositiveInt = 1
     """Consecutive environments that play the same layouts."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of networks, draws and layouts."""
 
     total_steps: PositiveInt = 1_000_000
@@ -71,6 +71,8 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
     """Discount per control step."""
     learning_rate: PositiveFloat = 1e-4
     """Adam's step size of all but the value head."""
+    learning_rate_end: Fraction = 1.0
+    """All learning rates fall linearly to this share of themselves at total_steps; 1: constant."""
     epochs: PositiveInt = 1
     """Passes over a rollout."""
     num_minibatches: PositiveInt = 4
@@ -125,7 +127,7 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
     """Layouts a task of these evaluations."""
     eval_states: Count | None = None
     """Official states a task at the end, for start and policy; None: all; 0 skips it."""
-    checkpoint_every: int = 100_000
+    checkpoint_every: PositiveInt = 100_000
     """Control steps between checkpoints."""
     torch_threads: PositiveInt = 1
     """Threads of torch while environments play."""
@@ -214,4 +216,4 @@ class GRPOConfig(OnPolicyConfig):
         if self.episodes_per_env is None:
             raise ConfigError("GRPO plays whole episodes: give episodes_per_env.")
         if self.group_size < 2:
-            raise ConfigError("GRPO compares within groups: group_size must be at least 2.")
+            raise ConfigError("GRPO compares within groups: group_size must be at least 2, got 1.")

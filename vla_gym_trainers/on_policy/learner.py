@@ -62,7 +62,10 @@ class Learner:
         named = policy.named_parameters()
         own = [p for name, p in named.items() if not name.startswith("value_head.")]
         if not own:
-            raise ConfigError("Nothing of the policy is trained: see trainable_copy().")
+            raise ConfigError(
+                "Nothing of the policy is trained: give --heads NAMES of the VLA's modules, or "
+                "--trainable lora."
+            )
         if any(p.dtype != torch.float32 for p in own):
             raise ConfigError(
                 "Adam's steps would be rounded away in what is trained here in 16 bits: load the "
@@ -86,6 +89,7 @@ class Learner:
             self.played = deque(maxlen=config.value_replay)
         # PPO's usual eps: with 1e-8 a gradient that is rounding alone would move a full step.
         self.optimizer = torch.optim.Adam(groups, eps=1e-5)
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.skipped = self.updates = self.out_of_memory = 0
         self._norms: deque[float] = deque(maxlen=_NORM_HISTORY)
         self._rng = np.random.default_rng(config.seed)
@@ -111,8 +115,11 @@ class Learner:
         Returns:
             Metrics, over the minibatches of this call; see docs/on_policy.md.
         """
-        config, rate = self.config, phase.learning_rate
-        self.optimizer.param_groups[0]["lr"] = config.learning_rate if rate is None else rate
+        config = self.config
+        first, *rest = self._rates
+        first = first if phase.learning_rate is None else phase.learning_rate
+        for group, rate in zip(self.optimizer.param_groups, (first, *rest), strict=True):
+            group["lr"] = rate * phase.rate_share
         head = self.policy.value_head
         returns = None if head is None else returns
         held = config.kl_coef > 0.0
@@ -149,6 +156,7 @@ class Learner:
             "train/updates_skipped": float(self.skipped - skipped),
             "train/out_of_memory": float(self.out_of_memory - lost),
             "train/kl_stop": float(stopped),
+            "train/learning_rate": first * phase.rate_share,
         }
         epochs = config.value_epochs if isinstance(config, PPOConfig) else 0
         if phase.value and epochs and head is not None and returns is not None:

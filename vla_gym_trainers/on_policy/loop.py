@@ -144,6 +144,7 @@ class Loop:
         config = self.config
         player = GreedyPlayer(self.policy.act, self.policy, self.networks.chunk_len)
         player.name, player.wrap_envs = config.algorithm.upper(), self.networks.watched
+        player.cameras = tuple(get_suite(config.suite).cameras)  # a world model may see more
         record_video(path, player, self._starts(1), **config.own_look())
 
     def train(self) -> None:

@@ -38,7 +38,7 @@ from vla_gym_trainers.on_policy.vla_policy import (
     TokenPolicy,
     VLAPolicy,
 )
-from vla_gym_trainers.world_model.protocol import WorldModel, load_world_model
+from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
 
 
 @dataclass
@@ -66,10 +66,13 @@ class Networks:
     def watched(self, envs: Any, rewards: Mapping[str, float] | None = None) -> Any:
         """Return environments with the world model's memory and rewards; the same without one.
 
+        Also where nothing is paid and the policy does not see the memory.
+
         Raises:
             ConfigError: If they do not fit the world model.
         """
-        if self.world_model is None:
+        unseen = WORLD_MEMORY not in self.policy.observation
+        if self.world_model is None or (rewards is None and unseen):
             return envs
         from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ class Phase:
         epochs: In place of the configuration's.
         num_minibatches: In place of the configuration's.
         learning_rate: In place of the configuration's.
+        rate_share: What all learning rates are multiplied by.
     """
 
     name: str = "rl"
@@ -45,6 +46,7 @@ class Phase:
     epochs: int | None = None
     num_minibatches: int | None = None
     learning_rate: float | None = None
+    rate_share: float = 1.0
 
 
 def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
@@ -53,8 +55,14 @@ def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
     Until ``warmup_steps`` the teacher acts and the student clones it. During the following
     ``transition_steps`` epsilon falls linearly from 1 to 0, the weight of cloning with it, and
     the student's own chunks are reinforced. Then there is reinforcement learning alone, in PPO
-    once ``value_warmup_steps`` are over: before, the value head alone learns.
+    once ``value_warmup_steps`` are over: before, the value head alone learns. The learning rates
+    fall all along.
     """
+    share = 1.0 - (1.0 - config.learning_rate_end) * min(steps / config.total_steps, 1.0)
+    return replace(_phase_at(config, steps), rate_share=share)
+
+
+def _phase_at(config: OnPolicyConfig, steps: int) -> Phase:
     if steps < config.warmup_steps:
         return Phase(
             "warmup",

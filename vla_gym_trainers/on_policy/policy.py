@@ -271,10 +271,11 @@ class Policy(ABC):
         """
         shared: dict[int, Any] = {id(self.frozen): self.frozen}
         changing = {id(tensor) for tensor in self.named_tensors().values()}
-        for module in self.networks().values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                if id(tensor) not in changing:
-                    shared[id(tensor)] = tensor
+        seen_through = [getattr(x, "model", x) for x in (self.vla, getattr(self, "encoder", None))]
+        for module in (*self.networks().values(), *seen_through):
+            if isinstance(module, nn.Module):
+                tensors = (*module.parameters(), *module.buffers())
+                shared |= {id(tensor): tensor for tensor in tensors if id(tensor) not in changing}
         for p in self.named_parameters().values():
             p.grad = None
         return copy.deepcopy(self, shared)

@@ -153,9 +153,15 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
             ConfigError: If a value is out of range, or the policy has no such setting.
         """
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
-            raise ConfigError(f"min_sigma must be at most sigma ({self.sigma}).")
+            raise ConfigError(
+                f"min_sigma must be at most sigma ({self.sigma}), got {self.min_sigma}: give a "
+                "smaller min_sigma or a larger sigma."
+            )
         if self.sigma_learning_rate and (self.policy != "gaussian" or not self.learn_sigma):
-            raise ConfigError("sigma_learning_rate is for policy gaussian with learn_sigma.")
+            raise ConfigError(
+                f"sigma_learning_rate is for policy gaussian with learn_sigma, got policy "
+                f"{self.policy} with learn_sigma {self.learn_sigma}: leave it out."
+            )
         if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
             raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
         if self.policy != "tokens" and self.fresh_heads:

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from vla_gym.suites import get_suite
-from vla_gym.vla.base import FrozenVLA
+from vla_gym.vla.base import CAMERAS, FrozenVLA
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
@@ -132,7 +132,7 @@ class RLTokenPPOPolicy(Policy):
     ) -> Observation:
         """Run the VLA: return its RL token and chunk, proprio and task."""
         proprio = np.array(observation["proprio"], np.float32)
-        frames = {key: value for key, value in observation.items() if value.ndim == 4}
+        frames = {name: observation[name] for name in getattr(self.vla, "cameras", CAMERAS)}
         chunk_len = self.actor.sizes["chunk_len"]
         vla = self.vla if vla is None else vla
         token, chunk = look(vla, self.encoder, chunk_len, frames, list(texts), proprio)

@@ -107,7 +107,10 @@ def trainable_copy(
     model: nn.Module = vla.model
     modules = dict(model.named_modules())
     if missing := [name for name in heads if name not in modules]:
-        raise ConfigError(f"{type(model).__name__} has no heads {', '.join(missing)}.")
+        raise ConfigError(
+            f"{type(model).__name__} has no heads {', '.join(missing)}; its modules are "
+            f"{', '.join(name for name, _ in model.named_children())}, and those inside of them."
+        )
     own: set[int] = set()
     for name in heads if what == "heads" or fresh_heads else ():
         own |= {id(p) for p in modules[name].parameters()}

@@ -72,11 +72,12 @@ def grpo_targets(
     group: ProcessGroup | None = None,
     *,
     baseline: GroupBaseline = "mean",
-    aggregation: Aggregation = "tokens",
+    aggregation: Aggregation = "episodes",
 ) -> Targets:
     """One advantage for all chunks of an episode, from its return.
 
-    Episodes whose end was lost with a worker do not count. Groups lie within one process.
+    Episodes with a chunk that is not valid before their end, or whose end was lost with a worker,
+    do not count. Groups lie within one process.
 
     Args:
         rollout: Of whole episodes.
@@ -96,7 +97,7 @@ def grpo_targets(
     if rollout.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     group, data = group or ProcessGroup(), rollout.data
-    complete = rollout.ended.any(dim=1)
+    complete = (rollout.ended & data["valid"].cumprod(dim=1).bool()).any(dim=1)
     nothing = torch.zeros_like(data["rewards"])
     _, returns = formulas.gae(
         data["rewards"],

@@ -35,12 +35,12 @@ class GreedyPlayer:
     """
 
     expert = False
-    cameras: tuple[str, ...] = CAMERAS
 
     def __init__(self, choose: Choose, policy: Policy, chunk_len: int) -> None:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
         self._vla_memory = VLAMemory(policy.vla)
+        self.cameras: tuple[str, ...] = tuple(getattr(policy.vla, "cameras", CAMERAS))
         self.image_size, self.name = policy.image_size, "policy"
         self.wrap_envs: Callable[[Any], Any] | None = None
         self.identity: dict[str, Any] = {"kind": "student"}

@@ -204,7 +204,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     groups = [tuple(members) for members in found.values()]
     labels = [_label(members, [other[0] for other in groups]) for members in groups]
     return [
-        Group(i, label, members)
+        Group(i, label if labels.count(label) == 1 else _names(members), members)
         for i, (label, members) in enumerate(zip(labels, groups, strict=True))
     ]
 
@@ -241,8 +241,12 @@ def _label(members: Sequence[Run], firsts: Sequence[Run]) -> str:
         return text
     names = [key for key in differences(peers) if key not in IGNORED]
     if len(names) > _MOST_IN_LABEL:
-        return f"{first.kind}: {', '.join(run.name for run in members)}"
+        return _names(members)
     return ", ".join([first.kind, *(f"{k}={text_of(first.config.get(k))}" for k in names)])
+
+
+def _names(members: Sequence[Run]) -> str:
+    return f"{members[0].kind}: {', '.join(run.name for run in members)}"
 
 
 def text_of(value: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_gym.errors import ConfigError
 from vla_gym.play.video import FPS, HOLD_SECONDS, compose_grid
-from vla_gym_trainers.evaluation.cards import CARD_FILE, EvalCard, films_folder
+from vla_gym_trainers.evaluation.cards import EvalCard, films_folder
 from vla_gym_trainers.report.data import Run
 
 # Frames of a strip that is cut out of a video, and the width of one in pixels.
@@ -61,9 +61,8 @@ def _of_card(name: str, card: EvalCard, limit: int) -> list[Strip]:
 
 def _films_beside(card: Path) -> dict[str, Path]:
     """Return the films of ``vla-gym eval --films`` by task and state."""
-    # With card.json, --out was its directory.
-    folder = films_folder(card.parent if card.name == CARD_FILE else card)
-    return {file.stem.rpartition("_")[0]: file for file in sorted(folder.glob("*.mp4"))}
+    films = sorted(films_folder(card).glob("*.mp4"))
+    return {file.stem.rpartition("_")[0]: file for file in films}
 
 
 def _of_video(path: Path) -> str:

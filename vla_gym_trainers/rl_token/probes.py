@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym.outside import OpenFraction, PositiveInt
+from vla_gym.outside import Count, OpenFraction, PositiveInt
 from vla_gym.rl_token import RLTokenEncoder, load_rl_token
 from vla_gym.vla import load
 from vla_gym.vla.preprocess import proprio_features
@@ -42,11 +42,11 @@ RESTING = 0.01
 class ProbeConfig(StatesConfig):
     """Probe an RL token for what it keeps of the scene, on layouts it was not trained on."""
 
-    seed: int = 1000
+    seed: Count = 1000
     """As in rl-token; another one than its, so that the layouts are others."""
-    frame_stride: int = 8
+    frame_stride: PositiveInt = 8
     """The VLA looks at every so many frames of expert episodes; layouts count more than frames."""
-    rollout_episodes: int = 2
+    rollout_episodes: Count = 2
     """Episodes a task of the VLA itself with noise, on other sampled layouts."""
     vla: str = "mini"
     """VLA whose hidden states are probed: mini, mini-few, <backend>:/path, or a folder."""

@@ -78,7 +78,7 @@ class RunLogger:
         self._wandb = None if wandb_project is None else start_wandb(wandb_project, metrics.parent)
         self.jsonl = JsonlWriter(metrics, None if state is None else int(state["bytes"]))
         # TensorBoard hides the points of older event files from this step on.
-        purge = None if state is None else int(state["step"]) + 1
+        purge = 0 if state is None else int(state["step"]) + 1
         self.tensorboard = SummaryWriter(log_dir=str(tensorboard), purge_step=purge)
         self._values: dict[str, Any] = {} if state is None else dict(state["values"])
         self._counts: dict[str, int] = {} if state is None else dict(state["counts"])

@@ -101,7 +101,8 @@ class Run:
     def __enter__(self) -> Run:
         """Lock the directory, write the settings and open the log."""
         with ExitStack() as stack:
-            self.stop = stack.enter_context(stoppable(self.dir, self.config.algorithm))
+            command = self.config.algorithm if self.limits is self.config else None
+            self.stop = stack.enter_context(stoppable(self.dir, command))
             if self.is_main:
                 stack.enter_context(self.dir.lock())
                 self.dir.go_back_to(None if self.checkpoint is None else self.checkpoint.folder)

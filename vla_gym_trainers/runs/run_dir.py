@@ -59,7 +59,10 @@ class Checkpoint:
         )
         found = cls(folder, content.step, content.trainer, content.run)
         if content.format != FORMAT:
-            raise WeightsError(f"{folder} has format {content.format}, expected {FORMAT}.")
+            raise WeightsError(
+                f"{folder} has format {content.format}, expected {FORMAT}: begin a new run, or go "
+                "on with the vla_gym version that wrote it."
+            )
         return found
 
 

@@ -54,14 +54,14 @@ class StopRequest:
 
 
 @contextmanager
-def stoppable(run: RunDir, command: str) -> Iterator[StopRequest]:
+def stoppable(run: RunDir, command: str | None) -> Iterator[StopRequest]:
     """Have Ctrl-C, SIGTERM and a full disk end a run with the advice how to go on.
 
     Signals reach a process's main thread; in other threads this changes nothing.
 
     Args:
         run: The run's folder.
-        command: Of ``vla-gym-train``: ``"td3"``, ...
+        command: Of ``vla-gym-train``: ``"td3"``, ...; None: it has no checkpoints to go on from.
 
     Raises:
         KeyboardInterrupt: After a signal; its text is for the user.
@@ -84,8 +84,8 @@ def stoppable(run: RunDir, command: str) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def _full_disk(run: RunDir, command: str) -> str:
-    if not run.config.is_file():
+def _full_disk(run: RunDir, command: str | None) -> str:
+    if command is None or not run.config.is_file():
         return f"The disk of {run.path} is full: free some space and run the command again."
     whole = run.checkpoints()
     newest = f"Its newest checkpoint is {whole[-1].name}" if whole else "It has no checkpoint yet"
@@ -95,6 +95,8 @@ def _full_disk(run: RunDir, command: str) -> str:
     )
 
 
-def advice(run: RunDir, command: str) -> str:
+def advice(run: RunDir, command: str | None) -> str:
     """Return how to go on with a run that was stopped."""
+    if command is None:
+        return "Stopped: run the command again."
     return f"Stopped. Go on with: vla-gym-train {command} --resume {run.path}"

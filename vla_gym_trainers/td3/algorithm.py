@@ -160,8 +160,9 @@ class TD3BC(TD3):
         Blocks are collected and handed out whole, so a few chunks more may be played; ``on_step``
         is called when a block is handed out, once for each chunk of all environments.
         """
-        if reset_num_timesteps:
+        if reset_num_timesteps or self._last_obs is None:  # the environments begin anew
             self.pipeline_state = None
+            self.replay_buffer.cut_episodes()
         with deferred_reset(self.env):
             total, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -211,7 +212,7 @@ class TD3BC(TD3):
                 else:
                     index = self.replay_buffer.draw(batch_size)
                     stale = self.fine_tuner.refresh(self.replay_buffer, index)
-                    metrics["vla_stale"].append(stale / (2 * len(index)))
+                    metrics["vla_stale"].append(stale / (2 * len(np.unique(index))))
                     batch = self.replay_buffer.rows(index)
                 values = critic_step(self.policy, batch, config, self._rng)
                 if self._n_updates % self.config.policy_delay == 0:
@@ -305,7 +306,8 @@ class TD3BC(TD3):
             callback.update_locals({**vars(step), "self": self, "version": collected.version})
             go_on &= callback.on_step()
             counted = np.array([counts(info) for info in step.infos], bool)
-            self._update_info_buffer(step.infos, step.dones & counted)
+            infos = [info for info in step.infos if counts(info)]
+            self._update_info_buffer(infos, step.dones[counted])
             if self.task_sampler is not None:
                 self.task_sampler.add(step.obs["task_id"], step.dones, step.infos)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)

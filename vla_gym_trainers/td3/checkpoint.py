@@ -93,7 +93,10 @@ def load_checkpoint(
         with open(folder / "loop.pkl", "rb") as file:
             loop = pickle.load(file)
         if loop["format"] != FORMAT:
-            raise WeightsError(f"{folder} has format {loop['format']}, expected {FORMAT}.")
+            raise WeightsError(
+                f"{folder} has format {loop['format']}, expected {FORMAT}: begin a new run, or go "
+                "on with the vla_gym version that wrote it."
+            )
         # The replay comes from its own file: a buffer of one row in the meantime.
         model = algorithm.load(
             folder / "model.zip",

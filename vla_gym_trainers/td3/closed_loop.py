@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import mean_success, success_by_task
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
@@ -55,8 +54,6 @@ class BestModel:
     history: list[tuple[int, float, dict[int, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ConfigError(f"every must be at least 1, got {self.every}.")
         self.next_at = self.next_at or self.every
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pending: Future[dict[str, float]] | None = None

@@ -46,7 +46,7 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     """Control steps executed per chunk; None executes the VLA's whole horizon."""
     num_envs: PositiveInt = 1
     """Environments at once."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of networks, noise, replay and layouts; take run seeds at least 10,000 apart."""
     device: str = "cpu"
     """Torch device of the learner."""
@@ -78,7 +78,7 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
     guard_layouts: Count = 0
     """Sampled layouts a task on which the policy must not be worse than the VLA at the end: else
     the VLA plays that task; 0: no guard."""
-    checkpoint_every: int = 5000
+    checkpoint_every: PositiveInt = 5000
     """Chunks between checkpoints."""
     videos: Count = 0
     """Official states a task to film at the end, the VLA and the policy on each."""

@@ -18,16 +18,14 @@ MIN_Q_SCALE = 0.02
 
 
 class ActorLoss(NamedTuple):
-    """Actor loss and its two parts, each a scalar tensor.
+    """Actor loss and a part of it, each a scalar tensor.
 
     Attributes:
-        loss: ``q_term + mean(bc_weight * distance)``, the quantity to minimise.
-        q_term: ``-mean(Q) / mean|Q|``.
+        loss: ``-mean(Q) / mean|Q| + mean(bc_weight * distance)``, the quantity to minimise.
         bc_term: Mean over the batch of the squared scaled distance to the reference.
     """
 
     loss: Tensor
-    q_term: Tensor
     bc_term: Tensor
 
 
@@ -185,11 +183,10 @@ def actor_loss(
             the whole; None: that of these rows.
 
     Returns:
-        The loss and its parts.
+        The loss and its part.
     """
     if divisor is None:
         divisor = q_divisor(q, groups)
-    q_term = -(q / divisor).mean()
     distance = reference_distance(actions, reference, scale)
     held = (bc_weight * distance).mean()
-    return ActorLoss(q_term + held, q_term.detach(), distance.mean().detach())
+    return ActorLoss(held - (q / divisor).mean(), distance.mean().detach())

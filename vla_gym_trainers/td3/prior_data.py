@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from gymnasium import spaces
 from tqdm import tqdm
 
 from vla_gym.assets import resolve_asset_pack
-from vla_gym.demos.files import demo_path, read_episodes, read_success_steps
+from vla_gym.demos.files import demo_path, read_episodes, read_success_steps, suite_folder
 from vla_gym.errors import ConfigError
-from vla_gym.suites import Task, get_task
+from vla_gym.suites import Task, get_task, suite_names
 from vla_gym.vla.base import CAMERAS
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym.wrappers.vla_features import VLAFeatures, look
@@ -58,12 +58,16 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
             f"Demonstrations do not tell the observations {', '.join(sorted(unknown))}: leave out "
             "prior_demos, or what makes these."
         )
-    tasks = [get_task(config.suite, task_id) for task_id in config.tasks()]
-    by_name = {demo_path(config.prior_demos, task).name: task for task in tasks}
-    files = [path for path in demo_files(config.prior_demos) if path.name in by_name]
+    tasks = {i: get_task(config.suite, i) for i in config.tasks()}
+    files = {
+        path: number
+        for path in demo_files(config.prior_demos)
+        if (number := _number(path, tasks)) is not None
+    }
     if not files:
+        names = " or ".join(demo_path(config.prior_demos, task).name for task in tasks.values())
         raise ConfigError(
-            f"{config.prior_demos} has no {' or '.join(by_name)}: record demonstrations of the "
+            f"{config.prior_demos} has no {names}: record demonstrations of the "
             "tasks with 'vla-gym demos'."
         )
     pack = resolve_asset_pack(config.assets).name
@@ -77,7 +81,7 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
     episodes = [
         episode
         for path in tqdm(files, "demonstrations", unit="task", disable=not config.progress)
-        for episode in _episodes(path, features, by_name[path.name])
+        for episode in _episodes(path, features, files[path], tasks[files[path]].instruction)
     ]
     chunk = features.space["vla_action"]
     replay = ChunkReplayBuffer(
@@ -91,6 +95,18 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
     for obs, actions in episodes:
         _play(replay, obs, actions, features.chunk_len, config.gamma)
     return replay
+
+
+def _number(path: Path, tasks: Mapping[int, Task]) -> int | None:
+    """Return which of the tasks a file is of; in a suite's own folder those of no other suite."""
+    folder = path.parent.name.replace("-", "_")
+    is_suite = folder in map(suite_folder, suite_names())
+    for number, task in tasks.items():
+        if demo_path(path, task).name == path.name and (
+            suite_folder(task.suite) == folder or not is_suite
+        ):
+            return number
+    return None
 
 
 def _play(
@@ -116,7 +132,7 @@ def _play(
 
 
 def _episodes(
-    path: Path, features: VLAFeatures, task: Task
+    path: Path, features: VLAFeatures, number: int, instruction: str
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Yield observations, T rows each, and executed actions (T, 7) of each episode of a file."""
     ends = read_success_steps(path)
@@ -128,10 +144,10 @@ def _episodes(
         for first in range(0, len(actions), BATCH):
             rows = slice(first, first + BATCH)
             views = {name: frames[rows, camera] for camera, name in enumerate(CAMERAS)}
-            words = [task.instruction] * len(proprio[rows])
+            words = [instruction] * len(proprio[rows])
             seen = views, words, proprio[rows]
             made.append(look(features.vla, features.rl_token, features.chunk_len, *seen))
         tokens, chunks = (np.concatenate(parts) for parts in zip(*made, strict=True))
-        tasks = np.full(len(actions), task.task_id)
+        tasks = np.full(len(actions), number)
         obs = {"rl_token": tokens, "vla_action": chunks, "proprio": proprio, "task_id": tasks}
         yield {**obs, DEMONSTRATED: undisturbed[planned.clip(max=last)]}, actions

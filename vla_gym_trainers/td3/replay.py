@@ -120,11 +120,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         shapes |= {name: () for name in _SCALARS}
         self._ring, self._tasks = Ring(self.buffer_size, shapes), TaskIndex()
         self.num_dropped = 0
-        # Of each environment's current episode: running numbers (not slots) of its chunks; its
-        # pieces; running numbers and first pieces of what begins inside its chunks.
-        self._episodes: list[list[int]] = [[] for _ in range(self.n_envs)]
-        self._pieces = [Pieces() for _ in range(self.n_envs)]
-        self._begun: list[list[tuple[int, int]]] = [[] for _ in range(self.n_envs)]
+        self.cut_episodes()
         self._bind()
 
     def _bind(self) -> None:
@@ -153,6 +149,14 @@ class ChunkReplayBuffer(ReplayBuffer):
         """Forget all transitions."""
         super().reset()
         self._clear()
+
+    def cut_episodes(self) -> None:
+        """Begin new episodes; the returns of those under way stay unknown."""
+        # Of each environment's current episode: running numbers (not slots) of its chunks; its
+        # pieces; running numbers and first pieces of what begins inside its chunks.
+        self._episodes: list[list[int]] = [[] for _ in range(self.n_envs)]
+        self._pieces = [Pieces() for _ in range(self.n_envs)]
+        self._begun: list[list[tuple[int, int]]] = [[] for _ in range(self.n_envs)]
 
     def add(  # type: ignore[override]
         self,
@@ -253,7 +257,8 @@ class ChunkReplayBuffer(ReplayBuffer):
     ) -> None:
         """Push what begins inside one environment's chunk."""
         pieces, running = info["pieces"], self._pieces[env]
-        seen = [*obs.values(), *(v for piece in pieces for v in piece.obs.values()), action]
+        seen = [v for piece in pieces for v in (*piece.obs.values(), piece.reward)]
+        seen += [*obs.values(), action]
         broken = info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen)
         if not broken:
             chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
@@ -301,9 +306,9 @@ class ChunkReplayBuffer(ReplayBuffer):
             return self._tasks.sample(self._ring, batch_size, self.rng, self.task_weights)
         return self.rng.integers(self.size(), size=batch_size)
 
-    def vla_inputs(self, index: np.ndarray, prefix: str = "obs") -> np.ndarray:
-        """Return what the VLA saw, (B, L) uint8, in slots (B,), before or (``"next"``) after."""
-        return self.inputs[self._ring.views[f"{prefix}/vla_input"][index].astype(np.int64)]
+    def vla_inputs(self, index: np.ndarray) -> np.ndarray:
+        """Return what the VLA saw before the chunk, (B, L) uint8, in slots (B,)."""
+        return self.inputs[self.observations["vla_input"][index].astype(np.int64)]
 
     def rows(self, index: np.ndarray) -> ChunkReplaySamples:
         """Return the transitions in the given slots.

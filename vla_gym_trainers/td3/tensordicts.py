@@ -28,7 +28,10 @@ def replay_tensordict(buffer: ChunkReplayBuffer) -> TensorDict:
     """
     ring = buffer._ring
     if "obs/vla_input" in ring.shapes:
-        raise ConfigError("Expected a replay without keep_inputs.")
+        raise ConfigError(
+            "Expected a replay without keep_inputs, got one that holds what the VLA saw: train "
+            "without vla_update_freq."
+        )
     slots = np.arange(ring.num_added - len(ring), ring.num_added) % ring.capacity
     rows = ring.gather(slots, torch.device("cpu"))
     for name in buffer._integers:

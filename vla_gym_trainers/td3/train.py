@@ -186,7 +186,7 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
     if config.stride:
         settings["stride"] = config.stride
     if config.demo_starts and config.prior_demos is not None:
-        tasks = [get_task(config.suite, task_id) for task_id in config.tasks()]
+        tasks = {i: get_task(config.suite, i) for i in config.tasks()}
         demos = read_starts(config.prior_demos, tasks)
         settings["env_wrappers"] = [partial(DemoStarts, demos=demos, share=config.demo_starts)]
     if config.vla_update_freq:

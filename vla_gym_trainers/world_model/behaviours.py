@@ -47,8 +47,8 @@ def state_coverage(data: Sequences, rows: np.ndarray) -> dict[str, float]:
     arm = cells_visited(data.proprio[reached, :3], data.task[reached])
     bounds = data.bounds()
     first = np.repeat(bounds[:, 0], np.diff(bounds)[:, 0])[reached]
-    now, objects = data.objects[reached, :, :3], data.objects.shape[1]
-    moved = np.linalg.norm(now - data.objects[first, :, :3], axis=2) > MOVED  # NaN: False
+    now, objects = data.objects[reached], data.objects.shape[1]
+    moved = np.linalg.norm(now - data.objects[first], axis=2) > MOVED  # NaN: False
     which = data.task[reached, None] * objects + np.arange(objects)
     things = cells_visited(now[moved], which[moved])
     return {"coverage": arm / count, "object_coverage": things / count}

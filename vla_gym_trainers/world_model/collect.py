@@ -241,7 +241,7 @@ class RecordedEpisodes(NoisyEpisodes):
     """Noisy episodes whose observations also tell what was executed and where objects are.
 
     ``executed``: (C, A) float32, the actions of the last step as they were executed, 0 for control
-    steps that were not; ``objects``: (:data:`MAX_OBJECTS`, 4) float32, as in
+    steps that were not; ``objects``: (:data:`MAX_OBJECTS`, 3) float32, as in
     :class:`.data.Sequences`.
     """
 
@@ -265,7 +265,7 @@ class RecordedEpisodes(NoisyEpisodes):
             {
                 **env.observation_space.spaces,
                 "executed": everything(shape=self._executed.shape),
-                "objects": everything(shape=(MAX_OBJECTS, 4)),
+                "objects": everything(shape=(MAX_OBJECTS, 3)),
             }
         )
 
@@ -294,12 +294,9 @@ class RecordedEpisodes(NoisyEpisodes):
 
     def _objects(self) -> np.ndarray:
         sim: Any = self._base.sim
-        objects = np.full((MAX_OBJECTS, 4), np.nan, np.float32)
+        objects = np.full((MAX_OBJECTS, 3), np.nan, np.float32)
         specs = getattr(sim.task_model, "objects", {})  # of LIBERO's suites
         bodies = [spec.body for spec in specs.values() if not spec.is_fixture][:MAX_OBJECTS]
-        if bodies:
-            positions = np.stack([sim.body_pos(body) for body in bodies])
-            camera = get_suite(self._base.suite).cameras["wrist"]
-            objects[: len(bodies), :3] = positions
-            objects[: len(bodies), 3] = sim.in_picture(camera, positions)
+        for row, body in enumerate(bodies):
+            objects[row] = sim.body_pos(body)
         return objects

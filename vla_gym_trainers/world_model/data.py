@@ -37,8 +37,8 @@ class Sequences:
         episode: (N,) int64, a number of its own for every episode, ascending.
         behaviour: (N,) int64, index into :data:`BEHAVIOURS`.
         task: (N,) int64, index into ``tasks``.
-        objects: (N, M, 4) float32, of each movable object its position in the world frame (m) and
-            1.0 if it is within the wrist camera's picture, else 0.0; NaN where there is none.
+        objects: (N, M, 3) float32, of each movable object its position in the world frame (m); NaN
+            where there is none.
         tokens: (N, P) int64 of ``frames`` by a world model; of no rows until they are known.
         tasks: Names, ``"<suite>_<task_id>"``.
     """
@@ -126,6 +126,7 @@ class Sequences:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in _COLUMNS}
+                arrays["objects"] = arrays["objects"][..., :3]  # older files have a fourth column
                 return cls(**arrays, tasks=[str(name) for name in file["tasks"]])
         except Exception as error:  # OS, zip, key and value errors alike
             raise WeightsError(

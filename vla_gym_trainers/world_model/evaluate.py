@@ -27,13 +27,11 @@ class Predictions(NamedTuple):
         cross_entropy: (n,) nats, mean over the next frame's tokens.
         accuracy: (n,) share of tokens whose likeliest value is right.
         frames: (n, S, S, 3) uint8, the expected frames.
-        likeliest: (n, S, S, 3) uint8, those of the likeliest tokens.
     """
 
     cross_entropy: np.ndarray
     accuracy: np.ndarray
     frames: np.ndarray
-    likeliest: np.ndarray
 
 
 @torch.no_grad()
@@ -83,11 +81,10 @@ def predict(model: WorldModel, data: Sequences, states: Tensor, rows: np.ndarray
     """Predict what follows some rows (n,), from the states (N, S) after every row."""
     found: list[Predictions] = []
     for _, logits, after in forecasts(model, data, states, rows):
-        likeliest = logits.argmax(-1)
-        right = (likeliest == after).float().mean(1)
+        right = (logits.argmax(-1) == after).float().mean(1)
         loss = next_token_loss(logits, after).mean(1)
-        frames = model.decode(logits.softmax(-1)), model.decode(likeliest)
-        found.append(Predictions(loss.cpu().numpy(), right.cpu().numpy(), *frames))
+        frames = model.decode(logits.softmax(-1))
+        found.append(Predictions(loss.cpu().numpy(), right.cpu().numpy(), frames))
     return Predictions(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
@@ -145,9 +142,9 @@ def evaluate(model: WorldModel, data: Sequences, stay: float) -> dict[str, Any]:
     Returns:
         ``n_frames`` and ``n_episodes`` predicted; ``tokenizer_psnr``; for each of ``memory``,
         ``no_memory`` (reset at every step) and ``copy`` (the last frame): ``cross_entropy`` (nats a
-        token), ``accuracy``, ``psnr`` (dB, of the expected frame; ``copy``: of the last frame
-        itself) and ``psnr_likeliest`` (of the likeliest tokens' frame); ``memory_gain`` and
-        ``copy_gain``: cross-entropy less with memory, with the bounds of :func:`bootstrap`.
+        token), ``accuracy`` and ``psnr`` (dB, of the expected frame; ``copy``: of the last frame
+        itself); ``memory_gain`` and ``copy_gain``: cross-entropy less with memory, with the bounds
+        of :func:`bootstrap`.
     """
     rows = data.transitions()
     truth, episode = data.frames[rows + 1], data.episode[rows]
@@ -162,7 +159,6 @@ def evaluate(model: WorldModel, data: Sequences, stay: float) -> dict[str, Any]:
             "cross_entropy": float(found.cross_entropy.mean()),
             "accuracy": float(found.accuracy.mean()),
             "psnr": float(psnr(found.frames, truth).mean()),
-            "psnr_likeliest": float(psnr(found.likeliest, truth).mean()),
         }
     same = data.tokens[rows] == data.tokens[rows + 1]
     losses["copy"] = copy_cross_entropy(stay, model.codebook_size, same)

@@ -10,8 +10,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,8 +17,9 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, ImageSide, Object, Size, SomeLayers, check_fields, to_type
 from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.blocks import Block
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
-from vla_gym.vla.load_weights import check_fits, described_by
+from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.preprocess import area_downsample, proprio_features
 from vla_gym_trainers.world_model.tokenizer import FrameTokenizer, TokenizerConfig
 
@@ -230,18 +229,10 @@ class GRUWorldModel(nn.Module):
                 f"{MODEL_TYPE!r}."
             )
         sizes = to_type(values, WorldModelSizes, str(folder / "config.json"), WeightsError)
-        try:
-            state = load_file(folder / "model.safetensors")
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"Cannot load the world model {folder}: {error}") from error
-        shapes = {name: tuple(value.shape) for name, value in state.items()}
-        with described_by(folder):
-            check_fits(lambda: cls(sizes), shapes, f"The world model {folder}")
+        with described_by(folder), torch.device("meta"):
             model = cls(sizes)
-        model.load_state_dict(state)
-        if not all(torch.isfinite(value).all() for value in state.values()):
-            raise WeightsError(f"The world model {folder} holds values that are not finite.")
-        return model.to(device).eval().requires_grad_(False)
+        load_into(model, Checkpoint(folder), device=device, dtype=torch.float32)
+        return model.eval().requires_grad_(False)
 
 
 def _proprio_inputs(proprio: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What only a memory can know: what the wrist camera saw before, and objects that it saw."""
+"""What only a memory can know: what the wrist camera saw before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
-from vla_gym_trainers.world_model.data import Sequences, named_task
+from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.evaluate import bootstrap, memory_states
 from vla_gym_trainers.world_model.protocol import WorldModel
 
@@ -86,67 +86,3 @@ def _states(
         )
         for name in ("memory", "no_memory")
     }
-
-
-def out_of_view(data: Sequences) -> np.ndarray:
-    """Return (N, M) bool: objects outside the wrist camera's picture that it had before.
-
-    "Before" is in an earlier row of the same episode. Whether something hid the object is not
-    asked.
-    """
-    inside = data.objects[:, :, 3] == 1.0
-    known = np.isfinite(data.objects[:, :, 3])
-    seen = np.zeros_like(inside)
-    for first, end in data.bounds():
-        seen[first:end] = np.logical_or.accumulate(inside[first:end], axis=0)
-    return seen & ~inside & known
-
-
-def object_memory(model: WorldModel, train: Sequences, test: Sequences) -> dict[str, Any]:
-    """Read the positions of objects out of view off the model's states, by linear probes.
-
-    For each scene and object a ridge regression (:func:`.linear_probe.fit_linear_probe`) maps the
-    state to the object's horizontal position in the world, at the steps of :func:`out_of_view`. It
-    is fitted on training sequences and tested on others. ``memory``: the state; ``no_memory``: the
-    state that the model has when it is reset at every step, which knows the present observation, so
-    what the main camera shows of the object, and nothing else; ``mean``: the mean position.
-
-    Args:
-        model: The model.
-        train: Sequences that probes are fitted on.
-        test: Sequences on other layouts.
-
-    Returns:
-        ``n_steps`` (pairs of step and object), ``n_episodes``; mean distance in cm by
-        ``error_cm``'s ``memory``, ``no_memory`` and ``mean``; ``memory_gain_cm``: error less with
-        memory, with bounds over episodes. Without any such step: ``n_steps`` 0 alone.
-    """
-    states = _states(model, train, test)
-    states["mean"] = tuple(np.zeros((len(d), 0), np.float32) for d in (train, test))
-    hidden, scenes = [out_of_view(d) for d in (train, test)], [_scenes(d) for d in (train, test)]
-    errors: dict[str, list[np.ndarray]] = {name: [] for name in states}
-    episodes: list[np.ndarray] = []
-    for scene in np.unique(scenes[1]):
-        for index in np.flatnonzero(hidden[1].any(axis=0)):
-            fit, check = (h[:, index] & (s == scene) for h, s in zip(hidden, scenes, strict=True))
-            if len(np.unique(train.episode[fit])) < 2 or not check.any():
-                continue
-            truth = [100.0 * d.objects[r, index, :2] for d, r in ((train, fit), (test, check))]
-            for name, (one, other) in states.items():
-                probe = fit_linear_probe(one[fit], truth[0], train.episode[fit])
-                errors[name].append(np.linalg.norm(probe(other[check]) - truth[1], axis=1))
-            episodes.append(test.episode[check])
-    if not episodes:
-        return {"n_steps": 0}
-    joined, episode = {k: np.concatenate(v) for k, v in errors.items()}, np.concatenate(episodes)
-    return {
-        "n_steps": len(episode),
-        "n_episodes": len(np.unique(episode)),
-        "error_cm": {name: float(values.mean()) for name, values in joined.items()},
-        "memory_gain_cm": bootstrap(joined["no_memory"] - joined["memory"], episode),
-    }
-
-
-def _scenes(data: Sequences) -> np.ndarray:
-    """Return the name (N,) of each row's scene."""
-    return np.array([named_task(key).scene_name for key in data.tasks])[data.task]

@@ -71,7 +71,7 @@ class StepRecorder:
             episode=np.repeat(np.arange(len(over)), lengths),
             behaviour=np.full(len(rows), BEHAVIOURS.index("explorer")),
             task=nothing,
-            objects=np.full((len(rows), 0, 4), np.nan, np.float32),
+            objects=np.full((len(rows), 0, 3), np.nan, np.float32),
             tasks=[""],
         )
 

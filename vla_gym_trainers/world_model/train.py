@@ -22,7 +22,7 @@ from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
 from vla_gym_trainers.world_model.evaluate import evaluate, stay_rate, tokenizer_psnr
 from vla_gym_trainers.world_model.model import WorldModelSizes
 from vla_gym_trainers.world_model.pictures import write_pictures
-from vla_gym_trainers.world_model.probe import object_memory, recall
+from vla_gym_trainers.world_model.probe import recall
 from vla_gym_trainers.world_model.teacher import Teacher, tokenised
 from vla_gym_trainers.world_model.tokenizer import TokenizerConfig
 from vla_gym_trainers.world_model.windows import check_length
@@ -161,10 +161,7 @@ def _results(teacher: Teacher, held: Sequences) -> dict[str, Any]:
     }
     if not teacher.is_tokenizing:
         results["behaviours"] = by_behaviour(model, held)
-        results["memory_probe"] = {
-            "recall": recall(model, teacher.train, held),
-            "objects": object_memory(model, teacher.train, held),
-        }
+        results["memory_probe"] = {"recall": recall(model, teacher.train, held)}
     return results
 
 

@@ -214,7 +214,7 @@ def test_pairing_films_and_tables(whole: dict[str, Any], tmp_path: Path) -> None
     assert card["results"]["paired"]["policy"] == {"kind": "expert"}
     assert card["results"]["confusion"][0]["matrix"] == {"8": {"8": 1}}
     (video,) = (Path(path) for path in card["films"])
-    assert video == tmp_path / "card.films" / "goal_8_state_00_success.mp4"
+    assert video == tmp_path / "films" / "goal_8_state_00_success.mp4"
     length = card["results"]["episodes"][0]["length"]
     film = iio.imread(video)
     assert len(film) == length + 1 + 30  # the reset, and the last picture held
@@ -242,7 +242,7 @@ def test_pairing_films_and_tables(whole: dict[str, Any], tmp_path: Path) -> None
         (["--workers", "-1"], "--workers must be at least 0"),
         (["--chunk-len", "9"], "--chunk-len must be in 1..8"),
         (["--shards", "3/2"], "--shards must be i/n"),
-        (["--shards", "900/1000"], "there are only 500 episodes"),
+        (["--shards", "900/1000"], "500 episodes, give at most 500 parts"),
         (["--temperature", "1"], "add --head token"),
         (["--policy", "random", "--vla", "mini"], "--vla has nothing to do with --policy random"),
         (["--policy", "expert", "--head", "token"], "--head belongs to --policy vla"),

@@ -151,6 +151,11 @@ def test_weights_may_change_the_step_size(rollout):
     state = {k: v.clone() for k, v in policy.state_dict().items()}
     learner_of(policy).update(rollout, *random_targets(rollout), Phase(learning_rate=0.0))
     assert not moved(policy, state)
+    # A share is of all step sizes.
+    learner = learner_of()
+    found = learner.update(rollout, *random_targets(rollout), Phase(rate_share=0.5))
+    rates = [group["lr"] for group in learner.optimizer.param_groups]
+    assert rates == [5e-3, 5e-4] and found["train/learning_rate"] == 5e-3
 
 
 def test_gradients_are_clipped(rollout):
@@ -232,5 +237,5 @@ def test_mistakes_are_named():
         learner_of(kl_coef=0.1)
     frozen = TokenPolicy(tiny_policy().vla)
     frozen.vla.model.requires_grad_(False)
-    with pytest.raises(ConfigError, match="Nothing of the policy"):
+    with pytest.raises(ConfigError, match="Nothing of the policy is trained: give --heads"):
         learner_of(frozen)

@@ -46,7 +46,10 @@ def test_the_schedule():
     assert (value.name, value.epsilon, value.rl, value.value) == ("value", 0.0, False, True)
     last = phase_at(config, 400)
     assert (last.name, last.epsilon, last.cloning, last.rl) == ("rl", 0.0, 0.0, True)
-    assert phase_at(GRPOConfig(), 0).name == "rl"
+    assert phase_at(GRPOConfig(), 0).name == "rl" and last.rate_share == 1.0
+    falling = PPOConfig(**phases, learning_rate_end=0.2, total_steps=1000)
+    shares = [phase_at(falling, steps).rate_share for steps in (0, 50, 500, 1000, 1200)]
+    assert shares == pytest.approx([1.0, 0.96, 0.6, 0.2, 0.2])
 
 
 def test_teachers_of_both_heads(inputs):

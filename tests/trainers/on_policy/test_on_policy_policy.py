@@ -173,7 +173,7 @@ def test_mistakes_are_named(vla):
         TokenPolicy(vla, temperature=0.0)
     with pytest.raises(ConfigError, match="'lora', 'heads' or 'full'"):
         trainable_copy(vla, "all")
-    with pytest.raises(ConfigError, match="no heads lm_head"):
+    with pytest.raises(ConfigError, match="no heads lm_head; its modules are .*token_head"):
         trainable_copy(vla, "heads", heads=("lm_head",))
     with pytest.raises(ConfigError, match="MiniVLA cannot be given"):
         trainable_copy(vla, "heads", heads=("",), fresh_heads=True)

@@ -7,6 +7,7 @@ from on_policy_toys import tiny_vla, toy_envs
 from run_logs import rows_of
 from safetensors.torch import load_file
 from test_on_policy_train import run
+from world_model_toys import OneView
 
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.evaluation.trained import load_policy
@@ -18,6 +19,7 @@ from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.validation import GreedyPlayer
 
 SMALL = {
     "policy": "rl-token",
@@ -117,10 +119,20 @@ def test_the_value_learns_alone_and_the_first_ratios_are_one(envs):
     assert policy.actor.log_std.min() >= np.log(config.min_sigma) - 1e-6
 
 
+def test_a_vla_of_one_view_is_shown_that_one(envs):
+    policy = networks_of(OneView()).policy
+    observed(policy, envs)  # its infer wants no other
+    assert GreedyPlayer(policy.act, policy, 4).cameras == ("agentview",)
+
+
 def test_copies_share_what_is_frozen(envs):
     policy = networks_of().policy
+    policy.encoder, mean = torch.nn.Linear(2, 2), policy.encoder
     twin = policy.copy()
     assert twin.actor.actor.basis is policy.actor.actor.basis
+    assert twin.vla is not policy.vla and twin.vla.model.queries is policy.vla.model.queries
+    assert twin.encoder is not policy.encoder and twin.encoder.weight is policy.encoder.weight
+    policy.encoder = twin.encoder = mean
     inputs = observed(policy, envs)
     policy.begin(collected(policy, envs).data, ProcessGroup())
     torch.nn.init.normal_(policy.actor.actor.head.weight)

@@ -116,6 +116,16 @@ def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
     )
 
 
+def test_the_policys_draws_are_not_those_of_the_layout(collect):
+    policy, keys = tiny_policy(), []
+    act = policy.act
+    policy.act = lambda rows, texts, found: keys.extend(found) or act(rows, texts, found)
+    collect(policy, {"num_envs": 2})
+    drawn = {float(np.random.default_rng(key).random()) for key in keys}
+    layouts = {float(np.random.default_rng([s, e]).random()) for s in (100, 101) for e in (0, 1)}
+    assert len(drawn) == len(keys) and not drawn & layouts
+
+
 def test_groups_begin_in_the_same_state(collect):
     (rollout,) = collect(tiny_policy(), {"group_size": 2, "first_env": 4}, seed=200)
     groups = rollout.data["group"][:, 0]
@@ -159,7 +169,7 @@ def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
 def test_mistakes_are_named(collect):
     with pytest.raises(ConfigError, match="positive"):
         toy_rollout(num_envs=0)
-    with pytest.raises(ConfigError, match="longer than the 3 chunks"):
+    with pytest.raises(ConfigError, match="longer than the 3 chunks of a row: make"):
         collect(tiny_policy(), {"num_chunks": 3})
     assert LIMIT > 3 * 4
     envs = toy_envs(2)

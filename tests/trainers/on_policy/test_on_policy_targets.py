@@ -32,7 +32,7 @@ def test_grpo_gives_an_episodes_advantage_to_its_chunks():
     rollout = played(
         [(2, "won"), (4, "late"), (1, "won"), (3, "won"), (2, "won"), (2, "lost")],
     )
-    targets = grpo_targets(rollout)
+    targets = grpo_targets(rollout, aggregation="tokens")
     # Returns 1, 0: mean 0.5, standard deviation of a sample sqrt(0.5) -> +-0.5 / 0.7071.
     assert targets.advantages[0, 0].item() == pytest.approx(0.70711, abs=1e-4)
     assert targets.advantages[1, 3].item() == pytest.approx(-0.70711, abs=1e-4)
@@ -47,7 +47,7 @@ def test_grpo_gives_an_episodes_advantage_to_its_chunks():
         "rollout/advantage_std": pytest.approx(2 / 3, abs=1e-4),
     }
     # By length: 8 and 16 control steps, so 1/3 is taken off, and the chunks' mean is 0.
-    even = grpo_targets(rollout, baseline="length")
+    even = grpo_targets(rollout, baseline="length", aggregation="tokens")
     scaled = [2 / 3 / 0.70711, -1 / 3 / 0.70711]
     assert even.advantages[:2, 0].tolist() == pytest.approx(scaled, abs=1e-4)
     assert even.metrics["rollout/advantage_mean"] == pytest.approx(0.0, abs=1e-6)
@@ -57,7 +57,7 @@ def test_grpo_can_weigh_episodes_alike():
     # 2 and 4 chunks of 4 control steps; the second group has no contrast and does not count.
     rollout = played([(2, "won"), (4, "late"), (1, "won"), (3, "won")])
     rollout.data["executed"][0, 1] = 2
-    targets = grpo_targets(rollout, aggregation="episodes")
+    targets = grpo_targets(rollout)
     # 6 and 16 control steps, 11 on average: 0.70711 * 11 / 6 and -0.70711 * 11 / 16.
     assert targets.advantages[:2, 0].tolist() == pytest.approx([1.29636, -0.48614], abs=1e-4)
     weighed = (targets.advantages * rollout.data["executed"] * targets.keep).sum(dim=1)
@@ -66,10 +66,17 @@ def test_grpo_can_weigh_episodes_alike():
     assert weighed[:2].abs().sum().item() / 22 == pytest.approx(0.70711, abs=1e-4)
 
 
+def test_an_episode_with_a_chunk_that_is_not_valid_does_not_count():
+    rollout = played([(2, "won"), (4, "late"), (3, "won")], group_size=3)
+    rollout.data["valid"][2, 1] = False
+    assert grpo_targets(rollout).keep.any(dim=1).tolist() == [True, True, False]
+
+
 def test_discounts_make_a_late_success_worth_less():
     # gamma ** 4 = 0.5: wins after 1 and 3 chunks return 1 and 0.25.
     targets = grpo_targets(
-        played([(1, "won"), (3, "won"), (4, "late")], group_size=3, discount=0.5)
+        played([(1, "won"), (3, "won"), (4, "late")], group_size=3, discount=0.5),
+        aggregation="tokens",
     )
     # Mean 0.41667, standard deviation of a sample 0.52042.
     expected = [(x - 0.41667) / 0.52042 for x in (1.0, 0.25, 0.0)]
@@ -101,9 +108,9 @@ def test_ppo_standardises_over_the_students_chunks():
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (GRPOConfig(), {"aggregation": "episodes"}),
-        (GRPOConfig(aggregation="tokens"), {}),
-        (GRPOConfig(baseline="length", aggregation="tokens"), {"baseline": "length"}),
+        (GRPOConfig(), {}),
+        (GRPOConfig(aggregation="tokens"), {"aggregation": "tokens"}),
+        (GRPOConfig(baseline="length"), {"baseline": "length"}),
         (PPOConfig(gae_lambda=0.5), {"gae_lambda": 0.5}),
         (PPOConfig(gae_lambda=1.0), {"gae_lambda": 1.0}),
     ],

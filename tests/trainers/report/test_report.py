@@ -130,6 +130,15 @@ def test_other_settings_make_another_group(tmp_path, monkeypatch):
     assert "checkpoint_every" not in page.data["differences"]
 
 
+def test_groups_that_no_setting_tells_apart_are_named_by_their_runs(tmp_path, monkeypatch):
+    new, old = (td3_run(tmp_path / name, [0.4], monkeypatch) for name in ("new", "old"))
+    config = json.loads(old.config.read_text())
+    del config["demo_starts"]  # of a version that did not have it
+    write_json(old.config, config)
+    groups = page_of(new.path, old.path).data["groups"]
+    assert [group["label"] for group in groups] == ["td3: new", "td3: old"]
+
+
 def test_per_task_bars_with_intervals_and_exact_p(tmp_path, monkeypatch):
     run = td3_run(tmp_path / "a", [0.4], monkeypatch, results=against_vla(), task_ids=(9, 8))
     page = page_of(run.path)

@@ -333,6 +333,9 @@ def test_bad_options_are_refused():
         ({"expert_episodes": 1, "rollout_episodes": 1}, "three episodes"),
         ({"expert_episodes": 4, "rollout_episodes": 0, "test_share": 0.9}, "three episodes"),
         ({"threads": 0}, "threads"),
+        ({"frame_stride": 0}, "frame_stride"),
+        ({"rollout_episodes": -1}, "rollout_episodes"),
+        ({"seed": -1}, "seed"),
     ):
         with pytest.raises(ConfigError, match=message):
             ProbeConfig(**values).check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,21 +11,27 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from run_logs import rows_of as rows
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, DiskFullError, WeightsError
+from vla_gym_trainers.cloning import train as cloning
+from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
 from vla_gym_trainers.runs.settings import (
     CheckpointSettings,
+    RunSettings,
     default_run_dir,
     load_preset,
     load_run_settings,
     parse_config,
 )
+from vla_gym_trainers.td3.config import TD3RunConfig
 
 
 @dataclass
@@ -125,6 +132,8 @@ def test_auto_resume_begins_or_goes_on(tmp_path: Path) -> None:
     assert (
         card["results"]["total"] == count(CountConfig(run_dir=tmp_path / "b"))["results"]["total"]
     )
+    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("total")
+    assert [point.step for point in shown] == list(range(4, 41, 4))
     with pytest.raises(ConfigError, match="--auto-resume needs a --run-dir"):
         count(CountConfig(auto_resume=True))
     with pytest.raises(ConfigError, match="seed=0, not 1"):
@@ -140,7 +149,12 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(tmp_path: Path) -> None
         card = count(load_run_settings(tmp_path, CountConfig))
     assert names(tmp_path) == ["000000030", "000000040"]
     assert card["results"]["total"] > 0
-    assert Checkpoint.read(RunDir(tmp_path).checkpoints()[-1]).step == 40
+    newest = RunDir(tmp_path).checkpoints()[-1]
+    assert Checkpoint.read(newest).step == 40
+    state = json.loads((newest / "state.json").read_text())
+    (newest / "state.json").write_text(json.dumps({**state, "format": 0}))
+    with pytest.raises(WeightsError, match="has format 0, expected .* begin a new run"):
+        Checkpoint.read(newest)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -155,6 +169,23 @@ def test_a_signal_ends_it_with_a_checkpoint(tmp_path: Path, number: signal.Signa
     assert not (tmp_path / "card.json").exists()
     count(load_run_settings(tmp_path, CountConfig))
     assert names(tmp_path) == ["000000030", "000000040"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (KeyboardInterrupt(), "Stopped: run the command again"),
+        (OSError(errno.ENOSPC, "full"), "free some space and run the command again"),
+    ],
+)
+def test_without_checkpoints_nobody_is_told_to_resume(
+    tmp_path: Path, end: BaseException, said: str
+) -> None:
+    with (
+        pytest.raises((KeyboardInterrupt, DiskFullError), match=said),
+        Run(RunSettings(run_dir=tmp_path), total=1),
+    ):
+        raise end
 
 
 def test_time_is_a_limit_and_counts_on(tmp_path: Path) -> None:
@@ -217,6 +248,28 @@ def test_options_come_after_a_preset_or_a_run(tmp_path: Path) -> None:
     preset.write_text("vla: class:os:system\n")
     with pytest.raises(ConfigError, match="only the command line may"):
         parse_config(CountConfig, ["--preset", str(preset)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [(TD3RunConfig, "checkpoint_every", 0), (TD3RunConfig, "seed", -1), (MiniConfig, "seed", -1)],
+)
+def test_numbers_out_of_range_are_refused(kind: Any, name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected `int` >= {value + 1}"):
+        kind(**{name: value})
+
+
+def test_a_clone_is_saved_before_its_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on from there has no step left in which to save it."""
+    order: list[str] = []
+    run, state = MagicMock(), MagicMock(step=1, best=-1.0)
+    run.is_over.side_effect = [False, True]
+    state.ema.save_half.side_effect = lambda _: order.append("model")
+    state.save.side_effect = lambda _: order.append("checkpoint")
+    monkeypatch.setattr(cloning, "train_step", lambda *_: {})
+    monkeypatch.setattr(cloning, "validate", lambda *_: {})
+    cloning._loop(run, state, MagicMock(), MagicMock(), MiniConfig())
+    assert order == ["model", "checkpoint"]
 
 
 def test_run_directories_are_named_by_what_is_trained() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from resume_target import TINY, make_toy_player, make_toy_vec
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -27,10 +26,7 @@ from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 @pytest.fixture(autouse=True)
 def clean() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
     assert not [t for t in threading.enumerate() if t.name == "collector"]
 
 

@@ -164,8 +164,8 @@ def test_stale_rows_are_shown_to_the_trained_vla_again(tmp_path: Path, stride: i
         int((version > rows).sum())
         for rows in (ages * 0 + version - ages, stale * 0 + version - (stale - ages))
     )
-    for prefix, rows in (("obs", buffer.observations), ("next", buffer.next_observations)):
-        views, texts = tuner.inputs.unpack(buffer.vla_inputs(every, prefix))
+    for rows in (buffer.observations, buffer.next_observations):
+        views, texts = tuner.inputs.unpack(buffer.inputs[rows["vla_input"][every].astype(int)])
         # What is stored is what the toy shows: its position as brightness, its task's text.
         level = np.clip(128 + 100 * rows["proprio"][every, 0], 0, 255).astype(np.uint8)
         for frames in views.values():
@@ -194,6 +194,10 @@ def test_rows_may_be_stale_by_so_many_versions(tmp_path: Path) -> None:
     model.replay_buffer.next_observations["vla_version"][:3] = 10
     assert tuner.refresh(model.replay_buffer, np.array([0, 1, 2, 2, 0])) == 1
     assert rows["vla_version"][:3, 0].tolist() == [10, 8, 9]
+    tuner._set_version(100)
+    model.update_debt, model.config.utd_ratio = 0.0, 1.0
+    model.train(1, batch_size=200)  # of 40 transitions: most are drawn several times
+    assert model.logger.name_to_value["train/vla_stale"] == 1.0
 
 
 def test_what_is_stored_several_times_is_shown_once(tmp_path: Path, monkeypatch: Any) -> None:
@@ -225,7 +229,8 @@ def test_what_the_vla_saw_is_kept_once_and_let_go(tmp_path: Path) -> None:
     buffer = model.replay_buffer
     assert buffer.size() == 60 < buffer.num_added
     every = np.arange(60)
-    seen = np.concatenate([buffer.vla_inputs(every, prefix) for prefix in ("obs", "next")])
+    both = (buffer.observations, buffer.next_observations)
+    seen = np.concatenate([buffer.inputs[rows["vla_input"][every].astype(int)] for rows in both])
     assert len(buffer.inputs) == len(np.unique(seen, axis=0)) < 120
 
 

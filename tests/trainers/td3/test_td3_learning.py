@@ -27,14 +27,6 @@ FAST: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make(env: Any = None, **changes: Any) -> TD3BC:
     apart = {k: changes.pop(k) for k in ("seed", "tensorboard_log") if k in changes}
     config = TD3Config(**{**FAST, **changes})
@@ -77,6 +69,29 @@ def test_episodes_that_a_dead_worker_cut_off_are_no_failures() -> None:
     model = make(LostWorker())
     model.learn(20)
     assert model.num_timesteps >= 20 and len(model.ep_success_buffer) == 0
+
+
+class InsideDemonstrations(ToyReach):
+    """Every episode begins inside a demonstration."""
+
+    def _info(self, success: bool, executed: int) -> dict[str, Any]:
+        return {**super()._info(success, executed), "demo_steps": 3}
+
+
+def test_episodes_that_begin_inside_demonstrations_are_not_in_the_means() -> None:
+    model = make(InsideDemonstrations()).learn(40)
+    assert model._episode_num and not model.ep_info_buffer and not model.ep_success_buffer
+
+
+def test_learning_again_begins_new_episodes() -> None:
+    env = ToyReach(max_control_steps=12)  # 3 chunks
+    env.bias -= 9.0  # away from the goal
+    model = make(env).learn(8)
+    model.learn(8)
+    model.set_env(DummyVecEnv([lambda: env]))
+    model.learn(8, reset_num_timesteps=False)
+    returns = model.replay_buffer.mc_returns[:24].reshape(3, 8)
+    np.testing.assert_array_equal(returns, [[0.0] * 6 + [np.nan] * 2] * 3)
 
 
 def test_untrained_actor_is_exactly_the_reference() -> None:

@@ -27,15 +27,6 @@ from vla_gym_trainers.td3.task_sampler import TaskSampler
 from vla_gym_trainers.td3.train import build_model
 from vla_gym_trainers.td3.updates import actor_step
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 TOY: dict[str, Any] = {
     "learning_starts": 16,
     "critic_warmup_steps": 0,

@@ -26,7 +26,7 @@ from vla_gym.vla.preprocess import area_downsample
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.networks import reference_chunk
-from vla_gym_trainers.td3.prior_data import demo_replay
+from vla_gym_trainers.td3.prior_data import _number, demo_replay
 from vla_gym_trainers.td3.ring import ChunkReplaySamples
 from vla_gym_trainers.td3.train import TD3RunConfig, build_model, make_vec, train_td3
 from vla_gym_trainers.td3.updates import actor_step, clone_step, held_to
@@ -95,6 +95,25 @@ def test_every_chunk_of_a_demonstration_is_a_transition(config: TD3RunConfig, de
     np.testing.assert_allclose(obs["vla_action"][row], chunk[0], atol=1e-4)
 
 
+def test_a_demonstration_has_its_number_in_a_combined_suite(demos: Path) -> None:
+    number = 10 + TASK
+    assert list(read_starts(demos, {number: get_task("spatial+goal", number)})) == [number]
+    config = TD3RunConfig(
+        suite="spatial+goal", task_ids=(number,), workers=0, prior_demos=demos, progress=False
+    )
+    with closing(make_vec(config)) as env:
+        replay = demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
+    assert set(replay.task_counts) == {number}
+
+
+def test_a_folder_tells_suites_with_a_file_of_one_name_apart() -> None:
+    tasks = {i: get_task("goal+goal-lan", i) for i in (7, 17)}
+    name = f"{tasks[7].name}_demo.hdf5"
+    assert [_number(Path(f"libero_{s}", name), tasks) for s in ("goal", "goal_lan")] == [7, 17]
+    assert _number(Path("libero_goal_lan", name), {7: tasks[7]}) is None
+    assert _number(Path("mine", name), tasks) == 7
+
+
 def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
     with closing(make_vec(config)) as env:
         model = build_model(config, env)
@@ -158,7 +177,7 @@ def test_the_actor_goes_to_what_was_demonstrated(actor: Any) -> None:
 
 
 def test_episodes_begin_inside_demonstrations(demos: Path) -> None:
-    starts = read_starts(demos, [get_task("goal", TASK), get_task("goal", 9)])
+    starts = read_starts(demos, {i: get_task("goal", i) for i in (TASK, 9)})
     assert set(starts) == {TASK}
     with h5py.File(next(demos.rglob("*.hdf5")), "r") as file:
         seen = [file[f"data/demo_{k}/obs/ee_pos"][()] for k in range(2)]
@@ -194,7 +213,7 @@ def test_episodes_begin_inside_demonstrations(demos: Path) -> None:
 
 
 def test_a_vector_env_begins_where_single_ones_do(demos: Path) -> None:
-    starts = read_starts(demos, [get_task("goal", TASK)])
+    starts = read_starts(demos, {TASK: get_task("goal", TASK)})
     kwargs: dict[str, Any] = {"task_ids": (TASK,), "image_size": 32, "assets": "lite"}
     wrap = partial(DemoStarts, demos=starts, share=1.0)
     with closing(gym.make_vec("Libero-goal-v0", 4, workers=0, env_wrappers=[wrap], **kwargs)) as e:
@@ -217,8 +236,8 @@ def test_starts_that_are_not_there_or_of_another_scene_are_refused(
 ) -> None:
     task = get_task("goal", TASK)
     with pytest.raises(ConfigError, match="has none of turn_on"):
-        read_starts(tmp_path, [task])
-    starts = read_starts(demos, [task])
+        read_starts(tmp_path, {TASK: task})
+    starts = read_starts(demos, {TASK: task})
     bare = gym.make("Libero-goal-v0", task_ids=(TASK,), cameras=())
     other = {TASK: [demo._replace(state=demo.state[:-1]) for demo in starts[TASK]]}
     with pytest.raises(ConfigError, match="another scene"):
@@ -227,7 +246,7 @@ def test_starts_that_are_not_there_or_of_another_scene_are_refused(
     with h5py.File(next(broken.rglob("*.hdf5")), "r+") as file:
         file["data/demo_1/executed_actions"][3, 0] = np.nan
     with pytest.raises(ConfigError, match="not finite"):
-        read_starts(broken, [task])
+        read_starts(broken, {TASK: task})
 
 
 def test_a_run_with_demonstrations_goes_on_bit_for_bit(

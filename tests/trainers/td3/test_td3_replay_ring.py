@@ -161,5 +161,5 @@ def test_a_replay_in_torchrls_words() -> None:
 
     buffer.reset()
     buffer._ring.shapes["obs/vla_input"] = (4,)
-    with pytest.raises(ConfigError, match="without keep_inputs"):
+    with pytest.raises(ConfigError, match="keep_inputs.*without vla_update_freq"):
         replay_tensordict(buffer)

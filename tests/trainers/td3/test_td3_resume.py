@@ -6,8 +6,10 @@ import functools
 import io
 import json
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -54,7 +56,9 @@ def start(run_dir: Path, resume: bool = False, kill_in_save: int = 0, **changes:
     process = _CONTEXT.Process(
         target=resume_target.train, args=(str(run_dir), changes, resume, kill_in_save)
     )
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:  # for what the fork server loads beforehand
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        process.start()
     return process
 
 
@@ -301,4 +305,9 @@ def test_a_checkpoint_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> 
         with pytest.raises(WeightsError, match="is no whole checkpoint of this version"):
             load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
         (tmp_path / name).write_bytes(whole[name])
+    loop = pickle.loads(whole["loop.pkl"])
+    (tmp_path / "loop.pkl").write_bytes(pickle.dumps({**loop, "format": 0}))
+    with pytest.raises(WeightsError, match="has format 0, expected .* begin a new run"):
+        load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
+    (tmp_path / "loop.pkl").write_bytes(whole["loop.pkl"])
     load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)

@@ -109,8 +109,8 @@ def push(into: Any, first: float, executed: list[int], end: str = "", **extra: A
     """Add a chunk from control step ``first``: row t of the action is t / 100."""
     steps = np.cumsum([0, *executed])
     rewards = [0.0] * len(executed)
-    if end == "success":
-        rewards[-1] = GAMMA ** (executed[-1] - 1)
+    if end:
+        rewards[-1] = {"success": GAMMA ** (executed[-1] - 1), "broken": np.nan}.get(end, 0.0)
     pieces = [
         Piece(seen(first + stop), reward, GAMMA**count)
         for stop, count, reward in zip(steps[1:], executed, rewards, strict=True)
@@ -192,6 +192,7 @@ def test_faults_break_the_chain() -> None:
     assert sorted(stored(replay)) == [0, 8, 10, 12]
     push(replay, 16, [2, 2], worker_restarted=True)
     push(replay, 20, [2, 2])
+    push(replay, 24, [2, 2], "broken")
     assert sorted(stored(replay)) == [0, 8, 10, 12, 20]
 
 

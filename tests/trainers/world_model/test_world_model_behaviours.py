@@ -29,9 +29,10 @@ def test_coverage_counts_the_arm_and_the_objects_that_moved():
     data = toy_sequences((4, 3))  # two control steps a row but for the last one of each
     data.proprio[:, :3] = 0.001
     data.proprio[[1, 2], 0] = 0.07, 0.12  # the first row is where it begins, not where it went
-    data.objects[:, 0, :3], data.objects[:, 1, :3] = 0.5, np.nan
+    data.objects = np.full((7, 2, 3), np.nan)
+    data.objects[:, 0] = 0.5
     data.objects[2:4, 0, 0] = 0.501, 0.57  # a nudge within 2 cm, and a move
-    data.objects[4:, 0, :3] = 0.9  # elsewhere in the next episode, from its beginning on
+    data.objects[4:, 0] = 0.9  # elsewhere in the next episode, from its beginning on
     rows = data.transitions()
     found = state_coverage(data, rows)
     assert found == {"coverage": 3 / 5, "object_coverage": 1 / 5}

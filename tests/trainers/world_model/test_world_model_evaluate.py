@@ -10,7 +10,6 @@ import torch
 from world_model_toys import cue_sequences, toy_model, toy_sequences
 
 from vla_gym_trainers.world_model import probe
-from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.evaluate import (
     bootstrap,
     copy_cross_entropy,
@@ -94,34 +93,3 @@ def test_recall_tells_what_a_state_holds_of_an_earlier_frame(monkeypatch):
     assert found["4"]["memory"] > 0.99 and found["4"]["no_memory"] < 0.1
     assert found["4"]["memory_gain"]["low"] > 0.8
     assert found["8"]["memory"] < 0.1
-
-
-def with_objects(seed: int) -> Sequences:
-    """Two objects: the first is in the picture in rows 2 and 3 of an episode, the second never."""
-    data, rng = toy_sequences((8,) * 15, seed), np.random.default_rng(seed)
-    for first, end in data.bounds():
-        data.objects[first:end, :, :3] = rng.normal(size=(2, 3))
-        data.objects[first:end, :, 3] = 0.0
-        data.objects[first + 2 : first + 4, 0, 3] = 1.0
-    return data
-
-
-def test_objects_out_of_view_are_those_that_were_in_it():
-    hidden = probe.out_of_view(with_objects(0)).reshape(15, 8, 2)
-    assert hidden[:, :, 0].tolist() == [[False] * 4 + [True] * 4] * 15
-    assert not hidden[:, :, 1].any()
-    assert not probe.out_of_view(toy_sequences()).any()  # no object is known
-
-
-def test_object_memory_in_centimetres(monkeypatch):
-    train, test = with_objects(0), with_objects(1)
-    places = [d.objects[:, 0, :2] for d in (train, test)]
-    remembered(monkeypatch, {"memory": places, "no_memory": [0.0 * p for p in places]})
-    found = probe.object_memory(toy_model(), train, test)
-    assert found["n_steps"] == 15 * 4 and found["n_episodes"] == 15
-    errors = found["error_cm"]
-    assert errors["memory"] < 1.0 and errors["no_memory"] == pytest.approx(errors["mean"])
-    centre = places[0][probe.out_of_view(train)[:, 0]].mean(axis=0)
-    away = 100.0 * np.linalg.norm(places[1] - centre, axis=1)[probe.out_of_view(test)[:, 0]]
-    assert errors["mean"] == pytest.approx(away.mean(), rel=1e-4)
-    assert probe.object_memory(toy_model(), train, toy_sequences()) == {"n_steps": 0}

@@ -129,6 +129,8 @@ def test_files_give_the_same_model(tmp_path):
     assert not any(p.requires_grad for p in found.parameters()) and not found.training
     weights = found.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    states = [m.update(m.initial_state(2), **inputs(2)) for m in (model, found)]
+    assert torch.equal(*states)
 
 
 def damage_config(folder: Path, **changes: object) -> None:
@@ -141,7 +143,7 @@ def damage_config(folder: Path, **changes: object) -> None:
     ("changes", "text"),
     [
         ({"model_type": "vla_gym_mini"}, "holds no world model"),
-        ({"memory_hidden": 9}, "7 differ in name or shape: gru"),
+        ({"memory_hidden": 9}, "7 of another shape: gru"),
         ({"colour": "red"}, "unknown keys \\['colour'\\]"),
         ({"width": 9}, "width divisible by num_heads"),
     ],

@@ -82,10 +82,10 @@ def test_what_is_collected(sequences):
     assert (data.executed.reshape(4, 6) == [4, 4, 4, 4, 4, 0]).all()
     played = data.actions.reshape(4, 6, 28)
     assert (np.abs(played[:, :5]).sum(2) > 0).all() and not played[:, 5].any()
-    # LIBERO's bowl, cheese, bottle and plate; the wrist camera shows some of them at the start.
+    # LIBERO's bowl, cheese, bottle and plate.
+    assert data.objects.shape == (24, 16, 3)
     known = np.isfinite(data.objects).all(axis=(0, 2))
     assert known.tolist() == [True] * 4 + [False] * 12
-    assert set(np.unique(data.objects[:, :4, 3])) <= {0.0, 1.0} and data.objects[0, :4, 3].any()
     assert np.abs(data.objects[:, :4, :2]).max() < 0.5 and (data.objects[:, :4, 2] > 0.8).all()
 
 
@@ -152,8 +152,9 @@ def test_random_chunks_are_smooth_bounded_and_a_function_of_the_step():
 
 def test_a_file_of_sequences_comes_back_and_a_damaged_one_is_refused(tmp_path):
     data = toy_sequences()
+    data.objects = np.zeros((len(data), 2, 4), np.float32)  # as in older files
     data.save(tmp_path / "data.npz")
-    found = Sequences.load(tmp_path / "data.npz")
+    found, data.objects = Sequences.load(tmp_path / "data.npz"), data.objects[..., :3]
     for field in dataclasses.fields(Sequences):
         np.testing.assert_array_equal(getattr(found, field.name), getattr(data, field.name))
     (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:500])

@@ -61,7 +61,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             for task_id in bar.track(config.task_ids, description="scenes")
         }
         states = {
-            spec.name: np.stack([models[spec.task_of(i)].init_states for i in range(spec.num_envs)])
+            spec.name: [models[spec.task_of(i)].init_states for i in range(spec.num_envs)]
             for spec in specs
         }
         # Each system by itself: its start-up and its memory.
@@ -122,12 +122,12 @@ def _noting_failure(spec: SystemSpec, failed: dict[str, str]) -> Iterator[None]:
 
 
 def _turn(
-    child: Child, config: BenchConfig, states: np.ndarray, index: int, window_s: float
+    child: Child, config: BenchConfig, states: list[np.ndarray], index: int, window_s: float
 ) -> dict[str, float]:
     spec, suite = child.spec, get_suite(config.suite)
     state, steps = index % suite.num_init_states, config.chunks * config.chunk_len
     actions = fixed_actions(config.seed, spec.num_envs, steps, suite.action.size)
-    own_states = states[:, state] if spec.system == "libero" else None
+    own_states = [rows[state] for rows in states] if spec.system == "libero" else None
     figures: dict[str, float] = child.call("measure", state, own_states, actions, window_s)
     return figures
 

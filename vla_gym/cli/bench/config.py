@@ -13,7 +13,7 @@ from vla_gym.cli.bench.peer_venvs import PEERS, peer_python
 from vla_gym.envs.scene_cache import VisualProfile
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, PositiveInt, check_fields
-from vla_gym.suites import get_task
+from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.registry import SUITES
 
 PeerName = Literal["rlinf", "torchrl", "lerobot", "libero2gym"]
@@ -75,6 +75,11 @@ class BenchConfig:
             raise ConfigError("systems and task_ids must name at least one thing.")
         for task_id in self.task_ids:
             get_task(self.suite, task_id)
+        if not get_suite(self.suite).num_init_states:
+            raise ConfigError(
+                f"The suite {self.suite!r} has no official states, where rounds begin: choose one "
+                f"of {', '.join(SUITES)}."
+            )
         if self.peers is not None:
             self._check_peers()
         if self.num_envs is not None and self.num_envs < self.num_workers:

@@ -29,12 +29,12 @@ class Measured(ABC):
     chunk_len: int
 
     @abstractmethod
-    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:
+    def reset(self, init_state_id: int, states: list[np.ndarray] | None) -> None:
         """Reset every environment to an official state and settle it.
 
         Args:
             init_state_id: Index of the state, the same for every environment.
-            states: (N, 1 + nq + nv) the states themselves, for LIBERO's.
+            states: N of (1 + nq + nv), the states themselves, for LIBERO's.
         """
 
     @abstractmethod
@@ -46,7 +46,11 @@ class Measured(ABC):
         return [pid for pid in session_pids() if pid != os.getpid()]
 
     def measure(
-        self, init_state_id: int, states: np.ndarray | None, actions: np.ndarray, window_s: float
+        self,
+        init_state_id: int,
+        states: list[np.ndarray] | None,
+        actions: np.ndarray,
+        window_s: float,
     ) -> dict[str, float]:
         """Reset and play, again and again until ``window_s`` seconds of playing are measured.
 

@@ -44,7 +44,7 @@ class _Peer(Measured):
         """Execute a control step (N, 7); return (N,) whether episodes ended."""
         raise NotImplementedError
 
-    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:
+    def reset(self, init_state_id: int, states: list[np.ndarray] | None) -> None:
         """Reset every environment and settle it."""
         del states
         self._start(init_state_id)

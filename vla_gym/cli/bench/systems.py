@@ -31,12 +31,12 @@ class System(Measured):
         else:
             self.envs.reset(seed=spec.config.seed)
 
-    def reset(self, init_state_id: int, states: np.ndarray | None) -> None:
+    def reset(self, init_state_id: int, states: list[np.ndarray] | None) -> None:
         """Reset every environment to an official state and settle it.
 
         Args:
             init_state_id: Index of the state, the same for every environment.
-            states: (N, 1 + nq + nv) the states themselves, for LIBERO's.
+            states: N of (1 + nq + nv), the states themselves, for LIBERO's.
         """
         if not self._is_libero:
             self.envs.reset(options={"init_state_id": init_state_id})

@@ -16,6 +16,7 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, PositiveInt, check_fields
 from vla_gym.suites import suite_tasks
+from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE
 
 if TYPE_CHECKING:
     from vla_gym.vla.base import FrozenVLA
@@ -68,8 +69,10 @@ def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...
     """Return arguments of ``infer``: random images, instructions in turn, zero proprioception."""
     rng = np.random.default_rng(0)
     shape = (batch, vla.image_size, vla.image_size, 3)
-    images = {name: rng.integers(0, 256, shape, dtype=np.uint8) for name in ("agentview", "wrist")}
-    return images, [texts[i % len(texts)] for i in range(batch)], np.zeros((batch, 8), np.float32)
+    cameras = getattr(vla, "cameras", CAMERAS)
+    images = {name: rng.integers(0, 256, shape, dtype=np.uint8) for name in cameras}
+    proprio = np.zeros((batch, getattr(vla, "proprio_size", PROPRIO_SIZE)), np.float32)
+    return images, [texts[i % len(texts)] for i in range(batch)], proprio
 
 
 def measure_batch(
@@ -139,6 +142,10 @@ def load_vla(config: VLABenchConfig) -> FrozenVLA:
     from vla_gym.vla.spec_options import read_options
 
     options = read_options(config.options)
+    if own := options.keys() & {"device", "dtype", "compile"}:
+        raise ConfigError(
+            f"{', '.join(sorted(own))} in options: give --dtype, --compile or --device."
+        )
     if config.vla in ("openvla", "openvla-oft"):
         from vla_gym.vla.openvla.random_weights import random_policy
 

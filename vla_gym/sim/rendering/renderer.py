@@ -192,11 +192,13 @@ class SceneRenderer:
         atexit.register(_close_all)
         _open.add(self)
         try:
-            self._gl.make_current()
             with self._shared.lock:
                 self._painter = self._new_painter()
         except Exception as error:
             self.close()
+            gl_error = importlib.import_module("OpenGL.error").Error
+            if not isinstance(error, mujoco.FatalError | gl_error | OSError | ImportError):
+                raise
             raise RenderError(f"MuJoCo could not use OpenGL ({error}). {_EGL_HELP}") from error
         return self._painter
 
@@ -238,7 +240,7 @@ def without_mesa_threads() -> contextlib.AbstractContextManager[None]:
 
 
 def _new_gl_context(width: int, height: int) -> Any:
-    """Return a headless OpenGL context of MuJoCo's EGL backend.
+    """Return a headless OpenGL context of MuJoCo's EGL backend, made current.
 
     Raises:
         RenderError: libEGL is missing, or no device offers OpenGL.
@@ -253,6 +255,8 @@ def _new_gl_context(width: int, height: int) -> Any:
     context_class = type("HeadlessContext", (egl.GLContext,), {"_context": None})
     try:
         with without_mesa_threads():
-            return context_class(width, height)
+            context = context_class(width, height)
+            context.make_current()
+            return context
     except Exception as error:
         raise RenderError(f"No EGL device can render ({error}). {_EGL_HELP}") from error

@@ -105,7 +105,7 @@ class FlowBackend(FrozenVLA, ABC):
         self.files, self.tokenizer, self.options = files, tokenizer, options
         self._pad_prompts = compile
         config = files.config
-        self.name = files.folder.name
+        self.name, self.cameras = files.folder.name, files.views
         self.horizon = self.num_hidden_tokens = config.chunk_size
         self.image_size = options.image_size or files.image_size
         self.num_steps = options.num_steps or getattr(config, self.steps_key)
@@ -231,7 +231,7 @@ class FlowBackend(FrozenVLA, ABC):
         noise: torch.Tensor | None = None,
     ) -> FlowOutput:
         """Run the VLM; see :class:`~vla_gym.vla.base.TrainableFlowVLA`, and :meth:`infer`."""
-        stacked = np.stack(check_images(images, self.files.views, self.image_size), axis=1)
+        stacked = np.stack(check_images(images, self.cameras, self.image_size), axis=1)
         count = len(stacked)
         proprio = np.asarray(proprio, dtype=np.float32)
         if proprio.ndim != 2 or proprio.shape[1] != PROPRIO_SIZE:

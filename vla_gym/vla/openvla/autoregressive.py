@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
-from vla_gym.vla.openvla.llama_layers import KeyValues, run_layers
+from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.sequence import causal_sequences
 from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs
 
@@ -52,7 +53,7 @@ class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
         """
         model, ids = self.model, self.action_tokenizer
         sequences = causal_sequences(model, patches, prompts)
-        seen = KeyValues()
+        seen = DynamicCache()
         state = self._run_layers(
             model.llama,
             sequences.embeddings,

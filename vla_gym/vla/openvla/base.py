@@ -138,6 +138,7 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
             raise ConfigError(f"Expected num_views 1 or 2, got {num_views}.")
         self.model, self.prompts, self.name = parts.model, parts.prompts, parts.name
         self.options, self.horizon, self.num_views = options, horizon, num_views
+        self.cameras = CAMERAS[:num_views]
         self.num_hidden_tokens = horizon * ACTION_SIZE
         self.hidden_size = int(parts.model.config.text.hidden_size)
         self.normalizer = Normalizer(parts.statistics.get("action") or {}, epsilon=self.epsilon)
@@ -189,7 +190,7 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
         Raises:
             ConfigError: If a camera is missing, or dtypes, shapes or batch sizes do not fit.
         """
-        views = check_images(images, CAMERAS[: self.num_views], self.image_size)
+        views = check_images(images, self.cameras, self.image_size)
         if len(views[0]) != len(instructions) or not instructions:
             raise ConfigError(
                 f"Expected one image of each camera for each instruction, got {len(views[0])} "

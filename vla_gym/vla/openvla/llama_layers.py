@@ -8,33 +8,13 @@ without a mask that depends on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import LlamaModel, rotate_half
-
-
-@dataclass
-class KeyValues:
-    """Keys and values of what was seen, by layer: (B, heads, N, head size) each."""
-
-    keys: list[torch.Tensor] = field(default_factory=list)
-    values: list[torch.Tensor] = field(default_factory=list)
-
-    def append(
-        self, index: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add what a layer made of new tokens; return those of all tokens so far."""
-        if index == len(self.keys):
-            self.keys.append(keys)
-            self.values.append(values)
-        else:
-            self.keys[index] = torch.cat([self.keys[index], keys], dim=2)
-            self.values[index] = torch.cat([self.values[index], values], dim=2)
-        return self.keys[index], self.values[index]
 
 
 def run_layers(
@@ -45,7 +25,7 @@ def run_layers(
     rows: torch.Tensor,
     mask: torch.Tensor | None = None,
     causal: bool = False,
-    seen: KeyValues | None = None,
+    seen: DynamicCache | None = None,
 ) -> torch.Tensor:
     """Return the final, normalised states of some rows.
 
@@ -84,7 +64,7 @@ def _run_layer(
     rope: tuple[torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
     causal: bool,
-    seen: KeyValues | None,
+    seen: DynamicCache | None,
     rows: torch.Tensor | None,
 ) -> torch.Tensor:
     attention = layer.self_attn
@@ -109,7 +89,7 @@ def _run_layer(
     q = q * q_cos + rotate_half(q) * q_sin
     k = k * cos + rotate_half(k) * sin
     if seen is not None:
-        k, v = seen.append(index, k, v)
+        k, v = seen.update(k, v, index)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import ChunkLength
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, ActionOutput, TokenOutput, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.sequence import parallel_sequences
@@ -36,9 +38,9 @@ class OFTOptions(OpenVLAOptions):
 
     num_views: int | None = None
     head: str | None = None
-    horizon: int = 8
+    horizon: ChunkLength = 8
     append_stop: bool = True
-    pad_prompt_to: int | None = None
+    pad_prompt_to: Annotated[int, Meta(ge=1, le=4096)] | None = None
 
 
 class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):

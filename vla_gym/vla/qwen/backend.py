@@ -87,7 +87,7 @@ class QwenOFTBackend(FrozenVLA):
         """
         self.name = name
         self.model = model.eval().requires_grad_(False)
-        self.images, self.prompts = images, prompts
+        self.images, self.prompts, self.cameras = images, prompts, images.cameras
         self.horizon = self.num_hidden_tokens = prompts.chunk_len
         self.hidden_size = int(model.vlm.config.text_config.hidden_size)
         self._actions, self._pad_to = actions, pad_to
