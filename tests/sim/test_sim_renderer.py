@@ -193,6 +193,19 @@ def test_only_failures_of_opengl_get_advice_about_it(
     assert renderer._gl is None
 
 
+def test_triton_is_loaded_before_mesa(tmp_path: Path) -> None:
+    """Else a torch for CUDA, whose LLVM is another, ends the process when it is imported later."""
+    (tmp_path / "triton.py").write_text(
+        "from pathlib import Path\n"
+        "print('after Mesa:', 'libLLVM' in Path('/proc/self/maps').read_text())\n"
+    )
+    code = """
+from vla_gym.envs.libero import LiberoEnv
+LiberoEnv("goal", image_size=32).reset(seed=0)
+"""
+    assert "after Mesa: False" in run_python(code, PYTHONPATH=str(tmp_path)).stdout
+
+
 @pytest.mark.parametrize("chosen", [None, "1"])
 def test_mesa_draws_without_threads_of_its_own(chosen: str | None) -> None:
     """With them a process dies of a damaged heap after some million images (Mesa's lp_fence.c)."""

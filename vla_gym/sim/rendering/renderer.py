@@ -239,12 +239,23 @@ def without_mesa_threads() -> contextlib.AbstractContextManager[None]:
     return mesa_setting("LP_NUM_THREADS", "0")
 
 
+def _load_triton() -> None:
+    """Load triton, which comes with torch for CUDA, before Mesa: each brings an LLVM.
+
+    Where triton's is loaded second, as when a VLA follows the first image, the process ends with a
+    segmentation fault (seen with triton of torch 2.13 and Mesa 22.3.6).
+    """
+    with contextlib.suppress(ImportError, OSError):
+        importlib.import_module("triton")
+
+
 def _new_gl_context(width: int, height: int) -> Any:
     """Return a headless OpenGL context of MuJoCo's EGL backend, made current.
 
     Raises:
         RenderError: libEGL is missing, or no device offers OpenGL.
     """
+    _load_triton()
     try:
         # The loader's own message is clearer than what PyOpenGL makes of a missing library.
         ctypes.CDLL("libEGL.so.1")
