@@ -259,7 +259,9 @@ def _encode(path: Path, frames: Iterable[np.ndarray]) -> None:
         codec = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "15"]
         codec += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 wants even sides
     frames = iter(frames)
-    first = next(frames)
+    first = next(frames, None)
+    if first is None:
+        raise ConfigError(f"No frames for {path}: play at least one step.")
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{first.shape[1]}x{first.shape[0]}"]
     command = [get_ffmpeg_exe(), "-v", "error", "-y", *raw, "-r", str(FPS), "-i", "-", *codec]
     # In memory: a full disk must not swallow the words about it.

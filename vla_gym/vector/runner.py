@@ -142,7 +142,9 @@ class Runner:
                 raise TimeoutError(f"Not done after {timeout} s; call again to wait on.")
             error: Exception | None = None
             for event in events:
-                error = self._handle(event) or error
+                found = self._handle(event)
+                if error is None or not isinstance(found, Warning | None):
+                    error = found
             if error is not None:
                 raise error
 
