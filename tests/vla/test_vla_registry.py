@@ -190,6 +190,11 @@ def test_options_are_yaml_scalars(checkpoint):
     }
     options = dict(parse_spec("mini?a=my run #2&b=#2&c='x #y'&d=&e=null").options)
     assert options == {"a": "my run #2", "b": "#2", "c": "x #y", "d": None, "e": None}
+    assert dict(parse_spec("mini?a=2024_01&b=007&c=40").options) == {
+        "a": "2024_01",
+        "b": "007",
+        "c": 40,
+    }
 
 
 @pytest.mark.parametrize("value", [{"jpeg": None}, {"horizon": 0}, {"pad_prompt_to": 5000}])

@@ -21,6 +21,8 @@ HOLD_SECONDS = 1.5  # how long a video's last picture stays
 SUFFIXES = (".mp4", ".gif")
 # Frames a second of a GIF: browsers slow down what is faster than 20, and files double.
 GIF_FPS = 10
+# After the last frame; a GIF is written only then.
+_FFMPEG_SECONDS = 600.0
 Colour = tuple[int, int, int]
 GREEN, RED, WHITE, GREY = (90, 220, 120), (240, 110, 100), (235, 235, 235), (150, 150, 158)
 BACKGROUND, TRACK = (24, 24, 28), (52, 52, 60)
@@ -276,10 +278,12 @@ def _encode(path: Path, frames: Iterable[np.ndarray]) -> None:
                     process.stdin.write(np.ascontiguousarray(frame).data)
                 except BrokenPipeError:  # it has ended: its status says so
                     break
-            process.communicate()
-        except BaseException:
+            process.communicate(timeout=_FFMPEG_SECONDS)
+        except BaseException as error:
             process.kill()
             process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise OSError(f"ffmpeg did not finish {path}: {error}") from error
             raise
         words.seek(0)
         text = words.read().decode(errors="replace").strip()

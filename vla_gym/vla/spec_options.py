@@ -98,4 +98,6 @@ def _scalar(text: str) -> Any:
         return text
     if isinstance(value, str | None) and not text.startswith(("'", '"')):
         return text if value or "#" in text else value  # "my run #2" ends in no comment
+    if type(value) is int and str(value) != text:
+        return text  # 007 and 2024_01 may be folders
     return value if isinstance(value, bool | int | float | str) else text
