@@ -193,7 +193,7 @@ class Learner:
                 kl = sums["kl"] / max(counts["policy_loss"], 1.0)
                 if config.target_kl is not None and kl > 1.5 * config.target_kl:
                     return totals, numbers, norms, True
-                norms.append(self._step(is_comparable=phase.rl or phase.cloning > 0.0))
+                norms.append(self._step(phase))
         return totals, numbers, norms, False
 
     def gradient(
@@ -232,7 +232,7 @@ class Learner:
         total = self.group.sum([sums[key] for key in SUMS])
         return dict(zip(SUMS, total.tolist(), strict=True)), counts
 
-    def _step(self, *, is_comparable: bool) -> float:
+    def _step(self, phase: Phase) -> float:
         """Clip and step, or skip the update because of its norm; return the norm.
 
         Norms of the value head's gradient alone say nothing about what is usual.
@@ -245,7 +245,7 @@ class Learner:
             self.skipped += 1
             return 0.0
         # Skipped ones count too: if large norms become usual, learning goes on.
-        if is_comparable:
+        if phase.rl or phase.cloning > 0.0:
             self._norms.append(norm)
         if factor is not None and norm > factor * usual:
             self.skipped += 1
@@ -254,7 +254,7 @@ class Learner:
         for grad in grads:
             grad.mul_(scale)
         self.optimizer.step()
-        self.policy.bound()
+        self.policy.bound(phase.sigma_share)
         self.updates += 1
         return norm
 

@@ -36,6 +36,7 @@ class Phase:
         num_minibatches: In place of the configuration's.
         learning_rate: In place of the configuration's.
         rate_share: What all learning rates are multiplied by.
+        sigma_share: Standard deviations may be at most this share of their first ones; None: any.
     """
 
     name: str = "rl"
@@ -47,6 +48,7 @@ class Phase:
     num_minibatches: int | None = None
     learning_rate: float | None = None
     rate_share: float = 1.0
+    sigma_share: float | None = None
 
 
 def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
@@ -56,10 +58,12 @@ def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
     ``transition_steps`` epsilon falls linearly from 1 to 0, the weight of cloning with it, and
     the student's own chunks are reinforced. Then there is reinforcement learning alone, in PPO
     once ``value_warmup_steps`` are over: before, the value head alone learns. The learning rates
-    fall all along.
+    and the largest standard deviations fall all along.
     """
-    share = 1.0 - (1.0 - config.learning_rate_end) * min(steps / config.total_steps, 1.0)
-    return replace(_phase_at(config, steps), rate_share=share)
+    done = min(steps / config.total_steps, 1.0)
+    rate = 1.0 - (1.0 - config.learning_rate_end) * done
+    sigma = None if config.sigma_end is None else config.sigma_end**done
+    return replace(_phase_at(config, steps), rate_share=rate, sigma_share=sigma)
 
 
 def _phase_at(config: OnPolicyConfig, steps: int) -> Phase:

@@ -230,8 +230,12 @@ class Policy(ABC):
                     found = True
         return found
 
-    def bound(self) -> None:  # noqa: B027
-        """Bring parameters back into their range after a step of the optimiser."""
+    def bound(self, sigma_share: float | None = None) -> None:  # noqa: B027
+        """Bring parameters back into their range after a step of the optimiser.
+
+        Args:
+            sigma_share: See :class:`~vla_gym_trainers.on_policy.phases.Phase`.
+        """
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of what changes in training, on the CPU."""

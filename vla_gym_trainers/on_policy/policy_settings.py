@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_gym.errors import ConfigError
-from vla_gym.outside import Count, FractionBelow1, PositiveFloat, PositiveInt
+from vla_gym.outside import Count, FractionBelow1, OpenFraction, PositiveFloat, PositiveInt
 
 Trainable = Literal["lora", "heads", "full"]
 PolicyKind = Literal["tokens", "gaussian", "flow", "own", "rl-token"]
@@ -51,6 +51,9 @@ class VLASettings:
     sigma_learning_rate: PositiveFloat | None = None
     """gaussian: Adam's step size of their logarithms; default: learning_rate, by which they hardly
     move."""
+    sigma_end: OpenFraction | None = None
+    """gaussian: standard deviations stay below a share of sigma that falls geometrically from 1 to
+    this at total_steps; default: no such bound."""
     noise_correlation: FractionBelow1 = 0.0
     """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
     trembles, 0.9 moves on in one direction."""
@@ -152,16 +155,18 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
         Raises:
             ConfigError: If a value is out of range, or the policy has no such setting.
         """
-        if self.policy in ("gaussian", "rl-token") and self.min_sigma > self.sigma:
+        least, of = self.sigma * (self.sigma_end or 1.0), " * sigma_end" if self.sigma_end else ""
+        if self.policy in ("gaussian", "rl-token") and self.min_sigma > least:
             raise ConfigError(
-                f"min_sigma must be at most sigma ({self.sigma}), got {self.min_sigma}: give a "
+                f"min_sigma must be at most sigma{of} ({least:g}), got {self.min_sigma}: give a "
                 "smaller min_sigma or a larger sigma."
             )
-        if self.sigma_learning_rate and (self.policy != "gaussian" or not self.learn_sigma):
-            raise ConfigError(
-                f"sigma_learning_rate is for policy gaussian with learn_sigma, got policy "
-                f"{self.policy} with learn_sigma {self.learn_sigma}: leave it out."
-            )
+        for name in ("sigma_learning_rate", "sigma_end"):
+            if getattr(self, name) and (self.policy != "gaussian" or not self.learn_sigma):
+                raise ConfigError(
+                    f"{name} is for policy gaussian with learn_sigma, got policy "
+                    f"{self.policy} with learn_sigma {self.learn_sigma}: leave it out."
+                )
         if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
             raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
         if self.policy != "tokens" and self.fresh_heads:

@@ -204,7 +204,7 @@ class GaussianPolicy(VLAPolicy):
         device = next(vla.model.parameters()).device
         log_std = nn.Parameter(start.log(), requires_grad=learn_sigma)
         self.noise = nn.ParameterDict({"log_std": log_std}).to(device)
-        self.floor = (start * min_sigma).log().to(device)
+        self.start, self.floor = start.log().to(device), (start * min_sigma).log().to(device)
         self.correlation = correlation
         self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.float32)
 
@@ -223,9 +223,10 @@ class GaussianPolicy(VLAPolicy):
         return {**super().networks(), "noise": self.noise}
 
     @torch.no_grad()
-    def bound(self) -> None:
-        """Keep sigma above its floor."""
-        self.noise["log_std"].clamp_(min=self.floor)
+    def bound(self, sigma_share: float | None = None) -> None:
+        """Keep sigma above its floor, and at most at a share of what it began with."""
+        most = None if sigma_share is None else self.start + math.log(sigma_share)
+        self.noise["log_std"].clamp_(min=self.floor, max=most)
 
 
 class FlowPolicy(VLAPolicy):

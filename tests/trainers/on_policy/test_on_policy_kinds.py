@@ -288,6 +288,12 @@ def test_sigma_is_learned_kept_above_its_floor_or_fixed():
         policy.noise.log_std -= 5.0
     policy.bound()
     assert torch.allclose(policy.noise.log_std.exp(), 0.5 * torch.tensor(SIGMAS))
+    with torch.no_grad():
+        policy.noise.log_std += 5.0
+    policy.bound()
+    assert (policy.noise.log_std.exp() > torch.tensor(SIGMAS)).all()
+    policy.bound(sigma_share=0.75)
+    assert torch.allclose(policy.noise.log_std.exp(), 0.75 * torch.tensor(SIGMAS))
     assert "noise.log_std" not in policy_of("gaussian", learn_sigma=False).named_parameters()
     state = policy.state_dict()
     state["noise.log_std"][2] = float("nan")

@@ -342,6 +342,8 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {"policy": "flow", "stochastic_steps": 0}, "stochastic_steps"),
         (PPOConfig, {**RL_TOKEN, "min_sigma": 0.5}, "sigma .0.05., got 0.5: give"),
         (PPOConfig, {"sigma_learning_rate": 0.1}, "got policy tokens with learn_sigma True"),
+        (PPOConfig, {**RL_TOKEN, "sigma_end": 0.5}, "sigma_end is for policy gaussian"),
+        (PPOConfig, {"policy": "gaussian", "sigma_end": 0.1}, "at most sigma . sigma_end .0.005"),
         (PPOConfig, {"ratio_level": "episode"}, "ratio_level: expected 'factor' or 'chunk'"),
         (GRPOConfig, {"aggregation": "sequences"}, "'tokens' or 'episodes'"),
         *(
