@@ -24,7 +24,7 @@ from vla_gym_trainers.on_policy.targets import grpo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("--vla", default="mini", help="any VLA with a token head")
+parser.add_argument("--vla", default="mini", help="a VLA with a token head and an L1 head")
 parser.add_argument("--task", type=int, default=5)
 parser.add_argument("--groups", type=int, default=2)
 parser.add_argument("--group-size", type=int, default=8)

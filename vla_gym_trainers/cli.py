@@ -58,7 +58,7 @@ COMMANDS = {
         "td3.train:main",
     ),
     "ppo": (
-        "PPO on the VLA's own action tokens or on its RL token (--policy); runs under torchrun",
+        "PPO on the VLA itself or on its RL token (--policy); runs under torchrun",
         "on_policy.config:PPOConfig",
         "on_policy.train:main",
     ),

@@ -17,7 +17,7 @@ def cache_dir() -> Path:
     """Return the cache folder (not created here).
 
     ``VLA_GYM_CACHE`` overrides the platform's user cache folder. Everything below it may be
-    deleted at any time.
+    deleted at any time; what ``bddl/`` held, a user's own tasks, then has to be given again.
     """
     override = os.environ.get(CACHE_VARIABLE)
     if override:

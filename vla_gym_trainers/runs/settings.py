@@ -69,8 +69,8 @@ class CheckpointSettings(RunSettings):
 
     resume: Path | None = field(default=None, metadata={"saved": False})
     """Go on with this run, or from one of its checkpoints (RUN/checkpoints/NUMBER; what the run did
-    after that one is dropped). Settings are the run's; few may change. Checkpoints hold pickles:
-    resume runs of your own only."""
+    after that one is dropped). Settings are the run's; few may change. td3's checkpoints hold
+    pickles: resume runs of your own only."""
     auto_resume: bool = field(default=False, metadata={"saved": False})
     """Go on with the run in run_dir if it has a checkpoint, begin it otherwise."""
     max_minutes: NonNegativeFloat | None = None

@@ -19,8 +19,8 @@ class FlowOptions:
 
     Attributes:
         vlm: Folder with tokenizer and, for SmolVLA, config.json of the VLM that the policy was
-            made from; None looks into the checkpoint, its subfolder ``vlm`` and
-            huggingface_hub's cache.
+            made from; None looks into the checkpoint's subfolder ``vlm``, of pi0 and pi0.5
+            into the checkpoint too, and into huggingface_hub's cache.
         noise: ``"fixed"``: one draw for the seed, the same for every row and call, a typical point
             of the distribution that the policy was trained on. ``"zeros"``: the middle of that
             distribution, which no training sample was ever that close to. ``"observation"``: a
