@@ -195,6 +195,8 @@ def _with_defaults(config: Card) -> Card:
         "use_reference": True,
         "aggregation": "tokens",
         "anneal_learning_rate": False,
+        "learning_rate_end": 1.0,
+        "sigma_end": None,
     }
     known = {**later, **config}
     if not config.get("prior_demos"):

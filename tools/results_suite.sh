@@ -2,7 +2,7 @@
 # One run of docs/results.md on LIBERO's own assets: TD3+BC on a whole suite, then VLA and policy on the 50 official
 # states of each task, and their cards into results/libero/. An hour and a half of two cores.
 #   tools/results_suite.sh goal 0
-#   TRAINER=grpo PRESET=grpo_gaussian VLA=mini-flow HEAD=l1 GROUP=libero_on_policy tools/results_suite.sh goal 3
+#   TRAINER=grpo PRESET=grpo_gaussian VLA=mini-flow HEAD=l1 GROUP=libero_on_policy tools/results_suite.sh goal 4
 #   tools/results_suite.sh goal 0 --no-use-rl-token      further options of the trainer
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
