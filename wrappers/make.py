@@ -20,7 +20,7 @@ from vla_gym.rl_token import RLTokenEncoder, choose_rl_token
 from vla_gym.suites import BddlPath, choose_suite
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import check_device, load
-from vla_gym.vla.base import CAMERAS, FrozenVLA
+from vla_gym.vla.base import FrozenVLA
 from vla_gym.wrappers.frozen_vla import FrozenVLAObservation
 from vla_gym.wrappers.plain_spaces import PlainSpaces
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
@@ -66,7 +66,7 @@ def make_libero_vla(
     """
     check_keywords(env_kwargs, make_libero_vla, LiberoEnv)
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
-    _see(env_kwargs, model, keeps_all=keep_images)
+    env_kwargs.setdefault("image_size", model.image_size)
     mode = frames_mode(render_mode)
     env = LiberoEnv(
         choose_suite(suite, bddl_path), chunk_len=chunk_len, render_mode=mode, **env_kwargs
@@ -143,7 +143,7 @@ def make_libero_vla_vec(
     if hosts is not None:
         if chunk_len is None or "image_size" not in kwargs:
             model, _, chunk_len = _load(vla, None, chunk_len, "cpu")
-            _see(kwargs, model, keeps_all=keep_images or wrap_envs is not None)
+            kwargs.setdefault("image_size", model.image_size)
         look = functools.partial(
             _observe,
             vla=vla,
@@ -166,7 +166,7 @@ def make_libero_vla_vec(
         )
     else:
         model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
-        _see(kwargs, model, keeps_all=keep_images or wrap_envs is not None)
+        kwargs.setdefault("image_size", model.image_size)
         # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
         kwargs.setdefault("copy", False)
         suite = choose_suite(suite, bddl_path)
@@ -187,13 +187,6 @@ def make_libero_vla_vec(
     except BaseException:
         envs.close()
         raise
-
-
-def _see(env_kwargs: dict[str, Any], model: FrozenVLA, *, keeps_all: bool) -> None:
-    """Let the environments draw what the VLA sees, unless they are told otherwise."""
-    env_kwargs.setdefault("image_size", model.image_size)
-    if not keeps_all:
-        env_kwargs.setdefault("cameras", getattr(model, "cameras", CAMERAS))
 
 
 def _wants_plain(flat: Any, obs_keys: Any, string_infos: Any) -> bool:

@@ -130,7 +130,6 @@ def chosen(result: Sequence[Any], ids: np.ndarray) -> list[Any]:
 
 #: Options of what the VLA's wrapper shows.
 SHOWN: dict[str, list[Any]] = {
-    "stride": [None, 2],
     "keep_images": [False, True],
     "keep_inputs": [False, True],
     "flat": [False, True],
@@ -147,7 +146,6 @@ def test_options_of_a_vla_drawn_together(number):
     suite, options = draw(rng)
     options |= {"image_size": 64, "cameras": None, "chunk_len": int(rng.choice([4, 8]))}
     options |= {name: values[rng.integers(len(values))] for name, values in SHOWN.items()}
-    options["stride"] = None
     mode = MODES[rng.integers(3)]
     both = []
     try:

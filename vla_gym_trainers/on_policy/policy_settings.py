@@ -155,18 +155,18 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
         Raises:
             ConfigError: If a value is out of range, or the policy has no such setting.
         """
-        least, of = self.sigma * (self.sigma_end or 1.0), " * sigma_end" if self.sigma_end else ""
-        if self.policy in ("gaussian", "rl-token") and self.min_sigma > least:
-            raise ConfigError(
-                f"min_sigma must be at most sigma{of} ({least:g}), got {self.min_sigma}: give a "
-                "smaller min_sigma or a larger sigma."
-            )
         for name in ("sigma_learning_rate", "sigma_end"):
             if getattr(self, name) and (self.policy != "gaussian" or not self.learn_sigma):
                 raise ConfigError(
                     f"{name} is for policy gaussian with learn_sigma, got policy "
                     f"{self.policy} with learn_sigma {self.learn_sigma}: leave it out."
                 )
+        least, of = self.sigma * (self.sigma_end or 1.0), " * sigma_end" if self.sigma_end else ""
+        if self.policy in ("gaussian", "rl-token") and self.min_sigma > least * (1.0 + 1e-9):
+            raise ConfigError(
+                f"min_sigma must be at most sigma{of} ({least:g}), got {self.min_sigma}: give a "
+                "smaller min_sigma or a larger sigma."
+            )
         if self.hidden_cameras and self.policy in ("tokens", "rl-token"):
             raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
         if self.policy != "tokens" and self.fresh_heads:
