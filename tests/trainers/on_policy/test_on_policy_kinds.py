@@ -338,6 +338,15 @@ def test_dropout_is_on_while_learning_only():
     assert torch.equal(policy.act(*inputs).log_probs, calm)
 
 
+def test_an_update_keeps_sigma_below_the_share_of_its_phase():
+    policy = policy_of("gaussian")
+    rollout = collected(policy, seed=3)
+    given = torch.randn(rollout.data.shape, generator=torch.Generator().manual_seed(0))
+    learner = Learner(policy, PPOConfig(policy="gaussian", sigma=0.1, num_minibatches=1))
+    learner.update(rollout, given, rollout.data["valid"], given, Phase(sigma_share=0.5))
+    assert torch.allclose(policy.noise.log_std.exp(), 0.5 * torch.tensor(SIGMAS))
+
+
 def test_sigma_has_a_learning_rate_of_its_own():
     moved = []
     for rate in (None, 0.02):
