@@ -8,7 +8,7 @@
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
 # TRAINER, PRESET: what trains (default td3, td3_libero); a GROUP holds the runs of one of each, and of one VLA. HEAD: of the VLA alone (default: its own first choice).
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
-# The task of a suite whose official states mini-few never solves gets two demonstrations, those that it was cloned from.
+# The task of a suite whose official states mini-few (almost) never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=${1:?Expected a suite and a seed.} seed=${2:?Expected a seed.}
@@ -21,7 +21,7 @@ if [ "$group" = libero ] && [ "$trainer-$vla" != td3-mini-few ]; then
     echo "GROUP libero holds td3's runs of mini-few: give $trainer of $vla a GROUP of its own." >&2
     exit 2
 fi
-case $trainer-$vla-$suite in td3-mini-few-goal) lost=3 ;; td3-mini-few-object) lost=2 ;; *) lost= ;; esac
+case $trainer-$vla-$suite in td3-mini-few-goal) lost=3 ;; td3-mini-few-object) lost=2 ;; td3-mini-few-spatial) lost=9 ;; *) lost= ;; esac
 if [ -n "$lost" ]; then
     "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
     set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
