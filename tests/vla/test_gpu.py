@@ -6,12 +6,14 @@ import copy
 import json
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_rollout
 from openvla_checkpoints import gap, make_checkpoint, observe
+from stable_baselines3.common.logger import configure
 from toy_env import ToyReach
 from toy_memory_env import ProprioVLA
 
@@ -24,8 +26,9 @@ from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.td3.cuda_graph import GraphedStep
 from vla_gym_trainers.td3.ring import ChunkReplaySamples
-from vla_gym_trainers.td3.updates import actor_step, critic_step
+from vla_gym_trainers.td3.updates import GradientSteps
 
 GPU = "cuda"
 pytestmark = pytest.mark.gpu
@@ -117,43 +120,85 @@ def test_a_recurrent_policy_plays_and_learns_as_on_the_cpu():
         assert metrics[GPU][name] == pytest.approx(value, rel=1e-2, abs=1e-3), name
 
 
-def test_a_td3_update_equals_the_cpu_s():
-    # Without draws: a generator on a GPU makes other numbers.
-    config = TD3Config(target_policy_noise=0.0, reference_dropout=0.0, batch_size=32)
+def td3_batch(device):
+    """Return 32 transitions, some of them demonstrations."""
     rng, space = np.random.default_rng(0), ToyReach().observation_space
     space.seed(0)
     rows = [space.sample() for _ in range(64)]
     stacked = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in space.keys()}
     stacked["task_id"] = stacked["task_id"][:, None]
     here, there = (
-        {key: v[part] for key, v in stacked.items()} for part in (np.s_[:32], np.s_[32:])
+        {key: v[part].to(device) for key, v in stacked.items()} for part in (np.s_[:32], np.s_[32:])
     )
-    column = torch.from_numpy(rng.uniform(0, 1, (4, 32, 1)).astype("f4"))
+    column = torch.from_numpy(rng.uniform(0, 1, (4, 32, 1)).astype("f4")).to(device)
     actions = here["vla_action"].flatten(1)
     shown = torch.where(column[0] > 0.5, 0.5 * actions, torch.nan)
-    batch = ChunkReplaySamples(here, actions, there, *column, demonstrated=shown)
-    metrics = {}
-    states = {}
+    return ChunkReplaySamples(here, actions, there, *column, demonstrated=shown)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_td3_updates_equal_the_cpu_s(bf16):
+    # Without draws: a generator on a GPU makes other numbers.
+    config = TD3Config(
+        target_policy_noise=0.0, reference_dropout=0.0, actor_ema=0.9, bf16=bf16, use_task_id=True
+    )
+    metrics, states = {}, {}
     torch.manual_seed(0)
     first = TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).policy
-    for device in ("cpu", GPU):
+    for name, device, use_graphs in (
+        ("cpu", "cpu", False),
+        ("eager", GPU, False),
+        ("graph", GPU, True),
+    ):
         model = TD3BC("RLTokenPolicy", ToyReach(), config, seed=1, device=device)
         model.policy.load_state_dict(copy.deepcopy(first.state_dict()))
-        on = ChunkReplaySamples(
-            *(
-                {k: v.to(device) for k, v in part.items()}
-                if isinstance(part, dict)
-                else part.to(device)
-                for part in batch
-            )
-        )
-        generator = torch.Generator(device)
-        metrics[device] = critic_step(model.policy, on, config, generator)
-        metrics[device] |= actor_step(model.policy, on, config, generator)
-        states[device] = {k: v.cpu() for k, v in model.policy.state_dict().items()}
-    assert metrics[GPU] == pytest.approx(metrics["cpu"], rel=1e-3, abs=1e-4)
-    for name, wanted in states["cpu"].items():
-        assert float((states[GPU][name].float() - wanted.float()).abs().mean()) < 1e-5, name
+        steps = GradientSteps(model.policy, config, torch.Generator(device), use_graphs)
+        batch, metrics[name] = td3_batch(device), []
+        for number in range(8):  # from the fourth on as a graph
+            found = steps.critic(batch) | steps.actor(batch, 0.5**number)
+            metrics[name].append({key: value.item() for key, value in found.items()})
+        states[name] = {k: v.cpu() for k, v in model.policy.state_dict().items()}
+    exact = 1e-2 if bf16 else 1e-3
+    for name in ("eager", "graph"):
+        for found, wanted in zip(metrics[name], metrics["cpu"], strict=True):
+            assert found == pytest.approx(wanted, rel=exact, abs=exact / 10), name
+        for key, wanted in states["cpu"].items():
+            difference = float((states[name][key].float() - wanted.float()).abs().mean())
+            assert difference < exact / 10, (name, key)
+    for key, wanted in states["eager"].items():
+        torch.testing.assert_close(states["graph"][key], wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_a_recorded_step_draws_anew_and_checks_shapes():
+    def step(x, rng):
+        return {"y": x["x"] + torch.rand(x["x"].shape, device=GPU, generator=rng)}
+
+    eager, recorded = torch.Generator(GPU), torch.Generator(GPU)
+    graphed = GraphedStep(partial(step, rng=recorded), recorded)
+    kept = []
+    for number in range(6):
+        x = {"x": torch.full((3,), float(number), device=GPU)}
+        kept.append((graphed(x)["y"], step(x, eager)["y"]))
+    for found, wanted in kept:  # no later call has overwritten them
+        torch.testing.assert_close(found, wanted)
+    assert eager.get_state().equal(recorded.get_state())
+    with pytest.raises(ValueError, match=r"Recorded with \(3,\), got \(2,\)"):
+        graphed({"x": torch.zeros(2, device=GPU)})
+
+
+def test_td3_learns_and_goes_on_from_a_file(tmp_path):
+    config = TD3Config(learning_starts=32, critic_warmup_steps=8, batch_size=32, net_arch=(32,))
+    model = TD3BC("RLTokenPolicy", ToyReach(), config, seed=1, device=GPU).learn(96)
+    model.save(tmp_path / "model.zip")
+    loaded = TD3BC.load(tmp_path / "model.zip", ToyReach())
+    loaded.replay_buffer, before = model.replay_buffer, copy.deepcopy(model.policy.state_dict())
+    for continued in (model, loaded):
+        continued.set_logger(configure(None, []))
+        continued.train(8, 32)
+    for key, value in model.policy.state_dict().items():
+        torch.testing.assert_close(loaded.policy.state_dict()[key], value, atol=0.1, rtol=0.1)
+    moved = model.policy.state_dict()["actor.head.weight"] - before["actor.head.weight"]
+    assert float(moved.abs().max()) > 0.0
 
 
 def test_images_are_drawn_by_the_gpu():

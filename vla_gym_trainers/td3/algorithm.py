@@ -16,6 +16,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from torch import Tensor
 
 from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Collector
@@ -37,7 +38,7 @@ from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces, num_tasks
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.stopwatch import Stopwatch
 from vla_gym_trainers.td3.task_sampler import TaskSampler
-from vla_gym_trainers.td3.updates import actor_step, critic_step, warm_up
+from vla_gym_trainers.td3.updates import GradientSteps, warm_up
 
 
 class TD3BC(TD3):
@@ -99,6 +100,7 @@ class TD3BC(TD3):
         #: What the pipeline had collected when ``learn`` ended; it is handed out first by the next.
         self.pipeline_state: dict[str, Any] | None = None
         self._critics_are_warm = False
+        self._steps: GradientSteps | None = None
         self._rng_state: np.ndarray | None = None
         self.exploration: ChunkNoise | None = None
         self.task_sampler: TaskSampler | None = None
@@ -194,16 +196,20 @@ class TD3BC(TD3):
         if self.replay_buffer.size() == 0:
             return
         self._update_learning_rate([self.policy.actor_optimizer, self.policy.critic_optimizer])
-        metrics: defaultdict[str, list[float]] = defaultdict(list)
+        metrics: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.update_debt += gradient_steps * self.config.utd_ratio
         steps = int(self.update_debt)
         self.update_debt -= steps
         config = self.config.at(self.num_timesteps)
         if self.task_sampler is not None:
             self.replay_buffer.task_weights = self.task_sampler.weights()
+        if self._steps is None:  # not before the optimisers have what was loaded
+            use_graphs = self.device.type == "cuda" and self.fine_tuner is None
+            self._steps = GradientSteps(self.policy, self.config, self._rng, use_graphs)
         with self.clock("learn"):
             if not self._critics_are_warm:
-                warm_up(self.policy, self.replay_buffer, self.config, self._rng, batch_size)
+                buffer = self.replay_buffer
+                warm_up(self.policy, buffer, config, self._rng, batch_size, self._steps)
                 self._critics_are_warm = True
             for _ in range(steps):
                 self._n_updates += 1
@@ -212,15 +218,16 @@ class TD3BC(TD3):
                 else:
                     index = self.replay_buffer.draw(batch_size)
                     stale = self.fine_tuner.refresh(self.replay_buffer, index)
-                    metrics["vla_stale"].append(stale / (2 * len(np.unique(index))))
+                    share = stale / (2 * len(np.unique(index)))
+                    metrics["vla_stale"].append(torch.tensor(share))
                     batch = self.replay_buffer.rows(index)
-                values = critic_step(self.policy, batch, config, self._rng)
-                if self._n_updates % self.config.policy_delay == 0:
-                    values |= actor_step(self.policy, batch, config, self._rng)
+                values = self._steps.critic(batch)
+                if self._n_updates % config.policy_delay == 0:
+                    values |= self._steps.actor(batch, config.bc_weight)
                 for name, value in values.items():
                     metrics[name].append(value)
         for name, numbers in metrics.items():
-            self.logger.record(f"train/{name}", float(np.mean(numbers)))
+            self.logger.record(f"train/{name}", torch.stack(numbers).mean().item())
         if metrics:
             self.logger.record("train/bc_weight", config.bc_weight)
             self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -331,13 +338,18 @@ class TD3BC(TD3):
             self.logger.record(f"time/{part}", seconds)
         super().dump_logs()
 
+    def set_parameters(self, *args: Any, **kwargs: Any) -> None:
+        """Load networks and optimisers; see SB3's ``set_parameters``."""
+        super().set_parameters(*args, **kwargs)
+        self._steps = None  # a CUDA graph would write to the optimisers' old state
+
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save networks, optimisers and generators to a zip file (replay: save_replay_buffer)."""
         self._rng_state = self._rng.get_state().cpu().numpy()
         super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = "_rng acting clock _vla_seconds _collector pipeline pipeline_state fine_tuner"
+        own = "_rng _steps acting clock _vla_seconds _collector pipeline pipeline_state fine_tuner"
         return [*super()._excluded_save_params(), *own.split()]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

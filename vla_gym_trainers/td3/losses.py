@@ -149,8 +149,9 @@ def q_divisor(q: Tensor, groups: Tensor | None = None) -> Tensor:
     if groups is None:
         means = sizes.mean().expand(len(sizes))
     else:
-        _, row, counts = torch.unique(groups, return_inverse=True, return_counts=True)
-        means = (torch.zeros(len(counts), device=q.device).index_add(0, row, sizes) / counts)[row]
+        # No shape depends on the content, so this can be part of a CUDA graph.
+        same = (groups[:, None] == groups).float()
+        means = (same @ sizes) / same.sum(dim=1)
     return means.clamp(min=MIN_Q_SCALE)
 
 

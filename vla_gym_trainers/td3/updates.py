@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.algorithm_config import TD3Config
+from vla_gym_trainers.td3.cuda_graph import GraphedStep, Step
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.ring import ChunkReplaySamples
+
+
+class GradientSteps:
+    """:func:`critic_step` and :func:`actor_step` of one policy, on a GPU as CUDA graphs.
+
+    What they do is hundreds of kernels of microseconds, which takes longer to launch than to
+    compute.
+    """
+
+    def __init__(
+        self, policy: RLTokenPolicy, config: TD3Config, rng: torch.Generator, use_graphs: bool
+    ) -> None:
+        """Keep what all steps have in common; ``use_graphs`` needs a policy on a GPU."""
+        self._critic: Step = partial(critic_step, policy, config=config, rng=rng)
+        self._actor: Step = partial(actor_step, policy, config=config, rng=rng)
+        if use_graphs:
+            for optimizer in (policy.critic_optimizer, policy.actor_optimizer):
+                for group in optimizer.param_groups:
+                    group["capturable"] = True
+            self._critic = GraphedStep(self._critic, rng)
+            self._actor = GraphedStep(self._actor, rng)
+
+    def critic(self, batch: ChunkReplaySamples) -> dict[str, Tensor]:
+        """Do :func:`critic_step`."""
+        return self._critic(batch)
+
+    def actor(self, batch: ChunkReplaySamples, bc_weight: float) -> dict[str, Tensor]:
+        """Do :func:`actor_step`."""
+        return self._actor(batch, torch.full((), bc_weight, device=batch.actions.device))
 
 
 def warm_up(
@@ -19,6 +51,7 @@ def warm_up(
     config: TD3Config,
     rng: torch.Generator,
     batch_size: int,
+    steps: GradientSteps,
 ) -> None:
     """Fit the normaliser to the warm-up data, clone a plain actor, train the critics alone.
 
@@ -33,12 +66,12 @@ def warm_up(
         for follower in filter(None, (policy.actor_target, policy.actor_average)):
             follower.load_state_dict(policy.actor.state_dict())
     for _ in range(config.critic_warmup_steps):
-        critic_step(policy, buffer.sample(batch_size), config, rng)
+        steps.critic(buffer.sample(batch_size))
 
 
 def critic_step(
     policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """Regress the critics to their targets once, and move the target critics.
 
     Args:
@@ -48,7 +81,7 @@ def critic_step(
         rng: Generator of the smoothing noise.
 
     Returns:
-        ``critic_loss``, ``q_mean`` (over batch and critics), ``target_mean``.
+        ``critic_loss``, ``q_mean`` (over batch and critics), ``target_mean``: scalars.
     """
     x, next_x = (
         policy.normalizer(batch.observations),
@@ -78,33 +111,38 @@ def critic_step(
     policy.critic_optimizer.step()
     polyak(policy.critic, policy.critic_target, config.tau)
     return {
-        "critic_loss": loss.item(),
-        "q_mean": q.detach().mean().item(),
-        "target_mean": target.mean().item(),
+        "critic_loss": loss.detach(),
+        "q_mean": q.detach().mean(),
+        "target_mean": target.mean(),
     }
 
 
 def actor_step(
-    policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
-) -> dict[str, float]:
+    policy: RLTokenPolicy,
+    batch: ChunkReplaySamples,
+    bc_weight: Tensor,
+    config: TD3Config,
+    rng: torch.Generator,
+) -> dict[str, Tensor]:
     """Move the actor up the mean of the critics, held as :func:`held_to` says; and what follows it.
 
     Args:
         policy: Networks and optimisers; only the actor, its target and its average change.
         batch: B transitions.
-        config: The numbers.
+        bc_weight: Scalar beta of now; that of ``config`` is where it begins.
+        config: The other numbers.
         rng: Generator of the reference dropout.
 
     Returns:
-        ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled distance
-        to the reference per number of the chunk.
+        Scalars ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled
+        distance to the reference per number of the chunk.
     """
     observations = batch.observations
     x, reference, action = act(policy, observations, config, rng)
     policy.critic.requires_grad_(False)  # the actor's loss must not fill critic gradients
     q, values = actor_values(policy, x, action, reference, config)
     near, share = held_to(batch, reference, config.bc_beside_demos)
-    beta = config.bc_weight * share
+    beta = bc_weight * share
     loss = losses.actor_loss(
         q, action, near, policy.chunk_scale, beta, groups=tasks_of(observations)
     )
@@ -116,9 +154,9 @@ def actor_step(
     if policy.actor_average is not None:
         polyak(policy.actor, policy.actor_average, 1.0 - config.actor_ema)
     return {
-        "actor_loss": loss.loss.item(),
-        "actor_q": values.detach().mean().item(),
-        "reference_rms": (loss.bc_term / action.shape[1]).sqrt().item(),
+        "actor_loss": loss.loss.detach(),
+        "actor_q": values.detach().mean(),
+        "reference_rms": (loss.bc_term / action.shape[1]).sqrt(),
     }
 
 
@@ -185,7 +223,8 @@ def held_to(
     """
     demos = ~batch.demonstrated[:, 0].isnan()
     tasks = tasks_of(batch.observations)
-    shown = demos.any().expand_as(demos) if tasks is None else torch.isin(tasks, tasks[demos])
+    same = torch.ones_like(demos)[:, None] if tasks is None else tasks[:, None] == tasks
+    shown = (same & demos).any(dim=1)
     share = torch.where(shown & ~demos, beside_demos, 1.0)
     return torch.where(demos[:, None], batch.demonstrated, reference), share
 

@@ -79,15 +79,15 @@ def test_what_is_kept_is_a_running_average(
     """It begins with the actor before its first step, and is played in evaluations alone."""
     newest: list[dict[str, torch.Tensor]] = []
 
-    def record(policy: RLTokenPolicy, *arguments: Any) -> dict[str, float]:
+    def record(policy: RLTokenPolicy, *arguments: Any, **options: Any) -> dict[str, Any]:
         before = policy.actor.state_dict()
         if not newest:
             newest.append({key: value.clone() for key, value in before.items()})
-        metrics = actor_step(policy, *arguments)
+        metrics = actor_step(policy, *arguments, **options)
         newest.append({key: value.clone() for key, value in policy.actor.state_dict().items()})
         return metrics
 
-    monkeypatch.setattr("vla_gym_trainers.td3.algorithm.actor_step", record)
+    monkeypatch.setattr("vla_gym_trainers.td3.updates.actor_step", record)
     model = make(actor=actor, actor_ema=0.98)
     expected = newest[0]
     for weights in newest[1:]:

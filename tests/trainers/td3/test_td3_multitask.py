@@ -224,11 +224,11 @@ def test_beta_halves_after_the_warm_up() -> None:
 def test_actor_steps_have_the_beta_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def record(policy: Any, batch: Any, config: TD3Config, rng: Any) -> dict[str, float]:
-        seen.append(config.bc_weight)
-        return actor_step(policy, batch, config, rng)
+    def record(policy: Any, batch: Any, bc_weight: Any, **rest: Any) -> dict[str, Any]:
+        seen.append(bc_weight.item())
+        return actor_step(policy, batch, bc_weight, **rest)
 
-    monkeypatch.setattr("vla_gym_trainers.td3.algorithm.actor_step", record)
+    monkeypatch.setattr("vla_gym_trainers.td3.updates.actor_step", record)
     config = TD3Config(**{**TOY, "bc_half_life": 16, "ahead": 0, "train_freq": 8})
     TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(48)
     # 16 chunks of warm-up, then blocks of 8

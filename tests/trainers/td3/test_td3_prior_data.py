@@ -168,7 +168,7 @@ def test_the_actor_goes_to_what_was_demonstrated(actor: Any) -> None:
         if actor == "plain":
             clone_step(model.policy, batch, config, model._rng)
         else:
-            actor_step(model.policy, batch, config, model._rng)
+            actor_step(model.policy, batch, torch.tensor(1e3), config, model._rng)
     with torch.no_grad():
         x = model.policy.normalizer(batch.observations)
         chunk = model.policy.actor(x, reference_chunk(batch.observations))
