@@ -158,7 +158,7 @@ def test_td3_updates_equal_the_cpu_s(bf16):
             found = steps.critic(batch) | steps.actor(batch, 0.5**number)
             metrics[name].append({key: value.item() for key, value in found.items()})
         states[name] = {k: v.cpu() for k, v in model.policy.state_dict().items()}
-    exact = 1e-2 if bf16 else 1e-3
+    exact = 5e-2 if bf16 else 1e-3
     for name in ("eager", "graph"):
         for found, wanted in zip(metrics[name], metrics["cpu"], strict=True):
             assert found == pytest.approx(wanted, rel=exact, abs=exact / 10), name
