@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,10 @@ def grpo_update(on: Device, vla: Any, config: Any) -> Row:
 
 
 def td3(on: Device, _: str) -> Iterator[Row]:
-    """The frozen VLA's features of 8 environments, and a block of TD3+BC's updates on them."""
+    """The frozen VLA's features of 8 environments, and TD3+BC's updates on them.
+
+    A block as ``train`` does it, and single steps, on a GPU as CUDA graphs too.
+    """
     from gymnasium import Env, spaces
     from stable_baselines3.common.logger import configure
 
@@ -201,6 +205,7 @@ def td3(on: Device, _: str) -> Iterator[Row]:
     from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
     from vla_gym.wrappers.vla_features import look
     from vla_gym_trainers import TD3BC, TD3Config
+    from vla_gym_trainers.td3.updates import GradientSteps
 
     vla, num_envs = on.policy(), 8
     sizes = RLTokenModelConfig(vla.hidden_size, vla.num_hidden_tokens)
@@ -237,7 +242,7 @@ def td3(on: Device, _: str) -> Iterator[Row]:
             model.replay_buffer.add(one, one, chunks[i : i + 1], np.zeros(1), done, [{}])
     block = num_envs * config.train_freq
     update_s = on.seconds(lambda: model.train(block), 1)
-    yield {
+    row: Row = {
         "num_envs": num_envs,
         "features_ms": 1e3 * vla_s,
         "features_chunks_per_s": num_envs / vla_s,
@@ -245,6 +250,17 @@ def td3(on: Device, _: str) -> Iterator[Row]:
         "update_s": update_s,
         "peak_gb": on.peak_gb(),
     }
+    batch, repeats = model.replay_buffer.sample(config.batch_size), 2 if on.tiny else 100
+    row["sample_ms"] = 1e3 * on.seconds(
+        lambda: model.replay_buffer.sample(len(batch.dones)), repeats
+    )
+    for use_graphs in (False, True) if on.on_gpu else (False,):
+        steps = GradientSteps(model.policy, config, model._rng, use_graphs)
+        for name, step in ("critic", steps.critic), ("actor", partial(steps.actor, bc_weight=1.0)):
+            on.seconds(partial(step, batch), 4)  # records the graph
+            name += "_graph_ms" if use_graphs else "_ms"
+            row[name] = 1e3 * on.seconds(partial(step, batch), repeats)
+    yield row
 
 
 def render(on: Device, _: str) -> Iterator[Row]:

@@ -17,7 +17,7 @@ TOOL = Path(__file__).parents[2] / "tools" / "gpu_check.py"
 WANTED = {
     "forward-eager": (3, ("ms", "network_ms", "chunks_per_s", "tflop", "bound_ms", "of_bound")),
     "grpo": (4, ("act_s", "update_s", "chunks_per_s", "grad_norm", "trained")),
-    "td3": (1, ("features_ms", "update_s", "gradient_steps")),
+    "td3": (1, ("features_ms", "update_s", "sample_ms", "critic_ms", "actor_ms")),
 }
 
 
