@@ -44,7 +44,7 @@ CURVES = ("libero", "long", "libero_on_policy", "single", "suite", "suite_ablati
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "learn_threads"}
-_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps", "prior_demos", "auto_resume"}
+_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps", "auto_resume"}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
@@ -199,7 +199,8 @@ def _with_defaults(config: Card) -> Card:
         "sigma_end": None,
     }
     known = {**later, **config}
-    if not config.get("prior_demos"):
+    known["prior_demos"] = bool(config.get("prior_demos"))
+    if not known["prior_demos"]:
         known.pop("bc_beside_demos")  # nothing that it says how to learn from
         known.pop("demo_starts", None)
     return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from functools import partial
 from typing import Any, ClassVar
 
@@ -100,7 +101,7 @@ class TD3BC(TD3):
         #: What the pipeline had collected when ``learn`` ended; it is handed out first by the next.
         self.pipeline_state: dict[str, Any] | None = None
         self._critics_are_warm = False
-        self._steps: GradientSteps | None = None
+        self._steps: tuple[Any, GradientSteps] | None = None
         self._rng_state: np.ndarray | None = None
         self.exploration: ChunkNoise | None = None
         self.task_sampler: TaskSampler | None = None
@@ -135,8 +136,9 @@ class TD3BC(TD3):
         super()._setup_model()
         self._rng = torch.Generator(self.device)
         self._rng.manual_seed(self.seed if self.seed is not None else torch.seed() % 2**31)
-        if self._rng_state is not None:  # a loaded model goes on where it was saved
-            self._rng.set_state(torch.from_numpy(self._rng_state))
+        size = len(self._rng.get_state())  # a GPU's generator has another state than a CPU's
+        if self._rng_state is not None and len(self._rng_state) == size:
+            self._rng.set_state(torch.from_numpy(self._rng_state))  # goes on where it was saved
         if self.exploration is None:
             sizes = (config.noise_white, config.noise_chunk, config.scale_of(action_size))
             self.exploration = ChunkNoise(chunk_len, *sizes, self.seed, config.noise_correlation)
@@ -203,13 +205,11 @@ class TD3BC(TD3):
         config = self.config.at(self.num_timesteps)
         if self.task_sampler is not None:
             self.replay_buffer.task_weights = self.task_sampler.weights()
-        if self._steps is None:  # not before the optimisers have what was loaded
-            use_graphs = self.device.type == "cuda" and self.fine_tuner is None
-            self._steps = GradientSteps(self.policy, self.config, self._rng, use_graphs)
+        gradient = self._gradient_steps(batch_size)
         with self.clock("learn"):
             if not self._critics_are_warm:
                 buffer = self.replay_buffer
-                warm_up(self.policy, buffer, config, self._rng, batch_size, self._steps)
+                warm_up(self.policy, buffer, config, self._rng, batch_size, gradient)
                 self._critics_are_warm = True
             for _ in range(steps):
                 self._n_updates += 1
@@ -221,17 +221,27 @@ class TD3BC(TD3):
                     share = stale / (2 * len(np.unique(index)))
                     metrics["vla_stale"].append(torch.tensor(share))
                     batch = self.replay_buffer.rows(index)
-                values = self._steps.critic(batch)
+                values = gradient.critic(batch)
                 if self._n_updates % config.policy_delay == 0:
-                    values |= self._steps.actor(batch, config.bc_weight)
+                    values |= gradient.actor(batch, config.bc_weight)
                 for name, value in values.items():
                     metrics[name].append(value)
-        for name, numbers in metrics.items():
-            self.logger.record(f"train/{name}", torch.stack(numbers).mean().item())
+            for name, numbers in metrics.items():
+                self.logger.record(f"train/{name}", torch.stack(numbers).mean().item())
         if metrics:
             self.logger.record("train/bc_weight", config.bc_weight)
             self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
             self.logger.record("train/replay_size", self.replay_buffer.size())
+
+    def _gradient_steps(self, batch_size: int) -> GradientSteps:
+        """Return the steps, made anew where something has changed that a CUDA graph would not."""
+        optimizers = self.policy.actor_optimizer, self.policy.critic_optimizer
+        rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+        made_of = self.policy, self._rng, copy(self.config), rates, batch_size
+        if self._steps is None or self._steps[0] != made_of:
+            use_graphs = self.device.type == "cuda" and self.fine_tuner is None
+            self._steps = made_of, GradientSteps(self.policy, self.config, self._rng, use_graphs)
+        return self._steps[1]
 
     def _train_vla(self, chunks: int) -> None:
         """Do the VLA's gradient steps that are due after so many more chunks."""
@@ -340,8 +350,8 @@ class TD3BC(TD3):
 
     def set_parameters(self, *args: Any, **kwargs: Any) -> None:
         """Load networks and optimisers; see SB3's ``set_parameters``."""
-        super().set_parameters(*args, **kwargs)
         self._steps = None  # a CUDA graph would write to the optimisers' old state
+        super().set_parameters(*args, **kwargs)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save networks, optimisers and generators to a zip file (replay: save_replay_buffer)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 #: From tensors, or named tuples and dicts of them, to named ones.
 Step = Callable[..., dict[str, Tensor]]
@@ -19,7 +19,9 @@ class GraphedStep:
     """A function of tensors on a GPU, recorded once and then launched as a whole.
 
     It may change tensors in place, but what it does, and every shape, must not depend on their
-    content. Other threads may use the GPU meanwhile, as collecting does.
+    content; what else it reads (numbers, which tensors an optimiser has) stays as it was recorded.
+    Other threads may use the GPU meanwhile, as collecting does, but for the moment of recording not
+    wait for all of it or record graphs themselves.
     """
 
     def __init__(self, step: Step, rng: torch.Generator) -> None:
@@ -37,32 +39,37 @@ class GraphedStep:
         """Do the step; what it returns is the caller's.
 
         Raises:
-            ValueError: If a shape is not what it was at the recording.
+            ValueError: If names or shapes are not what they were at the recording.
         """
         self._calls += 1
         if self._calls <= WARM_UP:
-            now = torch.cuda.current_stream()
+            now = torch.cuda.current_stream(self._rng.device)
             self._stream.wait_stream(now)
             with torch.cuda.stream(self._stream):
                 out = self._step(*inputs)
             now.wait_stream(self._stream)
             return out
+        tensors, layout = tree_flatten(inputs)
+        found = layout, [tuple(tensor.shape) for tensor in tensors]
         if self._graph is None:
-            self._record(inputs)
-        assert self._graph is not None
-        for mine, new in zip(self._inputs, tree_leaves(inputs), strict=True):
-            if mine.shape != new.shape:
-                raise ValueError(f"Recorded with {tuple(mine.shape)}, got {tuple(new.shape)}.")
+            with torch.cuda.device(self._rng.device):
+                self._graph = self._record(tensors, layout)
+            self._recorded = found
+        if found != self._recorded:
+            raise ValueError(
+                f"Expected tensors as at the recording, of shapes {self._recorded[1]}, got "
+                f"{found[1]}."
+            )
+        for mine, new in zip(self._inputs, tensors, strict=True):
             mine.copy_(new)
         self._graph.replay()
         return {name: value.clone() for name, value in self._outputs.items()}
 
-    def _record(self, inputs: tuple[Any, ...]) -> None:
-        leaves, spec = tree_flatten(inputs)
-        self._inputs = [leaf.clone() for leaf in leaves]
+    def _record(self, tensors: list[Tensor], layout: Any) -> torch.cuda.CUDAGraph:
+        self._inputs = [tensor.clone() for tensor in tensors]
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._rng)
         # By default whatever another thread does on the GPU in the meantime would be an error.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._outputs = self._step(*tree_unflatten(self._inputs, spec))
-        self._graph = graph
+            self._outputs = self._step(*tree_unflatten(self._inputs, layout))
+        return graph

@@ -20,7 +20,7 @@ class GradientSteps:
     """:func:`critic_step` and :func:`actor_step` of one policy, on a GPU as CUDA graphs.
 
     What they do is hundreds of kernels of microseconds, which takes longer to launch than to
-    compute.
+    compute. A graph keeps the settings and the learning rate that it was recorded with.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class GradientSteps:
 
     def actor(self, batch: ChunkReplaySamples, bc_weight: float) -> dict[str, Tensor]:
         """Do :func:`actor_step`."""
-        return self._actor(batch, torch.full((), bc_weight, device=batch.actions.device))
+        device = batch.actions.device
+        return self._actor(batch, torch.full((), bc_weight, device=device, dtype=torch.float32))
 
 
 def warm_up(

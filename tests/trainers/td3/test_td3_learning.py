@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -164,6 +166,23 @@ def test_save_and_load_give_equal_actions_and_go_on(tmp_path: Path) -> None:
     for trained in (model, loaded):  # same optimisers, generators and replay: same gradient steps
         trained.set_logger(model.logger)
         trained.train(gradient_steps=5, batch_size=16)
+    np.testing.assert_array_equal(greedy_actions(loaded), greedy_actions(model))
+
+
+def test_settings_that_change_between_steps_count_at_once() -> None:
+    model = make().learn(90)
+    target = [weights.clone() for weights in model.policy.critic_target.parameters()]
+    model.config = replace(model.config, tau=0.0)
+    model.train(8, 16)
+    for before, now in zip(target, model.policy.critic_target.parameters(), strict=True):
+        torch.testing.assert_close(now, before, atol=0.0, rtol=0.0)
+
+
+def test_a_model_of_a_gpu_is_loaded_on_a_cpu(tmp_path: Path) -> None:
+    model = make()
+    model._rng = SimpleNamespace(get_state=lambda: torch.zeros(16))  # as long as a GPU's
+    model.save(tmp_path / "model.zip")
+    loaded = TD3BC.load(tmp_path / "model.zip", env=ToyReach(), device="cpu")
     np.testing.assert_array_equal(greedy_actions(loaded), greedy_actions(model))
 
 
