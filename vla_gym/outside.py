@@ -7,6 +7,7 @@ readers check no field by hand. An error names the file, the field, what was exp
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import os
 import re
@@ -144,6 +145,12 @@ def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> byte
         raise _refused(error, f"{path} does not exist", advice) from reason
     except (OSError, ValueError) as reason:  # the second: a null byte in the path
         raise _refused(error, f"{_short(str(path))} cannot be read: {reason}", advice) from reason
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_path(path: object) -> None:

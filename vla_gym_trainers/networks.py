@@ -14,6 +14,9 @@ from torch.nn.functional import layer_norm, one_hot
 
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
+#: Standardised values are clamped to [-LIMIT, LIMIT].
+LIMIT = 8.0
+
 
 class FeatureNormalizer(nn.Module):
     """State ``x = (z_rl, proprio, world memory, task)``, standardised by the warm-up.
@@ -34,7 +37,6 @@ class FeatureNormalizer(nn.Module):
         self,
         token_dim: int,
         proprio_dim: int,
-        limit: float = 8.0,
         use_token: bool = True,
         world_memory_dim: int = 0,
         num_tasks: int = 0,
@@ -44,13 +46,12 @@ class FeatureNormalizer(nn.Module):
         Args:
             token_dim: D.
             proprio_dim: P.
-            limit: Standardised values are clamped to [-limit, limit].
             use_token: False leaves the token out.
             world_memory_dim: Size S of a world model's memory; 0: there is none.
             num_tasks: Number of tasks that x tells apart; 0: it does not say which it is.
         """
         super().__init__()
-        self.token_dim, self.limit, self.num_tasks = token_dim, limit, num_tasks
+        self.token_dim, self.num_tasks = token_dim, num_tasks
         self.first = 0 if use_token else token_dim
         sizes = {"rl_token": token_dim, "proprio": proprio_dim}
         if world_memory_dim:
@@ -81,7 +82,7 @@ class FeatureNormalizer(nn.Module):
                 memory ``world_memory`` (B, S), with tasks ``task_id`` (B,) or (B, 1) below their
                 number.
         """
-        x = ((self._joined(observation) - self.mean) / self.scale).clamp(-self.limit, self.limit)
+        x = ((self._joined(observation) - self.mean) / self.scale).clamp(-LIMIT, LIMIT)
         x = x[:, self.first :]
         if not self.num_tasks:
             return x

@@ -55,17 +55,12 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
             ConfigError: If the environment does not fit the VLA, or the encoder does not.
         """
         super().__init__(env)
-        self._features = VLAFeatures(
+        self.features = VLAFeatures(
             vla, rl_token, env.observation_space, env.action_space, keep_images
         )
-        self.vla, self.rl_token = self._features.vla, self._features.rl_token
-        self.observation_space = self._features.space
-        self._last = LastFrames(self._features, 1)
-
-    @property
-    def features(self) -> VLAFeatures:
-        """What computes the observations."""
-        return self._features
+        self.vla, self.rl_token = self.features.vla, self.features.rl_token
+        self.observation_space = self.features.space
+        self._last = LastFrames(self.features, 1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -91,7 +86,7 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
             ConfigError: If the VLA is stateful, and the state was saved without one.
         """
         obs = self.env.get_wrapper_attr("set_state")(*self._last.check([state]))
-        if self._features.memory.is_stateful:
+        if self.features.memory.is_stateful:
             self._last.load([0], [state])
             return self._joined(obs)
         suite = self.env.get_wrapper_attr("suite")
@@ -100,8 +95,8 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
     def _convert(
         self, obs: dict[str, Any], instruction: str | None, *, begins: bool = False
     ) -> dict[str, Any]:
-        made = self._features(
-            {view: obs[view][None] for view in self._features.views},
+        made = self.features(
+            {view: obs[view][None] for view in self.features.views},
             check_told([instruction]),
             obs["proprio"][None],
             [0],
@@ -114,4 +109,4 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
 
     def _joined(self, obs: dict[str, Any]) -> dict[str, Any]:
         made = {key: rows[0].copy() for key, rows in self._last.made.items()}
-        return {**made, **{key: obs[key] for key in self._features.kept}}
+        return {**made, **{key: obs[key] for key in self.features.kept}}

@@ -90,7 +90,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
             ConfigError: If the environment does not fit the VLA, or the encoder does not.
         """
         super().__init__(env)
-        self._features = VLAFeatures(
+        self.features = VLAFeatures(
             vla,
             rl_token,
             env.single_observation_space,
@@ -99,20 +99,15 @@ class FrozenVLAObservation(VectorObservationWrapper):
             chunk_len,
             keep_inputs,
         )
-        self.vla, self.rl_token = self._features.vla, self._features.rl_token
-        self.single_observation_space = self._features.space
-        self.observation_space = batch_space(self._features.space, env.num_envs)
-        self._last = LastFrames(self._features, env.num_envs)
-
-    @property
-    def features(self) -> VLAFeatures:
-        """What computes the observations; who trains the VLA puts the trained one there."""
-        return self._features
+        self.vla, self.rl_token = self.features.vla, self.features.rl_token
+        self.single_observation_space = self.features.space
+        self.observation_space = batch_space(self.features.space, env.num_envs)
+        self._last = LastFrames(self.features, env.num_envs)
 
     @property
     def vla_seconds(self) -> float:
         """Seconds that the VLA and the RL-token encoder have taken so far."""
-        return self._features.seconds
+        return self.features.seconds
 
     @if_env_has
     def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
@@ -153,7 +148,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         obs = env.set_state(self._last.check(states), env_ids)
         every = np.arange(self.num_envs)
         fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
-        if self._features.memory.is_stateful:
+        if self.features.memory.is_stateful:
             self._last.load(fresh.tolist(), states)
             fresh = fresh[[begins_anew(state) for state in states]]
             self._last.begins[fresh] = True
@@ -197,7 +192,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         Returns:
             Observations and infos that share no array with the arguments.
         """
-        infos, kept, last = _own(infos), self._features.kept, self._last
+        infos, kept, last = _own(infos), self.features.kept, self._last
         has_final = infos.get("_final_obs", np.zeros(len(env_ids), bool))
         dead = np.zeros(len(env_ids), bool) if dead is None else dead
         fresh = fresh[has_final[fresh] | ~dead[fresh]]
@@ -208,8 +203,8 @@ class FrozenVLAObservation(VectorObservationWrapper):
         instructions = last.instruct(infos, env_ids, fresh, finals)
         if instructions:
             ids = env_ids[fresh]
-            made = self._features(
-                {view: _rows(obs, infos, view, fresh, finals) for view in self._features.views},
+            made = self.features(
+                {view: _rows(obs, infos, view, fresh, finals) for view in self.features.views},
                 instructions,
                 _rows(obs, infos, "proprio", fresh, finals),
                 ids,

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vla_gym.outside import file_sha256
+
 MANIFEST_FILE = Path(__file__).with_name("libero_manifest.json")
 
 # Where a LIBERO checkout, an installed package or an unpacked download keeps its assets.
@@ -104,9 +106,3 @@ def pack_digest(root: Path) -> str:
         if name.endswith(".xml"):
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal text."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -53,48 +53,33 @@ MUG_OFFSET, BEFORE_OPENING = (-0.03, -0.05, -0.058), (0.0, -0.16, 0.012)
 DOOR_POINT = np.array([0.18, -0.035, 0.06])
 
 
-class Push:
-    """Phases that push something shut with closed fingers, following the point they touch."""
+def push_phases(
+    sim: LiberoSim, point: BodyPoint, rotation: np.ndarray, way: Sequence[Phase] = ()
+) -> list[Phase]:
+    """Push something shut with closed fingers: the way there, down, reach, push, back off.
 
-    def __init__(self, sim: LiberoSim, point: BodyPoint, rotation: np.ndarray) -> None:
-        """Describe the push.
+    Args:
+        sim: Simulation.
+        point: Where the grip site is when the fingers touch; it is followed.
+        rotation: (3, 3) orientation of the grip site.
+        way: Phases that lead to the place above.
+    """
 
-        Args:
-            sim: Simulation.
-            point: Where the grip site is when the fingers touch.
-            rotation: (3, 3) orientation of the grip site.
-        """
-        self._sim = sim
-        self._point = point
-        self._rotation = rotation
+    def before(distance: float, height: float = 0.0) -> np.ndarray:
+        outward = sim.body_mat(point.body) @ OUTWARD
+        return point() + outward * distance + np.array([0.0, 0.0, height])
 
-    def before(self, distance: float, height: float = 0.0) -> np.ndarray:
-        """Return the point (3,) so far before and above the one that is touched, metres."""
-        outward = self._sim.body_mat(self._point.body) @ OUTWARD
-        return self._point() + outward * distance + np.array([0.0, 0.0, height])
-
-    def phases(self, way: Sequence[Phase] = ()) -> list[Phase]:
-        """Return the way there, down, reach, push, back off.
-
-        Args:
-            way: Phases that lead to the place above.
-        """
-        closed = partial(Phase, rotation=self._rotation, gripper=CLOSED)
-        return [
-            *way,
-            closed("above", lambda: self.before(0.10, 0.24), tolerance=0.03, max_steps=70),
-            closed("down", lambda: self.before(0.10), tolerance=0.03, max_steps=70),
-            closed(
-                "reach",
-                lambda: self.before(0.06),
-                tolerance=0.03,
-                rotation_tolerance=0.15,
-                max_steps=70,
-            ),
-            # The target moves with what is pushed, so it is never reached.
-            closed("push", lambda: self.before(-0.06), tolerance=0.0, max_steps=80, speed=0.7),
-            closed("back off", lambda: self.before(0.08), tolerance=0.02, max_steps=20),
-        ]
+    closed = partial(Phase, rotation=rotation, gripper=CLOSED)
+    near = partial(before, 0.06)
+    return [
+        *way,
+        closed("above", partial(before, 0.10, 0.24), tolerance=0.03, max_steps=70),
+        closed("down", partial(before, 0.10), tolerance=0.03, max_steps=70),
+        closed("reach", near, tolerance=0.03, rotation_tolerance=0.15, max_steps=70),
+        # The target moves with what is pushed, so it is never reached.
+        closed("push", partial(before, -0.06), tolerance=0.0, max_steps=80, speed=0.7),
+        closed("back off", partial(before, 0.08), tolerance=0.02, max_steps=20),
+    ]
 
 
 def bowl_in_bottom_drawer(sim: LiberoSim) -> Expert:
@@ -108,7 +93,7 @@ def bowl_in_bottom_drawer(sim: LiberoSim) -> Expert:
     bowl = pick_and_place_phases(sim, BOWL, rim_grasp(sim, BOWL, np.pi, **BOWL_RIM), placement)
     touched = handle_center(local_corners(sim, DRAWER)) + OUTWARD * FINGER_DEPTH
     rotation = rotation_x(PUSH_TILT) @ rotation_z(-np.pi / 2.0) @ GRIPPER_DOWN
-    shut = Push(sim, BodyPoint(sim, DRAWER, touched), rotation).phases()
+    shut = push_phases(sim, BodyPoint(sim, DRAWER, touched), rotation)
     return Expert(sim, in_order(part(sim, "bowl", bowl, 1), part(sim, "drawer", shut, 0)))
 
 
@@ -128,5 +113,5 @@ def mug_in_microwave(sim: LiberoSim) -> Expert:
     mug = pick_and_place_phases(sim, MUG, grasp, placement)
     # Over the open door, not through it.
     rise = Phase("rise", offset_target(site, -0.03, -0.3, 0.3), gripper=CLOSED, tolerance=0.03)
-    shut = Push(sim, BodyPoint(sim, DOOR, DOOR_POINT), GRIPPER_DOWN).phases(way=[rise])
+    shut = push_phases(sim, BodyPoint(sim, DOOR, DOOR_POINT), GRIPPER_DOWN, [rise])
     return Expert(sim, in_order(part(sim, "mug", mug, 0), part(sim, "door", shut, 1)))

@@ -72,7 +72,6 @@ class Policy(Protocol):
         Returns:
             (n, chunk_len, action size) within the bounds of the suite's actions.
         """
-        ...
 
 
 class ExpertPolicy:

@@ -31,6 +31,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from vla_gym import outside
 from vla_gym.assets.cache import make_shared
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
@@ -172,8 +173,7 @@ def _sha256(path: Path, *_: int) -> str:
 
     All tasks of a scene share its files, the largest of which takes 0.1 s.
     """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return outside.file_sha256(path)
 
 
 def _key(identity: dict[str, Any]) -> str:

@@ -124,7 +124,6 @@ class FrozenVLA(Protocol):
             proprio: (B, 8) float32: end-effector position (m), axis-angle (rad), finger joints
                 (m).
         """
-        ...
 
 
 @runtime_checkable
@@ -156,7 +155,6 @@ class TokenVLA(FrozenVLA, Protocol):
         Returns:
             tokens (B, C, 7) int64 in 0..255 and log_probs (B, C, 7) float32, without gradients.
         """
-        ...
 
     def token_log_probs(
         self,
@@ -167,11 +165,9 @@ class TokenVLA(FrozenVLA, Protocol):
         temperature: float = 1.0,
     ) -> torch.Tensor:
         """Return the log-probabilities (B, C, 7) of tokens (B, C, 7), with gradients."""
-        ...
 
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., C, 7) float32 in [-1, 1]."""
-        ...
 
 
 class TrainableNetwork(FrozenVLA, Protocol):
@@ -195,11 +191,9 @@ class TrainableTokenVLA(TokenVLA, TrainableNetwork, Protocol):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> TokenOutput:
         """Run the network once, with gradients where its parameters have them."""
-        ...
 
     def actions_to_tokens(self, actions: torch.Tensor) -> torch.Tensor:
         """Return the nearest tokens (..., C, 7) int64 of the environment's actions."""
-        ...
 
 
 @runtime_checkable
@@ -210,11 +204,9 @@ class TrainableActionVLA(TrainableNetwork, Protocol):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> ActionOutput:
         """Run the network once, with gradients where its parameters have them."""
-        ...
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., 7) float32 in [-1, 1] of the policy's own."""
-        ...
 
 
 @runtime_checkable
@@ -231,11 +223,9 @@ class TrainableFlowVLA(TrainableNetwork, Protocol):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> FlowOutput:
         """Look at observations, with gradients where the network's parameters have them."""
-        ...
 
     def flow_to_env(self, chunk: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (B, C, 7) in [-1, 1] of a flow's end (B, C, A)."""
-        ...
 
 
 class Distribution(Protocol):
@@ -281,8 +271,6 @@ class TrainableVLA(TrainableNetwork, Protocol):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> tuple[Distribution, torch.Tensor]:
         """Return the distribution, with gradients, and the value features (B, H)."""
-        ...
 
     def sample_to_env(self, sample: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (B, C, 7) in [-1, 1] of samples (B, ...)."""
-        ...

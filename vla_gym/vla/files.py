@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from msgspec import Meta, Struct
 
 from vla_gym import outside
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Layers, Size
+from vla_gym.outside import Layers, Size, file_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +75,7 @@ def write_weights(
         save_file(written, scratch, metadata)
         scratch.chmod(0o644)  # written as 0600, unfit for package data
         scratch.replace(file)
-        lines = [f"{_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
+        lines = [f"{file_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
         scratch.write_text("".join(lines))
         scratch.replace(folder / CHECKSUMS)
     finally:
@@ -101,17 +100,12 @@ def verify_checksums(folder: Path) -> None:
             raise WeightsError(f"{sums}: expected names of files beside it, got {name!r:.80}.")
         if not path.is_file():
             raise WeightsError(f"Checkpoint {folder} lacks {name}: copy or download it again.")
-        got = _sha256(path)
+        got = file_sha256(path)
         if got != expected:
             raise WeightsError(
                 f"Checkpoint file {path} is corrupt: expected sha256 {expected[:12]}..., got "
                 f"{got[:12]}...: restore it, or delete {CHECKSUMS} if you changed it on purpose."
             )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -191,11 +191,6 @@ class LoraAdapters:
                 f"another folder, write its name into {CONFIG_FILE}."
             )
         model = _network(vla)
-        if hasattr(model, "action_head") and not any(".action_head." in key for key in state):
-            # From when the head was no part of OpenVLA-OFT's network: they leave it alone.
-            excluded = config.exclude_modules or []
-            patterns = [excluded] if isinstance(excluded, str) else list(map(re.escape, excluded))
-            config.exclude_modules = "|".join([*patterns, _inside("action_head").pattern])
         adapters = cls._inject(vla, model, config)
         own = get_peft_model_state_dict(adapters._peft, save_embedding_layers=False)
         wanted = {k: v.shape for k, v in own.items()}

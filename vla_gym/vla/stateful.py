@@ -32,7 +32,6 @@ class StatefulVLA(FrozenVLA, Protocol):
         Returns:
             Named tensors with n equal rows each, of any shape and dtype; these never change.
         """
-        ...
 
     def infer_with_state(
         self,
@@ -49,7 +48,6 @@ class StatefulVLA(FrozenVLA, Protocol):
             proprio: As for ``infer``.
             state: Before these observations, B rows; it is not changed.
         """
-        ...
 
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray

@@ -87,7 +87,7 @@ def load_demos(
     """
     files = demo_files(folder)
     parts: dict[str, list[np.ndarray]] = {
-        key: [] for key in ("images", "proprio", "actions", "end", "task", "train")
+        key: [] for key in ("images", "proprio", "actions", "episode_end", "task", "train")
     }
     instructions: list[str] = []
     packs: set[str] = set()
@@ -104,21 +104,12 @@ def load_demos(
         parts["images"].append(images)
         parts["proprio"].append(proprio_features(proprio))
         parts["actions"].append(actions)
-        parts["end"].append(offset + np.repeat(ends, lengths))
+        parts["episode_end"].append(offset + np.repeat(ends, lengths))
         parts["task"].append(np.full(count, instructions.index(instruction)))
         parts["train"].append(np.arange(count) < first_held)
         offset += count
     joined = {key: _join(value) for key, value in parts.items()}
-    return DemoSet(
-        joined["images"],
-        joined["proprio"],
-        joined["actions"],
-        joined["end"],
-        joined["task"],
-        instructions,
-        joined["train"],
-        tuple(sorted(packs)),
-    )
+    return DemoSet(**joined, instructions=instructions, asset_packs=tuple(sorted(packs)))
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.rollout import Episode, Start, make_envs, rollout
+from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.film import record_video
-from vla_gym.suites import get_suite
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.summary import compare, summarize
-from vla_gym_trainers.world_model.protocol import WorldModel, load_world_model
+from vla_gym_trainers.world_model.protocol import WorldModel
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
@@ -95,39 +94,3 @@ class RunPlayer:
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()
-
-
-def make_run_player(
-    suite: str,
-    task_ids: Sequence[int],
-    *,
-    vla: str,
-    rl_token: str,
-    device: str,
-    chunk_len: int | None,
-    num_envs: int,
-    workers: int | None,
-    world_model: str | None = None,
-    hosts: str | None = None,
-    **settings: Any,
-) -> RunPlayer:
-    """Load a run's VLA and encoder, and make environments for them, with further settings.
-
-    Films are made on this machine, whatever ``hosts`` says.
-
-    Raises:
-        ConfigError, WeightsError: If they cannot be loaded or do not fit each other.
-    """
-    from vla_gym.rl_token import choose_rl_token
-    from vla_gym.vla import load
-
-    model = load(vla, device=device)
-    encoder = choose_rl_token(rl_token, model, device)
-    length = chunk_len or model.horizon
-    seen = None if world_model is None else load_world_model(world_model, device, vlas={vla: model})
-    policy = ActorPolicy(None, model, encoder, length, world_model=seen)
-    name = get_suite(suite).name
-    envs = make_envs(
-        name, task_ids, policy, num_envs=num_envs, workers=workers, hosts=hosts, **settings
-    )
-    return RunPlayer(envs, length, model, encoder, seen, **settings)

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.policy import ArraySpec, Policy
-from vla_gym_trainers.rollout.reward_terms import RewardTerms
+from vla_gym_trainers.rollout.reward_terms import no_terms
 
 #: What is stored of a chunk whatever the policy.
 _RESULTS: dict[str, torch.dtype] = {
@@ -102,7 +102,7 @@ class Rollout:
             self.data[key].zero_()
         self.data["discounts"].fill_(1.0)
         # Numbered anew, so that nothing depends on what was played before.
-        self.instructions, self.seconds, self.reward_terms = [], {}, RewardTerms()
+        self.instructions, self.seconds, self.reward_terms = [], {}, no_terms()
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

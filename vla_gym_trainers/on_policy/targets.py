@@ -44,16 +44,7 @@ def ppo_targets(rollout: Rollout, gae_lambda: float, group: ProcessGroup | None 
     """
     group, data = group or ProcessGroup(), rollout.data
     keep, values = data["valid"], data["values"]
-    advantages, returns = formulas.gae(
-        data["rewards"],
-        values,
-        data["next_values"],
-        data["discounts"],
-        data["terminated"],
-        data["truncated"],
-        keep,
-        gae_lambda,
-    )
+    advantages, returns = _gae(rollout, values, data["next_values"], gae_lambda)
     student = keep & ~data["by_teacher"]
     sums = group.sum(formulas.moments(advantages, student))
     advantages = formulas.standardize(advantages, student, sums)
@@ -99,16 +90,7 @@ def grpo_targets(
     group, data = group or ProcessGroup(), rollout.data
     complete = (rollout.ended & data["valid"].cumprod(dim=1).bool()).any(dim=1)
     nothing = torch.zeros_like(data["rewards"])
-    _, returns = formulas.gae(
-        data["rewards"],
-        nothing,
-        nothing,
-        data["discounts"],
-        data["terminated"],
-        data["truncated"],
-        data["valid"],
-        gae_lambda=1.0,
-    )
+    _, returns = _gae(rollout, nothing, nothing, 1.0)
     returns, groups = returns[:, 0], data["group"][:, 0]
     steps = torch.where(data["valid"], data["executed"], 0).sum(dim=1)
     lengths = steps if baseline == "length" else None
@@ -158,11 +140,20 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
         metrics["rollout/success"] = wins / episodes
     if rollout.episodes is not None:
         metrics["rollout/episodes_lost"] = begun_all - episodes
-    for name in sorted(rollout.reward_terms.sums):  # the same ones in all processes
-        terms = [rollout.reward_terms.sums[name], float(rollout.reward_terms.counts[name])]
-        total, count = group.sum(terms).tolist()
+    for name in sorted(rollout.reward_terms):  # the same ones in all processes
+        total, count = group.sum(rollout.reward_terms[name].tolist()).tolist()
         metrics |= reward_metrics({name: total / count})
     return metrics
+
+
+def _gae(
+    rollout: Rollout, values: Tensor, next_values: Tensor, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    names = ("rewards", "discounts", "terminated", "truncated", "valid")
+    rewards, discounts, terminated, truncated, valid = (rollout.data[name] for name in names)
+    return formulas.gae(
+        rewards, values, next_values, discounts, terminated, truncated, valid, gae_lambda
+    )
 
 
 def _mean_and_std(sums: Tensor) -> tuple[float, float]:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 
-class RewardTerms:
-    """Adds up terms by name.
+#: By name: sum of a term's values, and how many they are, float64 (2,).
+RewardTerms = defaultdict[str, np.ndarray]
 
-    Attributes:
-        sums: Sum of each term's values.
-        counts: How many they are.
-    """
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
+def no_terms() -> RewardTerms:
+    """Return sums of nothing."""
+    return defaultdict(lambda: np.zeros(2))
 
-    def extend(self, terms: Iterable[Mapping[str, float]]) -> None:
-        """Take in the terms of some chunks."""
-        for chunk in terms:
-            for name, value in chunk.items():
-                if not math.isfinite(value):  # of a chunk that nothing is learned from
-                    continue
-                self.sums[name] = self.sums.get(name, 0.0) + float(value)
-                self.counts[name] = self.counts.get(name, 0) + 1
+
+def add_up(sums: RewardTerms, terms: Mapping[str, float]) -> None:
+    """Add a chunk's terms, but for those that are not finite: nothing is learned from its chunk."""
+    for name, value in terms.items():
+        if math.isfinite(value):
+            sums[name] += (value, 1)
 
 
 def reward_metrics(terms: Mapping[str, float]) -> dict[str, float]:

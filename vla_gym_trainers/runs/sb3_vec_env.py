@@ -92,18 +92,6 @@ def make_sb3_vec_env(
     return env
 
 
-def sb3_vec_env(vector_env: VectorEnv[Any, Any, Any]) -> VecEnv:
-    """Adapt a vector environment of Gymnasium, which must reset in the same step.
-
-    Args:
-        vector_env: Made with autoreset mode SAME_STEP; closed with the adapter.
-
-    Raises:
-        ConfigError: If it has another autoreset mode.
-    """
-    return SB3VecEnv(vector_env)
-
-
 def envs_of(env: VecEnv) -> Envs:
     """Return the environments behind SB3's interface, for a collector."""
     return env if isinstance(env, SB3VecEnv) else _OneGroup(env)
@@ -142,7 +130,7 @@ class _OneGroup:
 
 
 class SB3VecEnv(VecEnv):
-    """A vector environment of Gymnasium behind SB3's interface; see :func:`sb3_vec_env`.
+    """A vector environment of Gymnasium behind SB3's interface; it must reset in the same step.
 
     Infos are those of :class:`vla_gym_trainers.rollout.chunks.ChunkStep`. ``episode["l"]`` counts
     calls of ``step``, which is what SB3 counts everywhere (control steps are
@@ -304,3 +292,7 @@ def _join_options(options: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
                 f"Expected the same reset option {key!r} for every environment, got {options}."
             )
     return joined or None
+
+
+#: Adapts a vector environment, which is closed with the adapter.
+sb3_vec_env = SB3VecEnv

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.rollout import Episode, Start
+from vla_gym.rollout import Start
 
 if TYPE_CHECKING:
     from vla_gym_trainers.evaluation.run_player import RunPlayer
@@ -17,57 +16,32 @@ if TYPE_CHECKING:
 GUARD_SEED = 1_500_000_000
 
 
-@dataclass(frozen=True)
-class Guard:
-    """What both did on the same sampled layouts of each task.
-
-    Attributes:
-        episodes: Episodes of each of the two, by task.
-        vla: Successes of the VLA, by task.
-        policy: Successes of the policy, by task.
-    """
-
-    episodes: dict[int, int]
-    vla: dict[int, int]
-    policy: dict[int, int]
-
-    @property
-    def guarded(self) -> tuple[int, ...]:
-        """Tasks in which the policy had fewer successes: the VLA plays them."""
-        return tuple(task for task in self.episodes if self.policy[task] < self.vla[task])
-
-    def report(self) -> dict[str, Any]:
-        """Return the guard's part of a result card."""
-        rows = [
-            {
-                "task_id": task,
-                "episodes": count,
-                "vla_successes": self.vla[task],
-                "policy_successes": self.policy[task],
-                "plays": "vla" if task in self.guarded else "policy",
-            }
-            for task, count in self.episodes.items()
-        ]
-        guarded = self.guarded
-        return {"num_guarded": len(guarded), "guarded_tasks": list(guarded), "by_task": rows}
-
-
-def guard_policy(policy: RLTokenPolicy, player: RunPlayer, starts: Sequence[Start]) -> Guard:
-    """Compare a policy with the VLA on the same starts and guard it where it was worse.
+def guard_policy(
+    policy: RLTokenPolicy, player: RunPlayer, starts: Sequence[Start]
+) -> dict[str, Any]:
+    """Compare a policy with the VLA on the same starts and guard it where it had fewer successes.
 
     Args:
         policy: Its ``guarded_tasks`` are set; what it was guarded in before does not count here.
         player: Plays both.
         starts: Sampled layouts.
+
+    Returns:
+        The guard's part of a result card.
     """
     policy.guarded_tasks = ()
-    vla, trained = player.play(None, starts), player.play(policy, starts)
-
-    def successes(episodes: Sequence[Episode]) -> dict[int, int]:
-        won = Counter(episode.task_id for episode in episodes if episode.success)
-        return {task: won[task] for task in counts}
-
-    counts = dict(sorted(Counter(start.task_id for start in starts).items()))
-    guard = Guard(counts, successes(vla), successes(trained))
-    policy.guarded_tasks = guard.guarded
-    return guard
+    played = player.play(None, starts), player.play(policy, starts)
+    vla, mine = (Counter(e.task_id for e in episodes if e.success) for episodes in played)
+    rows = [
+        {
+            "task_id": task,
+            "episodes": count,
+            "vla_successes": vla[task],
+            "policy_successes": mine[task],
+            "plays": "vla" if mine[task] < vla[task] else "policy",
+        }
+        for task, count in sorted(Counter(start.task_id for start in starts).items())
+    ]
+    policy.guarded_tasks = tuple(task for task in sorted(vla) if mine[task] < vla[task])
+    guarded = list(policy.guarded_tasks)
+    return {"num_guarded": len(guarded), "guarded_tasks": guarded, "by_task": rows}

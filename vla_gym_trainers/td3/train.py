@@ -13,10 +13,13 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym.demos.starts import DemoStarts, read_starts
-from vla_gym.rollout import Start
+from vla_gym.rl_token import choose_rl_token
+from vla_gym.rollout import Start, make_envs
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.suites import get_suite, get_task
-from vla_gym_trainers.evaluation.run_player import RunPlayer, make_run_player
+from vla_gym.vla import load
+from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
+from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.evaluation.tables import print_results
 from vla_gym_trainers.explorer.actions import ExplorerActions
 from vla_gym_trainers.explorer.player import load_player
@@ -34,6 +37,7 @@ from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.prior_data import demo_replay
 from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
+from vla_gym_trainers.world_model.protocol import load_world_model
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 #: Environments of the evaluations during training.
@@ -132,7 +136,7 @@ def conclude(
         player.use(tuner.vla, tuner.encoder)
     if config.guard_layouts:
         starts = _sampled_starts(config, config.guard_layouts, GUARD_SEED)
-        results["guard"] = guard_policy(final, player, starts).report()
+        results["guard"] = guard_policy(final, player, starts)
     _save(final, files.policy)
     policy = RLTokenPolicy.load(files.policy)
     if config.eval_states != 0:
@@ -180,7 +184,10 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         "task_sampling": "uniform",
         "gamma": config.gamma,
         "visual_profile": config.visual_profile,
-        **_features(config),
+        "vla": config.vla,
+        "rl_token": config.rl_token,
+        "device": config.rollout_device or config.device,
+        "chunk_len": config.chunk_len,
         **config.env_kwargs(),
     }
     if config.stride:
@@ -211,26 +218,30 @@ def _wrapped(envs: Any, config: TD3RunConfig, device: str) -> Any:
 
 
 def make_player(config: TD3RunConfig) -> RunPlayer:
-    """Make what plays the run's policies: on sampled layouts and on the official states."""
-    return make_run_player(
-        config.suite,
+    """Make what plays the run's policies: on sampled layouts and on the official states.
+
+    Films are made on this machine, whatever ``hosts`` says.
+
+    Raises:
+        ConfigError, WeightsError: If VLA and encoder cannot be loaded or do not fit each other.
+    """
+    device, look, world_model = config.rollout_device or config.device, config.own_look(), None
+    model = load(config.vla, device=device)
+    encoder = choose_rl_token(config.rl_token, model, device)
+    length = config.chunk_len or model.horizon
+    if config.world_model is not None:
+        world_model = load_world_model(config.world_model, device, vlas={config.vla: model})
+    policy = ActorPolicy(None, model, encoder, length, world_model=world_model)
+    envs = make_envs(
+        get_suite(config.suite).name,
         config.tasks(),
+        policy,
         num_envs=EVAL_ENVS,
         workers=config.workers,
-        world_model=config.world_model,
         hosts=config.hosts,
-        **_features(config),
-        **config.own_look(),
+        **look,
     )
-
-
-def _features(config: TD3RunConfig) -> dict[str, Any]:
-    return {
-        "vla": config.vla,
-        "rl_token": config.rl_token,
-        "device": config.rollout_device or config.device,
-        "chunk_len": config.chunk_len,
-    }
+    return RunPlayer(envs, length, model, encoder, world_model, **look)
 
 
 def build_model(config: TD3RunConfig, env: Any) -> TD3BC:

@@ -59,22 +59,18 @@ class WorldModel(Protocol):
             instructions: B instructions.
             proprio: (B, proprio size) float32.
         """
-        ...
 
     def tokens(self, frames: np.ndarray) -> Tensor:
         """Return the tokens (B, P) int64 of frames (B, H, W, 3) uint8 of the wrist camera."""
-        ...
 
     def decode(self, tokens: Tensor) -> np.ndarray:
         """Return the frames (B, S, S, 3) uint8 of tokens (B, P) int64.
 
         Probabilities (B, P, K) float32 in their place stand for the expected frame.
         """
-        ...
 
     def initial_state(self, n: int) -> Tensor:
         """Return the states (n, S) float32 before an episode's first frame."""
-        ...
 
     def update(
         self, state: Tensor, features: Tensor, proprio: Tensor, last_action: Tensor
@@ -88,7 +84,6 @@ class WorldModel(Protocol):
             last_action: (B, C * A) float32, the chunk that led to it: 0 for control steps that were
                 not executed, and at an episode's first frame.
         """
-        ...
 
     def logits(self, state: Tensor, tokens: Tensor, action: Tensor) -> Tensor:
         """Return logits (B, P, K) of the next frame's tokens.
@@ -98,7 +93,6 @@ class WorldModel(Protocol):
             tokens: (B, P) of the present frame.
             action: (B, C * A) the chunk that is executed now, as ``last_action``.
         """
-        ...
 
 
 def world_memory_size(observation_space: spaces.Dict) -> int:

@@ -14,12 +14,11 @@ from vla_gym.rollout.film import film
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
-from vla_gym_trainers.evaluation.run_player import make_run_player
 from vla_gym_trainers.evaluation.trained import load_trained
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.guard import guard_policy
-from vla_gym_trainers.td3.train import TD3RunConfig, build_model
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model, make_player
 
 OFFICIAL = [Start("goal", 8, 1)]
 STARTS = [*OFFICIAL, Start("goal", 8, -1, 5)]
@@ -30,7 +29,9 @@ def outcomes(episodes: list[Episode]) -> dict[Start, tuple[bool, int]]:
 
 
 @pytest.mark.slow
-def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
+def test_every_caller_plays_the_same_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini")
     model = build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env)
     env.close()
@@ -53,11 +54,9 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
     config = EvalConfig(policy=str(tmp_path), task_ids=(8,), episodes=2, workers=0, progress=False)
     row = run_eval(config)["results"]["episodes"][1]
     assert (row["success"], row["length"]) == wanted[OFFICIAL[0]]
-    settings = {"rl_token": "auto", "device": "cpu", "chunk_len": None, "physics": "fast"}
-    player = make_run_player(
-        "goal", [8], vla="mini", num_envs=2, workers=0, assets="lite", **settings
-    )
-    with closing(player):
+    monkeypatch.setattr("vla_gym_trainers.td3.train.EVAL_ENVS", 2)
+    run = TD3RunConfig(task_ids=(8,), vla="mini", workers=0, assets="lite")
+    with closing(make_player(run)) as player:
         assert outcomes(player.play(model, STARTS)) == wanted
         assert outcomes(player.play(None, STARTS)) == of_vla
         final = player.evaluate(model, OFFICIAL)
@@ -65,8 +64,9 @@ def test_every_caller_plays_the_same_episodes(tmp_path: Path) -> None:
             (row,) = final[who]["episodes"]
             assert (row["success"], row["length"]) == played[OFFICIAL[0]]
         guard = guard_policy(model.policy, player, STARTS)
-        assert guard.policy[8] == sum(won for won, _ in wanted.values())
-        assert guard.vla[8] == sum(won for won, _ in of_vla.values())
+        (row,) = guard["by_task"]
+        assert row["policy_successes"] == sum(won for won, _ in wanted.values())
+        assert row["vla_successes"] == sum(won for won, _ in of_vla.values())
         (tmp_path / "run").mkdir()
         best = BestModel(player, STARTS, RunDir(tmp_path / "run"), every=1)
         model.policy.guarded_tasks = ()

@@ -20,7 +20,7 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.targets import rollout_metrics
 from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.rollout.chunks import ChunkEnvs
-from vla_gym_trainers.rollout.reward_terms import RewardTerms, reward_metrics
+from vla_gym_trainers.rollout.reward_terms import add_up, no_terms, reward_metrics
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.config import TD3RunConfig
 
@@ -83,8 +83,11 @@ def test_a_chunk_has_the_terms_of_all_that_it_executed(pieces: bool) -> None:
     expected = [0.1 * sum(n) for n in numbers] if pieces else [0.1 * n for n in range(1, 7)]
     for row in seen:
         assert row == pytest.approx(expected)
-    assert envs.reward_terms.counts == {"task": 12, "novelty": 12}
-    assert envs.reward_terms.sums["novelty"] == pytest.approx(2 * sum(expected))
+    assert {name: count for name, (_, count) in envs.reward_terms.items()} == {
+        "task": 12,
+        "novelty": 12,
+    }
+    assert envs.reward_terms["novelty"][0] == pytest.approx(2 * sum(expected))
 
 
 def test_a_rollout_logs_their_means() -> None:
@@ -95,7 +98,7 @@ def test_a_rollout_logs_their_means() -> None:
         collector.collect(policy, rollout, seed=seed)
         metrics = rollout_metrics(rollout)
         lengths = rollout.data["valid"].sum(1).tolist()
-        assert rollout.reward_terms.counts["novelty"] == sum(lengths), "of this rollout alone"
+        assert rollout.reward_terms["novelty"][1] == sum(lengths), "of this rollout alone"
         novelty = [0.1 * k for n in lengths for k in range(1, int(n) + 1)]
         assert metrics["rollout/reward_novelty"] == pytest.approx(np.mean(novelty))
         assert metrics["rollout/reward_task"] == pytest.approx(
@@ -116,10 +119,11 @@ def test_td3_logs_their_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_terms_of_a_chunk_with_nan_are_left_out():
-    terms = RewardTerms()
-    terms.extend([{"task": 1.0, "novelty": np.nan}, {"task": 0.0, "novelty": 0.5}])
-    assert (terms.sums, terms.counts) == (
-        {"task": 1.0, "novelty": 0.5},
-        {"task": 2, "novelty": 1},
-    )
+    terms = no_terms()
+    add_up(terms, {"task": 1.0, "novelty": np.nan})
+    add_up(terms, {"task": 0.0, "novelty": 0.5})
+    assert {name: row.tolist() for name, row in terms.items()} == {
+        "task": [1, 2],
+        "novelty": [0.5, 1],
+    }
     assert reward_metrics({"task": 1.0, "novelty": np.nan}) == {"rollout/reward_task": 1.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -65,8 +64,11 @@ def package_versions() -> dict[str, str]:
     Raises:
         CompileError: If one of the packages is not installed.
     """
-    versions = {"mujoco": _version("mujoco"), "robosuite": _version("robosuite")}
-    return versions | {"libero": _version(LIBERO)}
+    names = {"mujoco": "mujoco", "robosuite": "robosuite", "libero": LIBERO}
+    try:
+        return {key: f"{name} {metadata.version(name)}" for key, name in names.items()}
+    except metadata.PackageNotFoundError as error:
+        raise CompileError(f"{error}: pip install vla-gym") from error
 
 
 @cache
@@ -85,13 +87,3 @@ def _tasks_digest(tasks: tuple[LiberoTask, ...]) -> str:
         if not task.own_bddl:
             digest.update(task.init_states_file.read_bytes())
     return digest.hexdigest()
-
-
-def _version(*distributions: str) -> str:
-    for name in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{name} {metadata.version(name)}"
-    raise CompileError(
-        f"None of the packages {', '.join(distributions)} is installed. "
-        "Install the project's dependencies: pip install vla-gym"
-    )
