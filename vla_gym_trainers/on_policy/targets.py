@@ -125,11 +125,10 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
     valid, ended = data["valid"], rollout.ended
     won = ended & data["terminated"]
     length = torch.where(valid, data["executed"], 0).sum()
-    begun = valid[:, 0].sum() if rollout.episodes is not None else ended.sum()
     sums = [x.sum() for x in (valid, ended, won, valid & data["by_teacher"])]
-    counts = [float(x) for x in (*sums, length, begun)]
+    counts = [float(x) for x in (*sums, length, len(valid))]
     group = group or ProcessGroup()
-    chunks, episodes, wins, by_teacher, steps, begun_all = group.sum(counts).tolist()
+    chunks, episodes, wins, by_teacher, steps, rows = group.sum(counts).tolist()
     metrics = {
         "rollout/env_steps": steps,
         "rollout/chunks": chunks,
@@ -139,7 +138,7 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
     if episodes:
         metrics["rollout/success"] = wins / episodes
     if rollout.episodes is not None:
-        metrics["rollout/episodes_lost"] = begun_all - episodes
+        metrics["rollout/episodes_lost"] = rows - episodes
     for name in sorted(rollout.reward_terms):  # the same ones in all processes
         total, count = group.sum(rollout.reward_terms[name].tolist()).tolist()
         metrics |= reward_metrics({name: total / count})

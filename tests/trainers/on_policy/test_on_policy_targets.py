@@ -126,7 +126,8 @@ def test_the_configuration_reaches_the_targets(config, expected):
 
 
 def test_metrics_of_a_rollout():
-    rollout = played([(2, "won"), (4, "late"), (1, "won"), (2, "lost")])
+    # The last one was lost in its first chunk.
+    rollout = played([(2, "won"), (4, "late"), (1, "won"), (2, "lost"), (0, "lost"), (0, "lost")])
     rollout.data["by_teacher"][1] = True
     metrics = rollout_metrics(rollout)
     assert metrics == {
@@ -135,7 +136,7 @@ def test_metrics_of_a_rollout():
         "rollout/episodes": 3.0,
         "rollout/teacher_share": 4 / 9,
         "rollout/success": 2 / 3,
-        "rollout/episodes_lost": 1.0,
+        "rollout/episodes_lost": 3.0,
     }
 
 
