@@ -334,7 +334,7 @@ def test_two_groups_hide_the_simulation_behind_the_vla():
     """The VLA takes as long for all as the workers do: two at a time, eight environments."""
     delay, rounds = 0.01, 12
     envs = make_vector(NEXT_STEP, num_envs=8, workers=2, delay=delay)
-    envs.vla = envs._features.vla = SleepyVLA(4 * delay / 8)
+    envs.vla = envs.features.vla = SleepyVLA(4 * delay / 8)
     actions = np.zeros((8, 2, 7), np.float32)
 
     def lock_step() -> float:
