@@ -143,6 +143,11 @@ class SB3VecEnv(VecEnv):
     """
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
+        """Adapt a vector environment, which is closed with the adapter.
+
+        Raises:
+            ConfigError: If its autoreset mode is not SAME_STEP.
+        """
         self.vector_env, self.chunks = vector_env, ChunkEnvs(vector_env)
         self.groups, self.begin = self.chunks.groups, self.chunks.begin
         self._running: RunningChunks | None = None
@@ -294,5 +299,5 @@ def _join_options(options: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return joined or None
 
 
-#: Adapts a vector environment, which is closed with the adapter.
+#: Adapts a vector environment; see :class:`SB3VecEnv`.
 sb3_vec_env = SB3VecEnv
