@@ -3,13 +3,14 @@
 Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
-(the VLA on the same states) and the curve of its training success to results/GROUP/NAME/, without
-the paths of this machine. GROUP: libero (whole suites on LIBERO's own assets, see
-tools/results_suite.sh), libero_earlier (those with other settings than the preset's of now), long
-(libero_10, see tools/results_long.sh), libero_on_policy (PPO and GRPO on a suite), or, of the
-earlier mini-few on lite, single, suite, ablation, suite_ablation, on_policy. The tables between the
-pages' ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone, and so
-are the pictures (results_curves.py; with ``--add`` the group's alone).
+(the VLA on the same states; in libero_token the run of libero that has the RL token) and the curve
+of its training success to results/GROUP/NAME/, without the paths of this machine. GROUP: libero
+(whole suites on LIBERO's own assets, see tools/results_suite.sh), libero_earlier (those with other
+settings than the preset's of now), libero_token (without the RL token), long (libero_10, see
+tools/results_long.sh), libero_on_policy (PPO and GRPO on a suite), or, of the earlier mini-few on
+lite, single, suite, ablation, suite_ablation, on_policy. The tables between the pages'
+``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone, and so are the
+pictures (results_curves.py; with ``--add`` the group's alone).
 """
 
 from __future__ import annotations
@@ -37,9 +38,18 @@ ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, LITE_PAGE = (
     ROOT / p for p in ("results", "docs/results.md", "docs/results_lite.md")
 )
-LIBERO_GROUPS = ("libero", "libero_earlier", "long", "libero_on_policy")
+LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", "libero_on_policy")
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
-CURVES = ("libero", "long", "libero_on_policy", "single", "suite", "suite_ablation", "on_policy")
+CURVES = (
+    "libero",
+    "libero_token",
+    "long",
+    "libero_on_policy",
+    "single",
+    "suite",
+    "suite_ablation",
+    "on_policy",
+)
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
@@ -164,8 +174,16 @@ def table(group: str) -> list[str]:
         cells = row(train, evaluation, own)
         rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
     first = "run" if group in LIBERO_GROUPS else "task"
-    head = f"{first} | seed | setting | control steps | minutes | VLA | policy | wins : losses | p"
+    other = _compared_with(group)
+    head = (
+        f"{first} | seed | setting | control steps | minutes | {other} | policy | wins : losses | p"
+    )
     return markdown_table(head.split(" | "), rows)
+
+
+def _compared_with(group: str) -> str:
+    """Return what a group's runs are paired with."""
+    return "with the token" if group == "libero_token" else "VLA"
 
 
 def _differing(configs: list[Card]) -> dict[str, Any]:
@@ -218,10 +236,14 @@ def tasks_table(group: str) -> list[str]:
         for place, task in enumerate(runs[0][1]["tasks"]):
             wins = [str(results["tasks"][place]["num_successes"]) for _, results in runs]
             pairs = [results["paired"]["tasks"][place] for _, results in runs]
-            vla = " / ".join(dict.fromkeys(str(p["both"] + p["losses"]) for p in pairs))
+            before = [str(p["both"] + p["losses"]) for p in pairs]
+            vla = " / ".join(before if group == "libero_token" else dict.fromkeys(before))
             name = f"{task['task_id']}: {task['instruction']}"
             rows.append([name, vla, *wins])
-        lines += ["", *markdown_table([suite, "VLA", *(name for name, _ in runs)], rows)]
+        lines += [
+            "",
+            *markdown_table([suite, _compared_with(group), *(name for name, _ in runs)], rows),
+        ]
     return lines[1:] or ["None yet."]
 
 
@@ -247,7 +269,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     for group in GROUPS:
         tables = found[PAGE if group in LIBERO_GROUPS else LITE_PAGE]
         tables[group] = "\n".join(table(group))
-        if group in ("libero", "long", "libero_on_policy", "suite"):
+        if group in ("libero", "libero_token", "long", "libero_on_policy", "suite"):
             tables[f"{group}_tasks"] = "\n".join(tasks_table(group))
         if group in ("libero", "suite"):
             tables[f"{group}_training"] = "\n".join(training_table(group))

@@ -3,11 +3,12 @@
 Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and settings, other seeds; of libero, long, libero_on_policy and
+(same task, algorithm and settings, other seeds; of libero, libero_token, long, libero_on_policy and
 suite_ablation: same name but for its -sSEED) share a colour. On lite PPO and GRPO are drawn with
-TD3+BC's runs on the same suite. Training episodes are played on sampled layouts with exploration
-noise, so the curves lie under the greedy results of the tables. Of the group libero also
-docs/results_libero_tasks.svg: the official states of each task, which eval.json has.
+TD3+BC's runs on the same suite, and runs without the RL token with the same runs that have it.
+Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
+greedy results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official
+states of each task, which eval.json has.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
-    if group in ("libero", "long", "libero_on_policy", "suite_ablation"):
+    if group in ("libero", "libero_token", "long", "libero_on_policy", "suite_ablation"):
         return re.sub(r"-s\d+(?=-|$)", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
@@ -48,6 +49,11 @@ def runs_of(group: str) -> list[tuple[Path, str]]:
     """Return folder and kind of the runs of a group's picture."""
     cards = _cards(group)
     found = [(folder, kind_of(group, folder.name, train)) for folder, train in cards]
+    if group == "libero_token":
+        partners = {folder.name.removesuffix("-no-use-rl-token") for folder, _ in cards}
+        for folder, train in _cards("libero"):
+            if folder.name in partners:
+                found.append((folder, kind_of("libero", folder.name, train)))
     if group == "on_policy":
         suites = {_suite(train) for _, train in cards}
         for folder, train in _cards("suite"):

@@ -3,10 +3,12 @@
 # states of each task, and their cards into results/libero/. An hour and a half of two cores.
 #   tools/results_suite.sh goal 0
 #   TRAINER=grpo PRESET=grpo_gaussian VLA=mini-flow HEAD=l1 GROUP=libero_on_policy tools/results_suite.sh goal 4
-#   tools/results_suite.sh goal 0 --no-use-rl-token      further options of the trainer
+#   GROUP=libero_token PAIRED=results/libero/goal-s0/eval.json tools/results_suite.sh goal 0 --no-use-rl-token
+# Further options are the trainer's.
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
 # TRAINER, PRESET: what trains (default td3, td3_libero); a GROUP holds the runs of one of each, and of one VLA. HEAD: of the VLA alone (default: its own first choice).
+# PAIRED: card of another evaluation of the same states that the policy is compared with, in place of the VLA's.
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
 # The task of a suite whose official states mini-few (almost) never solves gets two demonstrations, those that it was cloned from.
 set -euo pipefail
@@ -35,6 +37,6 @@ evaluate() {
 }
 # Another number of states is another evaluation.
 alone=$runs/vla-$suite${HEAD:+-$HEAD}${STATES:+-$STATES} trained=$runs/$name/eval${STATES:+-$STATES}
-evaluate "$alone" --vla "$vla" ${HEAD:+--head "$HEAD"}
-evaluate "$trained" --policy "$runs/$name" --paired "$alone/card.json"
+[ -n "${PAIRED:-}" ] || evaluate "$alone" --vla "$vla" ${HEAD:+--head "$HEAD"}
+evaluate "$trained" --policy "$runs/$name" --paired "${PAIRED:-$alone/card.json}"
 "$bin/python" tools/make_results_page.py --add "$group/$name" "$runs/$name" "$trained"

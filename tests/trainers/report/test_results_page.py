@@ -27,7 +27,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
     more = {f"{group}_{what}" for group in ("libero", "suite") for what in ("tasks", "training")}
-    more |= {"long_tasks", "libero_on_policy_tasks"}
+    more |= {"long_tasks", "libero_on_policy_tasks", "libero_token_tasks"}
     pages = tool.blocks()
     assert {*tool.GROUPS, *more} == {name for blocks in pages.values() for name in blocks}
     for page, blocks in pages.items():
