@@ -32,7 +32,7 @@ for _variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 from rich.console import Console  # noqa: E402
 
 from vla_gym.cli.doctor import as_json, print_report, run_checks  # noqa: E402
-from vla_gym.errors import VlaGymError  # noqa: E402
+from vla_gym.errors import ConfigError, VlaGymError  # noqa: E402
 from vla_gym.suites import get_task  # noqa: E402
 
 console = Console()
@@ -116,41 +116,47 @@ def training_settings(config: DemoConfig, run_dir: Path) -> Any:
     from vla_gym_trainers.td3.train import TD3RunConfig
 
     settings = load_preset(TD3RunConfig, config.preset)
-    changes: dict[str, Any] = {"run_dir": run_dir, "seed": config.seed}
-    if config.task_id is not None:
-        changes["task_ids"] = (config.task_id,)
-    if config.assets is not None:
-        changes["assets"] = config.assets
-    if config.minutes is not None:
-        changes["max_minutes"] = config.minutes
-    if config.eval_states is not None:
-        changes["eval_states"] = config.eval_states
-    return dataclasses.replace(settings, **changes)
+    changes = {
+        "task_ids": None if config.task_id is None else (config.task_id,),
+        "assets": config.assets,
+        "max_minutes": config.minutes,
+        "eval_states": config.eval_states,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    settings = dataclasses.replace(settings, run_dir=run_dir, seed=config.seed, **changes)
+    if len(settings.task_ids or ()) != 1:
+        raise ConfigError(
+            f"{config.preset} trains on several tasks, the demo is about one: give --task-id."
+        )
+    return settings
 
 
-def place(settings: Any) -> dict[str, Any]:
-    """Return the environment arguments that videos share with the training."""
-    return {"assets": settings.assets, "physics": settings.physics}
+def record(settings: Any, start: Any, players: dict[str, Any], run_dir: Path, name: str) -> None:
+    """Film an episode of each player from the same start, and say what came of it."""
+    from vla_gym.rollout.film import record_video
+
+    for who, player in players.items():
+        path = run_dir / name.format(who)
+        (episode,) = record_video(
+            path, player, [start], assets=settings.assets, physics=settings.physics
+        )
+        outcome = "[green]success[/green]" if episode.success else "[red]no success[/red]"
+        console.print(f"  {path}: {outcome}", highlight=False)
 
 
 def record_start(settings: Any, run_dir: Path) -> None:
     """Record the expert and the VLA on the first official state."""
     from vla_gym.rollout import ExpertPolicy, Start
-    from vla_gym.rollout.film import record_video
     from vla_gym.rollout.vla_policy import VLAPolicy
 
     start = Start(settings.suite, settings.task_ids[0], 0)
     vla = VLAPolicy(settings.vla, chunk_len=settings.chunk_len)
-    for name, policy in (("expert", ExpertPolicy()), ("vla", vla)):
-        path = run_dir / f"{name}.mp4"
-        (episode,) = record_video(path, policy, [start], **place(settings))
-        report_video(path, episode.success)
+    record(settings, start, {"expert": ExpertPolicy(), "vla": vla}, run_dir, "{}.mp4")
 
 
 def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
     """Record VLA and policy on the first state where only the policy succeeded, if there is one."""
-    from vla_gym.rollout import Policy, Start
-    from vla_gym.rollout.film import record_video
+    from vla_gym.rollout import Start
     from vla_gym.rollout.vla_policy import VLAPolicy
     from vla_gym_trainers.evaluation.trained import load_trained
 
@@ -164,21 +170,12 @@ def record_win(settings: Any, results: dict[str, Any], run_dir: Path) -> None:
         console.print("There is none in this run.")
         return
     trained = load_trained(run_dir)
-    players: dict[str, Policy] = {
+    players = {
         "vla": VLAPolicy(settings.vla, chunk_len=trained.chunk_len),
         "policy": trained,
     }
     start = Start(settings.suite, settings.task_ids[0], wins[0])
-    for name, player in players.items():
-        path = run_dir / f"state{wins[0]:02d}_{name}.mp4"
-        (episode,) = record_video(path, player, [start], **place(settings))
-        report_video(path, episode.success)
-
-
-def report_video(path: Path, success: bool) -> None:
-    """Say what a video shows."""
-    outcome = "[green]success[/green]" if success else "[red]no success[/red]"
-    console.print(f"  {path}: {outcome}", highlight=False)
+    record(settings, start, players, run_dir, f"state{wins[0]:02d}_{{}}.mp4")
 
 
 def show_results(results: dict[str, Any]) -> None:

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from make_variation_picture import tile
 from page_blocks import fill_blocks, markdown_table
 from PIL import Image
 
-from vla_gym.envs.libero import LiberoEnv
 from vla_gym.play.video import TileFrames
 from vla_gym.rollout import ExpertPolicy, Policy, Start
 from vla_gym.rollout.film import film
@@ -39,7 +39,8 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         for suite in SUITES:
             for task in get_suite(suite).tasks:
-                draw_start(suite, task.task_id, folder / f"{suite}-{task.task_id}.webp")
+                image = Image.fromarray(tile(suite, task.task_id, 0, None, "libero", SIZE))
+                image.save(folder / f"{suite}-{task.task_id}.webp", quality=80, method=6)
         for who, suite, task_id in FILMS:
             policy = ExpertPolicy() if who == "expert" else VLAPolicy(who)
             draw_film(policy, suite, task_id, folder / f"film-{suite}-{task_id}.webp")
@@ -51,21 +52,6 @@ def main() -> None:
         blocks[suite] = table(cells, COLUMNS)
     films = [cell(f"film-{suite}-{i}", suite, i, f"{suite} {i}, {who}:") for who, suite, i in FILMS]
     fill_blocks(PAGE, {"films": table(films, 2), **blocks})
-
-
-def draw_start(suite: str, task_id: int, path: Path) -> None:
-    """Draw the agent's view of a task's first official state."""
-    env = LiberoEnv(
-        suite,
-        task_ids=task_id,
-        assets="libero",
-        image_size=SIZE,
-        cameras=("agentview",),
-        visual_profile="libero",
-    )
-    observation, _ = env.reset(options={"init_state_id": 0})
-    env.close()
-    Image.fromarray(observation["agentview"]).save(path, quality=80, method=6)
 
 
 def draw_film(policy: Policy, suite: str, task_id: int, path: Path) -> None:

@@ -12,12 +12,11 @@ lines are made of docs/mini.json alone; nothing in them is typed by hand.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from page_blocks import fill_blocks, markdown_table, rate
+from page_blocks import fill_blocks, markdown_table, rate, read_rows, write_rows
 
 from vla_gym.rollout.vla_policy import vla_identity
 from vla_gym.suites import suite_tasks
@@ -161,12 +160,12 @@ def main() -> None:
     """Take the cards in, write the counts and the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cards", nargs="*", type=Path, help="result cards of vla-gym eval")
-    rows = {key(row): row for row in (json.loads(COUNTS.read_text()) if COUNTS.exists() else [])}
+    rows = {key(row): row for row in read_rows(COUNTS)}
     for path in parser.parse_args().cards:
         rows |= {key(row): row for row in rows_of(path)}
     shipped = {name: vla_identity(WEIGHTS / name)["sha256"] for name in CHECKPOINTS}
     ordered = [rows[k] for k in sorted(rows) if rows[k]["sha256"] == shipped[rows[k]["checkpoint"]]]
-    COUNTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in ordered) + "\n]\n")
+    write_rows(COUNTS, ordered)
     fill(PAGE, ordered, tuple(BLOCKS))
     for name in CHECKPOINTS:
         own = [row for row in ordered if row["checkpoint"] == name]

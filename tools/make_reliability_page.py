@@ -30,34 +30,25 @@ def campaign(result: dict[str, Any]) -> str:
 
 def soak(result: dict[str, Any]) -> str:
     """Return the soak's table with its conditions."""
+    columns = {
+        "signals": "signals to workers",
+        "kills": "SIGKILLs of itself",
+        "episodes": "episodes",
+        "replays": "begun again",
+    }
     rows = []
     for row in result["rows"]:
         growth = row.get("growth")
-        rows.append(
-            [
-                row["part"],
-                str(row.get("signals", "-")),
-                str(row.get("kills", "-")),
-                str(row.get("episodes", "-")),
-                str(row.get("replays", "-")),
-                "-" if growth is None else f"{100 * growth:.1f} %",
-                "; ".join(row["problems"]) or "none",
-            ]
-        )
-    head = (
-        "command",
-        "signals to workers",
-        "SIGKILLs of itself",
-        "episodes",
-        "begun again",
-        "memory",
-    )
+        memory = "-" if growth is None else f"{100 * growth:.1f} %"
+        counts = [str(row.get(name, "-")) for name in columns]
+        rows.append([row["part"], *counts, memory, "; ".join(row["problems"]) or "none"])
+    head = ("command", *columns.values(), "memory", "problems")
     told = (
         f"Seed {result['seed']}, {result['minutes']} minutes, {result['cores']} cores that others "
         f"used as well (load average {result['load']}), a neighbour that took and freed "
         f"{result['pressure_gb']} GB."
     )
-    return "\n".join([told, "", *markdown_table([*head, "problems"], rows)])
+    return "\n".join([told, "", *markdown_table(head, rows)])
 
 
 def main() -> None:

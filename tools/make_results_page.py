@@ -40,16 +40,7 @@ RESULTS, PAGE, LITE_PAGE = (
 )
 LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", "libero_on_policy")
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
-CURVES = (
-    "libero",
-    "libero_token",
-    "long",
-    "libero_on_policy",
-    "single",
-    "suite",
-    "suite_ablation",
-    "on_policy",
-)
+CURVES = tuple(group for group in GROUPS if group not in ("libero_earlier", "ablation"))
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from page_blocks import fill_blocks
+from page_blocks import fill_blocks, read_rows
 
 from vla_gym_trainers.rl_token.probes import format_probes
 from vla_gym_trainers.rl_token.reconstruction import format_reports
@@ -74,8 +74,7 @@ def main() -> None:
     """Take the cards in, write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cards", nargs="*", type=Path, help="result cards")
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    rows = {(row["kind"], row["vla"]): row for row in known}
+    rows = {(row["kind"], row["vla"]): row for row in read_rows(RESULTS)}
     for path in parser.parse_args().cards:
         row = row_of(path)
         rows[row["kind"], row["vla"]] = row

@@ -10,11 +10,10 @@ table is made of docs/robustness.json alone.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from page_blocks import fill_blocks, markdown_table, rate
+from page_blocks import fill_blocks, markdown_table, rate, read_rows, write_rows
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.cards import read_card
@@ -61,12 +60,11 @@ def main() -> None:
     """Take the cards in, write the counts and the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cards", nargs="*", metavar="NAME=CARD", help="who played, and the card")
-    known = json.loads(COUNTS.read_text()) if COUNTS.exists() else []
-    rows = {(row["policy"], row["suite"]): row for row in known}
+    rows = {(row["policy"], row["suite"]): row for row in read_rows(COUNTS)}
     for text in parser.parse_args().cards:
         name, _, path = text.partition("=")
         rows |= {(row["policy"], row["suite"]): row for row in rows_of(name, Path(path))}
-    COUNTS.write_text("[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n")
+    write_rows(COUNTS, rows.values())
     fill_blocks(PAGE, {"robustness": "\n".join(table(list(rows.values())))})
 
 

@@ -35,14 +35,19 @@ ROWS = {
 
 
 def tile(
-    suite: str, task_id: int, seed: int, variation: DomainVariation, assets: str
+    suite: str,
+    task_id: int,
+    seed: int,
+    variation: DomainVariation | None,
+    assets: str,
+    size: int = SIZE,
 ) -> np.ndarray:
-    """Return the agent's view of a task's first official state with a variation."""
+    """Return the agent's view of a task's first official state, with a variation."""
     env = LiberoEnv(
         suite,
         task_ids=task_id,
         assets=assets,
-        image_size=SIZE,
+        image_size=size,
         cameras=("agentview",),
         visual_profile="libero",
         variation=variation,

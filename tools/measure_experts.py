@@ -16,14 +16,13 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page_blocks import markdown_table
+from page_blocks import markdown_table, rate, read_rows, write_rows
 
 from vla_gym.demos.config import DemosConfig
 from vla_gym.experts import EXPERT_TASKS
@@ -32,7 +31,6 @@ from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel, load_task_model
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES
-from vla_gym_trainers.evaluation.statistics import wilson_interval
 
 DOCS = Path(__file__).parent.parent / "docs"
 COUNTS, PAGE = DOCS / "experts.json", DOCS / "experts.md"
@@ -74,18 +72,6 @@ def measure(task_model: TaskModel, states: str, episodes: int) -> Row:
     }
 
 
-def load_counts(path: Path) -> list[Row]:
-    """Return the rows measured so far."""
-    return json.loads(path.read_text()) if path.exists() else []
-
-
-def merge(rows: Iterable[Row], new: Row) -> list[Row]:
-    """Put a row in the place of the one with the same key; rows stay sorted."""
-    key = [new[name] for name in KEY]
-    kept = [row for row in rows if [row[name] for name in KEY] != key]
-    return sorted([*kept, new], key=lambda row: [row[name] for name in KEY])
-
-
 def page(rows: list[Row]) -> str:
     """Return the whole of docs/experts.md."""
     lines = [
@@ -107,7 +93,7 @@ def page(rows: list[Row]) -> str:
         "## Each task",
         "",
     ]
-    found = {tuple(row[name] for name in KEY): row for row in rows}
+    found = _by_key(rows)
     columns = [(s, a) for s in STATES for a in PACKS if any(key[2:] == (a, s) for key in found)]
     table = []
     for suite, task_id in sorted({key[:2] for key in found}):
@@ -126,18 +112,17 @@ def _summary(rows: list[Row]) -> Iterator[list[str]]:
             if chosen:
                 successes, n = (sum(row[key] for row in chosen) for key in ("successes", "n"))
                 mean = np.mean([row["successes"] / row["n"] for row in chosen])
-                counts = [str(len(chosen)), str(n), _rate(successes, n), f"{100 * mean:.1f} %"]
+                counts = [str(len(chosen)), str(n), rate(successes, n), f"{100 * mean:.1f} %"]
                 yield [suite, states, f"`{assets}`", *counts]
 
 
-def _rate(successes: int, n: int) -> str:
-    low, high = wilson_interval(successes, n)
-    return f"{successes}/{n} ({100 * low:.0f} to {100 * high:.0f} %)"
+def _by_key(rows: list[Row]) -> dict[tuple[Any, ...], Row]:
+    return {tuple(row[name] for name in KEY): row for row in rows}
 
 
 def _cell(row: Row) -> str:
     steps = "" if row["mean_steps"] is None else f", {row['mean_steps']:.0f} steps"
-    return _rate(row["successes"], row["n"]) + steps
+    return rate(row["successes"], row["n"]) + steps
 
 
 def main() -> None:
@@ -161,22 +146,19 @@ def main() -> None:
         for task_id in args.task_ids or EXPERT_TASKS[suite]
     ]
     for key in [] if args.render_only else todo:
-        done = [r for r in load_counts(COUNTS) if tuple(r[k] for k in KEY) == key]
-        if done and done[0]["n"] >= args.episodes and not args.again:
+        done = _by_key(read_rows(COUNTS)).get(key)
+        if done and done["n"] >= args.episodes and not args.again:
             continue
         suite, task_id, assets, states = key
         row = measure(load_task_model(get_task(suite, task_id), assets), states, args.episodes)
-        rows = merge(load_counts(COUNTS), row)
-        COUNTS.write_text(_json_lines(rows))
-        PAGE.write_text(page(rows))
+        # Read anew: another run may have measured other tasks meanwhile.
+        rows = _by_key([*read_rows(COUNTS), row])
+        write_rows(COUNTS, [rows[k] for k in sorted(rows)])
+        PAGE.write_text(page(read_rows(COUNTS)))
         line = f"{suite} {task_id} {assets} {states}: {_cell(row)} failed: {row['failed']}\n"
         sys.stdout.write(line)
         sys.stdout.flush()
-    PAGE.write_text(page(load_counts(COUNTS)))
-
-
-def _json_lines(rows: list[Row]) -> str:
-    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+    PAGE.write_text(page(read_rows(COUNTS)))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 
@@ -23,6 +25,16 @@ def fill_blocks(page: Path, blocks: Mapping[str, str]) -> None:
         if count != 1:
             raise SystemExit(f"{page} has {count} blocks {name!r}, expected one.")
     page.write_text(text, encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows that :func:`write_rows` wrote; none without the file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON list, a line a row."""
+    path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 
 
 def rate(successes: int, n: int) -> str:

@@ -124,11 +124,21 @@ def check_fields(settings: Any) -> None:
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name, None)
+        check_words(value, hint, name)
         if isinstance(value, int | float):
             to_type(value, hint, name)
-        elif get_origin(hint) is Literal and value not in get_args(hint):
-            words = " or ".join(map(repr, get_args(hint)))
-            raise ConfigError(f"{name}: expected {words}, got {_short(value)}.")
+
+
+def check_words(value: Any, hint: Any, name: str) -> None:
+    """Check a value whose type is ``Literal[...]``, or that or None; others are not looked at.
+
+    Raises:
+        ConfigError: If it is none of the words.
+    """
+    kinds = hint, *get_args(hint)
+    words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
+    if words and value not in words and not (value is None and type(None) in kinds):
+        raise ConfigError(f"{name}: expected {' or '.join(map(repr, words))}, got {_short(value)}.")
 
 
 def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> bytes:

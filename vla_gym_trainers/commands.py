@@ -11,25 +11,16 @@ from vla_gym.errors import ConfigError
 def play(arguments: Sequence[str]) -> int:
     """A video of the expert, the VLA, random actions or a trained policy, tiled."""
     from vla_gym_trainers.evaluation.play import PlayConfig, main
-    from vla_gym_trainers.evaluation.policy_config import POLICIES
 
-    config = parse_options(PlayConfig, arguments, "play")
-    if config.policy not in POLICIES:
-        import_sb3()
-    return main(config)
+    return main(parse_options(PlayConfig, arguments, "play"))
 
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Success rates of the VLA, a trained policy, the experts on the official initial states."""
-    from vla_gym_trainers.evaluation.config import EvalConfig
-    from vla_gym_trainers.evaluation.policy_config import POLICIES
-
-    config = parse_options(EvalConfig, arguments, "eval")
-    if config.policy not in POLICIES:
-        import_sb3()
     from vla_gym_trainers.evaluation.command import main
+    from vla_gym_trainers.evaluation.config import EvalConfig
 
-    return main(config)
+    return main(parse_options(EvalConfig, arguments, "eval"))
 
 
 def merge(arguments: Sequence[str]) -> int:

@@ -135,7 +135,7 @@ def test_a_hand_beside_the_grasp_stays_above_until_it_is_over_it() -> None:
 def test_the_page_in_docs_is_what_its_counts_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "tools"))
     measure_experts = importlib.import_module("measure_experts")
-    rows = measure_experts.load_counts(measure_experts.COUNTS)
+    rows = measure_experts.read_rows(measure_experts.COUNTS)
     assert rows
     assert measure_experts.PAGE.read_text() == measure_experts.page(rows)
 

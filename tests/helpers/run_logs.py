@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,19 @@ def cut_off(run: Path, to: Path) -> list[Path]:
         shutil.rmtree(later)
     (to / "last.safetensors").unlink()
     return checkpoints
+
+
+def assert_goes_on(run: Callable[..., Any], folder: Path, **changes: Any) -> Path:
+    """Compare a run with one that was cut off after its first checkpoint, log and weights.
+
+    Returns:
+        The folder of the whole run.
+    """
+    whole, cut = folder / "whole", folder / "cut"
+    changes["keep_checkpoints"] = 9
+    run(whole, **changes)
+    cut_off(whole, cut)
+    run(cut, auto_resume=True, **changes)
+    assert_same_weights(cut, whole)
+    assert rows_of(cut) == rows_of(whole)
+    return whole

@@ -427,14 +427,14 @@ def check_clear(env, seeds):
         root = model.body_rootid[model.geom_bodyid]
         contacts = sim.data.contact.geom
         assert not np.isin(root[contacts], list(bodies.values())).any()
-        names = list(env.task_model.objects.values())
+        names = list(env.task_model.objects.items())
         for category, body in bodies.items():
             low, high = extent(sim, body)
             middle = (low[:2] + high[:2]) / 2
-            for spec in names:
+            for name, spec in names:
                 other_low, other_high = extent(sim, model.body(spec.body).id)
                 gap = np.maximum(other_low - high, low - other_high)[:2].max()
-                assert gap > 0.01, f"{category} beside {spec.name}: {gap}"
+                assert gap > 0.01, f"{category} beside {name}: {gap}"
             for other in bodies.values():
                 if other != body:
                     other_low, other_high = extent(sim, other)

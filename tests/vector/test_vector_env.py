@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from stub_envs import LIMIT, SUCCESS, StubEnv, stub_factory, stub_image
+from stub_envs import LIMIT, StubEnv, stub_factory
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
     SAME_STEP,
     assert_same,
     by_mode,
-    check_cells,
     copied,
     follow,
     follower,
@@ -88,76 +87,6 @@ def test_gym_make_vec_builds_it():
         assert envs.action_space.shape == (2, 2, 7)
     finally:
         envs.close()
-
-
-# Autoreset, to the letter: a table written by hand
-
-SCRIPTS = {
-    0: {"script": [(2, SUCCESS), (3, LIMIT)]},
-    1: {"script": [(3, LIMIT), (1, SUCCESS)]},
-    2: {"script": [(1, SUCCESS), (4, LIMIT)]},
-}
-# A list is a step, see check_cells; a tuple is a reset: which envs, and all observations after it.
-TABLES = {
-    NEXT_STEP: [
-        ["0.1 0.25 - step", "0.1 0.25 - step", "0.1 1.25 T step =1.25/4/1"],
-        ["0.2 1.5 T step =1.75/8/1", "0.2 0.5 - step", "1.0 0 - reset"],
-        ["1.0 0 - reset", "0.3 0.75 C step =1.5/12/0", "1.1 0.25 - step"],
-        ["1.1 0.25 - step", "1.0 0 - reset", "1.2 0.5 - step"],
-        ["1.2 0.5 - step", "1.1 1.25 T step =1.25/4/1", "1.3 0.75 - step"],
-        ["1.3 0.75 C step =1.5/12/0", "2.0 0 - reset", "1.4 1.0 C step =2.5/16/0"],
-        ["2.0 0 - reset", "2.1 1.25 T step =1.25/4/1", "2.0 0 - reset"],
-        # A masked reset in the middle of an episode, and of one whose reset was due.
-        ([0, 1], "3.0 3.0 2.0"),
-        ["3.1 0.25 - step", "3.1 1.25 T step =1.25/4/1", "2.1 0.25 - step"],
-        ["3.2 0.5 - step", "4.0 0 - reset", "2.2 0.5 - step"],
-    ],
-    SAME_STEP: [
-        ["0.1 0.25 - step", "0.1 0.25 - step", "1.0 1.25 T reset <0.1 =1.25/4/1"],
-        ["1.0 1.5 T reset <0.2 =1.75/8/1", "0.2 0.5 - step", "1.1 0.25 - step"],
-        ["1.1 0.25 - step", "1.0 0.75 C reset <0.3 =1.5/12/0", "1.2 0.5 - step"],
-        ["1.2 0.5 - step", "2.0 1.25 T reset <1.1 =1.25/4/1", "1.3 0.75 - step"],
-        [
-            "2.0 0.75 C reset <1.3 =1.5/12/0",
-            "3.0 1.25 T reset <2.1 =1.25/4/1",
-            "2.0 1.0 C reset <1.4 =2.5/16/0",
-        ],
-        ["2.1 0.25 - step", "4.0 1.25 T reset <3.1 =1.25/4/1", "2.1 0.25 - step"],
-        ([0], "3.0 4.0 2.1"),
-        ["3.1 0.25 - step", "5.0 1.25 T reset <4.1 =1.25/4/1", "2.2 0.5 - step"],
-    ],
-    DISABLED: [
-        ["0.1 0.25 - step", "0.1 0.25 - step", "0.1 1.25 T step =1.25/4/1"],
-        ([2], "0.1 0.1 1.0"),
-        ["0.2 1.5 T step =1.75/8/1", "0.2 0.5 - step", "1.1 0.25 - step"],
-        ([0], "1.0 0.2 1.1"),
-        ["1.1 0.25 - step", "0.3 0.75 C step =1.5/12/0", "1.2 0.5 - step"],
-        ([1, 2], "1.1 1.0 2.0"),
-        ["1.2 0.5 - step", "1.1 1.25 T step =1.25/4/1", "2.1 0.25 - step"],
-        ([1], "1.2 2.0 2.1"),
-        ["1.3 0.75 C step =1.5/12/0", "2.1 1.25 T step =1.25/4/1", "2.2 0.5 - step"],
-    ],
-}
-
-
-@by_workers
-@by_mode
-def test_table_of_every_flag(make_vec, mode, workers):
-    envs = make_vec(3, stub_factory(SCRIPTS, rich_info=True), workers=workers, autoreset_mode=mode)
-    obs, infos = envs.reset(seed=20)
-    assert obs["proprio"][:, :3].tolist() == [[20, 0, 0], [21, 0, 0], [22, 0, 0]]
-    assert infos["_fresh"].all() and "_pose" not in infos and "_episode_stats" not in infos
-    actions = np.zeros((3, 3), np.float32)
-    for cells in TABLES[mode]:
-        if isinstance(cells, list):
-            check_cells(envs.step(actions), cells, stub_image)
-            continue
-        mask = np.isin(np.arange(3), cells[0])
-        obs, infos = envs.reset(options={"reset_mask": mask})
-        sources = [f"{row[1]:.0f}.{row[2]:.0f}" for row in obs["proprio"]]
-        assert " ".join(sources) == cells[1]
-        assert infos["_fresh"].tolist() == infos["_task_id"].tolist() == mask.tolist()
-        assert "_pose" not in infos and "_episode_stats" not in infos
 
 
 @by_workers

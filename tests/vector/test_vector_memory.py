@@ -108,21 +108,6 @@ def test_each_environment_remembers_as_a_single_one(mode):
     envs.close()
 
 
-def test_a_reset_of_some_leaves_the_others_their_state():
-    envs = make_vector(DISABLED, length=9)
-    memory = envs.features.memory
-    envs.reset(seed=SEED)
-    envs.step(np.stack([ACTION] * 3))
-    before = [memory.save(i) for i in range(3)]
-    obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
-    assert [memory.save(i)["frames"] for i in range(3)] == [2, 1, 2]
-    for i in (0, 2):
-        np.testing.assert_array_equal(memory.save(i)["h"], before[i]["h"])
-    envs.step(np.stack([ACTION] * 3))
-    assert [memory.save(i)["frames"] for i in range(3)] == [3, 2, 3]
-    envs.close()
-
-
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_send_and_recv_go_on_with_the_rows_that_are_returned(mode):
     """Environments step when they like; one is reset in the middle of its first episode."""

@@ -10,6 +10,7 @@ import torch
 from memory_vla import GRUVLA, STATE
 from mini_vla import random_inputs
 from on_policy_toys import tiny_vla
+from world_model_toys import OneView
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla import FrozenVLA, StatefulVLA, VLAOutput, load
@@ -153,3 +154,9 @@ def test_states_for_the_rl_token_are_seen_one_after_the_other(vla):
         args = seen, texts[:1], proprio[row : row + 1]
         output, state = vla.infer_with_state(*args, state)
         assert torch.equal(hidden[row], output.hidden[0].half())
+
+
+def test_a_vla_of_one_view_is_shown_that_one_for_the_rl_token():
+    images, texts, proprio = random_inputs(3)
+    stacked = np.stack([images["agentview"], images["wrist"]], axis=1)
+    assert infer_hidden(OneView(), stacked, texts[0], proprio).shape == (3, 1, 32)  # it checks

@@ -243,7 +243,8 @@ def test_a_head_that_is_not_there_cannot_be_trained(make):
 
 @pytest.mark.parametrize(
     ("name", "chunk_len"),
-    [("smolvla", None), ("pi0", 3), ("pi05", 3), ("qwen3", None), ("openvla-oft", None)],
+    [("pi0", 3), ("pi05", 3), *((n, None) for n in ("smolvla", "qwen25", "qwen3"))]
+    + [("openvla", None), ("openvla-oft", None)],
 )
 def test_in_the_environment(make, name, chunk_len):
     """Two environments, the tiny policy and an RL-token encoder of its sizes."""

@@ -107,23 +107,6 @@ def test_openvla_s_tokens_are_the_reference_s(base):
     np.testing.assert_array_equal(found[:, 6], np.where(wanted[:, 6] > 0.5, -1, 1))
 
 
-def test_a_batch_of_mixed_prompt_lengths_equals_single_rows(oft):
-    case, vla = oft
-    assert len({len(ids) for ids in PROMPTS}) == 3
-    together = hidden_states(vla, case)
-    for i in range(3):
-        assert gap(together[i], hidden_states(vla, case, (i,))[0]) < 1e-5
-
-
-def test_a_batch_of_openvla_equals_single_rows(base):
-    hidden, logits, tokens = generate(base)
-    for i in range(3):
-        one_hidden, one_logits, one_tokens = generate(base, (i,))
-        assert gap(hidden[i], one_hidden[0]) < 1e-5
-        assert gap(logits[i], one_logits[0]) < 1e-4  # of size 30
-        assert tokens[i].tolist() == one_tokens[0].tolist()
-
-
 def test_images_are_tensorflow_s():
     """Crop, JPEG and normalisation exact; lanczos3 sums in another order."""
     frames = IMAGES["images"]

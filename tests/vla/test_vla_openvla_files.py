@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     for options, message in (
         ({"unnorm_key": "bridge_orig"}, "no statistics 'bridge_orig'.*libero_goal_no_noops"),
         ({"head": "diffusion"}, "no head 'diffusion', but l1 and token"),
-        ({"num_views": 3}, "num_views 1 or 2, got 3"),
+        ({"num_views": 3}, "num_views.*: expected 1 or 2, got 3"),
         ({"views": 1}, "does not take these options: views.*num_views"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -96,17 +96,6 @@ def test_hidden_states_and_actions_are_the_reference_s(golden):
     np.testing.assert_array_equal(output.actions[..., 6], 1 - 2 * (wanted[..., 6] > 0.5))
 
 
-def test_a_batch_of_mixed_prompt_lengths_equals_single_rows(golden):
-    vla, reference = golden
-    hidden, normalized = forward(vla)
-    assert len({len(vla.prompts.encode(text).ids) for text in INSTRUCTIONS}) == 3
-    for i, text in enumerate(INSTRUCTIONS):
-        one_hidden, one_normalized = forward(vla, rows(i), [text])
-        assert gap(one_hidden[0], reference[f"b1_{i}_queries"]) < 1e-4
-        assert gap(hidden[i], one_hidden[0]) < 1e-5
-        assert gap(normalized[i], one_normalized[0]) < 1e-5
-
-
 def test_a_fixed_prompt_length_changes_nothing():
     wanted = forward(QwenOFTBackend.from_pretrained(GOLDEN / "qwen25"))
     vla = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", pad_to=450)
@@ -288,9 +277,9 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", unnorm_key="libero_goal")
     with pytest.raises(ConfigError, match="Expected a mode of q99"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", norm_mode="q98")
-    with pytest.raises(ConfigError, match="image_resize must be in"):
+    with pytest.raises(ConfigError, match="image_resize.*: expected 'bicubic' or"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", image_resize="lanczos")
-    with pytest.raises(ConfigError, match="num_views must be 1 or 2"):
+    with pytest.raises(ConfigError, match="num_views.*: expected 1 or 2"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", num_views=3)
     with pytest.raises(ConfigError, match="Expected 8 action tokens"):
         load(f"qwen-oft:{GOLDEN / 'qwen3'}").infer(

@@ -259,6 +259,25 @@ def test_results_name_the_options(example_package, checkpoint):
     assert vla_identity(f"constant:{checkpoint}?scale=2") == {**plain, "options": {"scale": 2}}
 
 
+def test_an_identity_is_of_all_that_a_policy_is_computed_from(tmp_path):
+    """Weights in a folder of their own, as starVLA's; and what lies beside a single file."""
+    from vla_gym.rollout.vla_policy import vla_identity
+
+    files = [tmp_path / "run" / name for name in ("config.yaml", "checkpoints/a.safetensors")]
+    alone = tmp_path / "file" / "a.safetensors", tmp_path / "file" / "statistics.json"
+    for file in (*files, *alone):
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_bytes(b"1")
+    for spec, changed in ((files[0].parent, files), (alone[0], alone)):
+        seen = [vla_identity(f"qwen-oft:{spec}")["sha256"]]
+        for file in changed:
+            file.write_bytes(b"2")
+            seen.append(vla_identity(f"qwen-oft:{spec}")["sha256"])
+        assert len(set(seen)) == 3
+    (tmp_path / "file" / "README.md").write_text("of no matter")
+    assert vla_identity(f"qwen-oft:{alone[0]}")["sha256"] == seen[-1]
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", ""])
 def test_a_device_that_is_not_there(device):
     with pytest.raises(ConfigError, match="is not there .* such as 'cpu'"):

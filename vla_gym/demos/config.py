@@ -12,7 +12,7 @@ from msgspec import Meta
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
-from vla_gym.outside import Count, Fraction, PositiveInt, check_fields
+from vla_gym.outside import Count, Fraction, PositiveInt
 from vla_gym.suites import Task, get_task, suite_tasks
 
 
@@ -92,7 +92,6 @@ class DemosConfig(EnvSettings):
             ConfigError: A value is out of range or a task has no expert.
         """
         self.tasks()
-        check_fields(self)
         self.check_env()
         if self.lerobot is None:
             if self.lerobot_videos:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vla_gym.assets.pack import default_assets
-from vla_gym.envs.checks import as_integer
+from vla_gym.outside import PositiveInt, check_fields
 from vla_gym.variation import DomainVariation
 
 
@@ -21,17 +21,17 @@ class EnvSettings:
     variation: str | None = None
     """How light, cameras, colours and clutter vary: mild or strong. A trainer's own validation and
     evaluations play LIBERO's own look all the same."""
-    scene_reset_interval: int = 1
+    scene_reset_interval: PositiveInt = 1
     """Episodes in a row that share a look."""
 
     def check_env(self) -> None:
-        """Check how scenes vary.
+        """Check all options against their types, and how scenes vary.
 
         Raises:
-            ConfigError: If there is no such level, or the interval is not positive.
+            ConfigError: If a value is of another type or out of bounds, or there is no such level.
         """
+        check_fields(self)
         DomainVariation.parse(self.variation)
-        as_integer(self.scene_reset_interval, "scene_reset_interval", 1)
 
     @property
     def episodes_a_look(self) -> int | None:

@@ -9,16 +9,15 @@ from typing import Annotated, ClassVar, Self
 
 import torch
 from msgspec import Meta
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import Layers, Object, Size, check_fields, to_type
 from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
 from vla_gym.vla.blocks import Block
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json, verify_checksums, write_weights
-from vla_gym.vla.load_weights import check_fits, described_by
+from vla_gym.vla.load_weights import described_by, load_into
 
 
 @dataclass(frozen=True)
@@ -93,21 +92,15 @@ class _RLTokenPart(nn.Module):
         if values.pop("model_type", None) != "vla_gym_rl_token":
             raise WeightsError(f"Cannot load {file}: it does not describe an RL token.")
         config = to_type(values, RLTokenModelConfig, str(file), WeightsError)
-        try:
-            state = {
-                name.removeprefix(cls.prefix): value.float()
-                for name, value in load_file(folder / "model.safetensors").items()
-                if name.startswith(cls.prefix)
-            }
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"Cannot load the {cls.prefix[:-1]} of {folder}: {error}") from error
-        shapes = {name: tuple(value.shape) for name, value in state.items()}
-        with described_by(folder):
-            check_fits(lambda: cls(config), shapes, f"Cannot load the {cls.prefix[:-1]}: {folder}")
+        with described_by(folder), torch.device("meta"):
             part = cls(config)
-        part.load_state_dict(state)
-        if not all(torch.isfinite(value).all() for value in state.values()):
-            raise WeightsError(f"Checkpoint {folder} holds values that are not finite.")
+        prefix = cls.prefix
+        load_into(
+            part,
+            Checkpoint(folder),
+            dtype=torch.float32,
+            rename=lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None,
+        )
         part.source = folder
         return part
 

@@ -23,6 +23,9 @@ from vla_gym.vla.base import CAMERAS, FrozenVLA, TokenVLA
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.stateful import VLAMemory
 
+#: What a checkpoint's folder says how to use its weights, and the weights.
+_SETTINGS, _WEIGHTS = (".json", ".yaml"), (".safetensors", ".pt", ".bin")
+
 
 class VLAPolicy:
     """A frozen VLA: executes the chunks that it proposes, greedily or sampled.
@@ -205,12 +208,9 @@ def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, Any]:
     if "adapters" in options:
         folder = Path(options["adapters"]).expanduser()
         options["adapters"] = _digest(sorted(folder.glob("adapter_*")))
-    files = [path]
-    if path.is_dir():
-        files = [path / name for name in ("config.json", "model.safetensors")]
-        if not all(file.is_file() for file in files):  # a larger one, in several files
-            kinds = (".json", ".yaml", ".safetensors", ".pt", ".bin")
-            files = sorted(file for file in path.iterdir() if file.suffix in kinds)
+    folder, kinds = (path, _WEIGHTS) if path.is_dir() else (path.parent, ())
+    beside = (*folder.iterdir(), *folder.glob("checkpoints/*"))  # where starVLA keeps its weights
+    files = sorted({path} - {folder} | {f for f in beside if f.suffix in (*_SETTINGS, *kinds)})
     found: dict[str, Any] = {"name": path.name, "sha256": _digest(files)}
     return found | {"options": options} if options else found
 
@@ -219,6 +219,5 @@ def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
-            while part := stream.read(1 << 24):
-                digest.update(part)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
+from msgspec import Meta
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Fraction, to_type
 from vla_gym.variation.drawn import (
     CLUTTER_KIND,
     CLUTTER_KINDS,
@@ -25,23 +27,6 @@ _LIGHT, _CAMERA, _SURFACES, _OBJECTS, _DISTRACTORS = range(5)
 # Darkest channel of a drawn colour: nothing becomes black.
 _DARKEST = 0.15
 
-# Largest value of each field.
-_LIMITS = {
-    "light_intensity": 0.8,
-    "light_color": 0.8,
-    "light_direction": 180.0,
-    "camera_position": 0.3,
-    "camera_rotation": 20.0,
-    "camera_fov": 15.0,
-    "wrist_position": 0.03,
-    "wrist_rotation": 15.0,
-    "table_color": 1.0,
-    "floor_color": 1.0,
-    "wall_color": 1.0,
-    "object_color": 1.0,
-    "distractors": MAX_DISTRACTORS,
-}
-
 
 @dataclass(frozen=True)
 class DomainVariation:
@@ -55,45 +40,38 @@ class DomainVariation:
         ConfigError: If a field is out of its range.
     """
 
-    light_intensity: float = 0.0
+    light_intensity: Annotated[float, Meta(ge=0.0, le=0.8)] = 0.0
     """All lights are multiplied by a factor in 1 - x .. 1 + x; x in 0..0.8."""
-    light_color: float = 0.0
+    light_color: Annotated[float, Meta(ge=0.0, le=0.8)] = 0.0
     """Red, green and blue of all lights are each multiplied by a factor in 1 - x .. 1; 0..0.8."""
-    light_direction: float = 0.0
+    light_direction: Annotated[float, Meta(ge=0.0, le=180.0)] = 0.0
     """All lights are turned about the vertical through the scene by up to x degrees; 0..180."""
-    camera_position: float = 0.0
+    camera_position: Annotated[float, Meta(ge=0.0, le=0.3)] = 0.0
     """The agent's camera is moved by up to x metres in any direction; 0..0.3."""
-    camera_rotation: float = 0.0
+    camera_rotation: Annotated[float, Meta(ge=0.0, le=20.0)] = 0.0
     """The agent's camera is turned by up to x degrees about any axis; 0..20."""
-    camera_fov: float = 0.0
+    camera_fov: Annotated[float, Meta(ge=0.0, le=15.0)] = 0.0
     """The vertical field of view of the agent's camera changes by up to x degrees; 0..15."""
-    wrist_position: float = 0.0
+    wrist_position: Annotated[float, Meta(ge=0.0, le=0.03)] = 0.0
     """The wrist camera is moved in its mount by up to x metres in any direction; 0..0.03."""
-    wrist_rotation: float = 0.0
+    wrist_rotation: Annotated[float, Meta(ge=0.0, le=15.0)] = 0.0
     """The wrist camera is turned in its mount by up to x degrees about any axis; 0..15."""
-    table_color: float = 0.0
+    table_color: Fraction = 0.0
     """The table's colour is (1 - x) of its own and x of a drawn one; 0..1. Textures stay."""
-    floor_color: float = 0.0
+    floor_color: Fraction = 0.0
     """The same for the floor."""
-    wall_color: float = 0.0
+    wall_color: Fraction = 0.0
     """The same for walls and what stands before them."""
-    object_color: float = 0.0
+    object_color: Fraction = 0.0
     """The same for objects and fixtures, a colour each."""
-    distractors: int = 0
+    distractors: Annotated[int, Meta(ge=0, le=MAX_DISTRACTORS)] = 0
     """Objects of other categories that stand about; 0..6. Fewer where a scene lacks the room."""
 
     def __post_init__(self) -> None:
-        for name, limit in _LIMITS.items():
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
-            whole = name == "distractors"
-            kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-            # A NaN is in no range.
-            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value <= limit:
-                raise ConfigError(
-                    f"{name} must be {'an integer' if whole else 'a number'} in 0..{limit:g}, got "
-                    f"{value!r}."
-                )
-            object.__setattr__(self, name, int(value) if whole else float(value))
+            value = value.item() if isinstance(value, np.generic) else value
+            object.__setattr__(self, name, to_type(value, hint, name))
 
     @classmethod
     def preset(cls, name: str) -> DomainVariation:

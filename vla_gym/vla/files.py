@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -151,7 +152,9 @@ def find_base_model(
         raise ConfigError(f"{option}={str(given)!r} lacks {', '.join(missing)}.")
     advice = f"give {option}='/path/to/it'"
     if name and re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
-        command = f'hf download {name} --include "*.json" --local-dir {folders[0]}'
+        command = (
+            f'hf download {name} --include "*.json" --local-dir {shlex.quote(str(folders[0]))}'
+        )
         advice = f"run '{command}', or {advice}"
     raise WeightsError(
         f"Checkpoint {checkpoint} needs {' and '.join(needed)} of {name or 'its VLM'}, which it "

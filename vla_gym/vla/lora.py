@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, structs
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Object, Text, to_type
+from vla_gym.outside import FractionBelow1, Object, PositiveFloat, Text, check_fields, to_type
 from vla_gym.vla.files import read_json
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class LoraSettings:
             such as a fresh head.
     """
 
-    r: int = 16
-    alpha: float = 16.0
-    dropout: float = 0.0
+    r: Rank = 16
+    alpha: PositiveFloat = 16.0
+    dropout: FractionBelow1 = 0.0
     target_modules: str | tuple[str, ...] = "all-linear"
     exclude: tuple[str, ...] = ()
     train_whole: tuple[str, ...] = ()
@@ -78,11 +78,7 @@ class LoraSettings:
         Raises:
             ConfigError: If a number is out of range.
         """
-        if self.r < 1 or self.alpha <= 0.0 or not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(
-                "LoRA needs r >= 1, alpha > 0 and dropout in [0, 1), got "
-                f"r={self.r}, alpha={self.alpha}, dropout={self.dropout}."
-            )
+        check_fields(self)
 
 
 class ParameterCounts(NamedTuple):

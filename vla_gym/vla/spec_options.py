@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 from vla_gym.errors import ConfigError
-from vla_gym.outside import check_path, to_type
+from vla_gym.outside import check_path, check_words, to_type
 
 _Options = TypeVar("_Options")
 
@@ -34,7 +34,9 @@ def make_options(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
             if isinstance(value, bool | int | float):  # a folder's name that YAML reads as a number
                 values = {**values, name: str(value)}
         elif isinstance(value, bool | int | float | str | None):
-            to_type(value, hints[name], f"The option {name} of the VLA backend")
+            origin = f"The option {name} of the VLA backend"
+            check_words(value, hints[name], origin)
+            to_type(value, hints[name], origin)
     return kind(**values)
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vla_gym.envs.checks import as_integer, check_choice, parse_tasks
+from vla_gym.envs.checks import as_integer, parse_tasks
 from vla_gym.errors import ConfigError
+from vla_gym.outside import Count, PositiveInt
 from vla_gym.rollout import Policy, Start
 from vla_gym.suites import choose_suite, get_suite
 from vla_gym.suites.libero.protocols import PROTOCOLS, EvalProtocol, ProtocolName
@@ -51,13 +52,13 @@ class EvalConfig(PolicyConfig):
     """Settle, limit, render and replan as a known evaluation does, see docs/evaluation.md: openvla,
     openpi, or libero (LIBERO's own)."""
 
-    num_envs: int = 8
+    num_envs: PositiveInt = 8
     """Environments at once."""
-    workers: int | None = None
+    workers: Count | None = None
     """Worker processes; default: one a core; 0: none."""
     hosts: str | None = None
     """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads of torch, which the rounding may depend on too."""
 
     out: Path | None = None
@@ -71,7 +72,7 @@ class EvalConfig(PolicyConfig):
     confusion: bool = False
     """Record whose goal became true first, of all tasks of the scene: instruction against achieved
     goal."""
-    films: int = 0
+    films: Count = 0
     """Film so many successes and so many failures of each task: videos in films/."""
     progress: bool = True
     """Show a progress bar."""
@@ -168,12 +169,8 @@ class EvalConfig(PolicyConfig):
             UnknownTaskError: If a suite or task does not exist, or has no expert to play it.
         """
         self.check_env()
-        check_choice(self.layouts, "--layouts", ("official", "sampled"))
         if self.episodes is not None:
             as_integer(self.episodes, "--episodes", 1, self.official_states() or None)
-        for name, low in (("num_envs", 1), ("workers", 0), ("torch_threads", 1), ("films", 0)):
-            if getattr(self, name) is not None:
-                as_integer(getattr(self, name), f"--{name.replace('_', '-')}", low)
         for name in ("resume", "films"):
             if getattr(self, name) and self.out is None:
                 raise ConfigError(f"--{name} needs --out: a directory or a .json file.")

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from msgspec import Meta
 from tqdm import tqdm
 
 from vla_gym.envs.checks import as_integer, parse_init_states, parse_tasks
 from vla_gym.errors import ConfigError
+from vla_gym.outside import PositiveInt
 from vla_gym.play.video import check_video_path, tiled_frames, write_video
 from vla_gym.rollout import Episode, Start
 from vla_gym.rollout.film import film
@@ -44,9 +46,9 @@ class PlayConfig(PolicyConfig):
     """Play layouts sampled with these seeds instead of official states."""
     cameras: tuple[str, ...] | None = None
     """What the video shows, e.g. agentview wrist; default: all cameras of the suite."""
-    size: int | None = None
+    size: Annotated[int, Meta(ge=64, le=1024, multiple_of=2)] | None = None
     """Pixels of a camera's side; default: 256 for up to four tiles, less for more."""
-    max_steps: int | None = None
+    max_steps: PositiveInt | None = None
     """End an episode after so many control steps; default: the suite's limit."""
     out: Path = Path("episode.mp4")
     """The video; .mp4 or .gif."""
@@ -86,10 +88,6 @@ class PlayConfig(PolicyConfig):
             raise ConfigError(
                 f"Expected 1..{MAX_TILES} episodes (tasks times states), got {len(starts)}."
             )
-        if self.size is not None and (self.size % 2 or not 64 <= self.size <= 1024):
-            raise ConfigError(f"size must be even and in 64..1024, got {self.size}.")
-        if self.max_steps is not None:
-            as_integer(self.max_steps, "max_steps", 1)
         known = tuple(get_suite(self.suite).cameras)
         if self.cameras is not None and not 0 < len(set(self.cameras) & set(known)) == len(
             self.cameras

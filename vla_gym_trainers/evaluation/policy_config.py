@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vla_gym.envs.checks import as_integer
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError, UnknownTaskError, WeightsError
+from vla_gym.outside import Count, NonNegativeFloat, PositiveInt
 from vla_gym.rollout import ExpertPolicy, Policy, RandomPolicy, Start
 from vla_gym.rollout.vla_policy import VLAPolicy, held_out_words
 from vla_gym.suites import VARIANTS, get_task
@@ -36,20 +36,20 @@ class PolicyConfig(EnvSettings):
     """Torch device of the VLA, e.g. cuda."""
     head: Literal["l1", "token", "flow"] | None = None
     """Which head of the VLA acts; default: its own first choice."""
-    temperature: float = 0.0
+    temperature: NonNegativeFloat = 0.0
     """Of the token head: 0 takes the most likely tokens, more samples them."""
-    seed: int = 0
+    seed: Count = 0
     """Of random actions and sampled tokens; all else is deterministic."""
     phrasing: Literal["original", "held-out"] = "original"
     """Words that the VLA is told a task in: LIBERO's, or some that cloning left out."""
-    chunk_len: int | None = None
+    chunk_len: PositiveInt | None = None
     """Control steps executed a chunk; default: the VLA's horizon. A trained policy has its own."""
-    batch_size: int = 4
+    batch_size: PositiveInt = 4
     """Rows of each forward pass of the VLA. The rounding of its actions depends on it, so compare
     and merge results of one batch size."""
 
     def check_policy(self, starts: Iterable[Start]) -> None:
-        """Check what can be checked without loading anything.
+        """Check what can be checked without loading anything; after :meth:`check_env`.
 
         Args:
             starts: What will be played.
@@ -58,12 +58,6 @@ class PolicyConfig(EnvSettings):
             ConfigError: If a value is out of range, or two contradict each other.
             UnknownTaskError: If the expert shall act and a task has none.
         """
-        as_integer(self.seed, "--seed", 0)
-        as_integer(self.batch_size, "--batch-size", 1)
-        if self.chunk_len is not None:
-            as_integer(self.chunk_len, "--chunk-len", 1)
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature must be 0 or more, got {self.temperature}.")
         if self.temperature > 0.0 and self.head != "token":
             raise ConfigError("--temperature samples from the token head: add --head token.")
         for name, usual in (("phrasing", "original"), ("head", None)):

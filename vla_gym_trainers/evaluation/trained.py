@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,15 +14,7 @@ from vla_gym.rollout.policies import BATCH_SIZE
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.spec_options import split_options, with_option
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
-from vla_gym_trainers.world_model.protocol import (
-    WorldModel,
-    load_world_model,
-    model_folder,
-    world_memory_size,
-)
-
-if TYPE_CHECKING:
-    from vla_gym.vla import FrozenVLA
+from vla_gym_trainers.world_model.protocol import load_world_model, model_folder, world_memory_size
 
 #: Files of a run that hold a policy over the RL token.
 ACTOR_FILES = ("rl_token_actor.safetensors", "policy.safetensors")
@@ -59,6 +50,9 @@ def load_policy(path: Path) -> Any:
         from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 
         return RLTokenActor.load(file.parent)
+    from vla_gym_trainers.commands import import_sb3
+
+    import_sb3()
     from vla_gym_trainers.td3.policy import RLTokenPolicy
 
     return RLTokenPolicy.load(file)
@@ -112,7 +106,14 @@ def load_trained(
     name = path.stem if path.is_file() else path.name
     world_model = None
     if world_memory_size(model.observation_space):
-        world_model = _world_model(path, run.world_model, device, {vla: loaded})
+        if run.world_model is None:
+            raise ConfigError(
+                f"{path} was trained with a world model, which nothing names: it belongs into its "
+                "run directory, whose config.json does."
+            )
+        world_model = load_world_model(
+            run.world_model, device, allow_class=False, vlas={vla: loaded}
+        )
     policy = ActorPolicy(
         model,
         loaded,
@@ -143,23 +144,6 @@ def load_trained(
         folder = model_folder(run.world_model or "")
         policy.identity["world_model"] = vla_identity(folder, "-world-model")
     return policy
-
-
-def _world_model(
-    path: Path, spec: str | None, device: str, vlas: Mapping[str, FrozenVLA]
-) -> WorldModel:
-    """Return the world model that a policy was trained with, as its run's configuration names it.
-
-    Raises:
-        ConfigError: If the configuration names none.
-        WeightsError: If it cannot be loaded.
-    """
-    if spec is None:
-        raise ConfigError(
-            f"{path} was trained with a world model, which nothing names: it belongs into its run "
-            "directory, whose config.json does."
-        )
-    return load_world_model(spec, device, allow_class=False, vlas=vlas)
 
 
 #: Which head acts for a VLA that PPO or GRPO has trained, by their ``policy``; others: its own.

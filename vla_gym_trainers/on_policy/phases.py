@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
+from vla_gym.rollout.vla_policy import load_vla
 from vla_gym.vla.base import CAMERAS, FrozenVLA
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
@@ -119,16 +119,10 @@ class VLATeacher:
         """
         if head not in ("auto", "l1", "token"):
             raise ConfigError(f"Expected head 'auto', 'l1' or 'token', got {head!r:.80}.")
-        wanted = "l1" if head == "auto" else head
-        self.head, self.vla = wanted, vla
-        if wanted != getattr(vla, "head", wanted):
-            self.vla = copy.copy(vla)
-            try:
-                self.vla.head = wanted
-            except ConfigError:
-                if head != "auto":
-                    raise
-                self.head = "token"
+        if head == "auto":
+            head = "l1" if "l1" in getattr(vla, "heads", ("l1",)) else "token"
+        self.head = head
+        self.vla: Any = vla if head == getattr(vla, "head", head) else load_vla(vla, head)
 
     @torch.no_grad()
     def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from msgspec import Meta
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, Size, read_json
 from vla_gym.suites.libero.spec import ACTION, PROPRIO
-from vla_gym.vla.load_weights import check_fits, described_by
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym_trainers.networks import (
     ChunkActor,
     FeatureNormalizer,
@@ -212,15 +212,7 @@ class RLTokenActor(nn.Module):
             WeightsError: If a file is missing or damaged, or holds numbers that are not finite.
         """
         sizes = msgspec.structs.asdict(read_json(folder / SIZES, _Sizes, WeightsError))
-        try:
-            state = load_file(folder / WEIGHTS)
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{folder} holds no whole RL-token actor: {error}") from error
-        shapes = {name: tuple(value.shape) for name, value in state.items()}
-        with described_by(folder):
-            check_fits(lambda: cls(**sizes), shapes, f"{folder} holds no whole RL-token actor: it")
+        with described_by(folder), torch.device("meta"):
             actor = cls(**sizes)
-        actor.load_state_dict(state)
-        if not all(value.isfinite().all() for value in actor.state_dict().values()):
-            raise WeightsError(f"{folder} holds weights that are not finite: take earlier ones.")
+        load_into(actor, Checkpoint(folder / WEIGHTS))
         return actor.eval()

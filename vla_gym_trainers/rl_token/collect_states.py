@@ -149,6 +149,7 @@ class StatesPolicy:
         self.name, self.expert = player, player == "expert"
         self.chunk_len = stride if self.expert else vla.horizon
         self.cameras: tuple[str, ...] = CAMERAS
+        self._vla_cameras = getattr(vla, "cameras", CAMERAS)
         self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
         # Hidden states (images of the expert's episodes), proprio and the object's position.
@@ -160,13 +161,13 @@ class StatesPolicy:
         hidden: list[torch.Tensor | None] = [None] * len(infos)
 
         def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-            images = {name: batch[name] for name in CAMERAS}
+            images = {name: batch[name] for name in self._vla_cameras}
             texts = [info["instruction"] for info in told]
             with torch.no_grad():
                 out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
             for row, states in zip(batch["row"], out.hidden.to("cpu", torch.float16), strict=True):
                 hidden[row] = states
-            return np.asarray(out.actions.float().cpu().numpy())
+            return np.asarray(out.actions.float().clamp(-1.0, 1.0).cpu().numpy())
 
         if not self.expert:
             rows = {**observations, "row": np.arange(len(infos))}

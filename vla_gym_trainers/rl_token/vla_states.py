@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vla_gym.errors import ConfigError
-from vla_gym.outside import Count, Fraction, PositiveInt, check_fields
+from vla_gym.outside import Count, Fraction, PositiveInt
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
+from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.tasks import SuitesSettings
 
 PLAYERS = ("demos", "expert", "vla")
@@ -58,7 +58,6 @@ class StatesConfig(SuitesSettings):
             ConfigError: A value is out of range, or a task has no expert.
             UnknownTaskError: There is no such suite or task.
         """
-        check_fields(self)
         self.check_tasks(need_expert=self.expert_episodes > 0)
 
 
@@ -106,24 +105,7 @@ class VLAStates:
         Raises:
             ConfigError: If there is none.
         """
-        if not parts:
-            raise ConfigError("No states: ask for demonstrations or for episodes.")
-        tasks = list(dict.fromkeys(name for part in parts for name in part.tasks))
-        arrays: dict[str, list[np.ndarray]] = {}
-        first = 0
-        for part in parts:
-            columns = {
-                "proprio": part.proprio,
-                "object_pos": part.object_pos,
-                "player": part.player,
-                "task": np.array([tasks.index(name) for name in part.tasks])[part.task],
-                "episode": first + np.unique(part.episode, return_inverse=True)[1],
-            }
-            first = int(columns["episode"].max(initial=first - 1)) + 1
-            for name, column in columns.items():
-                arrays.setdefault(name, []).append(column)
-        joined = {name: np.concatenate(columns) for name, columns in arrays.items()}
-        return cls(hidden=torch.cat([part.hidden for part in parts]), **joined, tasks=tasks)
+        return join_episodes(parts, "No states: ask for demonstrations or for episodes.")
 
     def held_out(self, share: float) -> np.ndarray:
         """Return a mask (N,) of the last ``share`` of every task's and player's episodes.
@@ -160,11 +142,11 @@ def infer_hidden(
         instruction: The same for all rows.
         proprio: (N, 8) float32.
     """
-    parts, memory = [], VLAMemory(vla)
+    parts, memory, shown = [], VLAMemory(vla), getattr(vla, "cameras", CAMERAS)
     size = 1 if memory.is_stateful else BATCH
     for start in range(0, len(images), size):
         rows = slice(start, start + size)
-        batch = {name: images[rows, camera] for camera, name in enumerate(CAMERAS)}
+        batch = {n: images[rows, camera] for camera, n in enumerate(CAMERAS) if n in shown}
         count = len(proprio[rows])
         at = memory.at([0] * count, [start == 0])
         hidden = at.infer(batch, [instruction] * count, proprio[rows]).hidden

@@ -15,39 +15,6 @@ import numpy as np
 from vla_gym.errors import ConfigError
 
 
-class JsonlWriter:
-    """One JSON object a log: ``step``, ``wall_s`` (Unix time) and the metrics."""
-
-    def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
-        """Open the file.
-
-        Args:
-            path: The file.
-            keep_bytes: Cut it back to this length and go on there; None begins anew.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if keep_bytes is not None and path.exists():
-            os.truncate(path, min(keep_bytes, path.stat().st_size))
-        self._file = open(path, "wb" if keep_bytes is None else "ab")  # noqa: SIM115
-
-    def write(self, values: Mapping[str, Any], step: int = 0) -> None:
-        """Append one line and flush it; a number that is not finite is written as null."""
-        row = {"step": step, "wall_s": round(time.time(), 3)}
-        row |= {key: plain for key in sorted(values) if _is_plain(plain := _plain(values[key]))}
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-
-    def position(self) -> int:
-        """Bring everything to the disk and return the file's length."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 class RunLogger:
     """Collects metrics by name and writes them; the methods that SB3's algorithms call on a logger.
 
@@ -76,7 +43,10 @@ class RunLogger:
         from torch.utils.tensorboard import SummaryWriter
 
         self._wandb = None if wandb_project is None else start_wandb(wandb_project, metrics.parent)
-        self.jsonl = JsonlWriter(metrics, None if state is None else int(state["bytes"]))
+        metrics.parent.mkdir(parents=True, exist_ok=True)
+        if state is not None and metrics.exists():
+            os.truncate(metrics, min(int(state["bytes"]), metrics.stat().st_size))
+        self._file = open(metrics, "wb" if state is None else "ab")  # noqa: SIM115
         # TensorBoard hides the points of older event files from this step on.
         purge = 0 if state is None else int(state["step"]) + 1
         self.tensorboard = SummaryWriter(log_dir=str(tensorboard), purge_step=purge)
@@ -103,14 +73,17 @@ class RunLogger:
         self._counts[key] = count + 1
 
     def dump(self, step: int = 0) -> None:
-        """Write what has been recorded, and forget it.
+        """Write what has been recorded, and forget it; numbers that are not finite become null.
 
         Args:
             step: Chunks or control steps so far, whatever the run counts.
         """
-        self.jsonl.write(self._values, step)
-        shown = {key: _plain(self._values[key]) for key in self._values.keys() - self._hidden}
-        shown = {key: value for key, value in shown.items() if isinstance(value, int | float)}
+        values = self._plain_values()
+        row = {"step": step, "wall_s": round(time.time(), 3), **values}
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+        shown = {key: value for key, value in numbers.items() if key not in self._hidden}
         for key, value in shown.items():
             self.tensorboard.add_scalar(key, value, step)
         self.tensorboard.flush()
@@ -124,17 +97,25 @@ class RunLogger:
         Args:
             step: As of :meth:`dump`.
         """
+        self._file.flush()
+        os.fsync(self._file.fileno())
         return {
             "step": step,
-            "bytes": self.jsonl.position(),
-            "values": {k: _plain(v) for k, v in self._values.items() if _is_plain(_plain(v))},
+            "bytes": self._file.tell(),
+            "values": self._plain_values(),
             "counts": dict(self._counts),
             "hidden": sorted(self._hidden),
         }
 
+    def _plain_values(self) -> dict[str, Any]:
+        """Return what has been recorded, sorted, without what no line of JSON holds."""
+        values = {key: _plain(self._values[key]) for key in sorted(self._values)}
+        kinds = bool | int | float | str | None
+        return {key: value for key, value in values.items() if isinstance(value, kinds)}
+
     def close(self) -> None:
         """Close the writers."""
-        self.jsonl.close()
+        self._file.close()
         self.tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
@@ -175,7 +156,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item") and np.size(value) == 1:
         value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)

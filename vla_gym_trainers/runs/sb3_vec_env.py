@@ -196,11 +196,11 @@ class SB3VecEnv(VecEnv):
     def get_state(self) -> dict[str, Any]:
         """Return what the future of all environments depends on; it can be pickled.
 
-        Raises:
-            ConfigError: If the vector environment cannot save states.
+        For a vector environment with ``get_state`` and ``set_state``, such as LIBERO's.
         """
+        vector_env: Any = self.vector_env
         return {
-            "envs": self._states("get_state")(),
+            "envs": vector_env.get_state(),
             "lengths": self.chunks.lengths.copy(),
             "returns": self.chunks.returns.copy(),
         }
@@ -211,21 +211,13 @@ class SB3VecEnv(VecEnv):
         Returns:
             The observations of that moment.
         """
-        obs = self._states("set_state")(state["envs"])
+        vector_env: Any = self.vector_env
+        obs = vector_env.set_state(state["envs"])
         self.chunks.lengths[:] = state["lengths"]
         self.chunks.returns[:] = state["returns"]
         self._reset_seeds()  # seeds that an algorithm set for a reset that will not come
         self._reset_options()
         return own(obs)
-
-    def _states(self, name: str) -> Any:
-        method = getattr(self.vector_env, name, None)
-        if method is None:
-            raise ConfigError(
-                f"{type(self.vector_env).__name__} cannot save the states of its environments: "
-                "use vla_gym.vector.LiberoVectorEnv (gymnasium.make_vec)."
-            )
-        return method
 
     def close(self) -> None:
         """Close the vector environment."""

@@ -38,10 +38,10 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
         ConfigError: If the environment has no ``get_state``.
     """
     env: Any = model.get_env()
-    if not hasattr(env, "get_state"):
+    if not hasattr(getattr(env, "vector_env", None), "get_state"):
         raise ConfigError(
             f"{type(env).__name__} cannot save the state of its environments: make it with "
-            "make_sb3_vec_env or sb3_vec_env."
+            "make_sb3_vec_env, or with sb3_vec_env around a LiberoVectorEnv."
         )
     model.save(folder / "model.zip")
     with open(folder / "replay.pkl", "wb") as file:

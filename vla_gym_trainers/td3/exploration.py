@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_gym.errors import ConfigError
-
 
 class ChunkNoise:
     """White noise per control step plus one offset per chunk that all its steps share.
@@ -43,14 +41,7 @@ class ChunkNoise:
             scale: (A,) natural size of each action dimension.
             seed: Seed of the generator, which belongs to this noise alone.
             correlation: Of the offsets of successive chunks of an episode, in [0, 1].
-
-        Raises:
-            ConfigError: If a size is negative, or ``correlation`` out of range.
         """
-        if white < 0 or chunk < 0:
-            raise ConfigError(f"Noise sizes must not be negative, got {white} and {chunk}.")
-        if not 0.0 <= correlation <= 1.0:
-            raise ConfigError(f"correlation must be in [0, 1], got {correlation}.")
         self.chunk_len, self.white, self.chunk = chunk_len, white, chunk
         self.correlation = correlation
         self.scale = np.asarray(scale, np.float64)

@@ -212,14 +212,14 @@ class VLAFineTuner:
         x, reference = policy.normalizer(mine), self._to_chunk(chunk, policy.device)
         action = policy.actor(x, reference, keep)
         q, values = actor_values(policy, x.detach(), action, reference, self.config)
-        actor = losses.actor_loss(
+        loss, distance = losses.actor_loss(
             q, action, near, policy.chunk_scale, self.config.bc_weight, divisor=divisor
         )
-        loss = actor.loss + self.config.anchor_weight * anchor.to(policy.device)
+        loss = loss + self.config.anchor_weight * anchor.to(policy.device)
         return loss, {
             "vla_loss": loss.detach(),
             "vla_q": values.detach().mean(),
-            "vla_reference_rms": actor.bc_term / action.shape[1],
+            "vla_reference_rms": distance / action.shape[1],
             "vla_anchor": anchor.detach(),
         }
 

@@ -8,25 +8,11 @@ A = C * 7 the flattened chunk, n the number of critics. All tensors are float32.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 #: Floor ``q_min`` of what the actor's Q is divided by.
 MIN_Q_SCALE = 0.02
-
-
-class ActorLoss(NamedTuple):
-    """Actor loss and a part of it, each a scalar tensor.
-
-    Attributes:
-        loss: ``-mean(Q) / mean|Q| + mean(bc_weight * distance)``, the quantity to minimise.
-        bc_term: Mean over the batch of the squared scaled distance to the reference.
-    """
-
-    loss: Tensor
-    bc_term: Tensor
 
 
 def smoothed_target_action(target_mean: Tensor, noise: Tensor, noise_clip: Tensor) -> Tensor:
@@ -163,7 +149,7 @@ def actor_loss(
     bc_weight: float | Tensor,
     groups: Tensor | None = None,
     divisor: Tensor | None = None,
-) -> ActorLoss:
+) -> tuple[Tensor, Tensor]:
     """Return the actor's loss: climb Q, stay near the reference.
 
     ``L_pi = -mean_b [Q(x_b, a_b) / max(mean_b |Q(x_b, a_b)|, q_min)]``
@@ -184,10 +170,10 @@ def actor_loss(
             the whole; None: that of these rows.
 
     Returns:
-        The loss and its part.
+        The loss, a scalar, and the mean over the batch of the squared scaled distance.
     """
     if divisor is None:
         divisor = q_divisor(q, groups)
     distance = reference_distance(actions, reference, scale)
     held = (bc_weight * distance).mean()
-    return ActorLoss(held - (q / divisor).mean(), distance.mean().detach())
+    return held - (q / divisor).mean(), distance.mean().detach()

@@ -144,20 +144,20 @@ def actor_step(
     q, values = actor_values(policy, x, action, reference, config)
     near, share = held_to(batch, reference, config.bc_beside_demos)
     beta = bc_weight * share
-    loss = losses.actor_loss(
+    loss, distance = losses.actor_loss(
         q, action, near, policy.chunk_scale, beta, groups=tasks_of(observations)
     )
     policy.actor_optimizer.zero_grad(set_to_none=True)
-    loss.loss.backward()
+    loss.backward()
     policy.actor_optimizer.step()
     policy.critic.requires_grad_(True)
     polyak(policy.actor, policy.actor_target, config.tau * config.policy_delay)
     if policy.actor_average is not None:
         polyak(policy.actor, policy.actor_average, 1.0 - config.actor_ema)
     return {
-        "actor_loss": loss.loss.detach(),
+        "actor_loss": loss.detach(),
         "actor_q": values.detach().mean(),
-        "reference_rms": (loss.bc_term / action.shape[1]).sqrt(),
+        "reference_rms": (distance / action.shape[1]).sqrt(),
     }
 
 

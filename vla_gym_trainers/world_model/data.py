@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import WeightsError
 from vla_gym.suites import Task, get_task
+from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.run_dir import replacing
 
 #: Who can have played an episode, and who of them a world model is first trained on.
@@ -83,19 +84,7 @@ class Sequences:
         Raises:
             ConfigError: If there is none.
         """
-        if not parts:
-            raise ConfigError("No sequences: ask for at least one episode.")
-        tasks = list(dict.fromkeys(name for part in parts for name in part.tasks))
-        columns: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
-        first = 0
-        for part in parts:
-            for name in _COLUMNS:
-                columns[name].append(getattr(part, name))
-            columns["task"][-1] = np.array([tasks.index(name) for name in part.tasks])[part.task]
-            numbers = np.unique(part.episode, return_inverse=True)[1]
-            columns["episode"][-1] = first + numbers
-            first += int(numbers[-1]) + 1
-        return cls(**{k: np.concatenate(v) for k, v in columns.items()}, tasks=tasks)
+        return join_episodes(parts, "No sequences: ask for at least one episode.")
 
     def since(self, row: int) -> Sequences:
         """Return the rows from an episode's first one on."""

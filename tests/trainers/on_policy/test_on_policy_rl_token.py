@@ -1,10 +1,12 @@
 """PPO on the RL-token actor: the Gaussian over corrections of the frozen VLA's chunk."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from on_policy_toys import tiny_vla, toy_envs
-from run_logs import rows_of
+from run_logs import assert_goes_on, rows_of
 from safetensors.torch import load_file
 from test_on_policy_train import run
 from world_model_toys import OneView
@@ -148,23 +150,18 @@ def test_copies_share_what_is_frozen(envs):
 def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path, ahead):
     changes = {**SMALL, "ahead": ahead, "checkpoint_every": 240, "value_warmup_steps": 200}
     changes |= {"eval_every": 300, "sigma": 0.3}
-    run(PPOConfig, tmp_path / "whole", total_steps=900, **changes)
-    run(PPOConfig, tmp_path / "part", total_steps=480, **changes)
-    run(PPOConfig, tmp_path / "part", total_steps=900, auto_resume=True, **changes)
-    whole, part = (load_file(tmp_path / x / "last.safetensors") for x in ("whole", "part"))
-    assert whole["actor.actor.head.weight"].abs().max() > 0
-    if ahead == 0:  # where a run ends, nothing is collected ahead
-        assert all(torch.equal(whole[name], part[name]) for name in whole)
-    rows = rows_of(tmp_path / "whole")
+    whole = assert_goes_on(partial(run, PPOConfig), tmp_path, total_steps=900, **changes)
+    assert load_file(whole / "last.safetensors")["actor.actor.head.weight"].abs().max() > 0
+    rows = rows_of(whole)
     assert rows[0]["eval/gap"] == 0.0  # it begins at the VLA
     assert "train/policy_loss" not in rows[1] and "train/policy_loss" in rows[-2]
     actor = load_policy(tmp_path / "whole")
     assert isinstance(actor, RLTokenActor)
     features = {key: box.sample() for key, box in actor.observation_space.items()}
     chunk, _ = actor.predict(features)
-    assert chunk.shape == (8, 7) or chunk.shape == (4, 7)
+    assert chunk.shape == (8, 7)
     (tmp_path / "whole" / "rl_token_actor.safetensors").write_bytes(b"PK")
-    with pytest.raises(WeightsError, match="no whole RL-token actor"):
+    with pytest.raises(WeightsError, match="Cannot read weights"):
         load_policy(tmp_path / "whole")
 
 

@@ -18,9 +18,7 @@ from vla_gym_trainers.rl_token.probes import (
     FEATURES,
     TARGETS,
     ProbeConfig,
-    encode_states,
     format_probes,
-    probe_rl_token,
     run_probes,
 )
 from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
@@ -388,9 +386,3 @@ def test_workers_play_what_one_process_plays_and_the_command_reports(tmp_path, c
     assert "| rl token |" in capsys.readouterr().out
     results = json.loads(output.read_text())["results"]
     assert results["errors_cm"]["object_position"]["all"]["nothing"]["goal"] > 0
-    assert probe_rl_token.__doc__ and encode_states(
-        small_encoder(), torch.zeros(3, 2, 8)
-    ).shape == (
-        3,
-        4,
-    )

@@ -291,31 +291,16 @@ def test_stock_algorithms_learn_a_little_on_libero(name: str):
     env.close()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # a few minutes each on two idle cores
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_stock_algorithms_run_2000_steps_with_monitor_normalizer_and_evaluation(name, tmp_path):
-    env = VecNormalize(
-        VecMonitor(make_libero(4), str(tmp_path / "train")), norm_obs_keys=["rl_token", "proprio"]
-    )
-    eval_env = VecNormalize(
-        VecMonitor(make_libero(2, max_control_steps=80), str(tmp_path / "eval")),
-        norm_obs_keys=["rl_token", "proprio"],
-        training=False,
-    )
-    callback = EvalCallback(
-        eval_env, n_eval_episodes=4, eval_freq=250, log_path=str(tmp_path), verbose=0
-    )
-    model = make_model(name, env)
-    model.learn(2000, callback=callback)
-    assert model.num_timesteps == (2016 if name == "ppo" else 2000)  # PPO: whole rollouts of 32
-    assert np.isfinite(weights(model)).all()
+def test_sb3s_normalizer_monitor_and_evaluation_go_around_it(tmp_path) -> None:
+    def wrapped(**kwargs: Any) -> VecNormalize:
+        with pytest.warns(UserWarning, match="already wrapped"):
+            monitored = VecMonitor(make_toy())
+        return VecNormalize(monitored, norm_obs_keys=["rl_token", "proprio"], **kwargs)
+
+    env, seen = wrapped(), wrapped(training=False)
+    often = {"n_eval_episodes": 4, "eval_freq": 20, "log_path": str(tmp_path)}
+    callback = EvalCallback(seen, verbose=0, **often)
+    model = make_model("ppo", env).learn(120, callback=callback)
     results = np.load(tmp_path / "evaluations.npz")
-    assert results["timesteps"].tolist() == [1000, 2000]
-    assert results["results"].shape == results["successes"].shape == (2, 4)
-    assert results["ep_lengths"].max() <= 10
-    rows = (tmp_path / "train.monitor.csv").read_text().splitlines()[2:]
-    assert len(rows) >= 2000 // 38 - 4
-    assert np.abs(env.obs_rms["rl_token"].mean).max() > 0 and "task_id" not in env.obs_rms
-    env.close()
-    eval_env.close()
+    assert results["timesteps"].tolist() == [60, 120] and results["results"].shape == (2, 4)
+    assert np.isfinite(weights(model)).all() and np.abs(env.obs_rms["rl_token"].mean).max() > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_gym.errors import ConfigError
 from vla_gym_trainers.td3.exploration import ChunkNoise
 
 SCALE = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 1.0)
@@ -41,11 +40,9 @@ def test_level_lasts_one_episode() -> None:
     assert noise._levels[1] != before[1]
 
 
-def test_seeded_and_checked() -> None:
+def test_seeded() -> None:
     first, second = (ChunkNoise(2, 0.1, 0.1, SCALE, seed=5).sample(np.arange(2)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
-    with pytest.raises(ConfigError, match="negative"):
-        ChunkNoise(2, -0.1, 0.1, SCALE, seed=0)
 
 
 def test_correlation_of_successive_offsets():
@@ -63,5 +60,3 @@ def test_correlation_of_successive_offsets():
     third = constant.sample(np.arange(2))
     assert not np.allclose(third[0] / third[0, 0, 0], first[0] / first[0, 0, 0])
     np.testing.assert_array_equal(third[1], first[1])
-    with pytest.raises(ConfigError, match="correlation"):
-        ChunkNoise(2, 0.1, 0.1, SCALE, seed=0, correlation=1.5)

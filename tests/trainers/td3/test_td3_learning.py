@@ -59,29 +59,15 @@ def greedy_actions(model: TD3BC) -> np.ndarray:
     return np.stack(actions)
 
 
-class LostWorker(ToyReach):
-    """Every chunk ends as one whose worker has died."""
+@pytest.mark.parametrize("fact", [{"worker_restarted": True}, {"demo_steps": 3}])
+def test_episodes_cut_off_or_begun_inside_demonstrations_are_not_in_the_means(
+    fact: dict[str, Any],
+) -> None:
+    class Marked(ToyReach):
+        def _info(self, success: bool, executed: int) -> dict[str, Any]:
+            return {**super()._info(success, executed), **fact}
 
-    def step(self, action: Any) -> Any:
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, False, True, {**info, "worker_restarted": True}
-
-
-def test_episodes_that_a_dead_worker_cut_off_are_no_failures() -> None:
-    model = make(LostWorker())
-    model.learn(20)
-    assert model.num_timesteps >= 20 and len(model.ep_success_buffer) == 0
-
-
-class InsideDemonstrations(ToyReach):
-    """Every episode begins inside a demonstration."""
-
-    def _info(self, success: bool, executed: int) -> dict[str, Any]:
-        return {**super()._info(success, executed), "demo_steps": 3}
-
-
-def test_episodes_that_begin_inside_demonstrations_are_not_in_the_means() -> None:
-    model = make(InsideDemonstrations()).learn(40)
+    model = make(Marked()).learn(40)
     assert model._episode_num and not model.ep_info_buffer and not model.ep_success_buffer
 
 

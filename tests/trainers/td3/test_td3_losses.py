@@ -74,23 +74,27 @@ def test_actor_loss_known_answer_and_gradient() -> None:
     # q = (0.2, 0.6): -mean / mean|q| = -1; distances (0.04, 0): mean 0.02; loss -1 + 0.5 * 0.02
     actions = torch.tensor([[0.2], [0.0]], requires_grad=True)
     q = actions[:, 0] + tensor(0.0, 0.6)
-    result = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), bc_weight=0.5)
-    assert result.loss.item() == pytest.approx(-0.99)
-    assert result.bc_term.item() == pytest.approx(0.02)
-    result.loss.backward()
+    loss, distance = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), bc_weight=0.5)
+    assert loss.item() == pytest.approx(-0.99)
+    assert distance.item() == pytest.approx(0.02)
+    loss.backward()
     # d/da: -(1/2) / 0.4 from Q, and 0.5 * (1/2) * 2a from the distance
     torch.testing.assert_close(actions.grad, torch.tensor([[-1.25 + 0.1], [-1.25]]))
     # a beta for each row: -1 + (0.5 * 0.04 + 3 * 0) / 2
-    result = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), tensor(0.5, 3.0))
-    assert result.loss.item() == pytest.approx(-0.99)
-    result = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), tensor(3.0, 0.5))
-    assert (result.loss.item(), result.bc_term.item()) == pytest.approx((-0.94, 0.02))
+    loss, distance = losses.actor_loss(
+        q, actions, torch.zeros(2, 1), torch.ones(1), tensor(0.5, 3.0)
+    )
+    assert loss.item() == pytest.approx(-0.99)
+    loss, distance = losses.actor_loss(
+        q, actions, torch.zeros(2, 1), torch.ones(1), tensor(3.0, 0.5)
+    )
+    assert (loss.item(), distance.item()) == pytest.approx((-0.94, 0.02))
 
 
 def test_actor_loss_floor_keeps_a_dead_critic_small() -> None:
     actions = torch.zeros(1, 1, requires_grad=True)
     q = actions[:, 0] * 1e-4
-    losses.actor_loss(q, actions, torch.zeros(1, 1), torch.ones(1), 0.1).loss.backward()
+    losses.actor_loss(q, actions, torch.zeros(1, 1), torch.ones(1), 0.1)[0].backward()
     assert actions.grad is not None
     assert actions.grad.item() == pytest.approx(-1e-4 / 0.02)
 
@@ -102,7 +106,7 @@ def test_actor_loss_gives_each_task_a_scale_of_its_own() -> None:
     A common scale, 0.2225, would give every row -1.1236.
     """
     actions = torch.tensor([[0.02], [0.06], [0.8], [0.01]], requires_grad=True)
-    result = losses.actor_loss(
+    loss, distance = losses.actor_loss(
         actions[:, 0],
         actions,
         actions.detach(),
@@ -110,8 +114,8 @@ def test_actor_loss_gives_each_task_a_scale_of_its_own() -> None:
         bc_weight=1.0,
         groups=torch.tensor([7, 7, 3, 1]),
     )
-    assert result.loss.item() == pytest.approx(-0.875)
-    result.loss.backward()
+    assert loss.item() == pytest.approx(-0.875)
+    loss.backward()
     torch.testing.assert_close(actions.grad, -tensor(6.25, 6.25, 0.3125, 12.5)[:, None])
 
 

@@ -29,7 +29,7 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.report.data import read_rows
-from vla_gym_trainers.runs.metrics import JsonlWriter
+from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir, replacing
 from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
@@ -273,16 +273,20 @@ def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    writer = JsonlWriter(path)
-    writer.write({"a": np.float32(1.5), "b": float("nan"), "c": 3, "figure": object()}, step=5)
-    kept = writer.position()
-    writer.write({"a": 2.0}, step=6)
-    writer.close()
+
+    def write(logger: RunLogger, step: int, **values: Any) -> RunLogger:
+        for key, value in values.items():
+            logger.record(key, value)
+        logger.dump(step)
+        return logger
+
+    first = RunLogger(path, tmp_path / "tb")
+    write(first, 5, c=3, a=np.float32(1.5), b=float("nan"), figure=object())
+    kept = first.state(5)
+    write(first, 6, a=2.0).close()
     path.write_bytes(path.read_bytes() + b'{"step": 7, "a"')  # killed while writing
     assert [row["step"] for row in read_rows(path)] == [5, 6]
-    writer = JsonlWriter(path, keep_bytes=kept)
-    writer.write({"a": 4.0}, step=6)
-    writer.close()
+    write(RunLogger(path, tmp_path / "tb", kept), 6, a=4.0).close()
     assert rows_without_times(path) == [
         {"step": 5, "a": 1.5, "b": None, "c": 3},
         {"step": 6, "a": 4.0},

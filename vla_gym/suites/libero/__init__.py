@@ -2,13 +2,14 @@
 
 from vla_gym.suites.libero.goals import Predicate, evaluate_goal, geometric_candidate
 from vla_gym.suites.libero.model import SiteIndicator, TaskModel, load_task_model
-from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec
+from vla_gym.suites.libero.scene_file import SceneObject
+from vla_gym.suites.libero.spec import Layout, RobotSpec
 
 __all__ = [
     "Layout",
-    "ObjectSpec",
     "Predicate",
     "RobotSpec",
+    "SceneObject",
     "SiteIndicator",
     "TaskModel",
     "evaluate_goal",

@@ -23,8 +23,8 @@ from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
 from vla_gym.suites.libero.requests import clutter_request, scene_request
-from vla_gym.suites.libero.scene_file import SceneFile, TaskStart
-from vla_gym.suites.libero.spec import Layout, ObjectSpec, RobotSpec, SiteIndicator
+from vla_gym.suites.libero.scene_file import SceneFile, SceneObject, TaskStart
+from vla_gym.suites.libero.spec import Layout, RobotSpec, SiteIndicator
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym.suites.protocol import CompiledTask, Task
 from vla_gym.suites.registry import SUITES, VARIANTS, suite_tasks
@@ -37,7 +37,7 @@ class TaskModel(CompiledTask):
 
     Attributes:
         robot: Indices and constants of robot and controller.
-        objects: Movable objects, then fixtures, by instance name.
+        objects: Movable objects, then fixtures, by instance name, e.g. ``"akita_black_bowl_1"``.
         fixtures: Names of the fixtures that a layout places, in the order of
             ``Layout.fixture_pos``.
         goal: The goal's predicates, all of which must hold.
@@ -52,7 +52,7 @@ class TaskModel(CompiledTask):
 
     task: LiberoTask
     robot: RobotSpec
-    objects: dict[str, ObjectSpec]
+    objects: dict[str, SceneObject]
     fixtures: tuple[str, ...]
     goal: tuple[Predicate, ...]
     indicators: tuple[SiteIndicator, ...]
@@ -166,12 +166,7 @@ def load_task_model(
         folder = load_scene(request, where)
     scene_file, start, init_states = _read_scene(folder, task.entry)
     placed = {p.name for p in start.placements}
-    objects = {
-        name: ObjectSpec(
-            name, found.category, found.is_fixture, found.body, found.joints, found.contact_geoms
-        )
-        for name, found in scene_file.objects.items()
-    }
+    objects = scene_file.objects
     return TaskModel(
         task=task,
         assets=pack,
@@ -180,9 +175,7 @@ def load_task_model(
         robot=scene_file.robot,
         objects=objects,
         fixtures=tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed),
-        goal=compile_goal(
-            start.goal, to_builtins(scene_file.objects), to_builtins(scene_file.sites)
-        ),
+        goal=compile_goal(start.goal, to_builtins(objects), to_builtins(scene_file.sites)),
         indicators=scene_file.indicators,
         placements=start.placements,
         nq=scene_file.nq,
@@ -193,9 +186,7 @@ def load_task_model(
             (np.array(t.joint_qpos, dtype=np.int64), t.low, t.high) for t in start.joint_inits
         ),
         free_qpos={
-            name: found.joint_qpos[-1]
-            for name, found in scene_file.objects.items()
-            if not found.is_fixture
+            name: found.joint_qpos[-1] for name, found in objects.items() if not found.is_fixture
         },
         clutter=scene_file.clutter,
     )

@@ -16,8 +16,17 @@ Index = Annotated[int, Meta(ge=0, le=2**24)]
 Comparison = Literal["<", "<=", ">", ">="]
 
 
-class SceneObject(Struct):
-    """A movable object or a fixture; see ``ObjectSpec``, and ``compile_goal`` for the rules."""
+class SceneObject(Struct, frozen=True):
+    """A movable object or a fixture.
+
+    Attributes:
+        category: BDDL category, e.g. ``"akita_black_bowl"``.
+        is_fixture: Fixtures have no free joint; their pose is written into the model.
+        body: Name of the root body in the compiled model, e.g. ``"akita_black_bowl_1_main"``.
+        joints: Joint names in upstream's order.
+        contact_geoms: Names of the geoms that upstream's ``check_contact`` looks at.
+        joint_rules: See ``compile_goal``.
+    """
 
     category: str
     is_fixture: bool

@@ -69,27 +69,6 @@ class RobotSpec:
     substeps: int
 
 
-@dataclass(frozen=True)
-class ObjectSpec:
-    """One movable object or fixture of the scene.
-
-    Attributes:
-        name: BDDL instance name, e.g. ``"akita_black_bowl_1"``.
-        category: BDDL category, e.g. ``"akita_black_bowl"``.
-        is_fixture: Fixtures have no free joint; their pose is written into the model.
-        body: Name of the root body in the compiled model, e.g. ``"akita_black_bowl_1_main"``.
-        joints: Joint names in upstream's order.
-        contact_geoms: Names of the geoms that upstream's ``check_contact`` looks at.
-    """
-
-    name: str
-    category: str
-    is_fixture: bool
-    body: str
-    joints: tuple[str, ...]
-    contact_geoms: tuple[str, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class SiteIndicator:
     """A site that is shown while an object is turned on, such as a stove's red burner.

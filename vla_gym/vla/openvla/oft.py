@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class OFTOptions(OpenVLAOptions):
         pad_prompt_to: Length in tokens that all prompts are padded to, so that shapes never change.
     """
 
-    num_views: int | None = None
+    num_views: Literal[1, 2] | None = None
     head: str | None = None
     horizon: ChunkLength = 8
     append_stop: bool = True
@@ -64,7 +64,13 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
         parts.model.add_module("action_head", parts.action_head)
         views = options.num_views or (1 if self.proprio_projector is None else 2)
         super().__init__(parts, options, horizon=options.horizon, num_views=views, compile=compile)
-        self.head = options.head or ("token" if self.action_head is None else "l1")
+        self.heads = ("token",) if self.action_head is None else ("l1", "token")
+        self.head = options.head or self.heads[0]
+        if self.head not in self.heads:
+            known = " and ".join(self.heads)
+            raise ConfigError(
+                f"The checkpoint {self.name!r} has no head {self.head!r}, but {known}."
+            )
         if self.proprio_projector is not None:
             self.proprio_normalizer = Normalizer(
                 parts.statistics.get("proprio") or {}, epsilon=self.epsilon, clip=True
@@ -74,23 +80,6 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
     def action_head(self) -> Any:
         """The L1 head; None if the policy has none."""
         return self.model.action_head
-
-    @property
-    def head(self) -> str:
-        """``"l1"`` or ``"token"``: which head ``infer`` takes the actions from.
-
-        Raises:
-            ConfigError: On setting one that there is not.
-        """
-        return self._head
-
-    @head.setter
-    def head(self, head: str) -> None:
-        self.heads = ("token",) if self.action_head is None else ("l1", "token")
-        if head not in self.heads:
-            known = " and ".join(self.heads)
-            raise ConfigError(f"The checkpoint {self.name!r} has no head {head!r}, but {known}.")
-        self._head = head
 
     def hidden_states(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray

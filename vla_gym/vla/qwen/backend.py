@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.load_weights import default_dtype, described_by, load_into
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
-from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings
+from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings, Resize
 from vla_gym.vla.qwen.model import MODEL_TYPES, QwenOFT, build
 from vla_gym.vla.qwen.prompt import QwenPrompts
 from vla_gym.vla.spec_options import make_options
@@ -47,8 +47,8 @@ class QwenOFTOptions:
     unnorm_key: str | None = None
     norm_mode: str | None = None
     base_vlm: str | None = None
-    image_resize: str | None = None
-    num_views: int = 2
+    image_resize: Resize | None = None
+    num_views: Literal[1, 2] = 2
     final_norm: bool | None = None
     pad_to: int | None = None
 
