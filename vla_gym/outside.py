@@ -13,7 +13,8 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import IO, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -135,7 +136,7 @@ def check_words(value: Any, hint: Any, name: str) -> None:
     Raises:
         ConfigError: If it is none of the words.
     """
-    kinds = hint, *get_args(hint)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
     if words and value not in words and not (value is None and type(None) in kinds):
         raise ConfigError(f"{name}: expected {' or '.join(map(repr, words))}, got {_short(value)}.")

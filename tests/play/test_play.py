@@ -246,7 +246,7 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
         ({"init_state_ids": tuple(range(50)), "task_ids": (1, 2, 3)}, ConfigError, "got 150"),
         ({"seeds": (-1,)}, ConfigError, "seeds"),
         ({"seeds": (1,), "init_state_ids": (0,)}, ConfigError, "not both"),
-        ({"size": 65}, ConfigError, "even"),
+        ({"size": 65}, ConfigError, "size: expected"),
         ({"max_steps": 0}, ConfigError, "max_steps"),
         ({"policy": "vla", "rl_token": "mean"}, ConfigError, "belongs to a trained policy"),
         ({"policy": "vla", "device": "cuda:99"}, ConfigError, "is not there"),
