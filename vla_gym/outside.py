@@ -125,8 +125,9 @@ def check_fields(settings: Any) -> None:
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name, None)
+        value = value.item() if isinstance(value, np.generic) else value
         check_words(value, hint, name)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) or any(map(_is_number, _kinds_of(hint))):
             to_type(value, hint, name)
 
 
@@ -136,10 +137,19 @@ def check_words(value: Any, hint: Any, name: str) -> None:
     Raises:
         ConfigError: If it is none of the words.
     """
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = _kinds_of(hint)
     words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
     if words and value not in words and not (value is None and type(None) in kinds):
         raise ConfigError(f"{name}: expected {' or '.join(map(repr, words))}, got {_short(value)}.")
+
+
+def _kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, else the one."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _is_number(kind: Any) -> bool:
+    return (get_args(kind)[0] if get_origin(kind) is Annotated else kind) in (int, float)
 
 
 def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> bytes:

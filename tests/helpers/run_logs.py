@@ -59,4 +59,7 @@ def assert_goes_on(run: Callable[..., Any], folder: Path, **changes: Any) -> Pat
     run(cut, auto_resume=True, **changes)
     assert_same_weights(cut, whole)
     assert rows_of(cut) == rows_of(whole)
+    # Not begun anew: what was logged before the checkpoint is still there.
+    first, same = (read_rows(folder / "metrics.jsonl")[0]["wall_s"] for folder in (whole, cut))
+    assert first == same
     return whole

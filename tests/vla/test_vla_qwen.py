@@ -88,6 +88,9 @@ def test_hidden_states_and_actions_are_the_reference_s(golden):
     # Measured 2.1e-6, 2.6e-6 and 1e-6.
     assert gap(hidden, reference["b3_queries"]) < TOLERANCE
     assert gap(normalized, reference["b3_normalized"]) < TOLERANCE
+    for i, text in enumerate(INSTRUCTIONS):
+        alone, _ = forward(vla, rows(i), [text])
+        assert gap(alone[0], reference[f"b1_{i}_queries"]) < 1e-4
     output = vla.infer(VIEWS, INSTRUCTIONS, PROPRIO)
     assert output.hidden.shape == (3, vla.num_hidden_tokens, vla.hidden_size) == (3, 8, 32)
     assert output.hidden.dtype == output.actions.dtype == torch.float32

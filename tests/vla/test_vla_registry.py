@@ -263,19 +263,21 @@ def test_an_identity_is_of_all_that_a_policy_is_computed_from(tmp_path):
     """Weights in a folder of their own, as starVLA's; and what lies beside a single file."""
     from vla_gym.rollout.vla_policy import vla_identity
 
-    files = [tmp_path / "run" / name for name in ("config.yaml", "checkpoints/a.safetensors")]
-    alone = tmp_path / "file" / "a.safetensors", tmp_path / "file" / "statistics.json"
-    for file in (*files, *alone):
+    run = [tmp_path / "run" / name for name in ("config.yaml", "checkpoints/a.safetensors")]
+    alone = [tmp_path / "file" / name for name in ("statistics.json", "a.safetensors")]
+    for file in (*run, *alone):
         file.parent.mkdir(exist_ok=True, parents=True)
-        file.write_bytes(b"1")
-    for spec, changed in ((files[0].parent, files), (alone[0], alone)):
+    for spec, files in ((run[0].parent, run), (run[1], run), (alone[1], alone)):
+        for file in files:
+            file.write_bytes(b"1")
         seen = [vla_identity(f"qwen-oft:{spec}")["sha256"]]
-        for file in changed:
+        for file in files:
             file.write_bytes(b"2")
             seen.append(vla_identity(f"qwen-oft:{spec}")["sha256"])
         assert len(set(seen)) == 3
-    (tmp_path / "file" / "README.md").write_text("of no matter")
-    assert vla_identity(f"qwen-oft:{alone[0]}")["sha256"] == seen[-1]
+        for name in ("README.md", "card.json", "optimizer.pt"):
+            (files[0].parent / name).write_text("of no matter")
+        assert vla_identity(f"qwen-oft:{spec}")["sha256"] == seen[-1]
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", ""])

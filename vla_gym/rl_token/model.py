@@ -79,7 +79,7 @@ class _RLTokenPart(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load the encoder, or the decoder that was saved with it, in float32.
+        """Load the encoder, or the decoder that was saved with it, frozen, in float32.
 
         Raises:
             WeightsError: If a file is missing, corrupt or of another architecture, or holds no
@@ -97,7 +97,7 @@ class _RLTokenPart(nn.Module):
         prefix = cls.prefix
         load_into(
             part,
-            Checkpoint(folder),
+            Checkpoint(folder / "model.safetensors"),
             dtype=torch.float32,
             rename=lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None,
         )

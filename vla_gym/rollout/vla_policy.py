@@ -25,6 +25,8 @@ from vla_gym.vla.stateful import VLAMemory
 
 #: What a checkpoint's folder says how to use its weights, and the weights.
 _SETTINGS, _WEIGHTS = (".json", ".yaml"), (".safetensors", ".pt", ".bin")
+#: What trainers and evaluations leave there, by the beginning of its name.
+_OTHERS = ("card", "optimizer", "scheduler", "training_args", "rng_state")
 
 
 class VLAPolicy:
@@ -164,8 +166,8 @@ def load_vla(
     heads = getattr(model, "heads", ("l1",))
     if head not in heads:
         raise ConfigError(
-            f"The VLA {str(vla)!r} has no {head!r} head, but {' and '.join(heads)}: leave out "
-            "--head."
+            f"The VLA {str(getattr(vla, 'name', vla))!r} has no {head!r} head, but "
+            f"{' and '.join(heads)}: choose another one."
         )
     # A copy, which shares the network: others may hold the loaded one.
     model = copy.copy(model)
@@ -208,9 +210,12 @@ def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, Any]:
     if "adapters" in options:
         folder = Path(options["adapters"]).expanduser()
         options["adapters"] = _digest(sorted(folder.glob("adapter_*")))
-    folder, kinds = (path, _WEIGHTS) if path.is_dir() else (path.parent, ())
-    beside = (*folder.iterdir(), *folder.glob("checkpoints/*"))  # where starVLA keeps its weights
-    files = sorted({path} - {folder} | {f for f in beside if f.suffix in (*_SETTINGS, *kinds)})
+    # starVLA keeps weights in checkpoints/, and what says how to use them one folder above.
+    parent = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    folder, kinds = (path, _WEIGHTS) if path.is_dir() else (parent, ())
+    beside = (*folder.iterdir(), *folder.glob("checkpoints/*"))
+    named = {path} - {folder} | {file for file in beside if file.suffix in (*_SETTINGS, *kinds)}
+    files = sorted(f for f in named if f.is_file() and not f.name.startswith(_OTHERS))
     found: dict[str, Any] = {"name": path.name, "sha256": _digest(files)}
     return found | {"options": options} if options else found
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from msgspec import Meta
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError, WeightsError
@@ -27,6 +27,7 @@ from vla_gym_trainers.networks import (
     reference_chunk,
 )
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
+from vla_gym_trainers.runs.run_dir import replacing
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
@@ -201,12 +202,15 @@ class RLTokenActor(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the weights, and the sizes that :meth:`load` makes it with."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, folder / WEIGHTS)
+        with replacing(
+            folder / WEIGHTS
+        ) as file:  # an actor that was loaded from it maps the old one
+            file.write(save({k: v.contiguous() for k, v in self.state_dict().items()}))
         (folder / SIZES).write_text(json.dumps(self.sizes) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> RLTokenActor:
-        """Read what :meth:`save` wrote, on the CPU.
+        """Read what :meth:`save` wrote, on the CPU, to play: no parameter has a gradient.
 
         Raises:
             WeightsError: If a file is missing or damaged, or holds numbers that are not finite.
@@ -214,5 +218,5 @@ class RLTokenActor(nn.Module):
         sizes = msgspec.structs.asdict(read_json(folder / SIZES, _Sizes, WeightsError))
         with described_by(folder), torch.device("meta"):
             actor = cls(**sizes)
-        load_into(actor, Checkpoint(folder / WEIGHTS))
+        load_into(actor, Checkpoint(folder / WEIGHTS), dtype=torch.float32)
         return actor.eval()

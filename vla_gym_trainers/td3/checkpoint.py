@@ -37,12 +37,7 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
     Raises:
         ConfigError: If the environment has no ``get_state``.
     """
-    env: Any = model.get_env()
-    if not hasattr(getattr(env, "vector_env", None), "get_state"):
-        raise ConfigError(
-            f"{type(env).__name__} cannot save the state of its environments: make it with "
-            "make_sb3_vec_env, or with sb3_vec_env around a LiberoVectorEnv."
-        )
+    env = _with_states(model.get_env())
     model.save(folder / "model.zip")
     with open(folder / "replay.pkl", "wb") as file:
         pickle.dump(model.replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -57,6 +52,20 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
     }
     with open(folder / "loop.pkl", "wb") as file:
         pickle.dump(loop, file, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _with_states(env: Any) -> Any:
+    """Return environments, whose states can be saved.
+
+    Raises:
+        ConfigError: If they cannot.
+    """
+    if not hasattr(getattr(env, "vector_env", None), "get_state"):
+        raise ConfigError(
+            f"{type(env).__name__} cannot save the state of its environments: make it with "
+            "make_sb3_vec_env, or with sb3_vec_env around a LiberoVectorEnv."
+        )
+    return env
 
 
 def checkpoint_figures(model: TD3BC) -> dict[str, int]:
@@ -87,8 +96,9 @@ def load_checkpoint(
 
     Raises:
         WeightsError: If a file is missing, damaged or of another version.
-        ConfigError: If it is of another VLA or of other adapters.
+        ConfigError: If it is of another VLA or of other adapters, or ``env`` has no states.
     """
+    environments = _with_states(env)
     try:
         with open(folder / "loop.pkl", "rb") as file:
             loop = pickle.load(file)
@@ -118,7 +128,6 @@ def load_checkpoint(
     model.buffer_size = model.replay_buffer.buffer_size
     model.replay_buffer.device = model.device
     last_obs = copy.deepcopy(model._last_obs)
-    environments: Any = env
     environments.set_state(loop["env"])
     model.pipeline_state = loop["pipeline"]
     # The VLA's answer to a restored frame may differ in the last bit (another batch): the saved

@@ -24,7 +24,9 @@ class SceneObject(Struct, frozen=True):
         is_fixture: Fixtures have no free joint; their pose is written into the model.
         body: Name of the root body in the compiled model, e.g. ``"akita_black_bowl_1_main"``.
         joints: Joint names in upstream's order.
+        joint_qpos: Their addresses in qpos; of a free joint the first.
         contact_geoms: Names of the geoms that upstream's ``check_contact`` looks at.
+        body_id, contact_geom_ids: Ids of body and geoms.
         joint_rules: See ``compile_goal``.
     """
 

@@ -168,7 +168,7 @@ class QwenImages:
             num_views: 1 for agentview alone, 2 for the wrist camera too.
 
         Raises:
-            ConfigError: If an argument is out of range.
+            ConfigError: If ``"area"`` would enlarge.
             WeightsError: If Qwen takes no images of the size.
         """
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
