@@ -202,10 +202,9 @@ class RLTokenActor(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the weights, and the sizes that :meth:`load` makes it with."""
-        with replacing(
-            folder / WEIGHTS
-        ) as file:  # an actor that was loaded from it maps the old one
-            file.write(save({k: v.contiguous() for k, v in self.state_dict().items()}))
+        weights = save({k: v.contiguous() for k, v in self.state_dict().items()})
+        with replacing(folder / WEIGHTS) as file:  # a loaded actor maps the old file
+            file.write(weights)
         (folder / SIZES).write_text(json.dumps(self.sizes) + "\n", encoding="utf-8")
 
     @classmethod
