@@ -49,6 +49,7 @@ _NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps", "auto_resume"}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
+_ENV_STEPS = "time/total_env_steps"
 
 
 def add(place: str, run: Path, evaluation: Path) -> None:
@@ -83,6 +84,7 @@ def curve_of(run: Path) -> list[tuple[int, float, float]]:
     """
     rows = read_rows(run / "metrics.jsonl")
     seconds = seconds_of(rows)
+    counted = any(_ENV_STEPS in row for row in rows)  # else a run's own steps are control steps
     points = []
     recent: list[tuple[float, float]] = []  # episodes and success of the last rollouts
     for row, time in zip(rows, seconds, strict=True):
@@ -93,8 +95,8 @@ def curve_of(run: Path) -> list[tuple[int, float, float]]:
                 recent.pop(0)
             counts, rates = zip(*recent, strict=True)
             success = float(np.average(rates, weights=counts)) if sum(counts) >= 100 else None
-        if success is not None and row.get("time/episodes", 100) >= 100:
-            steps = row.get("time/total_env_steps", row["step"])
+        steps = row.get(_ENV_STEPS) if counted else row["step"]  # None: the same chunk's second row
+        if success is not None and steps is not None and row.get("time/episodes", 100) >= 100:
             points.append((int(steps), round(float(time) / 60, 2), round(float(success), 4)))
     return [points[i] for i in sorted({round(i) for i in np.linspace(0, len(points) - 1, 100)})]
 

@@ -85,6 +85,7 @@ def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(
         | {"time/episodes": 33 * i + 1}
         for i in range(1, 5)
     ]
+    rows.append({k: v for k, v in rows[-1].items() if k != "time/total_env_steps"})  # logged again
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
 
