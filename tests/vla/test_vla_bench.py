@@ -50,8 +50,9 @@ def test_random_policies_say_what_is_wrong(tiny, monkeypatch):
 
 def test_bench_writes_speeds(folder, tmp_path, capsys):
     file = tmp_path / "report.json"
-    arguments = ["--vla", f"openvla-oft:{folder}", "--batch-sizes", "1", "3", "--json", str(file)]
-    arguments += ["--repeats", "2", "--warmup", "0", "--options", "pad_prompt_to=30", "head=token"]
+    spec = f"openvla-oft:{folder}?pad_prompt_to=30&head=token"
+    arguments = ["--vla", spec, "--batch-sizes", "1", "3", "--json", str(file)]
+    arguments += ["--repeats", "2", "--warmup", "0"]
     assert main(["bench", *arguments]) == 0
     report = json.loads(file.read_text())
     assert report["vla"] == "tiny" and report["horizon"] == 8
@@ -70,7 +71,7 @@ def test_bench_without_a_path_takes_random_weights(tiny, monkeypatch):
         return random_policy(kind, config=tiny)
 
     monkeypatch.setattr(random_weights, "random_policy", small)
-    config = bench.VLABenchConfig("openvla-oft", dtype="bfloat16", options=("num_views=1",))
+    config = bench.VLABenchConfig("openvla-oft?num_views=1", dtype="bfloat16")
     assert bench.load_vla(config).name == "openvla-oft-random"
     wanted = {"device": "cpu", "dtype": torch.bfloat16, "compile": False, "num_views": 1}
     assert asked == [("openvla-oft", wanted)]
@@ -86,10 +87,10 @@ def test_bench_says_what_is_wrong(folder):
     for option, message in (
         ("head", "name=value"),
         ("views=2", "does not take these options"),
-        ("dtype=float32", "give --dtype"),
+        ("device=cuda", "no option of a specification"),
     ):
         with pytest.raises(ConfigError, match=message):
-            bench.load_vla(bench.VLABenchConfig(f"openvla-oft:{folder}", options=(option,)))
+            bench.load_vla(bench.VLABenchConfig(f"openvla-oft:{folder}?{option}"))
 
 
 def test_observations_take_the_instructions_in_turn(folder):

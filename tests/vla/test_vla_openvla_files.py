@@ -112,7 +112,7 @@ def test_published_config_gives_the_full_size(tmp_path):
     assert found.towers == OpenVLAConfig().towers and found.image_size == 224
     assert found.text.to_dict() == OpenVLAConfig().text.to_dict()
     assert found.text.rms_norm_eps == 1e-6  # not Llama 2's own, which the reference would notice
-    assert (found.num_patches, found.action_vocab_end) == (256, 32000)
+    assert (found.towers[0].num_patches, found.action_vocab_end) == (256, 32000)
 
 
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):

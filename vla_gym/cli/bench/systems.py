@@ -32,12 +32,7 @@ class System(Measured):
             self.envs.reset(seed=spec.config.seed)
 
     def reset(self, init_state_id: int, states: list[np.ndarray] | None) -> None:
-        """Reset every environment to an official state and settle it.
-
-        Args:
-            init_state_id: Index of the state, the same for every environment.
-            states: N of (1 + nq + nv), the states themselves, for LIBERO's.
-        """
+        """Reset every environment to an official state and settle it; see ``Measured.reset``."""
         if not self._is_libero:
             self.envs.reset(options={"init_state_id": init_state_id})
             return

@@ -31,16 +31,14 @@ class VLABenchConfig:
     """
 
     vla: str
-    """As in vla=...: mini, <backend>:/path, or a folder. openvla and openvla-oft without a path:
-    random weights of the published size."""
+    """As in vla=...: mini, <backend>:/path?option=value, or a folder. openvla and openvla-oft
+    without a path: random weights of the published size."""
     device: str = "cpu"
     """Torch device, e.g. cuda."""
     dtype: str | None = None
     """Of the weights; default: what suits the backend and the device."""
     compile: bool = False
     """Compile the network with torch.compile."""
-    options: tuple[str, ...] = ()
-    """The backend's own, as name=value: e.g. pad_prompt_to=40."""
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     """Observations in a forward pass."""
     suite: str = "goal"
@@ -139,24 +137,16 @@ def load_vla(config: VLABenchConfig) -> FrozenVLA:
         NotEnoughMemoryError: If the device has too little memory.
     """
     from vla_gym.vla import load, parse_dtype
-    from vla_gym.vla.spec_options import read_options
+    from vla_gym.vla.spec_options import split_options
 
-    options = read_options(config.options)
-    if own := options.keys() & {"device", "dtype", "compile"}:
-        raise ConfigError(
-            f"{', '.join(sorted(own))} in options: give --dtype, --compile or --device."
-        )
-    if config.vla in ("openvla", "openvla-oft"):
+    name, options = split_options(config.vla)
+    if name in ("openvla", "openvla-oft"):
         from vla_gym.vla.openvla.random_weights import random_policy
 
-        return random_policy(
-            config.vla,
-            device=config.device,
-            dtype=parse_dtype(config.dtype),
-            compile=config.compile,
-            **options,
-        )
-    return load(config.vla, config.device, config.dtype, config.compile, **options)
+        how = {"dtype": config.dtype, "compile": config.compile, **options}
+        how["dtype"] = parse_dtype(how["dtype"])
+        return random_policy(name, device=config.device, **how)
+    return load(config.vla, config.device, config.dtype, config.compile)
 
 
 def main(config: VLABenchConfig) -> int:

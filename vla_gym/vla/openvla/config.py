@@ -107,11 +107,6 @@ class OpenVLAConfig:
     pad_to_multiple_of: int = 64
 
     @property
-    def num_patches(self) -> int:
-        """Patch tokens of one view."""
-        return self.towers[0].num_patches
-
-    @property
     def action_vocab_end(self) -> int:
         """One more than the highest action id (32000)."""
         return int(self.text.vocab_size) - self.pad_to_multiple_of
