@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from vla_gym.cli.main import COMPLETION, EXIT_OK, EXIT_USAGE, run_command
 from vla_gym.cli.pipes import outlive_readers
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.commands import import_sb3
+from vla_gym_trainers.runs.sb3_extra import import_sb3
 from vla_gym_trainers.runs.settings import parse_config
 
 #: Commands: what each is for, its settings and its function, imported when the command runs (torch

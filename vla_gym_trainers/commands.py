@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vla_gym.cli.options import parse_options
-from vla_gym.errors import ConfigError
 
 
 def play(arguments: Sequence[str]) -> int:
@@ -36,17 +35,3 @@ def report(arguments: Sequence[str]) -> int:
     from vla_gym_trainers.report.command import ReportConfig, main
 
     return main(parse_options(ReportConfig, arguments, "report"))
-
-
-def import_sb3() -> None:
-    """Import stable-baselines3.
-
-    Raises:
-        ConfigError: If the trainers' extra is not installed.
-    """
-    try:
-        import stable_baselines3  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"
-        ) from error

@@ -1,5 +1,9 @@
 """Stable-Baselines3 stays behind its adapter and TD3+BC."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 from run_python import run_python
 
 
@@ -9,3 +13,21 @@ def test_on_policy_training_does_not_import_it() -> None:
         "vla_gym_trainers.rollout.pipeline; assert 'stable_baselines3' not in sys.modules"
     )
     run_python(code)
+
+
+def test_a_run_of_ppo_is_played_without_it_and_one_of_td3_asks_for_it(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["stable_baselines3"] = None  # as if it were not installed
+from pathlib import Path
+from vla_gym.cli.main import main
+from vla_gym_trainers.evaluation.trained import load_policy
+from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
+folder = Path({str(tmp_path)!r})
+RLTokenActor(4, 2, (8,)).save(folder)
+assert load_policy(folder).action_space.shape == (2, 7)
+(folder / "policy.safetensors").write_bytes(b"")
+sys.exit(main(["play", "--policy", str(folder / "policy.safetensors")]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2 and "needs the trainers" in done.stderr
