@@ -85,16 +85,17 @@ class PolicyConfig(Struct):
     tokenizer_max_length: Annotated[int, Meta(ge=1, le=8192)] | None = None
     max_state_dim: Annotated[int, Meta(ge=PROPRIO_SIZE, le=4096)] = 32
     max_action_dim: Annotated[int, Meta(ge=ACTION_SIZE, le=4096)] = 32
-    min_period: Period = 4e-3
+    min_period: Period = 4e-3  # shortest and longest of the time embedding
     max_period: Period = 4.0
     # SmolVLA's
     vlm_model_name: Text | None = None
     attention_mode: str = "cross_attn"
     add_image_special_tokens: bool = False
     resize_imgs_with_padding: tuple[ImageSide, ImageSide] | None = None
-    num_vlm_layers: Annotated[int, Meta(ge=-1, le=1024)] = 16
+    num_vlm_layers: Annotated[int, Meta(ge=-1, le=1024)] = 16  # of its text model; 0 or less: all
     num_expert_layers: int = -1
-    expert_width_multiplier: Annotated[float, Meta(gt=0.0, le=8.0)] = 0.75
+    expert_width_multiplier: Annotated[float, Meta(gt=0.0, le=8.0)] = 0.75  # of the VLM's width
+    # Every n-th layer of the expert sees the actions too; 0 or less: none.
     self_attn_every_n_layers: Annotated[int, Meta(ge=-1, le=1024)] = 2
     # pi0's and pi0.5's
     use_relative_actions: bool | None = False

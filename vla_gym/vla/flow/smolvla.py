@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.expert import time_embedding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.flow.smolvla_model import SmolVLANetwork, SmolVLASizes
+from vla_gym.vla.flow.smolvla_model import SmolVLANetwork
 from vla_gym.vla.load_weights import described_by
 
 
@@ -48,37 +47,29 @@ class SmolVLABackend(FlowBackend):
         device: str,  # noqa: ARG004
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
-        sizes, vlm_config = _read_sizes(files), read_vlm_config(backbone, ("smolvlm",))
+        policy, vlm_config = files.config, read_vlm_config(backbone, ("smolvlm",))
+        if policy.num_expert_layers not in (-1, 0, policy.num_vlm_layers):
+            raise WeightsError(
+                f"Checkpoint {files.folder} has num_expert_layers {policy.num_expert_layers}: only "
+                "as many as num_vlm_layers are implemented."
+            )
         with described_by(files.folder), torch.device("meta"):
-            return SmolVLANetwork(sizes, vlm_config), _rename
+            return SmolVLANetwork(policy, vlm_config), _rename
 
     def flow(self, inputs: FlowInputs) -> Velocity:
         """Run the VLM once; see :meth:`FlowBackend.flow`."""
         prefix = self._prefill(self.model, inputs)
-        sizes = self.model.sizes
+        policy = self.files.config
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
             # SmolVLA counts time from the action (0) to noise (1).
             at = time_embedding(
-                1.0 - time, self.hidden_size, sizes.min_period, sizes.max_period, x.device
+                1.0 - time, self.hidden_size, policy.min_period, policy.max_period, x.device
             )
             hidden, towards_noise = self._denoise(self.model, prefix, x, at)
             return hidden, -towards_noise
 
         return velocity
-
-
-def _read_sizes(files: LeRobotPolicyFiles) -> SmolVLASizes:
-    config = files.config
-    sizes = SmolVLASizes(
-        **{field.name: getattr(config, field.name) for field in fields(SmolVLASizes)}
-    )
-    if config.num_expert_layers not in (-1, 0, sizes.num_vlm_layers):
-        raise WeightsError(
-            f"Checkpoint {files.folder} has num_expert_layers {config.num_expert_layers}: only "
-            "as many as num_vlm_layers are implemented."
-        )
-    return sizes
 
 
 def _rename(name: str) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,37 +19,7 @@ from transformers import LlamaModel, SmolVLMModel
 
 from vla_gym.vla.flow.backend import FlowInputs
 from vla_gym.vla.flow.expert import apply_rope, masked_attention
-
-
-@dataclass(frozen=True)
-class SmolVLASizes:
-    """What config.json of a SmolVLA checkpoint says about the network.
-
-    Attributes:
-        chunk_size: Number C of actions.
-        max_state_dim: Size that states are padded to.
-        max_action_dim: Size that actions are padded to.
-        num_vlm_layers: Layers of the VLM's text model that are used; 0 or less for all of them.
-        expert_width_multiplier: Width of the expert as a fraction of the VLM's.
-        self_attn_every_n_layers: Every n-th layer of the expert sees the actions too, the others
-            the prefix only; 0 or less for none.
-        min_period: Shortest period of the time embedding.
-        max_period: Longest period.
-    """
-
-    chunk_size: int = 50
-    max_state_dim: int = 32
-    max_action_dim: int = 32
-    num_vlm_layers: int = 16
-    expert_width_multiplier: float = 0.75
-    self_attn_every_n_layers: int = 2
-    min_period: float = 4e-3
-    max_period: float = 4.0
-
-    def is_self_attention(self, layer: int) -> bool:
-        """Return whether the expert's layer attends to the actions too."""
-        every = self.self_attn_every_n_layers
-        return every > 0 and layer % every == 0
+from vla_gym.vla.flow.lerobot_files import PolicyConfig
 
 
 class Prefix(NamedTuple):
@@ -70,9 +39,9 @@ class Prefix(NamedTuple):
     positions: torch.Tensor
 
 
-def _expert_config(text: Any, sizes: SmolVLASizes, num_layers: int) -> Any:
+def _expert_config(text: Any, width: float, num_layers: int) -> Any:
     config = copy.deepcopy(text)
-    config.hidden_size = int(text.hidden_size * sizes.expert_width_multiplier)
+    config.hidden_size = int(text.hidden_size * width)
     # The MLP's width: 8/3 of the model's, rounded up to a multiple of 256.
     wanted = 4 * int(2 * config.hidden_size / 3)
     config.intermediate_size = 256 * math.ceil(wanted / 256)
@@ -91,21 +60,30 @@ class _VLM(nn.Module):
 
 
 class _VLMWithExpert(nn.Module):
-    def __init__(self, config: Any, sizes: SmolVLASizes) -> None:
+    """VLM and expert.
+
+    Attributes:
+        sees_actions: Of each layer of the expert: it attends to the actions too.
+    """
+
+    def __init__(self, policy: PolicyConfig, config: Any) -> None:
         super().__init__()
         config = copy.deepcopy(config)
         text = config.text_config
-        if sizes.num_vlm_layers > 0:
-            text.num_hidden_layers = min(sizes.num_vlm_layers, text.num_hidden_layers)
+        if policy.num_vlm_layers > 0:
+            text.num_hidden_layers = min(policy.num_vlm_layers, text.num_hidden_layers)
         self.vlm = _VLM(config)
-        expert = _expert_config(text, sizes, text.num_hidden_layers)
+        expert = _expert_config(text, policy.expert_width_multiplier, text.num_hidden_layers)
         self.lm_expert = LlamaModel(expert)
         # No words, and the rotation is our own, see the module.
         del self.lm_expert.embed_tokens, self.lm_expert.rotary_emb
         del self.vlm.model.text_model.rotary_emb
         width = text.num_key_value_heads * text.head_dim
-        for i, layer in enumerate(self.lm_expert.layers):
-            if not sizes.is_self_attention(i):
+        every = policy.self_attn_every_n_layers
+        layers = self.lm_expert.layers
+        self.sees_actions = [every > 0 and i % every == 0 for i in range(len(layers))]
+        for layer, sees_actions in zip(layers, self.sees_actions, strict=True):
+            if not sees_actions:
                 for name in ("k_proj", "v_proj"):
                     setattr(layer.self_attn, name, nn.Linear(width, width, expert.attention_bias))
 
@@ -113,20 +91,20 @@ class _VLMWithExpert(nn.Module):
 class SmolVLANetwork(nn.Module):
     """From pixels, prompt, state and noise to the expert's hidden states and velocities."""
 
-    def __init__(self, sizes: SmolVLASizes, vlm_config: Any) -> None:
+    def __init__(self, policy: PolicyConfig, vlm_config: Any) -> None:
         """Make the network with random weights.
 
         Args:
-            sizes: Of the checkpoint.
+            policy: The checkpoint's.
             vlm_config: SmolVLMConfig of the VLM that the checkpoint was made from.
         """
         super().__init__()
-        self.sizes = sizes
-        self.vlm_with_expert = _VLMWithExpert(vlm_config, sizes)
+        self.chunk_size = policy.chunk_size
+        self.vlm_with_expert = _VLMWithExpert(policy, vlm_config)
         width = self.expert.config.hidden_size
-        self.state_proj = nn.Linear(sizes.max_state_dim, self.vlm.config.text_config.hidden_size)
-        self.action_in_proj = nn.Linear(sizes.max_action_dim, width)
-        self.action_out_proj = nn.Linear(width, sizes.max_action_dim)
+        self.state_proj = nn.Linear(policy.max_state_dim, self.vlm.config.text_config.hidden_size)
+        self.action_in_proj = nn.Linear(policy.max_action_dim, width)
+        self.action_out_proj = nn.Linear(width, policy.max_action_dim)
         self.action_time_mlp_in = nn.Linear(2 * width, width)
         self.action_time_mlp_out = nn.Linear(width, width)
 
@@ -182,7 +160,7 @@ class SmolVLANetwork(nn.Module):
             values.append(expert_v)
             if q is not None:  # after the last layer only its keys and values are needed
                 x = self._finish(layer, x, masked_attention(apply_rope(q, positions), k, v, attend))
-        steps = torch.arange(self.sizes.chunk_size, device=mask.device)
+        steps = torch.arange(self.chunk_size, device=mask.device)
         return Prefix(keys, values, mask[:, None, None, :], ends[:, -1:] + steps)
 
     def denoise(
@@ -207,7 +185,7 @@ class SmolVLANetwork(nn.Module):
         for i, layer in enumerate(self.expert.layers):
             h = layer.input_layernorm(x)
             k, v = prefix.keys[i], prefix.values[i]
-            if self.sizes.is_self_attention(i):
+            if self.vlm_with_expert.sees_actions[i]:
                 q, own_k, own_v = self._project(layer, h)
                 k = torch.cat([k, apply_rope(own_k, prefix.positions)], dim=2)
                 v = torch.cat([v, own_v], dim=2)
@@ -222,7 +200,7 @@ class SmolVLANetwork(nn.Module):
     def _expert_keys(
         self, index: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.sizes.is_self_attention(index):
+        if self.vlm_with_expert.sees_actions[index]:
             return k, v
         # The same for all denoising steps, so it is done once.
         attention = self.expert.layers[index].self_attn
