@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.suites import Task, get_task
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.player import SamplingPlayer, newest_parameters
 from vla_gym_trainers.explorer.updates import WorldModelUpdates
@@ -23,6 +21,7 @@ from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.world_model.behaviours import by_behaviour, cells_visited
 from vla_gym_trainers.world_model.checkpoint import check_phase
 from vla_gym_trainers.world_model.collect import collect
+from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.model import GRUWorldModel
 from vla_gym_trainers.world_model.pictures import write_pictures
@@ -30,29 +29,6 @@ from vla_gym_trainers.world_model.protocol import load_world_model
 from vla_gym_trainers.world_model.recorder import StepRecorder
 from vla_gym_trainers.world_model.teacher import tokenised
 from vla_gym_trainers.world_model.windows import check_length
-
-
-@dataclass
-class Episodes:
-    """Which episodes are played beside the training; see ``collect.CollectSettings``."""
-
-    played: list[Task]
-    look: dict[str, Any]
-    chunk_len: int
-    num_envs: int
-    num_workers: int
-    seed: int
-    hosts: str | None = None  # what is filmed and compared is played on this machine
-    noise: float = 0.0
-    progress: bool = False
-
-    def tasks(self) -> list[Task]:
-        """Return the tasks."""
-        return self.played
-
-    def env_kwargs(self) -> dict[str, Any]:
-        """Return the arguments of environments."""
-        return self.look
 
 
 class ExplorerLoop(Loop):
@@ -105,13 +81,17 @@ class ExplorerLoop(Loop):
     def play(self, counts: Mapping[str, int], task_ids: tuple[int, ...]) -> Sequences:
         """Play held-out episodes, as many a task of each behaviour; the explorer draws."""
         config, chunk_len = self.config, self.networks.chunk_len
-        episodes = Episodes(
-            played=[get_task(config.suite, i) for i in task_ids],
-            look=config.own_look(),
+        episodes = WorldModelConfig(  # what is filmed and compared is played on this machine
+            suites=(config.suite,),
+            task_ids=task_ids,
+            assets=config.assets,
+            physics=config.physics,
             chunk_len=chunk_len,
+            noise=0.0,
             num_envs=config.eval_envs,
             num_workers=1 if config.workers is None else config.workers,
             seed=config.seed,
+            progress=False,
         )
         player = SamplingPlayer(self.policy, chunk_len, config.seed)
         vla = self.world_model.vla

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,12 +14,13 @@ from tqdm import tqdm
 from vla_gym.rollout import Info, Policy, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.rollout.policies import BATCH_SIZE, Observations, episode_key, in_fixed_batches
-from vla_gym.suites import Task, get_suite, get_task
+from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.protocol import ActionSpec
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.runs.settings import EVAL_SEED
+from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
 
 #: Each behaviour sees layouts of its own, and others than the RL token's with the same seed.
@@ -34,27 +35,9 @@ RANDOM_PERIOD = 24
 RANDOM_SIZE = 1.5
 
 
-class CollectSettings(Protocol):
-    """What :func:`collect` asks of the settings; see :class:`.config.WorldModelConfig`."""
-
-    chunk_len: int
-    noise: float
-    num_workers: int
-    hosts: str | None
-    num_envs: int
-    seed: int
-    progress: bool
-
-    def tasks(self) -> list[Task]:
-        """Return the tasks."""
-
-    def env_kwargs(self) -> dict[str, Any]:
-        """Return the arguments of environments."""
-
-
 def collect(
     vla: FrozenVLA,
-    config: CollectSettings,
+    config: WorldModelConfig,
     counts: dict[str, int],
     *,
     held_out: bool = False,
