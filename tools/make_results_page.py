@@ -252,7 +252,8 @@ def training_table(group: str) -> list[str]:
             rows.append(
                 [name, f"{training['warmup_episodes']}", *(f"{100 * r:.1f} %" for r in rates)]
             )
-    head = ["run", "warm-up episodes", "VLA in them", "lowest 1,000 episodes", "last 1,000"]
+    head = ["run", "warm-up episodes", "VLA in them", "lowest 1,000 episodes"]
+    head.append("last ten whole hundreds")
     return markdown_table(head, rows) if rows else ["None yet."]
 
 
