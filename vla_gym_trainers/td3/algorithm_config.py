@@ -96,6 +96,8 @@ class TD3Config(FineTuneConfig):
     transitions of demonstrations all of it holds to what was demonstrated."""
     bc_half_life: Count = 0
     """Chunks after the warm-up in which beta halves, again and again; 0: it stays as it is."""
+    bc_weight_end: NonNegativeFloat = 0.0
+    """Where the halving of beta ends."""
     mc_weight: Fraction = 0.25
     """Share of Monte-Carlo returns in the critics' targets, in [0, 1]."""
     reference_dropout: Fraction = 0.5
@@ -162,7 +164,8 @@ class TD3Config(FineTuneConfig):
         if not self.bc_half_life:
             return self
         halvings = max(0, num_timesteps - self.learning_starts) / self.bc_half_life
-        return replace(self, bc_weight=self.bc_weight * 0.5**halvings)
+        end = min(self.bc_weight, self.bc_weight_end)
+        return replace(self, bc_weight=max(end, self.bc_weight * 0.5**halvings))
 
     def scale_of(self, action_size: int) -> tuple[float, ...]:
         """Return the natural size of each number of an action.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,11 @@ def test_beta_halves_after_the_warm_up() -> None:
     config = TD3Config(learning_starts=100, bc_weight=0.8, bc_half_life=50)
     betas = [config.at(chunks).bc_weight for chunks in (0, 100, 150, 175, 250)]
     assert betas == pytest.approx([0.8, 0.8, 0.4, 0.8 * 0.5**1.5, 0.1])
+    ended = replace(config, bc_weight_end=0.3)
+    assert [ended.at(chunks).bc_weight for chunks in (100, 150, 250)] == pytest.approx(
+        [0.8, 0.4, 0.3]
+    )
+    assert replace(ended, bc_weight=0.2).at(250).bc_weight == 0.2
     assert TD3Config().at(10**6) == TD3Config()
 
 
