@@ -97,7 +97,7 @@ class TD3Config(FineTuneConfig):
     bc_half_life: Count = 0
     """Chunks after the warm-up in which beta halves, again and again; 0: it stays as it is."""
     bc_weight_end: NonNegativeFloat = 0.0
-    """Where the halving of beta ends."""
+    """Where the halving of beta ends; 0: nowhere."""
     mc_weight: Fraction = 0.25
     """Share of Monte-Carlo returns in the critics' targets, in [0, 1]."""
     reference_dropout: Fraction = 0.5
