@@ -95,8 +95,7 @@ def test_where_none_is_named_a_variable_decides(monkeypatch):
 
 
 def test_a_worker_that_is_replaced_plays_the_same_assets(monkeypatch):
-    rest = {"task_sampling": "uniform", "group_size": 1, "env_wrappers": (), "env_factory": None}
-    plan = EnvPlan.make(1, "goal", task_ids=8, **rest, env_kwargs={})
+    plan = EnvPlan.make(1, "goal", task_ids=8)
     monkeypatch.setenv("VLA_GYM_ASSETS", "libero")
     env = plan.make_env(0)
     assert env.assets == plan.scenes["assets"] == "lite"

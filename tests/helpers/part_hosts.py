@@ -5,14 +5,15 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from vla_gym.remote.shards import ThreadHosts, ThreadShard
+from vla_gym.remote.part import Part
+from vla_gym.remote.shards import ThreadHosts
 
 
 class LostPart(Exception):
     """What a future raises when its machine is gone."""
 
 
-class BreakableShard(ThreadShard):
+class BreakableShard(Part):
     """A part whose answers stop coming."""
 
     place = "a thread"

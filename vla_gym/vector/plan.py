@@ -39,8 +39,8 @@ class EnvPlan:
 
     Attributes:
         num_envs: N.
-        make_env: Builds environment ``i``.
-        first: Number of environment 0 in the vector environment that this one is a part of.
+        make_env: Builds environment ``first + i`` of the vector environment that this is a part of.
+        first: Number of environment 0 in that one.
         group_size: So many consecutive environments play the same.
         suite: Suite name; None with a factory.
         task_lists: Task ids of each environment, or one list for all.
@@ -63,12 +63,12 @@ class EnvPlan:
         num_envs: int,
         suite: str | Sequence[str] | None,
         *,
-        task_ids: int | str | Sequence[int | str] | Sequence[Sequence[int | str]] | None,
-        task_sampling: str,
-        group_size: int,
-        env_wrappers: Wrappers,
-        env_factory: Callable[[int], gym.Env[Any, Any]] | None,
-        env_kwargs: Mapping[str, Any],
+        task_ids: int | str | Sequence[int | str] | Sequence[Sequence[int | str]] | None = None,
+        task_sampling: str = "uniform",
+        group_size: int = 1,
+        env_wrappers: Wrappers = (),
+        env_factory: Callable[[int], gym.Env[Any, Any]] | None = None,
+        **env_kwargs: Any,
     ) -> EnvPlan:
         """Check the arguments; see ``LiberoVectorEnv``.
 
@@ -134,9 +134,7 @@ class EnvPlan:
                 f"env_ids must be a range of consecutive numbers within 0..{self.num_envs - 1}, "
                 f"got {env_ids}."
             )
-        first = env_ids.start
-        make = functools.partial(_build_later, first=first, make=self.make_env)
-        return dataclasses.replace(self, num_envs=len(env_ids), make_env=make, first=first)
+        return dataclasses.replace(self, num_envs=len(env_ids), first=env_ids.start)
 
     def tasks_of(self, env_id: int) -> tuple[Task, ...]:
         """Return the tasks of one environment."""
@@ -239,12 +237,6 @@ def _build(
         if not isinstance(env, gym.Env):
             raise ConfigError(f"env_wrappers must return environments, got {env!r:.80}.")
     return env
-
-
-def _build_later(
-    index: int, first: int, make: Callable[[int], gym.Env[Any, Any]]
-) -> gym.Env[Any, Any]:
-    return make(first + index)
 
 
 def _libero_env(

@@ -108,7 +108,7 @@ class LiberoVectorEnv(VectorEnvBase):
             group_size=group_size,
             env_wrappers=env_wrappers,
             env_factory=env_factory,
-            env_kwargs=env_kwargs,
+            **env_kwargs,
         )
         if env_ids is not None:
             self._plan = self._plan.part(env_ids)

@@ -69,8 +69,8 @@ class WorkerSpec:
     Attributes:
         worker: Index of the worker.
         env_ids: Its environments.
-        make_env: Builds environment ``i``.
-        first: Number of environment 0 in the vector environment that this one is a part of.
+        make_env: Builds environment ``first + i`` of the vector environment that this is a part of.
+        first: Number of environment 0 in that one.
     """
 
     worker: int
@@ -118,7 +118,7 @@ class Worker:
             ConfigError: If the spaces of two of them differ.
         """
         self.index, self._first = spec.worker, spec.first
-        self._envs = {index: spec.make_env(index) for index in spec.env_ids}
+        self._envs = {index: spec.make_env(spec.first + index) for index in spec.env_ids}
         found = EnvSpaces.of(self._envs[spec.env_ids[0]])
         for index, env in self._envs.items():
             EnvSpaces.of(env).check_same(index, found)

@@ -141,16 +141,16 @@ class PolicyConfig(EnvSettings):
         from vla_gym_trainers.evaluation.trained import (
             HEADS,
             load_trained,
-            needs_its_run,
             policy_file,
             trained_on,
             trained_vla,
         )
 
         run = trained_on(path) if policy_file(path) is None else None
-        if self.rl_token is not None and (needs_its_run(path) or run is not None):
+        if self.rl_token is not None and run is not None:
             raise ConfigError(f"{path} takes no --rl-token: its policy is the VLA, or has its own.")
-        if needs_its_run(path):  # it sees less or remembers more than its VLA, as in training
+        if run is not None and (run.hidden_cameras or run.memory_size):
+            # No plain VLA plays it: it sees less or remembers more than its VLA.
             from vla_gym_trainers.explorer.player import load_player
 
             return load_player(path, vla=self.vla, device=self.device, batch_size=self.batch_size)

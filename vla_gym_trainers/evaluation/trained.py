@@ -183,18 +183,6 @@ def trained_on(path: Path) -> TrainedOn:
     )
 
 
-def needs_its_run(path: Path) -> bool:
-    """Tell whether a run has trained a VLA that hides views, or remembers: no plain VLA plays it.
-
-    Args:
-        path: A run directory, or a file.
-    """
-    if not path.is_dir() or policy_file(path) is not None:
-        return False
-    run = trained_on(path)
-    return bool(run.hidden_cameras or run.memory_size)
-
-
 def trained_vla(run_dir: Path, vla: str) -> str | None:
     """Return what :func:`vla_gym.vla.load` takes for the VLA that a run has trained.
 

@@ -8,7 +8,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import FrozenVLA
 from vla_gym.vla.stateful import VLAMemory
-from vla_gym_trainers.on_policy.phases import Actor
+from vla_gym_trainers.on_policy.phases import Actor, MixedActor
 from vla_gym_trainers.on_policy.policy import Observation
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
@@ -85,6 +85,7 @@ class RolloutCollector:
             )
         out.clear()
         self._out, self._arrays, self._actor = out, out.arrays, actor
+        self._policy = actor.policy if isinstance(actor, MixedActor) else actor
         if self._memory.shapes != out.carried:
             self._memory = EpisodeMemory(out.carried)
         self._envs.reward_terms = out.reward_terms
@@ -96,7 +97,7 @@ class RolloutCollector:
                 obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
                 self._episode[:], self._chunk[:] = 0, 0
                 self._memory.forget(range(n))
-                self._vla_memory = VLAMemory(actor.vla)
+                self._vla_memory = VLAMemory(self._policy.vla)
                 self._see(np.arange(n), obs, np.ones(n, bool))
             self._collector.collect(self)
         out.seconds = self._clock.lap()
@@ -154,7 +155,7 @@ class RolloutCollector:
         seen = {key: value[is_seen] for key, value in step.obs.items()}
         self._see(ids[is_seen], seen, over[is_seen])
         kept &= over | self._finite[ids]
-        if self._actor.needs_values:
+        if self._policy.needs_values:
             if len(ends):
                 texts = [infos[i]["instruction"] for i in ends]
                 last = {key: value[ends] for key, value in step.next_obs.items()}
@@ -207,7 +208,7 @@ class RolloutCollector:
     ) -> tuple[Observation, np.ndarray]:
         """Return what is stored, 0 for numbers that are not finite, and which rows had none."""
         with self._clock("forward"):
-            rows = self._actor.observe(obs, texts, vla)
+            rows = self._policy.observe(obs, texts, vla)
         finite = _are_finite(rows)
         for key, value in rows.items():
             if np.issubdtype(value.dtype, np.floating):
@@ -217,7 +218,7 @@ class RolloutCollector:
     def _bootstrap(self, ids: np.ndarray, rows: Observation, texts: list[str]) -> None:
         """Value observations that no further chunk of the rollout begins at."""
         with self._clock("forward"):
-            values = self._actor.values(rows | self._memory.rows(ids), texts)
+            values = self._policy.values(rows | self._memory.rows(ids), texts)
         self._arrays["next_values"][self._row_of(ids), self._slot[ids]] = values.cpu()
 
 

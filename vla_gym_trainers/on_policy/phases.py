@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import load_vla
-from vla_gym.vla.base import CAMERAS, FrozenVLA
+from vla_gym.vla.base import CAMERAS
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
 from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
@@ -155,29 +155,6 @@ class MixedActor:
     teacher: VLATeacher
     epsilon: float
     noise: float = 0.0
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether the student has a value head."""
-        return self.policy.needs_values
-
-    @property
-    def vla(self) -> Any:
-        """The student's VLA."""
-        return self.policy.vla
-
-    def observe(
-        self,
-        observation: Mapping[str, np.ndarray],
-        texts: Sequence[str],
-        vla: FrozenVLA | None = None,
-    ) -> Observation:
-        """Return what is stored of observations; see :meth:`Policy.observe`."""
-        return self.policy.observe(observation, texts, vla)
-
-    def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
-        """Return the student's values (B,)."""
-        return self.policy.values(observation, instructions)
 
     @torch.no_grad()
     def act(self, observation: Observation, instructions: Sequence[str], keys: np.ndarray) -> Act:

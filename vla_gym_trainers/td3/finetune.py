@@ -27,8 +27,6 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -163,14 +161,15 @@ class VLAFineTuner:
         self.optimizer.zero_grad(set_to_none=True)
         policy.actor_optimizer.zero_grad(set_to_none=True)
         totals: defaultdict[str, float] = defaultdict(float)
-        with _frozen(policy.critic):
-            for rows in torch.arange(len(index)).split(config.vla_micro_batch_size):
-                part = {key: value[rows] for key, value in observations.items()}
-                loss, parts = self._loss(policy, part, seen[rows], keep[rows], divisor[rows])
-                share = len(rows) / len(index)
-                (share * loss).backward()
-                for name, value in parts.items():
-                    totals[name] += share * float(value)
+        policy.critic.requires_grad_(False)
+        for rows in torch.arange(len(index)).split(config.vla_micro_batch_size):
+            part = {key: value[rows] for key, value in observations.items()}
+            loss, parts = self._loss(policy, part, seen[rows], keep[rows], divisor[rows])
+            share = len(rows) / len(index)
+            (share * loss).backward()
+            for name, value in parts.items():
+                totals[name] += share * float(value)
+        policy.critic.requires_grad_(True)
         mine = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(mine, MAX_GRAD_NORM)
         if norm.isfinite():  # else the step is left out
@@ -306,12 +305,3 @@ class VLAFineTuner:
         save_student(self.vla, self.adapters, folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder / "rl_token", self._decoder, half=False)
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        module.requires_grad_(True)

@@ -135,10 +135,10 @@ def test_memory_adapters_and_value_learn():
 
 def test_a_blind_run_plays_only_as_itself(tmp_path):
     from vla_gym_trainers.evaluation.policy_config import PolicyConfig
-    from vla_gym_trainers.evaluation.trained import needs_its_run
+    from vla_gym_trainers.evaluation.trained import trained_on
 
     run(PPOConfig, tmp_path / "run", **{**BLIND, "total_steps": 40, "eval_every": 40})
-    assert needs_its_run(tmp_path / "run") and not needs_its_run(tmp_path)
+    assert trained_on(tmp_path / "run").hidden_cameras and not trained_on(tmp_path).hidden_cameras
     asked = PolicyConfig(policy=str(tmp_path / "run"), chunk_len=8)
     with pytest.raises(ConfigError):  # its weights are the tiny VLA's, not mini's
         asked.make_policy()
