@@ -123,14 +123,13 @@ def test_without_room_for_the_settings_there_is_no_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import vla_gym_trainers.runs.run_dir as run_dir_module
-
-    def open_(path: Path, mode: str) -> Any:
+    def write_text(path: Path, text: str, encoding: str) -> None:
         path.touch()
-        return open(FULL, mode)
+        with open(FULL, "w", encoding=encoding) as file:
+            file.write(text)
 
     with monkeypatch.context() as context:
-        context.setattr(run_dir_module, "open", open_, raising=False)
+        context.setattr(Path, "write_text", write_text)
         assert main(["td3", "--run-dir", str(tmp_path), *_arguments()]) == 2
     assert "is full: free some space and run the command again" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.tmp"))

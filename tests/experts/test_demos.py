@@ -34,7 +34,7 @@ from vla_gym.demos.files import (
 from vla_gym.demos.record import _Job, record_demos
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError, UnknownTaskError
-from vla_gym.lock_file import only_process
+from vla_gym.files import only_process
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rollout import ExpertPolicy, Start, make_envs, play
 from vla_gym.rollout.noise import ActionNoise

@@ -14,12 +14,12 @@ from vla_gym.cli import main as cli
 from vla_gym.disk_full import is_disk_full
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, UnknownTaskError
+from vla_gym.files import scratch_path
 from vla_gym.play.video import (
     GREEN,
     RED,
     Status,
     TileFrames,
-    _scratch,
     _wrap,
     compose_grid,
     draw_tile,
@@ -131,7 +131,7 @@ def test_a_full_disk_is_an_error_and_the_old_file_stays(
     (tmp_path / name).write_bytes(b"old")
 
     def frames() -> Any:
-        _scratch(tmp_path / name).symlink_to("/dev/full")
+        scratch_path(tmp_path / name).symlink_to("/dev/full")
         rng = np.random.default_rng(0)
         for _ in range(count):
             yield rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)

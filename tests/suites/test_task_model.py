@@ -17,6 +17,7 @@ from run_python import run_python
 
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.errors import CompileError
+from vla_gym.files import only_process
 from vla_gym.suites import disk_cache as cache
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym.suites.disk_cache import FILES, MANIFEST, SceneRequest
@@ -231,7 +232,7 @@ assert cache.verify(cache.load_scene(request, Path({str(tmp_path)!r})), request.
 def test_a_lock_that_is_never_freed_is_reported(tmp_path: Path, compiles: list[str]) -> None:
     path = tmp_path / "scenes" / f"{request().key()}.lock"
     path.parent.mkdir()
-    with cache._lock(path, 1.0), pytest.raises(CompileError, match="Another process has held"):
+    with only_process(path, ""), pytest.raises(CompileError, match="Another process has held"):
         cache.load_scene(request(), tmp_path, timeout_s=0.2)
     cache.load_scene(request(), tmp_path, timeout_s=0.2)
 

@@ -13,7 +13,7 @@ import pytest
 
 from vla_gym.assets.cache import make_shared
 from vla_gym.cli.main import run_command
-from vla_gym.lock_file import open_lock
+from vla_gym.files import open_lock
 
 FIRST, SECOND = 20001, 20002
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become two users")

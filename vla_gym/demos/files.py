@@ -7,7 +7,6 @@ lists it and the few differences.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from vla_gym.errors import ConfigError
+from vla_gym.files import replacing
 from vla_gym.outside import Object, parse_json
 from vla_gym.suites import Task
 from vla_gym.suites.libero import TaskModel
@@ -67,7 +67,7 @@ def write_part(path: Path, frames: Mapping[str, np.ndarray], attributes: Mapping
         attributes: Further facts about the episode.
     """
     actions, states, proprio = (frames[key] for key in ("actions", "states", "proprio"))
-    with _replacing(path) as scratch, h5py.File(scratch, "w") as file:
+    with replacing(path) as scratch, h5py.File(scratch, "w") as file:
         group = file.create_group(_PART)
         _write_obs(group.create_group("obs"), frames)
         last = np.zeros(len(actions), np.uint8)
@@ -114,7 +114,7 @@ def join_parts(
         task_model: The task.
         meta: How the demonstrations were made: JSON data, found again by :func:`read_meta`.
     """
-    with _replacing(path) as scratch, h5py.File(scratch, "w") as file:
+    with replacing(path) as scratch, h5py.File(scratch, "w") as file:
         data = file.create_group("data")
         total = 0
         for number, part in enumerate(parts):
@@ -270,18 +270,3 @@ def _reading(path: Path) -> Iterator[h5py.File]:
             f"{path} cannot be read as demonstrations in LIBERO's layout ({error}): delete it or "
             "record it again with 'vla-gym demos --overwrite'."
         ) from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Give a scratch file that takes the place of ``path`` in the end; nothing stays of a failure.
-
-    So a file that exists is always whole, whenever the process is killed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        yield scratch
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, read_meta
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
-from vla_gym.lock_file import only_process
+from vla_gym.files import only_process
 from vla_gym.outside import Object, read_json
 from vla_gym.rollout import ExpertPolicy, Policy, Start, make_envs, rollout
 from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity

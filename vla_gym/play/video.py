@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import ConfigError
+from vla_gym.files import replacing, scratch_path
 
 FPS = 20  # control steps per second: videos play in real time
 HOLD_SECONDS = 1.5  # how long a video's last picture stays
@@ -214,17 +215,13 @@ def check_video_path(path: Path) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"A video's name must end in .mp4 or .gif, got {str(path)!r}.")
-    trial = _scratch(path)
+    trial = scratch_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
         trial.unlink()
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error}): choose another name.") from error
-
-
-def _scratch(path: Path) -> Path:
-    return path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix}")
 
 
 def write_video(path: str | Path, frames: Iterable[np.ndarray]) -> Path:
@@ -240,25 +237,22 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray]) -> Path:
     """
     path = Path(path)
     check_video_path(path)
-    scratch = _scratch(path)
-    try:
-        _encode(scratch, frames)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(path) as scratch:
+        _encode(path, scratch, frames)
     return path
 
 
-def _encode(path: Path, frames: Iterable[np.ndarray]) -> None:
+def _encode(path: Path, scratch: Path, frames: Iterable[np.ndarray]) -> None:
     """Have ffmpeg write frames; not with imageio_ffmpeg.write_frames, which misses its failure."""
     from imageio_ffmpeg import get_ffmpeg_exe
 
     if path.suffix.lower() == ".gif":
         # One palette for all frames and no dithering, so that still parts stay still.
         filters = f"fps={GIF_FPS},split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none"
-        codec = ["-c:v", "gif", "-pix_fmt", "pal8", "-filter_complex", filters, "-loop", "0"]
+        codec = ["-c:v", "gif", "-pix_fmt", "pal8", "-filter_complex", filters]
+        codec += ["-loop", "0", "-f", "gif"]
     else:
-        codec = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "15"]
+        codec = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "15", "-f", "mp4"]
         codec += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 wants even sides
     frames = iter(frames)
     first = next(frames, None)
@@ -269,7 +263,7 @@ def _encode(path: Path, frames: Iterable[np.ndarray]) -> None:
     # In memory: a full disk must not swallow the words about it.
     with open(os.memfd_create("ffmpeg"), "w+b") as words:
         process = subprocess.Popen(  # in a group of its own: Ctrl-C must not reach it
-            [*command, str(path)], stdin=subprocess.PIPE, stderr=words, process_group=0
+            [*command, str(scratch)], stdin=subprocess.PIPE, stderr=words, process_group=0
         )
         assert process.stdin is not None
         try:

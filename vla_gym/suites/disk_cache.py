@@ -11,7 +11,6 @@ such as those of old versions.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,7 +33,7 @@ from vla_gym import outside
 from vla_gym.assets.cache import make_shared
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
-from vla_gym.lock_file import open_lock
+from vla_gym.files import only_process
 from vla_gym.outside import Object, read_json
 
 logger = logging.getLogger(__name__)
@@ -106,7 +104,9 @@ def load_scene(
         return folder
     try:
         make_shared(scenes)
-        with _lock(scenes / f"{key}.lock", timeout_s):
+        lock = scenes / f"{key}.lock"
+        busy = f"Another process has held {lock} for more than {timeout_s:g} s: end it, then again."
+        with only_process(lock, busy, timeout_s, CompileError):
             # Another process may have built it while this one waited.
             if not verify(folder, key):
                 _build(request, key, folder, timeout_s)
@@ -269,22 +269,3 @@ def _advice(output: str) -> str:
     if "No space left" in output:
         return "\nFree some space there or point VLA_GYM_CACHE to another disk."
     return ""
-
-
-@contextlib.contextmanager
-def _lock(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold an exclusive lock between processes; it is freed even if its holder dies."""
-    deadline = time.monotonic() + timeout_s
-    with open_lock(path) as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise CompileError(
-                        f"Another process has held {path} for more than {timeout_s:g} s: "
-                        "end it, then try again."
-                    ) from None
-                time.sleep(0.05)
-        yield

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from vla_gym import outside
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.files import replacing
 from vla_gym.outside import Layers, Size, file_sha256
 
 if TYPE_CHECKING:
@@ -67,20 +68,17 @@ def write_weights(
     """
     from safetensors.torch import save_file
 
-    file, scratch = folder / "model.safetensors", folder / f".scratch-{os.getpid()}"
+    file = folder / "model.safetensors"
     written = {
         name: (value.half() if half else value).contiguous().cpu()
         for name, value in tensors.items()
     }
-    try:
+    with replacing(file) as scratch:
         save_file(written, scratch, metadata)
         scratch.chmod(0o644)  # written as 0600, unfit for package data
-        scratch.replace(file)
-        lines = [f"{file_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
+    lines = [f"{file_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
+    with replacing(folder / CHECKSUMS) as scratch:
         scratch.write_text("".join(lines))
-        scratch.replace(folder / CHECKSUMS)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def verify_checksums(folder: Path) -> None:

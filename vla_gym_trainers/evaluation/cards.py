@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 
 from vla_gym.errors import ConfigError
-from vla_gym.lock_file import only_process
+from vla_gym.files import only_process, replacing
 from vla_gym.outside import Object, parse_json, read_bytes, read_json, to_type
 from vla_gym.rollout import Episode, Start
 from vla_gym_trainers.evaluation.card_types import EpisodeRow, EvalCardContent, EvalLine
 from vla_gym_trainers.evaluation.summary import to_row
-from vla_gym_trainers.runs.run_dir import replacing
 
 KIND, SCHEMA = "eval", 2
 CARD_FILE, ROWS_SUFFIX = "card.json", ".rows.jsonl"
@@ -265,5 +264,5 @@ class RowsFile:
             file.write(line + "\n")
 
     def _write(self, text: str) -> None:
-        with replacing(self.path) as file:
-            file.write(text.encode())
+        with replacing(self.path) as draft:
+            draft.write_text(text, encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vla_gym.files import replacing
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.rollout.film import record_video
@@ -34,7 +35,6 @@ from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_target
 from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.run import Run
-from vla_gym_trainers.runs.run_dir import replacing
 from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.runs.torch_threads import torch_threads
 
@@ -256,8 +256,8 @@ class Loop:
             self._write(BEST)
 
     def _write(self, name: str) -> None:
-        with replacing(self.run.dir.path / name) as file:
-            file.write(parameter_bytes(self.policy.state_dict()))
+        with replacing(self.run.dir.path / name) as draft:
+            draft.write_bytes(parameter_bytes(self.policy.state_dict()))
 
     # Checkpoints
 

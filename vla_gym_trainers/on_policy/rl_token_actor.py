@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.files import replacing
 from vla_gym.outside import ChunkLength, Size, read_json
 from vla_gym.suites.libero.spec import ACTION, PROPRIO
 from vla_gym.vla.checkpoint_files import Checkpoint
@@ -27,7 +28,6 @@ from vla_gym_trainers.networks import (
     reference_chunk,
 )
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
-from vla_gym_trainers.runs.run_dir import replacing
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
@@ -203,8 +203,8 @@ class RLTokenActor(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the weights, and the sizes that :meth:`load` makes it with."""
         weights = save({k: v.contiguous() for k, v in self.state_dict().items()})
-        with replacing(folder / WEIGHTS) as file:  # a loaded actor maps the old file
-            file.write(weights)
+        with replacing(folder / WEIGHTS) as draft:  # a loaded actor maps the old file
+            draft.write_bytes(weights)
         (folder / SIZES).write_text(json.dumps(self.sizes) + "\n", encoding="utf-8")
 
     @classmethod

@@ -10,7 +10,7 @@ import tyro
 
 from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.run_dir import replacing
+from vla_gym.files import replacing
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def main(config: ReportConfig) -> int:
     page = make_page(config.runs, title=config.title, films=config.films).encode()
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(config.out) as file:
-            file.write(page)
+        with replacing(config.out) as draft:
+            draft.write_bytes(page)
     except OSError as error:
         raise ConfigError(f"--out {config.out} cannot be written: {error}") from error
     sys.stdout.write(f"report: {config.out} ({len(page) / 1024:,.0f} KiB)\n")

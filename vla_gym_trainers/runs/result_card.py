@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.run_dir import replacing
+from vla_gym.files import replacing
 
 CARD_SCHEMA = 1
 #: Card key -> distribution on the package index.
@@ -110,8 +110,8 @@ def write_json(path: Path, content: Any) -> None:
         text = json.dumps(to_plain(content), indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path.name} cannot be written as JSON: {error}") from error
-    with replacing(path) as file:
-        file.write(text.encode())
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def to_plain(value: Any) -> Any:

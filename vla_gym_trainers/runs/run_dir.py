@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from msgspec import Struct
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.lock_file import only_process
+from vla_gym.files import only_process, sync
 from vla_gym.outside import Count, Object, Text, read_json
 
 # Lists a checkpoint's files with their sizes; written last.
@@ -178,10 +177,10 @@ class RunDir:
             sizes = {file.name: file.stat().st_size for file in draft.iterdir()}
             (draft / _MANIFEST).write_text(json.dumps(sizes), encoding="utf-8")
             for file in draft.iterdir():
-                _sync(file)
+                sync(file)
             self._remove(final)
             draft.rename(final)
-            _sync(self.checkpoint_dir)
+            sync(self.checkpoint_dir)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         for old in self.checkpoints()[:-keep]:
@@ -193,20 +192,6 @@ class RunDir:
             trash = checkpoint.with_name(f".{checkpoint.name}.trash")
             checkpoint.rename(trash)
             shutil.rmtree(trash)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes ``path``'s place once the block ends without error."""
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(draft, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -223,11 +208,3 @@ def _is_whole(checkpoint: Path) -> bool:
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ConfigError):
         return False
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

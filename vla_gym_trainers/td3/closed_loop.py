@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vla_gym.files import replacing
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import mean_success, success_by_task
-from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
     from vla_gym_trainers.evaluation.run_player import RunPlayer
@@ -109,10 +110,9 @@ class BestModel:
         if self.best is None or score > self.best:
             self.best = score
             if self._tuner is not None:
-                with replacing(self.run.best_vla) as file:
-                    torch.save(self._tuner.state_dict(optimizer=False), file)
-            with replacing(self.run.best) as file:
-                policy.save(file)
+                with replacing(self.run.best_vla) as draft:
+                    torch.save(self._tuner.state_dict(optimizer=False), draft)
+            policy.save(self.run.best)
         metrics = {
             "eval/success": score,
             "eval/best": self.best,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.files import replacing
 from vla_gym.outside import ChunkLength, Object, Size, one_line, parse_json, to_type
 from vla_gym.vla.load_weights import check_fits, described_by
 from vla_gym_trainers.networks import (
@@ -152,7 +153,7 @@ class RLTokenPolicy(BasePolicy):
             action = np.where(guarded.reshape(-1, 1, 1), reference, action).reshape(action.shape)
         return action, state
 
-    def save(self, path: str | Path | IO[bytes]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write networks, targets, normaliser and guarded tasks; not the optimisers' state."""
         observed: Any = self.observation_space
         chunk_len, action_size = self.action_space.shape or ()
@@ -169,11 +170,8 @@ class RLTokenPolicy(BasePolicy):
             "config": dataclasses.asdict(self.config),
         }
         weights = {key: value.detach().contiguous() for key, value in self.state_dict().items()}
-        content = save(weights, {_HEADER: json.dumps(header)})
-        if isinstance(path, str | Path):
-            Path(path).write_bytes(content)
-        else:
-            path.write(content)
+        with replacing(Path(path)) as draft:
+            draft.write_bytes(save(weights, {_HEADER: json.dumps(header)}))
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> RLTokenPolicy:

@@ -25,7 +25,7 @@ from vla_gym_trainers.explorer.actions import ExplorerActions
 from vla_gym_trainers.explorer.player import load_player
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run, TrainingRun
-from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.td3.algorithm import TD3BC
@@ -127,7 +127,7 @@ def conclude(
     files = run.dir
     has_best, tuner = files.best.is_file(), model.fine_tuner
     if tuner is None:
-        _save(model.policy, files.last)
+        model.policy.save(files.last)
     final = RLTokenPolicy.load(files.best, model.device) if has_best else model.policy
     if tuner is not None:
         if has_best:
@@ -137,7 +137,7 @@ def conclude(
     if config.guard_layouts:
         starts = _sampled_starts(config, config.guard_layouts, GUARD_SEED)
         results["guard"] = guard_policy(final, player, starts)
-    _save(final, files.policy)
+    final.save(files.policy)
     policy = RLTokenPolicy.load(files.policy)
     if config.eval_states != 0:
         starts = config.final_starts(config.eval_states)
@@ -146,11 +146,6 @@ def conclude(
         film(config, files, policy, player)
     world = {**config.world_facts(), **player.facts(), **machine_facts()}
     return TrainingRun(files.path, run.write_card(results, world))
-
-
-def _save(policy: RLTokenPolicy, path: Path) -> None:
-    with replacing(path) as file:
-        policy.save(file)
 
 
 def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:

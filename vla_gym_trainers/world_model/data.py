@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from vla_gym.errors import WeightsError
+from vla_gym.files import replacing
 from vla_gym.suites import Task, get_task
 from vla_gym_trainers.rollout.episode_sets import join_episodes
-from vla_gym_trainers.runs.run_dir import replacing
 
 #: Who can have played an episode, and who of them a world model is first trained on.
 BEHAVIOURS = ("random", "vla", "expert", "explorer")
@@ -101,7 +101,7 @@ class Sequences:
     def save(self, path: Path) -> None:
         """Write an .npz file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with replacing(path) as draft, open(draft, "wb") as file:
             arrays = {name: getattr(self, name) for name in _COLUMNS}
             np.savez(file, **arrays, tasks=np.array(self.tasks))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_gym.files import replacing
 from vla_gym.play.video import Status, TileFrames, draw_tile, text_rows, tiled_frames, write_video
-from vla_gym_trainers.runs.run_dir import replacing
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences, named_task
 from vla_gym_trainers.world_model.evaluate import memory_states, predict
 from vla_gym_trainers.world_model.protocol import WorldModel
@@ -67,5 +67,5 @@ def _film(shown: np.ndarray, data: Sequences, rows: np.ndarray) -> TileFrames:
 def _write_png(path: Path, picture: np.ndarray) -> None:
     from PIL import Image
 
-    with replacing(path) as file:
-        Image.fromarray(picture.repeat(2, axis=0).repeat(2, axis=1)).save(file, "PNG")
+    with replacing(path) as draft:
+        Image.fromarray(picture.repeat(2, axis=0).repeat(2, axis=1)).save(draft, "PNG")

@@ -28,11 +28,12 @@ from trees import assert_equal_trees
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.files import replacing
 from vla_gym_trainers import TD3BC
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.runs.metrics import RunLogger
-from vla_gym_trainers.runs.run_dir import RunDir, replacing
+from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
@@ -236,8 +237,8 @@ def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:
     run.best.write_text("of step 10")
     with run.new_checkpoint(10, keep=3) as folder:
         run.keep_best(folder)
-    with replacing(run.best) as file:
-        file.write(b"of step 20")
+    with replacing(run.best) as draft:
+        draft.write_bytes(b"of step 20")
     with run.new_checkpoint(20, keep=3) as folder:
         run.keep_best(folder)
     first, second = run.checkpoints()
@@ -264,12 +265,12 @@ def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:
 def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     path.write_bytes(b"old")
-    with pytest.raises(RuntimeError), replacing(path) as file:
-        file.write(b"new")
+    with pytest.raises(RuntimeError), replacing(path) as draft:
+        draft.write_bytes(b"new")
         raise RuntimeError
     assert path.read_bytes() == b"old"
-    with replacing(path) as file:
-        file.write(b"new")
+    with replacing(path) as draft:
+        draft.write_bytes(b"new")
     assert path.read_bytes() == b"new"
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from vla_gym.assets.cache import cache_dir
 from vla_gym.errors import BenchError
-from vla_gym.lock_file import open_lock
+from vla_gym.files import only_process
 
 _TORCH = "torch==2.13.0"  # first: what needs it takes what is there
 _PIP_DEADLINE_S = 3600.0
@@ -88,8 +87,8 @@ def peer_python(name: str, assets: Path) -> Path:
     stamp, python = folder / "stamp", folder / "bin" / "python"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with open_lock(folder.with_suffix(".lock")) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        busy = f"{name}: another process is making its environment {folder}: wait for it."
+        with only_process(folder.with_suffix(".lock"), busy, _PIP_DEADLINE_S, BenchError):
             if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
                 shutil.rmtree(folder, ignore_errors=True)
                 _run(name, [sys.executable, "-m", "venv", str(folder)])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.assets import cache_dir
 from vla_gym.assets.cache import make_shared
 from vla_gym.errors import ConfigError, UnknownTaskError
+from vla_gym.files import replacing
 from vla_gym.outside import check_path, read_bytes, read_json
 from vla_gym.suites.libero.bddl import parse_problem
 from vla_gym.suites.libero.bddl_checks import check_problem
@@ -60,16 +60,12 @@ class BddlSuite(LiberoSuite):
         """
         folder, text = cache_dir() / "bddl", json.dumps(self.files).encode()
         path = folder / f"{self.name}.json"
-        scratch = folder / f".{self.name}.{uuid.uuid4().hex}"
         try:
             if path.is_file() and path.read_bytes() == text:
                 return  # perhaps another user's, who alone may replace it
             make_shared(folder)
-            try:
+            with replacing(path) as scratch:
                 scratch.write_bytes(text)
-                scratch.replace(path)
-            finally:
-                scratch.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"The cache {folder} cannot be written ({error}): set VLA_GYM_CACHE to a writable "
