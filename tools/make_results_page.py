@@ -203,6 +203,7 @@ def _with_defaults(config: Card) -> Card:
         "bc_beside_demos": 1.0,
         "use_task_id": False,
         "actor_ema": 0.0,
+        "bc_weight_end": 0.0,
         "use_reference": True,
         "aggregation": "tokens",
         "anneal_learning_rate": False,

@@ -51,7 +51,7 @@ def runs_of(group: str) -> list[tuple[Path, str]]:
     found = [(folder, kind_of(group, folder.name, train)) for folder, train in cards]
     if group == "libero_token":
         partners = {folder.name.removesuffix("-no-use-rl-token") for folder, _ in cards}
-        for folder, train in _cards("libero"):
+        for folder, train in [*_cards("libero"), *_cards("libero_earlier")]:
             if folder.name in partners:
                 found.append((folder, kind_of("libero", folder.name, train)))
     if group == "on_policy":
