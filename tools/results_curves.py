@@ -34,7 +34,8 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
     if group in ("libero", "libero_token", "long", "libero_on_policy", "suite_ablation"):
-        return re.sub(r"-s\d+(?=-|$)", "", name)
+        # In libero_token all runs are of one preset, also those with its gamma in their names.
+        return re.sub(r"-s\d+(?=-|$)|-gamma-0\.995", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
     stride = f", stride {config['stride']}" if config.get("stride") else ""
