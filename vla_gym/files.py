@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +39,8 @@ def sync(path: Path) -> None:
 
 
 def scratch_path(path: Path) -> Path:
-    """Return what :func:`replacing` gives, beside ``path``."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Return what :func:`replacing` gives this thread, beside ``path``."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
 @contextmanager

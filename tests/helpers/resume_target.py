@@ -72,14 +72,14 @@ def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int
     train_td3_module.make_vec = make_toy_vec  # type: ignore[assignment]
     train_td3_module.make_player = make_toy_player  # type: ignore[assignment]
     if kill_in_save:
-        sync, calls = run_dir_module._sync, iter(range(1, kill_in_save + 1))
+        sync, calls = run_dir_module.sync, iter(range(1, kill_in_save + 1))
 
         def killer(path: Path) -> None:
             if next(calls) == kill_in_save:
                 os.kill(os.getpid(), signal.SIGKILL)
             sync(path)
 
-        run_dir_module._sync = killer  # type: ignore[assignment]
+        run_dir_module.sync = killer  # type: ignore[assignment]
     if resume:
         train_td3(load_run_settings(Path(run_dir), TD3RunConfig))
     else:

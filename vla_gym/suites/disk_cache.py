@@ -105,7 +105,8 @@ def load_scene(
     try:
         make_shared(scenes)
         lock = scenes / f"{key}.lock"
-        busy = f"Another process has held {lock} for more than {timeout_s:g} s: end it, then again."
+        busy = f"Another process has held {lock} for more than {timeout_s:g} s: "
+        busy += "end it, then try again."
         with only_process(lock, busy, timeout_s, CompileError):
             # Another process may have built it while this one waited.
             if not verify(folder, key):
