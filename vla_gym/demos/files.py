@@ -67,6 +67,7 @@ def write_part(path: Path, frames: Mapping[str, np.ndarray], attributes: Mapping
         attributes: Further facts about the episode.
     """
     actions, states, proprio = (frames[key] for key in ("actions", "states", "proprio"))
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as scratch, h5py.File(scratch, "w") as file:
         group = file.create_group(_PART)
         _write_obs(group.create_group("obs"), frames)

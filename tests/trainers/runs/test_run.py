@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from run_logs import rows_of as rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from vla_gym.errors import ConfigError, DiskFullError, WeightsError
 from vla_gym_trainers.cloning import train as cloning
@@ -122,7 +123,9 @@ def test_it_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
         count(load_run_settings(tmp_path / "checkpoints" / "000000011", CountConfig))
 
 
-def test_auto_resume_begins_or_goes_on(tmp_path: Path) -> None:
+def test_auto_resume_begins_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Files of one second are read in the order of their names: number 10 before number 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     config = CountConfig(run_dir=tmp_path, auto_resume=True)
     with pytest.raises(Killed):
         count(config, killed_at(5))  # before its first checkpoint
