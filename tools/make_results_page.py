@@ -3,7 +3,7 @@
 Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 
 ``--add`` copies the card of a training run, that of its evaluation by ``vla-gym eval --paired``
-(the VLA on the same states; in libero_token the run of libero that has the RL token) and the curve
+(the VLA on the same states; in libero_token the same run with the RL token) and the curve
 of its training success to results/GROUP/NAME/, without the paths of this machine. GROUP: libero
 (whole suites on LIBERO's own assets, see tools/results_suite.sh), libero_earlier (those with other
 settings than the preset's of now), libero_token (without the RL token), long (libero_10, see

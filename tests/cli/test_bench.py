@@ -20,6 +20,7 @@ from vla_gym.cli.bench.config import BenchConfig, SystemSpec, system_specs
 from vla_gym.cli.bench.processes import Child
 from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
 from vla_gym.errors import BenchError, ConfigError
+from vla_gym.files import only_process
 from vla_gym.suites import get_suite
 
 SPEC = SystemSpec(
@@ -238,6 +239,15 @@ def test_a_peer_that_cannot_be_installed_says_why_in_one_line(monkeypatch, tmp_p
     assert message.startswith("rlinf: its environment cannot be made") and "\n" not in message
     assert message.endswith("ERROR: no such version")
     assert not (tmp_path / "peers" / "rlinf" / "stamp").exists()
+
+
+def test_a_peer_that_another_process_makes_is_not_waited_for_without_end(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path))
+    monkeypatch.setattr(peer_venvs, "_PIP_DEADLINE_S", 0.1)
+    (tmp_path / "peers").mkdir()
+    with only_process(tmp_path / "peers" / "rlinf.lock", ""):
+        with pytest.raises(BenchError, match="^rlinf: another process is making its environment"):
+            peer_venvs.peer_python("rlinf", tmp_path)
 
 
 def test_a_run_beside_asyncs_writes_its_report(tmp_path, capsys, monkeypatch):

@@ -154,7 +154,10 @@ class RLTokenPolicy(BasePolicy):
         return action, state
 
     def save(self, path: str | Path) -> None:
-        """Write networks, targets, normaliser and guarded tasks; not the optimisers' state."""
+        """Write networks, targets, normaliser and guarded tasks; not the optimisers' state.
+
+        The file appears when it is whole; what was there before stays until then.
+        """
         observed: Any = self.observation_space
         chunk_len, action_size = self.action_space.shape or ()
         task = observed.spaces.get("task_id")

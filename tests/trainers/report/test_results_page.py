@@ -35,6 +35,13 @@ def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
             assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page.read_text(), name
 
 
+def test_runs_without_the_token_are_drawn_with_those_that_have_it(tool: ModuleType) -> None:
+    runs = importlib.import_module("results_curves").runs_of("libero_token")
+    without = {folder.name for folder, _ in runs if folder.parent.name == "libero_token"}
+    found = {folder.name for folder, _ in runs} - without
+    assert found == {name.removesuffix("-no-use-rl-token") for name in without} != set()
+
+
 def test_cards_of_other_conditions_are_refused_or_told_apart(
     tool: ModuleType, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from vla_gym.errors import ConfigError, DiskFullError, WeightsError
+from vla_gym.files import scratch_path
 from vla_gym_trainers.cloning import train as cloning
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.runs.run import Run
@@ -121,6 +122,13 @@ def test_it_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
     assert again["results"]["total"] == first["results"]["total"] and rows(tmp_path) == before
     with pytest.raises(ConfigError, match="there are: 000000010"):
         count(load_run_settings(tmp_path / "checkpoints" / "000000011", CountConfig))
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    leftover = scratch_path(tmp_path / "card.json")
+    leftover.write_text("half a card")
+    with RunDir(tmp_path).lock():
+        assert not leftover.exists()
 
 
 def test_auto_resume_begins_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,24 @@ def test_a_policy_comes_back_as_it_was(model: TD3BC, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict(obs)[0], model.predict(obs)[0])
     names = again.state_dict()
     assert all((value == names[key]).all() for key, value in model.policy.state_dict().items())
+
+
+def test_a_full_disk_leaves_the_policy_of_before(
+    model: TD3BC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.safetensors"
+    model.policy.save(path)
+
+    def write_bytes(path: Path, content: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        model.policy.save(path)
+    assert load_policy(path).config == model.config
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_of_before_there_were_world_models_loads(model: TD3BC, tmp_path: Path) -> None:

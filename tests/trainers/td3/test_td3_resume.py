@@ -268,7 +268,7 @@ def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), replacing(path) as draft:
         draft.write_bytes(b"new")
         raise RuntimeError
-    assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
     with replacing(path) as draft:
         draft.write_bytes(b"new")
     assert path.read_bytes() == b"new"
