@@ -45,7 +45,7 @@ CURVES = tuple(group for group in GROUPS if group not in ("libero_earlier", "abl
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "learn_threads"}
-_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps", "auto_resume"}
+_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 _MIXED = object()
@@ -206,7 +206,6 @@ def _with_defaults(config: Card) -> Card:
         "bc_weight_end": 0.0,
         "use_reference": True,
         "aggregation": "tokens",
-        "anneal_learning_rate": False,
         "learning_rate_end": 1.0,
         "sigma_end": None,
     }

@@ -247,10 +247,10 @@ _LOST = object()
 
 def _at(values: Any, place: str) -> Any:
     """Return the value that msgspec calls by a place; :data:`_LOST` if it names no key."""
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", place.replace("[...]", "[]")):
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", place):
         try:
             values = values[int(index)] if index else values[name]
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError, ValueError):  # msgspec writes ... for a key
             return _LOST
     return values
 

@@ -25,8 +25,6 @@ _EXPORTS = {
     "TD3Config": "td3.algorithm_config",
     "make_sb3_vec_env": "runs.sb3_vec_env",
 }
-# Functions that share their name with a module (train_td3, sb3_vec_env) are imported from
-# there: the import system would replace such an export by the module.
 __all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "TD3Config", "make_sb3_vec_env"]
 
 

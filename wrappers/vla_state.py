@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,16 +75,11 @@ class LastFrames:
         Raises:
             ConfigError: If an environment has not told its instruction.
         """
-        of_finals = self.instructions[env_ids[finals]]
-        ended = infos.get("final_info", {})
-        if "instruction" in ended:
-            told = ended["_instruction"][finals]
-            of_finals[told] = ended["instruction"][finals][told]
-        if "instruction" in infos:
-            told = infos["_instruction"]
-            self.instructions[env_ids[told]] = infos["instruction"][told]
-        found = [*self.instructions[env_ids[fresh]], *of_finals]
-        return check_told(found)
+        ended, texts = self.instructions[env_ids], self.instructions[env_ids]
+        hear(ended, infos.get("final_info", {}))
+        hear(texts, infos)
+        self.instructions[env_ids] = texts
+        return check_told([*texts[fresh], *ended[finals]])
 
     def save(self, env_ids: Sequence[int], states: Sequence[Any]) -> list[Any]:
         """Return what ``get_state`` does: the wrapped environments' states, or these with more."""
@@ -140,6 +135,13 @@ class LastFrames:
             self.instructions[i], self.begins[i] = state.instruction, state.begins
             for key, rows in self.made.items():
                 rows[i] = state.made[key]
+
+
+def hear(texts: np.ndarray, infos: Mapping[str, Any]) -> None:
+    """Write the instructions that infos tell into texts (n,)."""
+    if "instruction" in infos:
+        told = infos["_instruction"]
+        texts[told] = infos["instruction"][told]
 
 
 def check_told(instructions: list[Any]) -> list[str]:

@@ -7,6 +7,7 @@ import pickle
 import gymnasium as gym
 import numpy as np
 import pytest
+from trees import assert_same
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.state import EnvState
@@ -19,15 +20,6 @@ CHUNK = 3
 def make(**kwargs) -> LiberoEnv:
     defaults = {"task_ids": [STOVE, BOWL], "chunk_len": CHUNK, "gamma": 0.9, "cameras": ()}
     return LiberoEnv("goal", **{**defaults, **kwargs})
-
-
-def equal(a, b) -> bool:
-    """Compare nested results exactly: values, types of the numbers, keys."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and np.array_equal(a, b)
 
 
 def chunks(count: int, seed: int = 0) -> np.ndarray:
@@ -67,8 +59,8 @@ def test_a_restored_episode_goes_on_exactly_and_so_do_the_next_ones(kwargs) -> N
     used.reset(seed=77, options={"task_id": 0})
     play(used, 1)
     for env in (fresh, used, original):
-        assert equal(env.set_state(state), last)
-        assert equal(play(env, 12, seed=1), expected)
+        assert_same(env.set_state(state), last)
+        assert_same(play(env, 12, seed=1), expected)
     for env in (original, fresh, used):
         env.close()
 
@@ -86,7 +78,7 @@ def test_a_restored_episode_succeeds_as_the_original_does() -> None:
     assert results[-1][1] == 1.0 and results[-1][4]["success"]
     for back in (30, 1):
         other.set_state(states[-back])
-        assert equal([other.step(action) for action in actions[-back:]], results[-back:])
+        assert_same([other.step(action) for action in actions[-back:]], results[-back:])
         with pytest.raises(gym.error.ResetNeeded):
             other.step(actions[-1])
 
@@ -97,8 +89,8 @@ def test_a_state_right_after_reset_and_any_number_of_restores() -> None:
     state = env.get_state()
     expected = play(env, 4)
     for _ in range(2):
-        assert equal(env.set_state(state), first)
-        assert equal(play(env, 4), expected)
+        assert_same(env.set_state(state), first)
+        assert_same(play(env, 4), expected)
 
 
 def test_inside_a_finished_episode_a_reset_is_needed_still() -> None:
@@ -109,11 +101,11 @@ def test_inside_a_finished_episode_a_reset_is_needed_still() -> None:
     state = env.get_state()
     assert state.needs_reset
     other.reset(seed=0)
-    assert equal(other.set_state(state), last)
+    assert_same(other.set_state(state), last)
     for each in (env, other):
         with pytest.raises(gym.error.ResetNeeded):
             each.step(chunks(1)[0])
-    assert equal(other.reset(), env.reset())
+    assert_same(other.reset(), env.reset())
 
 
 def test_the_next_episodes_are_the_original_ones_whatever_the_environments_number() -> None:
@@ -123,11 +115,11 @@ def test_the_next_episodes_are_the_original_ones_whatever_the_environments_numbe
     original.reset(seed=0)
     other.set_state(original.get_state())
     for _ in range(3):
-        assert equal(other.reset(), original.reset())
+        assert_same(other.reset(), original.reset())
     assert other.next_episode == original.next_episode == (0, 4, 0)
     again = make(env_index=5, **kwargs)
-    assert equal(other.reset(seed=20), again.reset(seed=20))
-    assert equal(other.reset(), again.reset())
+    assert_same(other.reset(seed=20), again.reset(seed=20))
+    assert_same(other.reset(), again.reset())
 
 
 def test_seek_reaches_any_episode_and_leaves_the_present_one_alone() -> None:
@@ -137,17 +129,17 @@ def test_seek_reaches_any_episode_and_leaves_the_present_one_alone() -> None:
     for episode in (3, 0, 2):
         other.seek(4, np.int64(episode))
         assert other.next_episode == (4, episode, 0)
-        assert equal(other.reset(), expected[episode])
-    assert equal(other.reset(), expected[3])
+        assert_same(other.reset(), expected[episode])
+    assert_same(other.reset(), expected[3])
 
     env.reset(seed=4)
     straight = play(env, 3)
     env.reset(seed=4)
     env.step(chunks(3)[0])
     env.seek(8, 1)
-    assert equal([env.step(action) for action in chunks(3)[1:]], straight[1:])
+    assert_same([env.step(action) for action in chunks(3)[1:]], straight[1:])
     env.seek(8, 1)
-    assert equal(env.reset(seed=4), expected[0])
+    assert_same(env.reset(seed=4), expected[0])
 
 
 @pytest.mark.parametrize("arguments", [(-1, 0), (0, -1), (0.5, 0), (0, True), (0, 0, -1)])
@@ -169,7 +161,7 @@ def test_an_unseeded_environment_is_saved_with_the_seed_it_drew() -> None:
     env.reset()
     assert env.next_episode == (3, 1, 3)
     other.set_state(env.get_state())
-    assert equal(env.reset(), other.reset())
+    assert_same(env.reset(), other.reset())
 
 
 def test_wrong_states_change_nothing() -> None:
@@ -187,7 +179,7 @@ def test_wrong_states_change_nothing() -> None:
     for wrong in (None, state.snapshot, exact.get_state()):
         with pytest.raises(ConfigError):
             env.set_state(wrong)
-    assert equal(play(env, 2), expected)
+    assert_same(play(env, 2), expected)
     short = make(max_control_steps=2)
     with pytest.raises(ConfigError, match="6 control steps into its episode, which ends after 2"):
         short.set_state(env.get_state())
@@ -213,7 +205,7 @@ def test_image_out_receives_the_same_images_and_is_the_observation() -> None:
 
     def check(obs: dict, expected: dict) -> None:
         assert list(obs) == list(expected)
-        assert equal(obs, expected)
+        assert_same(obs, expected)
         assert all(obs[camera] is arrays[camera] for camera in arrays)
         assert not rows[[0, 2]].any()
 

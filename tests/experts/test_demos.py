@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -209,6 +210,23 @@ def test_finished_tasks_are_skipped(
 ) -> None:
     forbid_attempts(monkeypatch)
     assert record_demos(config, progress=False) == [recorded]
+
+
+def test_a_full_disk_leaves_no_half_of_the_settings(
+    config: DemosConfig, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, write = replace(config, output=str(tmp_path)), Path.write_text
+
+    def half(path: Path, text: str, **how: Any) -> None:
+        write(path, text[:9], **how)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half)
+        with pytest.raises(OSError, match="No space left"):
+            record_demos(again, progress=False)
+    record_demos(again, progress=False)
+    assert demo_path(tmp_path, get_task("goal", TASK)).read_bytes() == recorded.read_bytes()
 
 
 def test_a_stopped_run_goes_on_and_makes_the_same_file(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import cloudpickle
+import numpy as np
 import torch
 import toy_token_env
 from toy_token_env import TEXTS, ToyTokenEnv
@@ -67,6 +68,11 @@ def collected(policy, actor=None, *, num_envs=4, episodes=2, seed=7):
         return RolloutCollector(envs).collect(actor or policy, out, seed=seed)
     finally:
         envs.close()
+
+
+def keys_of(count):
+    """Keys of the draws of so many rows."""
+    return np.array([[5, 0, n] for n in range(count)])
 
 
 def shuffled(rollout):

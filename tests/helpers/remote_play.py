@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from vector_reference import DISABLED, assert_same, rows
+from trees import assert_same
+from vector_reference import DISABLED, rows
 
 
 def play_groups(envs, expected, seed, turns):

@@ -289,7 +289,7 @@ def model_arrays(model: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def random_actions(count: int, seed: int) -> np.ndarray:
+def random_actions(count: int, seed: int = 0) -> np.ndarray:
     """Return actions that wander and press down into the scene, (count, 7)."""
     rng = np.random.default_rng(seed)
     drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]

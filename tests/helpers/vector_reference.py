@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 from stub_envs import StubEnv, stub_action
+from trees import assert_same
 
 NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.NEXT_STEP,
@@ -34,6 +35,12 @@ CRASHES = {
     "exit": "exit code 7",
     "leave": "exit code 9",
 }
+
+
+def random_action(env: int, shape: tuple[int, ...], episode: int, step: int) -> np.ndarray:
+    """Return the action of a step, the same whoever asks."""
+    rng = np.random.default_rng([env, episode, step])
+    return rng.uniform(-1, 1, shape).astype(np.float32)
 
 
 class Record(NamedTuple):
@@ -130,30 +137,6 @@ def batch_infos(single: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in info.items():
             infos = owner._add_info(infos, {key: value}, i)
     return infos
-
-
-def assert_same(actual: Any, expected: Any, where: str = "") -> None:
-    """Compare exactly, dtypes and key sets included."""
-    if isinstance(expected, Mapping):
-        assert isinstance(actual, Mapping), f"{where}: {type(actual)}"
-        assert set(actual) == set(expected), f"{where}: {set(actual) ^ set(expected)}"
-        for key in expected:
-            assert_same(actual[key], expected[key], f"{where}/{key}")
-    elif isinstance(expected, np.ndarray):
-        assert isinstance(actual, np.ndarray), f"{where}: {type(actual)}"
-        assert actual.dtype == expected.dtype, f"{where}: {actual.dtype} != {expected.dtype}"
-        assert actual.shape == expected.shape, f"{where}: {actual.shape} != {expected.shape}"
-        if expected.dtype == object:
-            for i, (a, b) in enumerate(zip(actual.flat, expected.flat, strict=True)):
-                assert_same(a, b, f"{where}[{i}]")
-        else:
-            np.testing.assert_array_equal(actual, expected, err_msg=where)
-    elif isinstance(expected, tuple | list):
-        assert len(actual) == len(expected), where
-        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(a, b, f"{where}[{i}]")
-    else:
-        assert actual == expected, f"{where}: {actual!r} != {expected!r}"
 
 
 class Follower:

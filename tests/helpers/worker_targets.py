@@ -12,20 +12,12 @@ import sys
 import time
 from typing import Any
 
+from vector_processes import descriptors
+
 
 def _tell(fd: int, value: object) -> None:
     with open(fd, "w", closefd=False) as file:
         json.dump(value, file)
-
-
-def open_files() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            pass  # the folder that was listed
-    return found
 
 
 def report(payload: bytes, fds: list[int]) -> None:
@@ -39,7 +31,7 @@ def report(payload: bytes, fds: list[int]) -> None:
         {
             "payload": len(payload) if len(payload) > 100 else payload.decode(),
             "fds": fds,
-            "open": open_files(),
+            "open": descriptors(),
             "inheritable": [os.get_inheritable(fd) for fd in fds],
             "environ": dict(os.environ),
             "folder": os.getcwd(),

@@ -23,7 +23,7 @@ import world_model_toys
 import yaml
 from engine import Case, Nonsense, command
 from gymnasium import spaces
-from hostile_data import DEEP, EDGES, LONG, TEXTS, VALUES, drawn, spoilt
+from hostile_data import EDGES, LONG, TEXTS, VALUES, drawn, spoilt
 from hypothesis import strategies as st
 
 from vla_gym.assets import resolve_asset_pack
@@ -296,7 +296,7 @@ def _scenes(count: int, seed: int) -> Iterator[Case]:
         old = json.loads((bad / MANIFEST).read_text())
         (bad / MANIFEST).write_text(json.dumps({**old, "sha256": sums}))
         scene_model.load_scene = lambda *_: bad  # type: ignore[assignment]
-        loaded = scene_model.load_task_model(task, "lite", at)
+        loaded = scene_model.load_task_model(task, "lite")
         sim = LiberoSim(loaded)
         for layout in (loaded.official_layout(0), loaded.sample_layout(np.random.default_rng(0))):
             sim.reset(layout)
@@ -448,6 +448,3 @@ def cases(count: int, seed: int) -> Iterator[Case]:
     finally:
         if os.getpid() == main:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["DEEP", "cases", "spoilt_tensors", "texts"]

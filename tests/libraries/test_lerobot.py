@@ -252,7 +252,7 @@ def test_a_dataset_holds_the_demonstrations(recorded):
 
 
 @pytest.mark.timeout(1200, func_only=True)
-def test_a_policy_of_lerobots_learns_from_the_dataset(recorded):
+def test_a_policy_of_lerobots_can_be_trained_on_the_dataset(recorded):
     torch.manual_seed(0)
     _, folder = recorded
     act = act_config()

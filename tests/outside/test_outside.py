@@ -34,6 +34,7 @@ def written(folder: Path, text: str | bytes, name: str = "a.json") -> Path:
         ('{"size": 1e400}', "no valid JSON: Number out of range"),
         ('{"size": NaN}', "no valid JSON"),
         ('{"names": {"a": [1, null]}}', "names[...][1]: expected `int`, got `null`"),
+        ('{"names": {"a": 5}}', "names[...]: expected `array`, got `int`"),
         ('{"names": [1]}', "names: expected `object`, got array [1]"),
         ('{"where": 5}', "where: expected a path of at most 1024 characters, got 5"),
         ('{"where": "' + 5000 * "a" + '"}', "where: expected a path of at most 1024 characters"),

@@ -25,9 +25,6 @@ def toy_vector(num_envs: int = 2, **options: Any) -> LiberoVectorEnv:
     ("make", "expected"),
     [
         (lambda: gym.make("Libero-goal-v0", chunk_len=10**8), "chunk_len must be in 1..1000"),
-        (lambda: gym.make("Libero-goal-v0", chunk_len=0), "chunk_len must be in 1..1000"),
-        (lambda: gym.make("Libero-goal-v0", chunk_len="8"), "chunk_len must be an integer"),
-        (lambda: gym.make("Libero-goal-v0", image_size=10**6), "image_size must be in 1..4096"),
         (lambda: gym.make("Libero-goal-v0", max_control_steps=10**12), "max_control_steps must"),
         (lambda: toy_vector(10**7), "num_envs must be in 1..16384"),
         (lambda: toy_vector(2**70), "num_envs must be in 1..16384"),

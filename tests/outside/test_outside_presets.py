@@ -8,11 +8,8 @@ import pytest
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers import cli
-from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
-from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
-from vla_gym_trainers.runs.settings import load_preset, preset_names, read_settings
-from vla_gym_trainers.td3.config import TD3RunConfig
-from vla_gym_trainers.world_model.config import WorldModelConfig
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.runs.settings import load_preset, preset_names, presets_of, read_settings
 
 PRESETS = [
     ("batch_size: abc", "batch_size: expected `int`, got 'abc'"),
@@ -71,12 +68,10 @@ def test_a_bad_configuration_of_a_run_is_one_clear_error(
 def test_shipped_presets_are_read_and_written_settings_come_back(tmp_path: Path) -> None:
     from vla_gym_trainers.runs.result_card import to_plain
 
-    kinds = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
-    kinds |= {"explorer": ExplorerConfig, "adversarial": AdversarialConfig, "f1": WorldModelConfig}
-    for name in preset_names():
-        kind = next((kinds[word] for word in kinds if word in name.split("_")), None)
-        if kind is None:
-            continue
+    kinds = [cli._load(settings) for _, settings, _ in cli.COMMANDS.values()]
+    named = [(kind, name) for kind in kinds for name in presets_of(kind)]
+    assert sorted(name for _, name in named) == preset_names()
+    for kind, name in named:
         config: Any = load_preset(kind, name)
         if hasattr(config, "check"):  # the others are checked when they are made
             config.check()

@@ -14,7 +14,7 @@ import torch
 from memory_vla import GRUVLA
 from mini_vla import random_inputs
 from on_policy_toys import tiny_vla
-from vector_reference import assert_same
+from trees import assert_same
 
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.remote.inference import InferenceServer, pack_weights

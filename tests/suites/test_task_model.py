@@ -18,11 +18,13 @@ from run_python import run_python
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.errors import CompileError
 from vla_gym.files import only_process
+from vla_gym.outside import read_json
 from vla_gym.suites import disk_cache as cache
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym.suites.disk_cache import FILES, MANIFEST, SceneRequest
 from vla_gym.suites.libero import load_task_model, requests
 from vla_gym.suites.libero.requests import scene_request
+from vla_gym.suites.libero.scene_file import SceneFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +53,15 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a verified scene was compiled again")
 
     monkeypatch.setattr(cache, "_run_compiler", fail)
+
+
+def test_wrong_addresses_name_their_file(tmp_path: Path) -> None:
+    folder = load_task_model(get_task("goal", 7), "lite").mjb_path.parent
+    scene = json.loads((folder / "scene.json").read_text())
+    scene["robot"]["joint_qpos"] = [99_999]
+    (tmp_path / "scene.json").write_text(json.dumps(scene))
+    with pytest.raises(CompileError, match=r"scene\.json: addresses \[99999\] are not all in 0"):
+        read_json(tmp_path / "scene.json", SceneFile, CompileError)
 
 
 def test_all_tasks_share_one_model_and_differ_in_their_goals() -> None:

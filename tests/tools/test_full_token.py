@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,11 @@ import torch
 from vla_gym.errors import ConfigError
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig, load_rl_token
 
-TOOL = Path(__file__).parents[2] / "tools" / "make_full_token.py"
-
 
 @pytest.fixture
-def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("make_full_token", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    return importlib.import_module("make_full_token")
 
 
 def test_it_keeps_every_number_of_the_hidden_states(tool: Any, tmp_path: Path) -> None:

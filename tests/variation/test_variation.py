@@ -18,7 +18,16 @@ import mujoco
 import numpy as np
 import pytest
 from render_pairs import PainterPair, fixed_camera
-from vector_reference import MODES, SAME_STEP, Follower, Reference, assert_same, copied, follow
+from trees import assert_same
+from vector_reference import (
+    MODES,
+    SAME_STEP,
+    Follower,
+    Reference,
+    copied,
+    follow,
+    random_action,
+)
 
 from vla_gym import DomainVariation
 from vla_gym.demos.config import DemosConfig
@@ -268,11 +277,6 @@ def test_bad_arguments(kwargs):
         LiberoVectorEnv(2, "goal", workers=0, **kwargs)
 
 
-def action(env, shape, episode, step):
-    rng = np.random.default_rng([env, episode, step])
-    return rng.uniform(-1, 1, shape).astype(np.float32)
-
-
 #: With workers, the other modes run with the slow tests.
 VECTORS = [
     pytest.param(mode, workers, marks=[pytest.mark.slow] * (workers > 0 and mode != SAME_STEP))
@@ -287,7 +291,7 @@ def test_vector_equals_single(mode, workers):
     references = []
     for i in range(3):
         env = LiberoEnv("goal", task_ids=[2, 8], env_index=i, **kwargs)
-        references.append(Reference(env, 70 + i, partial(action, i, env.action_space.shape)))
+        references.append(Reference(env, 70 + i, partial(random_action, i, env.action_space.shape)))
     envs = LiberoVectorEnv(
         3, "goal", task_ids=[2, 8], workers=workers, autoreset_mode=mode, **kwargs
     )
@@ -340,7 +344,7 @@ def test_a_state_goes_on_in_another_process(tmp_path):
     }
     env = LiberoEnv("goal", **kwargs)
     env.reset(seed=11)
-    actions = [action(0, env.action_space.shape, 0, step) for step in range(3)]
+    actions = [random_action(0, env.action_space.shape, 0, step) for step in range(3)]
     before = copied(env.step(actions[0])[0])
     state = env.get_state()
     expected = [before]

@@ -23,6 +23,7 @@ from vector_reference import (
     assert_same,
     copied,
     follow,
+    random_action,
     rows,
 )
 
@@ -82,10 +83,6 @@ def draw(rng: np.random.Generator) -> tuple[Any, dict[str, Any]]:
     return suite, {"task_ids": task_ids, "image_size": 32, **options}
 
 
-def actions(i: int, shape: tuple[int, ...], episode: int, step: int) -> np.ndarray:
-    return np.random.default_rng([i, episode, step]).uniform(-1, 1, shape).astype(np.float32)
-
-
 @pytest.mark.parametrize("number", DRAWS)
 def test_options_drawn_together(number):
     rng = np.random.default_rng([number, 5])
@@ -97,7 +94,7 @@ def test_options_drawn_together(number):
         make, workers = partial(RemoteVectorEnv, hosts=ThreadHosts(2)), 0
     singles = [LiberoEnv(suite, env_index=i, **options) for i in range(NUM_ENVS)]
     references = [
-        Reference(env, 40 + i, partial(actions, i, env.action_space.shape))
+        Reference(env, 40 + i, partial(random_action, i, env.action_space.shape))
         for i, env in enumerate(singles)
     ]
     expected = Follower(references, mode)

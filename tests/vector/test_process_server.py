@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from vector_processes import SOON as LONG
 from vector_processes import alive as runs
-from vector_processes import children_of
+from vector_processes import children_of, status
 from vector_processes import wait_until as until
 from worker_targets import picture
 
@@ -38,13 +38,6 @@ from vla_gym.vector.processes.server import pickle_error
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED_TASKS = [("goal", 7), ("goal", 8)]
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -196,7 +189,7 @@ def test_abort_shows_where_a_worker_hangs(capfd):
         with open(pipe, "rb") as running:
             assert running.read(1) == b"x"
         os.kill(stopped.pid, signal.SIGSTOP)
-        until(lambda: state(stopped.pid) == "T", "it is stopped")
+        until(lambda: status(stopped.pid)[0] == "T", "it is stopped")
         hanging.abort(LONG)
         assert hanging.exit_code(0) == -signal.SIGABRT
         stopped.abort(0.1)
@@ -208,14 +201,14 @@ def test_abort_shows_where_a_worker_hangs(capfd):
 def test_kill(server):
     sleeping, stopped = spawn(server, "say_and_sleep"), spawn(server, "say_and_sleep")
     os.kill(stopped.pid, signal.SIGSTOP)
-    until(lambda: state(stopped.pid) == "T", "it is stopped")
+    until(lambda: status(stopped.pid)[0] == "T", "it is stopped")
     assert sleeping.exit_code(0) is None
     began = time.monotonic()
     assert sleeping.exit_code(0.1) is None
     assert time.monotonic() - began >= 0.1
     for worker in (sleeping, stopped):
         assert worker.kill(LONG) == -signal.SIGKILL
-        until(lambda pid=worker.pid: state(pid) == "", "it is reaped")
+        until(lambda pid=worker.pid: status(pid) is None, "it is reaped")
 
 
 @pytest.mark.parametrize("how", [b"stay", b"leave"])
@@ -242,7 +235,7 @@ def test_several_users_share_one_server():
     worker = spawn(second, "say_and_sleep")
     os.kill(worker.pid, signal.SIGSTOP)
     second.release()
-    assert state(second.pid) == "" and not runs(worker.pid), "the last release waits for the end"
+    assert status(second.pid) is None and not runs(worker.pid), "the last release waits for the end"
     with pytest.raises(ServerDied, match="was released"):
         spawn(second, "leave")
     second.release()
@@ -324,7 +317,7 @@ def test_a_hanging_server_is_not_waited_for_for_ever(server):
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(ServerDied, match="did not answer 'spawn' within 0.2 s and was killed"):
         server.spawn("time:sleep", b"", [], {}, timeout=0.2)
-    assert state(server.pid) == ""
+    assert status(server.pid) is None
     until(lambda: not runs(other.pid), "its worker is gone")
 
 
@@ -693,7 +686,7 @@ def test_a_server_that_is_busy(server, endless_preload):
     thread.join(LONG)
     assert [type(error) for error in errors] == [ServerDied]
     assert "did not answer 'preload' within 3 s and was killed" in str(errors[0])
-    assert state(server.pid) == ""
+    assert status(server.pid) is None
 
 
 @pytest.mark.parametrize("end", ["killed", "forked", "released"])

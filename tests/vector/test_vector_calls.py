@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from stub_envs import LIMIT, SUCCESS, Fault, Gate, StubEnv, stub_factory
+from trees import assert_same
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
     SAME_STEP,
-    assert_same,
+    advance,
     by_mode,
     follow,
     follower,
@@ -313,25 +314,20 @@ def test_states_move_between_envs_and_bring_their_future(make_vec, mode, workers
     envs = make_vec(3, stub_factory(**script), workers=workers, autoreset_mode=mode)
     expected = follower(3, 60, mode, **script)
     expected.check_reset(envs.reset(seed=60))
-    for _ in range(2):
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 2)
     states = pickle.loads(pickle.dumps(envs.get_state()))
     assert len(states) == 3 and len(envs.get_state([2])) == 1
     marks = expected.episode[0], expected.count[0], expected.last[0]
-    for _ in range(2):
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 2)
     # Env 1 goes on as env 0 was; the others stay where they are.
+    envs.set_state([states[2]], [1])
     obs = envs.set_state([states[0]], [1])
     expected.references[1] = expected.references[0]
     expected.episode[1], expected.count[1], expected.last[1] = marks
     expected.due[1] = False
     for i in range(3):
         assert_same(rows(obs, i), expected.last[i], f"env {i} after set_state")
-    for _ in range(10):
-        if mode == DISABLED and any(expected.due):
-            mask = np.array(expected.due)
-            expected.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 10)
     with pytest.raises(ConfigError):
         envs.set_state(states, [0])
 
@@ -343,12 +339,10 @@ def test_a_state_of_an_ended_episode_is_ended(make_vec):
     expected.check_reset(envs.reset(seed=0))
     expected.check_step(envs.step(expected.actions()))
     state = envs.get_state()
-    for _ in range(2):
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 2)
     envs.set_state(state)
     expected.episode, expected.count, expected.due = [0], [1], [True]
-    for _ in range(4):
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 4)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -11,16 +11,18 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from trees import assert_same
 from vector_reference import (
     DISABLED,
-    MODES,
     NEXT_STEP,
     SAME_STEP,
     Follower,
     Reference,
-    assert_same,
+    advance,
+    by_mode,
     copied,
     follow,
+    random_action,
     rows,
 )
 
@@ -39,18 +41,12 @@ TASKS = [[7, 8], [0, 3, 5], [1], [2, 9]]
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
-by_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 #: The others run with the slow tests; tests on stubs have them all.
 mostly_next_step = pytest.mark.parametrize(
     "mode",
     [NEXT_STEP, *(pytest.param(mode, marks=pytest.mark.slow) for mode in (SAME_STEP, DISABLED))],
     ids=lambda mode: mode.name,
 )
-
-
-def action(env: int, shape: tuple[int, ...], episode: int, step: int) -> np.ndarray:
-    rng = np.random.default_rng([env, episode, step])
-    return rng.uniform(-1, 1, shape).astype(np.float32)
 
 
 class Singles:
@@ -64,7 +60,7 @@ class Singles:
         if key not in self.known:
             env = LiberoEnv(suite, task_ids=tasks, env_index=i, **kwargs)
             env = wrapper(env) if wrapper else env
-            play = partial(action, i, env.action_space.shape)
+            play = partial(random_action, i, env.action_space.shape)
             self.known[key] = Reference(env, seed + i, play)
         return self.known[key]
 
@@ -206,9 +202,9 @@ def test_success_in_one_env_while_another_goes_on(make_vec, mode, stove_chunks):
     tasks, options = [[8], [TURN_ON_STOVE]], {"init_state_id": 0}
 
     def expert(episode, step):
-        return chunks[step] if episode == 0 else action(1, (8, 7), episode, step)
+        return chunks[step] if episode == 0 else random_action(1, (8, 7), episode, step)
 
-    plays = [partial(action, 0, (8, 7)), expert]
+    plays = [partial(random_action, 0, (8, 7)), expert]
     references = [
         Reference(LiberoEnv("goal", task_ids=own, env_index=i, **kwargs), i, plays[i], options)
         for i, own in enumerate(tasks)
@@ -223,11 +219,7 @@ def test_success_in_one_env_while_another_goes_on(make_vec, mode, stove_chunks):
     assert result[1][1] == pytest.approx(0.99 ** ((length - 1) % 8))
     stats = result[4]["episode_stats"]
     assert (stats["success"][1], stats["length"][1]) == (True, length)
-    if mode == DISABLED:
-        mask = np.array(expected.due)
-        expected.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
-    for _ in range(3):
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 3)
 
 
 # Others
@@ -247,10 +239,7 @@ def test_a_killed_worker_changes_nothing_for_others(make_vec, singles, mode):
         result = envs.step_wait()
     expected.check_step(result, lost=[1])
     while min(expected.finished) < 3:
-        if mode == DISABLED and any(expected.due):
-            mask = np.array(expected.due)
-            expected.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
-        expected.check_step(envs.step(expected.actions()))
+        advance(envs, expected)
     assert expected.lost == [0, 1, 0, 0]
 
 
@@ -344,8 +333,7 @@ def test_a_state_takes_its_place_in_the_group_along(make_vec, singles):
     expected.check_reset(envs.reset(seed=SEED))
     envs.set_state(envs.get_state([1]), [2])
     expected.references[2], expected.last[2] = expected.references[1], expected.last[1]
-    for _ in range(3):
-        expected.check_step(envs.step(expected.actions()))
+    advance(envs, expected, 3)
 
 
 def test_render_and_calls_leave_the_episode_alone(make_vec, singles):

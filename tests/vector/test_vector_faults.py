@@ -303,24 +303,6 @@ def test_death_right_after_set_state(make_vec, mode):
         assert info["elapsed_steps"] == 8
 
 
-def test_instruction_after_set_state_and_a_death(make_vec):
-    """The trainer has the text that goes with each row, whatever was restored and restarted."""
-    envs = make_vec(2, workers=1, script=[(2, LIMIT)], autoreset_mode=SAME_STEP)
-    envs.reset(seed=0)
-    states = envs.get_state()
-    envs.set_state(states[::-1])
-    infos = envs.step(np.zeros((2, 3), np.float32))[4]
-    assert infos["instruction"].tolist() == ["do task 1", "do task 0"]
-    envs.set_state(states[::-1])
-    envs.set_state(states)
-    infos = envs.step(np.zeros((2, 3), np.float32))[4]
-    assert infos["instruction"].tolist() == ["do task 0", "do task 1"]
-    envs.set_state(envs.get_state()[::-1])
-    infos = envs.step(np.zeros((2, 3), np.float32))[4]
-    assert infos["final_info"]["instruction"].tolist() == ["do task 1", "do task 0"]
-    assert infos["instruction"].tolist() == ["do task 2", "do task 1"]
-
-
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 def test_states_of_a_worker_that_has_died_are_those_of_the_next_episodes(make_vec, mode):
     """So a checkpoint can be written at any moment, and what goes on from it begins them."""

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, QuietEnv, StagedEnv
-from trees import assert_equal_trees
+from trees import assert_same
 from vector_reference import DISABLED, NEXT_STEP, SAME_STEP
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
@@ -117,7 +117,7 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers)
     assert envs.single_observation_space == expected.single_observation_space
     assert envs.action_space == expected.action_space
     assert envs.metadata["autoreset_mode"] is mode
-    assert_equal_trees(envs.reset(seed=5), expected.reset(seed=5))
+    assert_same(envs.reset(seed=5), expected.reset(seed=5))
     ended = np.zeros(3, int)
     for _ in range(20):
         actions = envs.action_space.sample()
@@ -126,7 +126,7 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers)
             envs.env.scramble()
         for key in ("episode_stats", "_episode_stats"):  # only ours has them
             result[4].pop(key, None)
-        assert_equal_trees(result, expected.step(actions))
+        assert_same(result, expected.step(actions))
         assert result[0] in envs.observation_space
         for final in result[4].get("final_obs", ()):
             assert final is None or final in envs.single_observation_space
@@ -169,13 +169,13 @@ def test_passes_on_what_it_does_not_know(mode, keep_images):
     kept = {"proprio", "task_id", "memory", "wrist_history", "action_history", "history_mask"}
     assert set(envs.single_observation_space) == {"rl_token", "vla_action"} | kept | images
     assert envs.single_observation_space == expected.single_observation_space
-    assert_equal_trees(envs.reset(seed=5), expected.reset(seed=5))
+    assert_same(envs.reset(seed=5), expected.reset(seed=5))
     ended, real = np.zeros(3, int), 0
     for _ in range(12):
         actions = envs.action_space.sample()
         result = envs.step(actions)
         envs.env.scramble()
-        assert_equal_trees(result, expected.step(actions))
+        assert_same(result, expected.step(actions))
         ended += result[2] | result[3]
         real = max(real, result[0]["history_mask"].sum())
     assert ended.min() >= 2 and real > 2
@@ -228,15 +228,15 @@ def test_returns_nothing_of_its_own_buffers(keep_images: bool):
 def test_an_environment_that_tells_its_instruction_at_reset_only():
     envs = make_vector(SAME_STEP, num_envs=2, env=QuietEnv)
     expected = make_vector(SAME_STEP, num_envs=2)
-    assert_equal_trees(envs.reset(seed=2)[0], expected.reset(seed=2)[0])
+    assert_same(envs.reset(seed=2)[0], expected.reset(seed=2)[0])
     finals = 0
     for _ in range(12):
         actions = envs.action_space.sample()
         a, b = envs.step(actions), expected.step(actions)
-        assert_equal_trees(a[0], b[0])
+        assert_same(a[0], b[0])
         if "final_obs" in b[4]:
             finals += 1
-            assert_equal_trees(a[4]["final_obs"], b[4]["final_obs"])
+            assert_same(a[4]["final_obs"], b[4]["final_obs"])
     assert finals > 2
 
 
@@ -297,7 +297,7 @@ def test_recv_converts_the_rows_that_it_returns(mode):
             envs.send(actions[again], again)
     assert sum(envs.vla.batches) == rows
     for one, other in zip(seen, histories, strict=True):
-        assert_equal_trees(one, other[: len(one)])
+        assert_same(one, other[: len(one)])
         assert len(one) >= steps
     envs.close()
 
@@ -312,7 +312,7 @@ def test_a_dead_worker_leaves_its_last_observation_converted():
         truncations[1] and rewards[1] == 0 and infos["worker_restarted"].tolist() == [False, True]
     )
     final = infos["final_obs"][1]
-    assert_equal_trees(final, {key: value[1] for key, value in last.items()})
+    assert_same(final, {key: value[1] for key, value in last.items()})
     assert obs in envs.observation_space
     assert (obs["rl_token"][1] != final["rl_token"]).any()
     envs.close()
@@ -421,12 +421,12 @@ def test_states_are_converted_with_the_instruction_of_their_task():
     envs.step(before["vla_action"])
     envs.vla.batches.clear()
     swapped = envs.set_state(states[::-1])
-    assert_equal_trees(swapped, {key: value[::-1] for key, value in before.items()})
+    assert_same(swapped, {key: value[::-1] for key, value in before.items()})
     only_first = envs.set_state(states[:1], [0])
     expected = {key: np.stack([value[0], value[0]]) for key, value in before.items()}
-    assert_equal_trees(only_first, expected)
+    assert_same(only_first, expected)
     assert envs.vla.batches == [2, 1]
-    assert_equal_trees(envs.set_state(states[::-1], [1, 0]), before)
+    assert_same(envs.set_state(states[::-1], [1, 0]), before)
     assert only_first in envs.observation_space
     assert (before["rl_token"][0] != before["rl_token"][1]).any()
     envs.close()
@@ -444,9 +444,9 @@ def test_states_with_a_history_below():
     states = envs.get_state()
     then, *_ = envs.step(actions := envs.action_space.sample())
     swapped = envs.set_state(states[::-1])
-    assert_equal_trees(swapped, {key: value[::-1] for key, value in obs.items()})
+    assert_same(swapped, {key: value[::-1] for key, value in obs.items()})
     again, *_ = envs.step(actions[::-1])
-    assert_equal_trees(again, {key: value[::-1] for key, value in then.items()})
+    assert_same(again, {key: value[::-1] for key, value in then.items()})
     assert again["history_mask"].all() and again in envs.observation_space
     envs.close()
 
@@ -454,6 +454,8 @@ def test_states_with_a_history_below():
 def test_make_vec_refuses_what_the_single_environment_refuses():
     with pytest.raises(ConfigError, match="the VLA's horizon is 8.* must be in 1..8, got 9"):
         gym.make_vec("LiberoVLA-goal-v0", num_envs=2, chunk_len=9)
+    with pytest.raises(ConfigError, match="the VLA's horizon is 8.* must be in 1..8, got 9"):
+        gym.make("LiberoVLA-goal-v0", chunk_len=9)
     with pytest.raises(ConfigError, match="cameras"):
         gym.make_vec("LiberoVLA-goal-v0", num_envs=1, workers=0, cameras=())
     with pytest.raises(ConfigError, match=r"wrappers\.vector"):

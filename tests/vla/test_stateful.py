@@ -10,6 +10,7 @@ import torch
 from memory_vla import GRUVLA, STATE
 from mini_vla import random_inputs
 from on_policy_toys import tiny_vla
+from trees import assert_same
 from world_model_toys import OneView
 
 from vla_gym.errors import ConfigError
@@ -29,11 +30,6 @@ def some(inputs, rows):
     images, texts, proprio = inputs
     picked = {name: array[rows] for name, array in images.items()}
     return picked, [texts[row] for row in rows], proprio[rows]
-
-
-def assert_same(one, other):
-    for a, b in zip(one, other, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_infer_is_a_step_from_the_initial_state(vla):

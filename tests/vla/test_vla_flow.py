@@ -495,6 +495,8 @@ def test_missing_files_of_the_backbone_are_named(copied, name, tmp_path, monkeyp
     (tmp_path / "elsewhere" / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"lacks tokenizer\.json"):
         load(copied, vlm=str(tmp_path / "elsewhere"), seed=1)  # a model that was not loaded yet
+    with pytest.raises(ConfigError, match="vlm='some/vlm' is no folder, nor in .*hf download"):
+        load(copied, vlm="some/vlm")
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])

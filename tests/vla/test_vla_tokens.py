@@ -7,7 +7,6 @@ from mini_vla import random_inputs, small_config
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks
-from vla_gym.vla import TokenVLA
 from vla_gym.vla.blocks import Block
 from vla_gym.vla.mini import MiniBackend, MiniVLA
 from vla_gym.vla.paraphrases import paraphrases
@@ -30,28 +29,6 @@ def test_sampling_follows_the_softmax():
     assert token_log_probs(logits[:1], torch.tensor([7]), 0.0).item() == pytest.approx(np.log(0.8))
     with pytest.raises(ConfigError, match="temperature"):
         sample_tokens(logits, -1.0)
-
-
-def test_backend_samples_and_scores_the_same_distribution():
-    torch.manual_seed(0)
-    backend = MiniBackend(MiniVLA(small_config()))
-    assert isinstance(backend, TokenVLA)
-    inputs = random_inputs(3)
-    draws = [
-        backend.act_tokens(*inputs, temperature=1.3, generator=torch.Generator().manual_seed(s))
-        for s in (5, 5, 6)
-    ]
-    tokens, log_probs = draws[0]
-    assert tokens.shape == log_probs.shape == (3, 8, 7) and tokens.dtype == torch.int64
-    assert torch.equal(tokens, draws[1][0]) and not torch.equal(tokens, draws[2][0])
-    scored = backend.token_log_probs(*inputs, tokens, temperature=1.3)
-    torch.testing.assert_close(scored, log_probs)
-    assert (backend.token_log_probs(*inputs, tokens) - log_probs).abs().max() > 1e-3
-    actions = backend.tokens_to_actions(tokens)
-    assert actions.abs().max() <= 1.0 and set(actions[..., 6].unique().tolist()) <= {-1.0, 1.0}
-    greedy = backend.act_tokens(*inputs, temperature=0.0)[0]
-    token_head = MiniBackend(backend.model, head="token")
-    assert torch.equal(token_head.infer(*inputs).actions, backend.tokens_to_actions(greedy))
 
 
 def test_last_rows_of_a_block_equal_the_whole_block():

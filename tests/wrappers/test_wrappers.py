@@ -159,8 +159,3 @@ def test_libero_vla_passes_both_checkers(recwarn) -> None:
     assert obs["rl_token"].shape == (256,) and obs["vla_action"].shape == (8, 7)
     assert info["instruction"] == "put the bowl on the plate"
     env.close()
-
-
-def test_chunk_len_out_of_range():
-    with pytest.raises(ConfigError, match="the VLA's horizon is 8.* must be in 1..8, got"):
-        gym.make("LiberoVLA-goal-v0", chunk_len=9)

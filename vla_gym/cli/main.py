@@ -203,8 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; default: the process's.
 
     Returns:
-        Exit status: 0 done, 1 the doctor found a problem, 2 wrong usage or a mistake that the
-        message explains, 130 stopped.
+        Exit status: 0 done, 1 the doctor found a problem or bench could measure nothing, 2 wrong
+        usage or a mistake that the message explains, 130 stopped.
     """
     outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)

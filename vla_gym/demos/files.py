@@ -21,7 +21,7 @@ from vla_gym.files import replacing
 from vla_gym.outside import Object, parse_json
 from vla_gym.suites import Task
 from vla_gym.suites.libero import TaskModel
-from vla_gym.suites.libero.tasks import LiberoTask
+from vla_gym.suites.libero.tasks import LiberoTask, suite_folder
 
 #: LIBERO's names of our cameras, agentview then wrist.
 IMAGE_KEYS = ("agentview_rgb", "eye_in_hand_rgb")
@@ -36,11 +36,6 @@ _PART = "demo"
 def demo_path(output: Path, task: Task) -> Path:
     """Return where LIBERO's benchmark looks for a task's demonstrations below ``output``."""
     return output / suite_folder(task.suite) / f"{task.name}_demo.hdf5"
-
-
-def suite_folder(suite: str) -> str:
-    """Return LIBERO's name of a suite's folder, such as ``"libero_goal_swap"``."""
-    return f"libero_{suite.replace('-', '_')}"
 
 
 def parts_folder(output: Path, task: Task) -> Path:

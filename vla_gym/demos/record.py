@@ -23,7 +23,7 @@ from vla_gym.demos.config import DemosConfig
 from vla_gym.demos.files import demo_path, join_parts, part_path, parts_folder, read_meta
 from vla_gym.demos.recorder import DemoRecorder
 from vla_gym.errors import ConfigError, DemoError
-from vla_gym.files import only_process
+from vla_gym.files import only_process, replacing
 from vla_gym.outside import Object, read_json
 from vla_gym.rollout import ExpertPolicy, Policy, Start, make_envs, rollout
 from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity
@@ -120,7 +120,8 @@ class _Job:
         if self.config.overwrite or not note.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
-            note.write_text(json.dumps(settings), encoding="utf-8")
+            with replacing(note) as scratch:
+                scratch.write_text(json.dumps(settings), encoding="utf-8")
         _check_settings(self.folder, read_json(note, Object), settings)
         for entry in self.folder.iterdir():
             if entry.suffix in (".hdf5", ".failed"):
@@ -212,7 +213,7 @@ def _record(config: DemosConfig, jobs: list[_Job], progress: bool) -> None:
                 return Start(suite.name, task_id, seed=number)
         return None
 
-    workers = config.num_workers if config.num_workers is not None else os.cpu_count() or 1
+    workers = config.num_workers if config.num_workers is not None else len(os.sched_getaffinity(0))
     total = len(waiting) * config.num_demos
     num_envs = min(config.num_envs or max(1, workers), total)
     policy: Policy = ExpertPolicy()

@@ -95,7 +95,7 @@ class RayHosts:
 
         Args:
             address: ``"ray"`` or ``"ray://host:port"``.
-            timeout: Seconds for the connection.
+            timeout: Seconds for the answer of a cluster whose address is known, at most 10.
             gpu: Whether parts need a GPU.
 
         Raises:

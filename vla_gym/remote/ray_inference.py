@@ -116,7 +116,6 @@ class RayInference:
 
     Attributes:
         version: Of the weights that were published last.
-        in_use: Version that each actor had after the last :meth:`publish`.
     """
 
     def __init__(
@@ -158,7 +157,6 @@ class RayInference:
         self._hosts: RayHosts | None = RayHosts(hosts, timeout, gpu=gpu)
         self._ray, self._timeout, self.version = import_ray(), timeout, 0
         self._actors: list[Any] = []
-        self.in_use = [0] * actors
         run = uuid.uuid4().hex[:12]
         self._names = tuple(f"inference-{run}-{i}" for i in range(actors))
         options: dict[str, Any] = {"max_restarts": max_restarts, "max_task_retries": -1}
@@ -199,7 +197,7 @@ class RayInference:
         self.version += 1
         shared = self._ray.put(pack_weights(parameters))
         asked = [actor.publish.remote(self.version, shared) for actor in self._actors]
-        self.in_use = self._get(asked, "take new weights")
+        self._get(asked, "take new weights")
         return self.version
 
     def stats(self) -> list[dict[str, Any]]:

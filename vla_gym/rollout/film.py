@@ -24,7 +24,6 @@ def film(
     *,
     cameras: Sequence[str] | None = None,
     size: int = 256,
-    label: str | None = None,
     on_step: Callable[[], Any] = lambda: None,
     **settings: Any,
 ) -> Iterator[tuple[Episode, TileFrames]]:
@@ -38,7 +37,6 @@ def film(
         starts: They are played in this order.
         cameras: Which of the suite's cameras; None: all.
         size: Height and width of a camera's picture in pixels.
-        label: What the caption calls who acts; default: the policy's name.
         on_step: Called after each control step.
         **settings: Of the environments, see :func:`~vla_gym.rollout.make_envs`.
 
@@ -60,7 +58,7 @@ def film(
         nonlocal frames, caption
         step = int(info["elapsed_steps"])
         if step == 0:
-            frames, caption = TileFrames(), f"{label or policy.name}   {next(captions)}"
+            frames, caption = TileFrames(), f"{policy.name}   {next(captions)}"
         else:
             on_step()
         task = env.task_model.task

@@ -59,8 +59,6 @@ def make_envs(
         "scene_cache_size": SCENES,
         "env_wrappers": [*acts, *env_wrappers],
     }
-    if workers is not None:
-        workers = min(workers, num_envs)
     kwargs |= {"hosts": hosts, "workers": workers, **env_kwargs}
     envs = make_libero_vec(suite, num_envs, **kwargs)
     wrap = getattr(policy, "wrap_envs", None)

@@ -208,7 +208,7 @@ def vla_identity(spec: str | Path, suffix: str = "") -> dict[str, Any]:
         parsed = parse_spec(spec)
         path, options = parsed.path, dict(parsed.options)
     if "adapters" in options:
-        folder = Path(options["adapters"]).expanduser()
+        folder = Path(str(options["adapters"])).expanduser()
         options["adapters"] = _digest(sorted(folder.glob("adapter_*")))
     # starVLA keeps weights in checkpoints/, and what says how to use them one folder above.
     parent = path.parent.parent if path.parent.name == "checkpoints" else path.parent

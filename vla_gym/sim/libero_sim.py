@@ -44,8 +44,6 @@ class LiberoSim(SimAccess):
     Attributes:
         task_model: The compiled task that is played.
         physics: ``"fast"`` (compiled, the default) or ``"exact"`` (upstream's loop bit for bit).
-        elapsed_steps: Control steps since the reset.
-        init_state_id: Official state of the last reset, or -1.
     """
 
     def __init__(
@@ -72,8 +70,6 @@ class LiberoSim(SimAccess):
         self._controller = ControllerState()
         parts = (self._model, self._data, task_model.robot, self._trace)
         self._fast, self._exact = FastController(*parts), ExactController(*parts)
-        self.elapsed_steps = 0
-        self.init_state_id = -1
         self._variation: np.ndarray | None = None
         self._appearance: Appearance | None = None
         self.set_task(task_model)
@@ -141,8 +137,6 @@ class LiberoSim(SimAccess):
         self._controller = ControllerState(
             stale.pos.copy(), stale.mat.copy(), np.zeros(2), nullspace, stale
         )
-        self.elapsed_steps = 0
-        self.init_state_id = layout.init_state_id
 
     def _settle(self, *, until_rest: bool) -> None:
         """Run no-ops; with ``until_rest`` until no object moves, within bounds."""
@@ -152,7 +146,6 @@ class LiberoSim(SimAccess):
             if step >= max(steps, 1) and max(self.object_speeds().values(), default=0) < REST_SPEED:
                 break
             self._advance(noop)
-        self.elapsed_steps = 0
 
     def step(self, action: np.ndarray) -> bool:
         """Execute one control step of 50 ms.
@@ -201,12 +194,9 @@ class LiberoSim(SimAccess):
         with self._shared.lock:
             self._write_model()
             if self.physics == "fast":
-                executed = self._fast.run(actions, self._controller, self._tests)
-            else:
-                self._exact.step(actions[0], self._controller)
-                executed = 1
-        self.elapsed_steps += executed
-        return executed
+                return self._fast.run(actions, self._controller, self._tests)
+            self._exact.step(actions[0], self._controller)
+            return 1
 
     @property
     def variation(self) -> np.ndarray | None:
@@ -262,8 +252,6 @@ class LiberoSim(SimAccess):
             controller=self._controller.copy(),
             fixture_pos=self._fixture_pos.copy(),
             fixture_quat=self._fixture_quat.copy(),
-            elapsed_steps=self.elapsed_steps,
-            init_state_id=self.init_state_id,
             variation=self.variation,
         )
 
@@ -294,5 +282,3 @@ class LiberoSim(SimAccess):
             data.qpos[:], data.qvel[:] = snapshot.trace.qpos, snapshot.trace.qvel
             mujoco.mj_step1(self._model, data)
             mujoco.mj_setState(self._model, data, snapshot.physics, _STATE)
-        self.elapsed_steps = snapshot.elapsed_steps
-        self.init_state_id = snapshot.init_state_id

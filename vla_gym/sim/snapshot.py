@@ -21,8 +21,6 @@ class Snapshot:
             success test belong to its last state, as in upstream, and are recomputed on restore.
         controller: Goal pose, gripper command and null-space target.
         fixture_pos, fixture_quat: (F, 3), (F, 4) poses that are written into the model.
-        elapsed_steps: Control steps since the reset.
-        init_state_id: Official initial state, or -1.
         variation: What the scene looks like, see ``DomainVariation.describe``; None: as it is.
     """
 
@@ -32,6 +30,4 @@ class Snapshot:
     controller: ControllerState
     fixture_pos: np.ndarray
     fixture_quat: np.ndarray
-    elapsed_steps: int
-    init_state_id: int
     variation: np.ndarray | None = None

@@ -137,7 +137,8 @@ def _load(name: str) -> Suite:
             f"own through an entry point {ENTRY_POINTS!r}."
         )
     own = SUITES | VARIANTS
-    paths = {own[name]} if name in own else _offered(name)
+    offered = {point.value for point in entry_points(group=ENTRY_POINTS, name=name)}
+    paths = {own[name]} if name in own else offered
     if len(paths) > 1:
         raise ConfigError(
             f"Several installed packages offer the suite {name!r}: {', '.join(sorted(paths))}. "
@@ -154,7 +155,3 @@ def _load(name: str) -> Suite:
             f"vla_gym.suites.Suite with that name, got {suite!r:.80}."
         )
     return suite
-
-
-def _offered(name: str) -> set[str]:
-    return {point.value for point in entry_points(group=ENTRY_POINTS, name=name)}

@@ -24,7 +24,7 @@ from vla_gym.envs.checks import (
     parse_tasks,
 )
 from vla_gym.errors import ConfigError
-from vla_gym.suites import Task, get_suite
+from vla_gym.suites import get_suite
 
 if TYPE_CHECKING:
     from vla_gym.envs.libero import LiberoEnv
@@ -43,7 +43,6 @@ class EnvPlan:
         first: Number of environment 0 in that one.
         group_size: So many consecutive environments play the same.
         suite: Suite name; None with a factory.
-        task_lists: Task ids of each environment, or one list for all.
         plain: Whether the environments are bare ``LiberoEnv``: no factory, no wrappers.
         scenes: Arguments of ``vector.preload.preload``; None with a factory.
     """
@@ -52,7 +51,6 @@ class EnvPlan:
     make_env: Callable[[int], gym.Env[Any, Any]]
     group_size: int = 1
     suite: str | None = None
-    task_lists: tuple[tuple[int, ...], ...] = ()
     plain: bool = False
     scenes: Mapping[str, Any] | None = None
     first: int = 0
@@ -120,7 +118,7 @@ class EnvPlan:
             "images": bool(env_wrappers) or draws,
             "drawing": env.drawing if draws else None,
         }
-        return cls(num_envs, make, group_size, suite, lists, not env_wrappers, scenes)
+        return cls(num_envs, make, group_size, suite, not env_wrappers, scenes)
 
     def part(self, env_ids: range) -> EnvPlan:
         """Return the plan of consecutive environments alone; they play what they play in all.
@@ -135,15 +133,6 @@ class EnvPlan:
                 f"got {env_ids}."
             )
         return dataclasses.replace(self, num_envs=len(env_ids), first=env_ids.start)
-
-    def tasks_of(self, env_id: int) -> tuple[Task, ...]:
-        """Return the tasks of one environment."""
-        if not 0 <= env_id < self.num_envs:
-            raise ConfigError(f"env_id must be in 0..{self.num_envs - 1}, got {env_id}.")
-        if self.suite is None:
-            return ()
-        tasks = self.task_lists[(self.first + env_id) % len(self.task_lists)]
-        return tuple(get_suite(self.suite).tasks[i] for i in tasks)
 
     def seeds(
         self, ids: np.ndarray, seed: int | Sequence[int | None]

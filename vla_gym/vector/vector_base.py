@@ -14,7 +14,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
-from vla_gym.suites import Task
 from vla_gym.vector.batch import Batch
 from vla_gym.vector.env_row import EnvRowState, raise_of_wrapper
 from vla_gym.vector.env_table import EnvTable
@@ -82,10 +81,6 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers; empty with ``workers=0``."""
         return self._runner.pool.pids
-
-    def tasks_of(self, env_id: int) -> tuple[Task, ...]:
-        """Return the tasks that an environment plays; empty with an ``env_factory``."""
-        return self._plan.tasks_of(env_id)
 
     def groups(self, k: int) -> list[np.ndarray]:
         """Split the environments into ``k`` groups, each spread evenly over the workers.

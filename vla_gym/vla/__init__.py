@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import to_type
 from vla_gym.vla.base import FrozenVLA, TokenVLA, VLAOutput
 from vla_gym.vla.registry import Spec, backend_class, known_backends, parse_spec
 from vla_gym.vla.stateful import StatefulVLA
@@ -53,11 +54,12 @@ def load(
     check_device(str(device))
     options = {**dict(parsed.options), **options}
     in_spec = {name: options.pop(name) for name in ("dtype", "compile") if name in options}
+    switch: Any = bool | None
     arguments = (
         parsed._replace(options=()),
         str(device),
         parse_dtype(in_spec.get("dtype") if dtype is None else dtype),
-        bool(compile or in_spec.get("compile")),
+        bool(compile or to_type(in_spec.get("compile"), switch, "The option compile")),
         tuple(sorted(options.items())),
     )
     try:
@@ -91,7 +93,7 @@ def _load(
     if adapters is not None:
         from vla_gym.vla.lora import LoraAdapters
 
-        LoraAdapters.load(vla, Path(str(adapters)).expanduser(), trainable=False).merge()
+        LoraAdapters.load(vla, Path(str(adapters)).expanduser()).merge()
     return vla
 
 

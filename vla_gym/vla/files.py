@@ -52,18 +52,12 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     )
 
 
-def write_weights(
-    folder: Path,
-    tensors: Mapping[str, torch.Tensor],
-    metadata: dict[str, str] | None = None,
-    half: bool = True,
-) -> None:
+def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], *, half: bool = True) -> None:
     """Write model.safetensors, and SHA256SUMS over it and the folder's config.json.
 
     Args:
         folder: With config.json.
         tensors: Of the network.
-        metadata: Of the file.
         half: In float16; else as they are.
     """
     from safetensors.torch import save_file
@@ -74,7 +68,7 @@ def write_weights(
         for name, value in tensors.items()
     }
     with replacing(file) as scratch:
-        save_file(written, scratch, metadata)
+        save_file(written, scratch)
         scratch.chmod(0o644)  # written as 0600, unfit for package data
     lines = [f"{file_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
     with replacing(folder / CHECKSUMS) as scratch:
@@ -146,6 +140,11 @@ def find_base_model(
         if all((folder / file).is_file() for file in needed):
             return folder
     if given is not None:
+        if not folders[0].is_dir():
+            raise ConfigError(
+                f"{option}={str(given)!r} is no folder, nor in huggingface_hub's cache: expected a "
+                f"folder with {', '.join(needed)}, or run 'hf download {given}'."
+            )
         missing = [file for file in needed if not (folders[0] / file).is_file()]
         raise ConfigError(f"{option}={str(given)!r} lacks {', '.join(missing)}.")
     advice = f"give {option}='/path/to/it'"

@@ -148,13 +148,12 @@ class LoraAdapters:
         return cls._inject(vla, model, config)
 
     @classmethod
-    def load(cls, vla: Any, folder: str | Path, *, trainable: bool = True) -> LoraAdapters:
+    def load(cls, vla: Any, folder: str | Path) -> LoraAdapters:
         """Put saved adapters into a backend with the network that they were trained on.
 
         Args:
             vla: As for :meth:`add`.
             folder: What :meth:`save` wrote.
-            trainable: False freezes them.
 
         Raises:
             WeightsError: If a file is missing or damaged, was trained on another checkpoint, or
@@ -167,9 +166,10 @@ class LoraAdapters:
         from safetensors.torch import load_file
 
         folder = Path(folder)
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
-            if not (folder / name).is_file():
-                raise WeightsError(f"No adapters in {folder}: expected {CONFIG_FILE}, {name}.")
+        if not all((folder / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE)):
+            raise WeightsError(
+                f"No adapters in {folder}: expected {CONFIG_FILE} and {WEIGHTS_FILE}."
+            )
         settings = _read_config(folder / CONFIG_FILE, LoraConfig().to_dict())
         base = settings.pop("base_model_name_or_path")  # peft would look it up on the hub
         try:
@@ -208,8 +208,6 @@ class LoraAdapters:
         with torch.no_grad():
             for key, tensor in own.items():
                 tensor.copy_(state[key])
-        if not trainable:
-            adapters.model.requires_grad_(False)
         return adapters
 
     @classmethod

@@ -109,7 +109,10 @@ def stack_cameras(images: dict[str, np.ndarray]) -> np.ndarray:
     missing = [name for name in CAMERAS if name not in images]
     if missing:
         raise ConfigError(f"Expected images of the cameras {CAMERAS}, got {sorted(images)}.")
-    return np.stack([area_downsample(images[name]) for name in CAMERAS], axis=1)
+    views = [area_downsample(images[name]) for name in CAMERAS]
+    if len(set(map(len, views))) > 1:
+        raise ConfigError(f"Expected as many images of each camera, got {[*map(len, views)]}.")
+    return np.stack(views, axis=1)
 
 
 def proprio_features(proprio: np.ndarray) -> np.ndarray:

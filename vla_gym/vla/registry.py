@@ -26,10 +26,10 @@ and then ``load("my-vla:/path")`` works, as does ``load("/path")`` where config.
 
 from __future__ import annotations
 
-import importlib
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -50,9 +50,6 @@ BACKENDS = {
     "pi05": "vla_gym.vla.flow.pi05:Pi05Backend",
 }
 ENTRY_POINTS = "vla_gym.vla"
-
-# "model_type" of config.json (lerobot's files call it "type") -> backend.
-_MODEL_TYPES = {"vla_gym_mini": "mini", "smolvla": "smolvla", "pi0": "pi0", "pi05": "pi05"}
 
 
 class Spec(NamedTuple):
@@ -122,7 +119,7 @@ def recognise(folder: Path) -> str:
             f"either backend: write 'openvla:{folder}' if it was trained to give one token after "
             f"the other, 'openvla-oft:{folder}' if all tokens of a chunk at once."
         )
-    name = _MODEL_TYPES.get(str(model_type), model_type)
+    name = "mini" if model_type == "vla_gym_mini" else model_type
     if name not in known_backends():
         raise WeightsError(
             f"Checkpoint {folder} has model_type {model_type!r}, which no backend claims: put the "
@@ -183,10 +180,9 @@ def _existing(path: str, spec: str) -> Path:
 
 
 def _import(path: str) -> Any:
-    module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"Cannot import the VLA backend {path!r}: {error}") from error
     if not callable(getattr(found, "from_pretrained", None)):
         raise ConfigError(f"The VLA backend {path!r} has no classmethod from_pretrained.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -45,40 +45,32 @@ def split_options(spec: str) -> tuple[str, dict[str, Any]]:
 
     Args:
         spec: ``"openvla-oft:/path?unnorm_key=libero_goal&append_stop=false"``. What follows the
-            last ``?`` are options, unless a file or folder has that whole name.
+            last ``?`` are options, each value a YAML scalar (40, true, null, a text), unless a
+            file or folder has that whole name.
 
     Raises:
-        ConfigError: If they are not ``name=value``, with ``&`` in between, or name the device.
+        ConfigError: If they are not ``name=value``, with ``&`` in between and each once, or name
+            the device.
     """
     check_path(spec)
     place, mark, query = spec.rpartition("?")
     path = Path(spec.partition(":")[2] or spec).expanduser()
     if not mark or path.exists():
         return spec, {}
-    options = read_options(query.split("&"))
-    if "device" in options:
-        raise ConfigError(
-            f"{spec!r}: the device is no option of a specification: give it as device=..., on the "
-            "command line as --device."
-        )
-    return place, options
-
-
-def read_options(texts: Iterable[str]) -> dict[str, Any]:
-    """Read options written as ``name=value``, each value a YAML scalar: 40, true, null, a text.
-
-    Raises:
-        ConfigError: If one is written otherwise, or given twice.
-    """
     options: dict[str, Any] = {}
-    for text in texts:
+    for text in query.split("&"):
         name, equals, value = text.partition("=")
         if not (name.isidentifier() and equals):
             raise ConfigError(f"Expected options as name=value, got {text!r:.80}.")
         if name in options:
             raise ConfigError(f"The option {name!r} is given twice.")
         options[name] = _scalar(value)
-    return options
+    if "device" in options:
+        raise ConfigError(
+            f"{spec!r}: the device is no option of a specification: give it as device=..., on the "
+            "command line as --device."
+        )
+    return place, options
 
 
 def with_option(spec: str, name: str, value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class CloningState:
     @classmethod
     def of(cls, model: MiniVLA, config: MiniConfig) -> CloningState:
         """Begin with a network."""
-        torch.nn.Module.to(model.train(), config.device)  # PreTrainedModel.to is typed otherwise
+        model.train().to(config.device)
         matrices = [p for p in model.parameters() if p.ndim > 1]
         others = [p for p in model.parameters() if p.ndim <= 1]
         groups = [
@@ -63,7 +63,7 @@ class CloningState:
         """
         plain = checkpoint.state
         try:
-            model = MiniVLA(MiniVLAConfig.from_dict(plain["model"]))
+            model = MiniVLA(MiniVLAConfig.of(plain["model"], checkpoint.folder))
             state = cls.of(model, config)
             tensors = torch.load(
                 checkpoint.folder / "cloning.pt", map_location="cpu", weights_only=True
@@ -80,7 +80,7 @@ class CloningState:
     def plain(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is plain data."""
         return {
-            "model": self.model.config.to_dict(),
+            "model": asdict(self.model.config),
             "rng": self.rng.bit_generator.state,
             "best": self.best,
             "best_step": self.best_step,

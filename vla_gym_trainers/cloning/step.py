@@ -90,7 +90,7 @@ def _losses(
     rng: np.random.Generator,
 ) -> dict[str, torch.Tensor]:
     """Return the losses by name, the flow head's if there is one."""
-    assert out.hidden is not None and out.actions is not None and out.token_logits is not None
+    assert out.token_logits is not None
     l1, entropy = cloning_loss(out.actions, out.token_logits, target, valid, config)
     losses = {"l1": l1, "token_cross_entropy": entropy}
     if model.flow_head is not None:

@@ -141,7 +141,7 @@ def _loop(
         if run.is_checkpoint_due(state.step) or run.is_over(state.step):
             run.log(validate(state.ema, demos, sentences, config), state.step)
             # First: a run that goes on from its last step comes here no more.
-            state.ema.save_half(run.dir.path / "model")
+            state.ema.save_pretrained(run.dir.path / "model")
             with run.new_checkpoint(state.step, state.plain()) as folder:
                 state.save(folder)
 
@@ -172,7 +172,7 @@ def _evaluate(
     logger.info("step %d: success rate %.3f on sampled layouts", state.step, mean)
     if mean >= state.best:
         state.best, state.best_step = mean, state.step
-        state.ema.save_half(run.dir.path / "best")
+        state.ema.save_pretrained(run.dir.path / "best")
     return table
 
 

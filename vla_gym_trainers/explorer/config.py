@@ -25,7 +25,7 @@ class ExplorerConfig(PPOConfig):
     """
 
     algorithm: ClassVar[str] = "explorer"
-    presets: ClassVar[str] = "f1"
+    presets: ClassVar[tuple[str, ...]] = ("f1_explorer", "f1_tiny_explorer")
     #: See :mod:`vla_gym_trainers.world_model.checkpoint`.
     phase: ClassVar[str] = STUDENT
 
@@ -109,6 +109,7 @@ class AdversarialConfig(ExplorerConfig):
     """
 
     algorithm: ClassVar[str] = "adversarial"
+    presets: ClassVar[tuple[str, ...]] = ("f1_adversarial", "f1_tiny_adversarial")
     phase: ClassVar[str] = ADVERSARIAL
     resumable: ClassVar[tuple[str, ...]] = (*ExplorerConfig.resumable, "total_iterations")
 

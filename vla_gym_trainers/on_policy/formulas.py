@@ -131,19 +131,18 @@ def moments(values: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([kept.new_tensor(float(kept.numel())), kept.sum(), kept.square().sum()])
 
 
-def standardize(values: Tensor, mask: Tensor, sums: Tensor, eps: float = 1e-8) -> Tensor:
-    """Return ``(x - mean) / (std + eps)`` where the mask is True, 0 elsewhere.
+def standardize(values: Tensor, mask: Tensor, sums: Tensor) -> Tensor:
+    """Return ``(x - mean) / (std + 1e-8)`` where the mask is True, 0 elsewhere.
 
     Args:
         values: Any shape.
         mask: The same shape, bool.
-        sums: From :func:`moments`.
-        eps: See above; with fewer than two values the mean alone is taken off.
+        sums: From :func:`moments`; with fewer than two values the mean alone is taken off.
     """
     count, total, squares = (float(x) for x in sums)
     mean = total / max(count, 1.0)
     variance = (squares - count * mean * mean) / max(count - 1.0, 1.0)
-    scale = 1.0 / (max(variance, 0.0) ** 0.5 + eps) if count > 1.0 else 1.0
+    scale = 1.0 / (max(variance, 0.0) ** 0.5 + 1e-8) if count > 1.0 else 1.0
     return torch.where(mask, (values - mean) * scale, 0.0)
 
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import load_vla
-from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.base import CAMERAS, GRIPPER
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
 from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
 
-_GRIPPER = 6
 # Set apart the keys of choice and noise from those of the student's samples.
 _CHOICE, _NOISE = 1, 2
 
@@ -190,7 +189,7 @@ class MixedActor:
         if self.noise == 0.0:
             return actions
         noise = self.noise * keyed_normal(_with(keys, _NOISE), actions.shape[1:]).to(actions)
-        noise[..., _GRIPPER] = 0.0
+        noise[..., GRIPPER] = 0.0
         return (actions + noise).clamp(-1.0, 1.0)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,21 +146,7 @@ def save_student(vla: Any, adapters: LoraAdapters | None, folder: Path) -> None:
         # One copy, so that the copied adapters are those of the copied network.
         model, adapters = copy.deepcopy((model, adapters))
         adapters.merge()
-    with _no_progress_bar():
-        model.save_pretrained(folder / "vla")
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    from transformers.utils import logging as hf_logging
-
-    enabled = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            hf_logging.enable_progress_bar()
+    model.save_pretrained(folder / "vla", half=False)
 
 
 def renew(module: nn.Module) -> None:

@@ -132,6 +132,7 @@ def final_evaluation(config: OnPolicyConfig, run: RunDir) -> tuple[dict[str, Any
         "chunk_len": config.chunk_len,
         **config.own_look(),
         "workers": config.workers,
+        "hosts": config.hosts,
         "torch_threads": config.torch_threads,
         "progress": config.progress,
     }

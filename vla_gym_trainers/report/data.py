@@ -162,7 +162,9 @@ def _read_run(path: Path, name: str) -> Run:
     if card_file.is_file():
         card = read_json(card_file, Object, advice=f"Expected {WANTED}.")
         return Run(path, name, _checked_kind(card, card_file), config, rows, card)
-    kind = next((kind for kind, setting in TRAINERS.items() if setting in config), None)
+    # An explorer has PPO's settings, and a teacher.
+    found = (kind for kind, setting in TRAINERS.items() if setting in config)
+    kind = None if "teacher" in config else next(found, None)
     if kind is None:
         raise ConfigError(f"{file} is of no trainer that the report knows: expected {WANTED}.")
     return Run(path, name, kind, config, rows, None)

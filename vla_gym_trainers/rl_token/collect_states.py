@@ -36,13 +36,16 @@ from vla_gym_trainers.rl_token.vla_states import (
 _FIRST_SEED = {"expert": 20_000, "vla": 30_000}
 
 
-def states_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> VLAStates:
+def states_of_demos(
+    vla: FrozenVLA, folder: str | Path, stride: int, *, progress: bool = True
+) -> VLAStates:
     """Let the VLA look at every ``stride``-th frame of demonstrations.
 
     Args:
         vla: The VLA.
         folder: Folder below which the files are, or one file.
         stride: Frames from one look to the next.
+        progress: Show a progress bar.
 
     Raises:
         ConfigError: If there are no demonstrations, or images that are not the VLA's size nor a
@@ -50,7 +53,8 @@ def states_of_demos(vla: FrozenVLA, folder: str | Path, stride: int) -> VLAState
     """
     tasks = {task.instruction: task.key for s in reversed(SUITES) for task in suite_tasks(s)}
     parts = []
-    for path in tqdm(demo_files(folder), desc="states of demonstrations", unit="task"):
+    files = demo_files(folder)
+    for path in tqdm(files, "states of demonstrations", unit="task", disable=not progress):
         instruction = read_instruction(path)
         for frames, proprio, _ in read_episodes(path):
             images, proprio = frames_for(vla, frames[::stride], path), proprio[::stride]
@@ -100,7 +104,8 @@ def states_of_episodes(vla: FrozenVLA, config: StatesConfig) -> VLAStates:
     tasks = config.tasks()
     episodes: dict[tuple[str, Start], VLAStates] = {}
     total = len(tasks) * sum(counts.values())
-    with tqdm(total=total, desc="states of episodes", unit="episode") as bar:
+    hidden = not config.progress
+    with tqdm(total=total, desc="states of episodes", unit="episode", disable=hidden) as bar:
         for player, count in counts.items():
             starts = [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(count)]
             policy = StatesPolicy(vla, player, config.frame_stride)

@@ -80,6 +80,7 @@ class RLTokenConfig(StatesConfig, RunSettings):
     def check(self) -> None:
         """Check the values; see :meth:`StatesConfig.check`."""
         super().check()
+        RLTokenModelConfig(2**24, 1, self.dim, self.width)
         if self.demos is None and not self.expert_episodes + self.rollout_episodes:
             raise ConfigError("Ask for expert_episodes, rollout_episodes or demos.")
 
@@ -105,7 +106,9 @@ def collect(config: RLTokenConfig) -> VLAStates:
         )
     parts = []
     if config.demos is not None:
-        parts.append(states_of_demos(vla, config.demos, config.frame_stride))
+        parts.append(
+            states_of_demos(vla, config.demos, config.frame_stride, progress=config.progress)
+        )
     if config.expert_episodes + config.rollout_episodes:
         parts.append(states_of_episodes(vla, config))
     return VLAStates.joined(parts)
@@ -148,7 +151,8 @@ def fit(
     parameters = [*encoder.parameters(), *decoder.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.01)
     generator = torch.Generator().manual_seed(config.seed)
-    bar = tqdm(range(config.steps), desc=f"context dropout {config.context_dropout:g}", unit="step")
+    what = f"context dropout {config.context_dropout:g}"
+    bar = tqdm(range(config.steps), what, unit="step", disable=not config.progress)
     for step in bar:
         warm = min(1.0, (step + 1) / 100)
         cosine = 0.5 * (1 + math.cos(math.pi * step / config.steps))

@@ -50,6 +50,8 @@ class StatesConfig(SuitesSettings):
     seed: Count = 0
     """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
     its number, whatever the worker count."""
+    progress: bool = True
+    """Show progress bars."""
 
     def check(self) -> None:
         """Check the values; not when they are made, so that the command line says it in one line.

@@ -251,6 +251,8 @@ def _find(config: RunSettings, limits: CheckpointSettings) -> tuple[RunDir, Chec
     path, chosen = config.run_dir or default_run_dir(config), None
     if limits.resume is not None:
         path, chosen = run_of(limits.resume)
+        if config.run_dir not in (None, path):
+            raise ConfigError(f"A resumed run stays in its folder {path}: leave --run-dir out.")
     run = RunDir(path)
     whole = run.checkpoints()
     if limits.resume is None and not limits.auto_resume:

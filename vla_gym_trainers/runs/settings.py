@@ -42,8 +42,8 @@ class RunSettings:
 
     #: Command of ``vla-gym-train``; names run directories and result cards.
     algorithm: ClassVar[str] = ""
-    #: What the names of its presets begin with, if that is another word.
-    presets: ClassVar[str] = ""
+    #: Names of its presets where they do not begin with ``algorithm``.
+    presets: ClassVar[tuple[str, ...]] = ()
 
     run_dir: Path | None = None
     """Run directory; None for runs/<command>-<suite>-<tasks>-<time>."""
@@ -127,12 +127,17 @@ def parse_config(kind: type[Config], arguments: Sequence[str], prog: str | None 
         settings["default"] = load_run_settings(source.resume, kind)
     elif source.preset is not None:
         settings["default"] = load_preset(kind, source.preset)
-    stem = str(getattr(kind, "presets", "") or getattr(kind, "algorithm", "")).replace("-", "_")
-    fitting = [name for name in preset_names() if stem and name.startswith(stem)]
     description = inspect.cleandoc(kind.__doc__ or "")
-    if fitting:
-        description += f"\n\n--preset NAME|FILE.yaml sets defaults; names: {', '.join(fitting)}."
+    if names := ", ".join(presets_of(kind)):
+        description += f"\n\n--preset NAME|FILE.yaml sets defaults; names: {names}."
     return tyro.cli(kind, args=rest, prog=prog, description=description, **settings)
+
+
+def presets_of(kind: type[Any]) -> tuple[str, ...]:
+    """Return the names of the shipped presets of a dataclass of settings."""
+    stem = str(getattr(kind, "algorithm", "")).replace("-", "_")
+    mine = tuple(name for name in preset_names() if stem and name.startswith(stem))
+    return getattr(kind, "presets", ()) or mine
 
 
 def preset_names() -> list[str]:

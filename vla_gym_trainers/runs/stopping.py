@@ -50,7 +50,7 @@ class StopRequest:
         if not self._defers or self.is_made:
             raise KeyboardInterrupt
         self.is_made = True
-        sys.stderr.write("\nStopping after this rollout, with a checkpoint. Again: at once.\n")
+        sys.stderr.write("\nStopping, with a checkpoint. Again: at once.\n")
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class RunCallback(BaseCallback):
         done = self.model.num_timesteps
         if self.best is not None and self.best.is_due(done):
             self.best.begin(self.model, done)
-        self._log_evaluation()
+        self.log_evaluation()
         if self.film is not None:
             self.run.film_if_due(self.episodes.total, partial(self.film, self.model))
         if self.run.is_checkpoint_due(done):
@@ -70,7 +70,8 @@ class RunCallback(BaseCallback):
         if self.run.is_late or self.run.stop.is_made:
             raise StopRun
 
-    def _log_evaluation(self, wait: bool = False) -> None:
+    def log_evaluation(self, wait: bool = False) -> None:
+        """Log the evaluation that is under way, if it has ended or ``wait`` says to wait for it."""
         metrics = {} if self.best is None else self.best.poll(wait)
         for key, value in metrics.items():
             self.logger.record(key, value)
@@ -79,7 +80,7 @@ class RunCallback(BaseCallback):
 
     def save(self) -> None:
         """Write a checkpoint; call it between two rollouts only."""
-        self._log_evaluation(wait=True)
+        self.log_evaluation(wait=True)
         with self.model.paused():
             done = self.model.num_timesteps
             with self.run.new_checkpoint(done, checkpoint_figures(self.model)) as folder:
@@ -100,10 +101,6 @@ class RunCallback(BaseCallback):
         rate = float(np.mean(self.recent)) if self.recent else None
         self.run.show(self.num_timesteps, rate, "warm-up" if is_warm_up else "TD3+BC")
         return True
-
-    def finish(self) -> None:
-        """Log the evaluation that is under way, if any."""
-        self._log_evaluation(wait=True)
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""

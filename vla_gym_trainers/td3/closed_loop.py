@@ -110,8 +110,9 @@ class BestModel:
         if self.best is None or score > self.best:
             self.best = score
             if self._tuner is not None:
-                with replacing(self.run.best_vla) as draft:
-                    torch.save(self._tuner.state_dict(optimizer=False), draft)
+                # Into Python's file: of its own, torch loses why a write failed (a full disk).
+                with replacing(self.run.best_vla) as draft, open(draft, "wb") as file:
+                    torch.save(self._tuner.state_dict(optimizer=False), file)
             policy.save(self.run.best)
         metrics = {
             "eval/success": score,

@@ -11,9 +11,10 @@ from gymnasium import spaces
 from tqdm import tqdm
 
 from vla_gym.assets import resolve_asset_pack
-from vla_gym.demos.files import demo_path, read_episodes, read_success_steps, suite_folder
+from vla_gym.demos.files import demo_path, read_episodes, read_success_steps
 from vla_gym.errors import ConfigError
 from vla_gym.suites import Task, get_task, suite_names
+from vla_gym.suites.libero.tasks import suite_folder
 from vla_gym.vla.base import CAMERAS
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym.wrappers.vla_features import VLAFeatures, look

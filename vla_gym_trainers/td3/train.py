@@ -157,7 +157,7 @@ def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
     except StopRun:
         pass
     callback.model = model
-    callback.finish()
+    callback.log_evaluation(wait=True)
     if callback.saved_at != model.num_timesteps:
         callback.save()  # so that a longer limit can go on from here
 

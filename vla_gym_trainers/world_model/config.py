@@ -28,7 +28,7 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """
 
     algorithm: ClassVar[str] = "world-model"
-    presets: ClassVar[str] = "f1"
+    presets: ClassVar[tuple[str, ...]] = ("f1", "f1_tiny")
     resumable: ClassVar[tuple[str, ...]] = (*CheckpointSettings.resumable, "checkpoint_every")
 
     vla: str = "mini"

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
-from vla_gym.wrappers.vla_state import check_told
+from vla_gym.wrappers.vla_state import check_told, hear
 from vla_gym_trainers.world_model import rewards as terms
 from vla_gym_trainers.world_model.memory import Seen, WorldMemory
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
@@ -166,9 +166,9 @@ class WorldModelObservation(VectorEpisodeWrapper):
             infos["final_info"] = dict(infos["final_info"])
             finals = np.flatnonzero(infos["_final_obs"]).tolist()
             final_obs = {i: infos["final_obs"][i] for i in finals}
-            _hear(of_finals, infos["final_info"])
+            hear(of_finals, infos["final_info"])
         texts = self._instructions[ids]
-        _hear(texts, infos)
+        hear(texts, infos)
         self._instructions[ids] = texts
         stepped, fresh = np.flatnonzero(executed), np.flatnonzero(begun)
         # A final observation belongs to the episode that has just ended.
@@ -245,13 +245,6 @@ def _batch(cameras: Sequence[str], rows: Sequence[tuple[Obs, Any]]) -> Seen:
     texts = check_told([text for _, text in rows])
     views = {name: np.stack([obs[name] for obs, _ in rows]) for name in {*cameras, "wrist"}}
     return Seen(views, texts, np.stack([obs["proprio"] for obs, _ in rows]))
-
-
-def _hear(texts: np.ndarray, infos: Mapping[str, Any]) -> None:
-    """Write the instructions that infos tell into texts (n,)."""
-    if "instruction" in infos:
-        told = infos["_instruction"]
-        texts[told] = infos["instruction"][told]
 
 
 def _show(infos: dict[str, Any], paid: Mapping[str, np.ndarray], stepped: np.ndarray) -> None:

@@ -16,7 +16,6 @@ from vla_gym.cli import main as cli
 from vla_gym.cli.doctor import Finding
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
-from vla_gym.suites import suite_tasks
 from vla_gym.suites.libero.protocols import PROTOCOLS
 from vla_gym_trainers.evaluation.command import make_protocol, run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
@@ -24,12 +23,6 @@ from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 from vla_gym_trainers.evaluation.tables import title_of
 
 RANDOM = EvalConfig(policy="random", task_ids=(8,), episodes=1, workers=0, progress=False)
-
-
-def test_limits_of_the_suites_are_openvlas() -> None:
-    limits = {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}
-    for suite, limit in limits.items():
-        assert {task.max_control_steps for task in suite_tasks(suite)} == {limit}
 
 
 def test_settling_and_limit_reach_the_simulation() -> None:

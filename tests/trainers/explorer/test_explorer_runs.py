@@ -7,8 +7,9 @@ import pytest
 import torch
 from explorer_toys import ADVERSARIAL, explore, fake_run
 from on_policy_toys import tiny_vla
-from run_logs import assert_same_weights, rows_of
+from run_logs import assert_same_weights, cut_off, rows_of
 from safetensors.torch import load_file
+from trees import assert_same
 from world_model_toys import toy_sequences, watching_model
 
 from vla_gym.errors import ConfigError, WeightsError
@@ -22,6 +23,8 @@ from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.train import make_vec
 
+STEPS = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
+
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
@@ -33,12 +36,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("explorer") / "run"
-    steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
-    return explore(ExplorerConfig, folder, teacher=str(model_folder), **steps)
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+    return explore(ExplorerConfig, folder, teacher=str(model_folder), **STEPS)
 
 
 def test_an_explorer_is_paid_by_the_world_model_and_logs_its_coverage(explorer):
@@ -58,11 +56,8 @@ def test_an_explorer_is_paid_by_the_world_model_and_logs_its_coverage(explorer):
 
 def test_a_cut_off_explorer_goes_on_bit_for_bit(explorer, model_folder, tmp_path):
     part = tmp_path / "part"
-    shutil.copytree(explorer.run_dir, part)
-    for checkpoint in RunDir(part).checkpoints()[1:]:
-        shutil.rmtree(checkpoint)
-    steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
-    explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **steps)
+    cut_off(explorer.run_dir, part)
+    explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **STEPS)
     assert rows_of(part) == rows_of(explorer.run_dir)
     assert_same_weights(explorer.run_dir, part)
 
@@ -94,11 +89,13 @@ def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp
     assert changed and not any(name.startswith("tokenizer.") for name in changed)
 
     shutil.copytree(whole, part)
+    shutil.rmtree(part / "model")
+    (part / "last.safetensors").unlink()
     first = RunDir(part).checkpoints()[0]
     assert {"f1.pt", "replay.npz", "policy.safetensors"} <= {p.name for p in first.iterdir()}
     explore(AdversarialConfig, part, resume=first, **{**settings, **_policy_of(whole)})
     assert rows_of(part) == rows_of(whole)
-    assert same(load_file(part / "model" / "model.safetensors"), after)
+    assert_same(load_file(part / "model" / "model.safetensors"), after)
     assert_same_weights(whole, part)
 
     gone = {**settings, "explorer": tmp_path / "gone"}
@@ -138,7 +135,7 @@ def test_phase_3_is_held_to_the_explorer_that_it_began_with(explorer, tmp_path):
     settings = {**ADVERSARIAL, "explorer": explorer.run_dir, "teacher_share": 0.0}
     explore(AdversarialConfig, tmp_path / "run", kl_coef=0.1, total_iterations=1, **settings)
     reference = RunDir(tmp_path / "run").checkpoints()[-1] / "reference.safetensors"
-    assert same(load_file(reference), load_file(explorer.run_dir / "last.safetensors"))
+    assert_same(load_file(reference), load_file(explorer.run_dir / "last.safetensors"))
 
 
 def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tmp_path, capsys):
@@ -230,9 +227,8 @@ def test_a_checkpoint_of_another_phase_is_refused(explorer, model_folder, tmp_pa
     (newest / "state.json").write_text(text)
     sizes = json.loads((newest / "files.json").read_text())
     (newest / "files.json").write_text(json.dumps({**sizes, "state.json": len(text)}))
-    steps = {"total_steps": 200, "checkpoint_every": 60, "keep_checkpoints": 9}
     with pytest.raises(WeightsError, match="phase 'adversarial', expected 'student': go on with"):
-        explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **steps)
+        explore(ExplorerConfig, part, teacher=str(model_folder), auto_resume=True, **STEPS)
 
 
 def test_who_plays_a_blind_explorer_hides_the_same_cameras(explorer, monkeypatch):

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import tiny_vla, toy_envs
+from on_policy_toys import collected, tiny_vla
 from test_on_policy_policy import keys_of, random_inputs
 from test_on_policy_train import SMALL, run
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather
@@ -16,7 +15,6 @@ from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.recurrence import recompute, starts, with_memory
 from vla_gym_trainers.on_policy.recurrent_vla import FEATURES, ViewMemory
-from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
 
 BLIND = {
@@ -65,8 +63,6 @@ def test_hiding_cameras_that_are_not_there_is_one_clear_error():
         PPOConfig(hidden_cameras=("agentview",))
     with pytest.raises(ConfigError, match="history is of the memory of policy gaussian"):
         PPOConfig(policy="gaussian", history=2)
-    with pytest.raises(ConfigError, match="policy flow has no memory"):
-        PPOConfig(policy="flow", memory_size=8)
 
 
 def test_a_memory_holds_the_last_views_and_begins_at_zero():
@@ -84,18 +80,10 @@ def test_a_memory_holds_the_last_views_and_begins_at_zero():
     assert not torch.equal(state[0, 3:], before[0, 3:])
 
 
-def played(policy, *, episodes=2, seed=7):
-    envs, out = toy_envs(4), Rollout(policy, 4, 5, episodes)
-    try:
-        return RolloutCollector(envs).collect(policy, out, seed=seed)
-    finally:
-        envs.close()
-
-
-def test_what_is_learnt_from_is_what_was_played():
+def test_what_is_learnt_from_is_what_was_collected():
     """Log-probabilities and memories are computed again exactly: the first ratio is 1."""
     policy = blind()
-    rollout = played(policy)
+    rollout = collected(policy)
     valid = rollout.data["valid"]
     again = recompute(policy, rollout.data)
     torch.testing.assert_close(again[valid], rollout.data[MEMORY][valid], atol=1e-5, rtol=1e-4)
@@ -119,7 +107,7 @@ def test_copies_share_the_frozen_vla_that_the_memory_looks_through(trainable):
 
 def test_memory_adapters_and_value_learn():
     policy = blind()
-    rollout = played(policy)
+    rollout = collected(policy)
     config = PPOConfig(**BLIND)
     before = policy.state_dict()
     valid = rollout.data["valid"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from vla_gym.errors import WorkerError
 from vla_gym.vla.files import resolve_weights
 from vla_gym_trainers import cli
 from vla_gym_trainers.on_policy import train as module
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.train import final_evaluation
-from vla_gym_trainers.runs.result_card import write_json
 from vla_gym_trainers.runs.run import TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 
@@ -45,23 +45,6 @@ def test_options_and_presets(calls, capsys):
     assert (config.episodes_per_env, config.gamma, str(config.run_dir)) == (None, 0.99, "x")
 
 
-def test_a_resumed_run_has_the_saved_settings(calls, tmp_path, capsys):
-    write_json(tmp_path / "config.json", GRPOConfig(seed=3, task_ids=(4,), total_steps=100))
-    assert cli.main(["grpo", "--resume", str(tmp_path), "--total-steps", "200"]) == 0
-    config = calls[0]
-    assert config.resume == config.run_dir == tmp_path
-    assert (config.seed, config.task_ids, config.total_steps) == (3, (4,), 200)
-    assert cli.main(["ppo", "--resume", str(tmp_path)]) == 2
-    assert "vla-gym-train ppo" in capsys.readouterr().err
-
-
-def test_mistakes_are_named(calls, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["grpo", "--num-envs", "7", "--run-dir", "x"])
-    assert "multiple of group_size" in capsys.readouterr().err
-    assert not calls
-
-
 @pytest.mark.slow
 def test_a_run_on_libero(tmp_path, capsys):
     options = {
@@ -86,6 +69,21 @@ def test_a_run_on_libero(tmp_path, capsys):
     card = json.loads((tmp_path / "card.json").read_text())
     assert {"start", "policy"} <= card["results"]["evaluation"].keys()
     assert "paired" in card["results"]["evaluation"]["policy"]
+
+
+def test_the_final_evaluation_is_played_where_training_was(tmp_path, monkeypatch):
+    asked = []
+
+    def run_eval(config):
+        asked.append(config.hosts)
+        raise WorkerError
+
+    monkeypatch.setattr("vla_gym_trainers.evaluation.command.run_eval", run_eval)
+    shutil.copytree(resolve_weights("mini-few"), tmp_path / "vla")
+    config = GRPOConfig(run_dir=tmp_path, vla="mini-few", hosts="ray", eval_states=1)
+    with pytest.raises(WorkerError):
+        final_evaluation(config, RunDir(tmp_path))
+    assert asked == ["ray"]
 
 
 def test_a_resumed_run_may_be_evaluated_on_more_states(tmp_path: Path) -> None:

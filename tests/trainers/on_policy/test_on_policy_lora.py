@@ -88,8 +88,6 @@ def test_saved_apart_loaded_and_merged(vla, tmp_path):
     loaded = LoraAdapters.load(again, tmp_path)
     assert torch.equal(logits(again), logits(vla))
     assert loaded.counts == adapters.counts
-    frozen = copy.deepcopy(plain)
-    assert LoraAdapters.load(frozen, tmp_path, trainable=False).counts.trainable == 0
 
     adapters.merge()
     torch.testing.assert_close(logits(vla), logits(again), atol=1e-5, rtol=0)
@@ -107,7 +105,7 @@ def test_mistakes_are_named(vla, tmp_path):
         LoraAdapters.add(vla, LoraSettings(train_whole=("value_head",)))
     with pytest.raises(ConfigError, match="No adapters in MiniVLA"):
         LoraAdapters.add(copy.deepcopy(vla), LoraSettings(target_modules=("nothing",)))
-    with pytest.raises(WeightsError, match="expected adapter_config"):
+    with pytest.raises(WeightsError, match="adapter_config.json and adapter_model.safe"):
         LoraAdapters.load(vla, tmp_path)
     adapters = LoraAdapters.add(vla, HEADS)
     with pytest.raises(ConfigError, match="adapters already"):

@@ -204,7 +204,6 @@ def test_actors_that_were_saved_without_a_memory_load(tmp_path):
         ({"bptt_length": 0}, "bptt_length: expected `int` >= 1, got 0"),
         ({"bptt_length": 25}, "bptt_length must be at most 24, the chunks of a row, got 25"),
         ({"policy": "tokens"}, "policy tokens has no memory"),
-        ({"policy": "own"}, "policy own has no memory"),
         ({"micro_batch_size": 7}, r"micro_batch_size \(7\) must be at least bptt_length \(8\)"),
         ({"memory_start": "zeros"}, "'stored' or 'recomputed', got 'zeros'"),
     ],

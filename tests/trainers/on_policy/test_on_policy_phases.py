@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import collected, tiny_policy, tiny_vla, toy_envs
+from on_policy_toys import collected, keys_of, tiny_policy, tiny_vla, toy_envs
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
@@ -26,10 +26,6 @@ def raw(inputs):
     """The same as a VLA takes it."""
     seen, texts = inputs
     return {c: seen[c] for c in ("agentview", "wrist")}, texts, seen["proprio"]
-
-
-def keys_of(count):
-    return np.array([[5, 0, n] for n in range(count)])
 
 
 def test_the_schedule():

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 from mini_vla import random_inputs, small_config
+from on_policy_toys import LORA
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TrainableTokenVLA
-from vla_gym.vla.lora import LoraSettings
 from vla_gym.vla.mini import MiniBackend, MiniVLA
 from vla_gym_trainers.on_policy.distributions import TokenDistribution, draw_tokens, keyed_uniform
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.student import trainable_copy
 from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
-
-LORA = LoraSettings(r=4, exclude=("action_head",))
 
 
 @pytest.fixture

@@ -325,7 +325,6 @@ RL_TOKEN = {"policy": "rl-token"}
         (GRPOConfig, {"num_envs": 12}, "multiple"),
         (PPOConfig, {**RL_TOKEN, "warmup_steps": 5}, "begins at the VLA"),
         (PPOConfig, {"policy": "diffusion"}, "'tokens' or 'gaussian' or 'flow' or 'own'"),
-        (PPOConfig, {"policy": "gaussian", "warmup_steps": 5}, "begins at the VLA"),
         (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
         (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),
         (

@@ -331,6 +331,10 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
         (_only("card.json", "[]"), "card.json: expected `object`, got array []"),
         (_only("card.json", '{"kind": "eval"}'), "is no result card of vla-gym eval"),
         (_only("config.json", '{"model": "gpt"}'), "is of no trainer that the report knows"),
+        (
+            _only("config.json", '{"gae_lambda": 0.9, "teacher": "runs/f1"}'),
+            "is of no trainer that the report knows",
+        ),
         (_only("config.json", "{"), "config.json is no valid JSON"),
         (_only("metrics.jsonl", ""), "holds no config.json"),
         (_first_line(b"[1]"), "line 1, is no log of a training: expected `object`, got array [1]"),

@@ -288,11 +288,8 @@ class CountingVLA(StatefulVLA):
         return VLAOutput(frames[:, None, None], torch.zeros(len(frames), 8, 7)), {"frames": frames}
 
 
-def test_a_stateful_vla_sees_each_episode_from_its_first_frame():
-    config = StatesConfig(
-        suites=("goal",), task_ids=(5,), expert_episodes=2, rollout_episodes=2, frame_stride=20
-    )
-    states = states_of_episodes(CountingVLA(), config)
+def test_a_stateful_vla_sees_each_episode_from_its_first_frame(played):
+    states = states_of_episodes(CountingVLA(), played[0])
     for episode in range(4):
         frames = states.hidden[states.episode == episode].flatten()
         assert frames.tolist() == list(range(1, len(frames) + 1)) and len(frames) > 2
@@ -368,7 +365,7 @@ def test_workers_play_what_one_process_plays_and_the_command_reports(tmp_path, c
     from vla_gym_trainers.cli import main
 
     torch.manual_seed(0)
-    MiniVLA(small_config()).save_half(tmp_path / "vla")
+    MiniVLA(small_config()).save_pretrained(tmp_path / "vla")
     sizes = RLTokenModelConfig(hidden_size=32, max_tokens=8, dim=4, width=16, num_heads=2)
     RLTokenEncoder(sizes).save_pretrained(tmp_path / "token")
     common = {"suites": ("goal",), "task_ids": (5,), "expert_episodes": 2, "rollout_episodes": 0}

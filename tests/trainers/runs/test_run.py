@@ -11,7 +11,6 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from tensorboard.summary.writer import event_file_writer
 
 from vla_gym.errors import ConfigError, DiskFullError, WeightsError
 from vla_gym.files import scratch_path
-from vla_gym_trainers.cloning import train as cloning
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
@@ -120,6 +118,9 @@ def test_it_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
     assert names(tmp_path) == ["000000010"] and rows(tmp_path)[-1]["step"] == 12
     again = count(load_run_settings(tmp_path, CountConfig))
     assert again["results"]["total"] == first["results"]["total"] and rows(tmp_path) == before
+    config.run_dir = tmp_path / "elsewhere"
+    with pytest.raises(ConfigError, match="stays in its folder"):
+        count(config)
     with pytest.raises(ConfigError, match="there are: 000000010"):
         count(load_run_settings(tmp_path / "checkpoints" / "000000011", CountConfig))
 
@@ -268,19 +269,6 @@ def test_options_come_after_a_preset_or_a_run(tmp_path: Path) -> None:
 def test_numbers_out_of_range_are_refused(kind: Any, name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name}: expected `int` >= {value + 1}"):
         kind(**{name: value})
-
-
-def test_a_clone_is_saved_before_its_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that goes on from there has no step left in which to save it."""
-    order: list[str] = []
-    run, state = MagicMock(), MagicMock(step=1, best=-1.0)
-    run.is_over.side_effect = [False, True]
-    state.ema.save_half.side_effect = lambda _: order.append("model")
-    state.save.side_effect = lambda _: order.append("checkpoint")
-    monkeypatch.setattr(cloning, "train_step", lambda *_: {})
-    monkeypatch.setattr(cloning, "validate", lambda *_: {})
-    cloning._loop(run, state, MagicMock(), MagicMock(), MiniConfig())
-    assert order == ["model", "checkpoint"]
 
 
 def test_run_directories_are_named_by_what_is_trained() -> None:

@@ -46,7 +46,7 @@ def test_the_first_signal_waits_for_the_block(
             done.append("block")
         done.append("after")
     assert done == ["block"]
-    assert "Stopping after this rollout" in capsys.readouterr().err
+    assert "Stopping, with a checkpoint" in capsys.readouterr().err
 
 
 def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Stable-Baselines3 stays behind its adapter and TD3+BC."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from run_python import run_python
@@ -29,5 +27,5 @@ assert load_policy(folder).action_space.shape == (2, 7)
 (folder / "policy.safetensors").write_bytes(b"")
 sys.exit(main(["play", "--policy", str(folder / "policy.safetensors")]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    done = run_python(code, fails=True)
     assert done.returncode == 2 and "needs the trainers" in done.stderr

@@ -40,11 +40,6 @@ def test_level_lasts_one_episode() -> None:
     assert noise._levels[1] != before[1]
 
 
-def test_seeded() -> None:
-    first, second = (ChunkNoise(2, 0.1, 0.1, SCALE, seed=5).sample(np.arange(2)) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
 def test_correlation_of_successive_offsets():
     """E[v v'] = rho for v, v' of variance 1; the episode's first offset is drawn anew."""
     noise = ChunkNoise(1, white=0.0, chunk=1.0, scale=SCALE, seed=3, correlation=0.8)

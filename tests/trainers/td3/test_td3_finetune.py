@@ -23,7 +23,7 @@ from finetune_toys import (
 from on_policy_toys import tiny_vla
 from openvla_checkpoints import make_checkpoint
 from toy_token_env import TEXTS
-from trees import assert_equal_trees
+from trees import assert_same
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError
@@ -159,11 +159,8 @@ def test_stale_rows_are_shown_to_the_trained_vla_again(tmp_path: Path, stride: i
     every = np.arange(buffer.size())
     ages = version - buffer.observations["vla_version"][every, 0]
     assert ages.max() > 0 and ages.min() >= 0
-    stale = ages + (version - buffer.next_observations["vla_version"][every, 0])
-    assert tuner.refresh(buffer, every) == sum(
-        int((version > rows).sum())
-        for rows in (ages * 0 + version - ages, stale * 0 + version - (stale - ages))
-    )
+    later = version - buffer.next_observations["vla_version"][every, 0]
+    assert tuner.refresh(buffer, every) == (ages > 0).sum() + (later > 0).sum()
     for rows in (buffer.observations, buffer.next_observations):
         views, texts = tuner.inputs.unpack(buffer.inputs[rows["vla_input"][every].astype(int)])
         # What is stored is what the toy shows: its position as brightness, its task's text.
@@ -258,11 +255,11 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: Any, what: Any) 
     for one in (model, other):
         one.learn(40, reset_num_timesteps=False)
     assert other.fine_tuner.version == tuner.version == 8
-    assert_equal_trees(tuner.state_dict(), other.fine_tuner.state_dict())
-    assert_equal_trees(model.policy.state_dict(), other.policy.state_dict())
+    assert_same(tuner.state_dict(), other.fine_tuner.state_dict())
+    assert_same(model.policy.state_dict(), other.policy.state_dict())
     every = np.arange(60)
-    assert_equal_trees(list(model.replay_buffer.rows(every)), list(other.replay_buffer.rows(every)))
-    assert_equal_trees(model.replay_buffer.vla_inputs(every), other.replay_buffer.vla_inputs(every))
+    assert_same(list(model.replay_buffer.rows(every)), list(other.replay_buffer.rows(every)))
+    assert_same(model.replay_buffer.vla_inputs(every), other.replay_buffer.vla_inputs(every))
     tuner.load_state_dict(other.fine_tuner.state_dict())
     with pytest.raises(ConfigError, match="do not fit"):
         tuner.load_state_dict({**tuner.state_dict(), "vla": {}})
@@ -326,9 +323,9 @@ def test_a_run_and_its_saved_policy(
     final = load_trained(folder / "policy.safetensors")._model
     mine = ActorPolicy(final, tuner.vla, tuner.encoder, CHUNK_LEN).act(obs, told)
     np.testing.assert_allclose(policy.act(obs, told), mine, atol=1e-5, rtol=0)
-    assert_equal_trees(policy._encoder.state_dict(), tuner.encoder.state_dict())
+    assert_same(policy._encoder.state_dict(), tuner.encoder.state_dict())
     if what == "full":  # adapters are merged when they are saved
-        assert_equal_trees(policy.vla.model.state_dict(), tuner.vla.model.state_dict())
+        assert_same(policy.vla.model.state_dict(), tuner.vla.model.state_dict())
     frozen = ActorPolicy(final, *parts(config), CHUNK_LEN).act(obs, told)
     assert np.abs(frozen - mine).max() > 1e-4
     asked = load_trained(folder, config.vla)

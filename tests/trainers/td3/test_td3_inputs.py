@@ -13,7 +13,6 @@ from toy_env import ToyReach
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.td3.acting import ActorWeights
 from vla_gym_trainers.td3.policy import RLTokenPolicy
-from vla_gym_trainers.td3.train import TD3RunConfig, build_model
 from vla_gym_trainers.td3.updates import actor_step
 
 Obs = dict[str, Any]
@@ -109,13 +108,6 @@ def test_what_is_kept_is_a_running_average(
     assert make(actor=actor).policy.actor_average is None
 
 
-def test_the_command_sets_both() -> None:
-    config = TD3RunConfig(task_ids=(5,), use_rl_token=False, use_reference=False, net_arch=(16,))
-    config.pessimism, config.noise_correlation = 0.7, 0.4
-    model = build_model(config, ToyReach())
-    assert model.config.pessimism == 0.7
-    assert model.exploration is not None
-    assert model.exploration.correlation == 0.4
-    policy = model.policy
-    assert policy.config.use_rl_token is policy.config.use_reference is False
-    assert policy.actor.body[0].in_features == policy.observation_space["proprio"].shape[0]
+def test_noise_is_as_correlated_as_the_config_says() -> None:
+    exploration = make(noise_correlation=0.4).exploration
+    assert exploration is not None and exploration.correlation == 0.4

@@ -36,10 +36,6 @@ TOY: dict[str, Any] = {
 }
 
 
-def make(env: Any = None) -> TD3BC:
-    return TD3BC("RLTokenPolicy", env or ToyReach(), TD3Config(**TOY), seed=1)
-
-
 def batch_of(tasks: list[int]) -> dict[str, np.ndarray]:
     env = ToyReach()
     rows = [env.reset(seed=i)[0] | {"task_id": task} for i, task in enumerate(tasks)]
@@ -83,7 +79,7 @@ def test_the_actor_weighs_each_task_by_its_own_values(monkeypatch: pytest.Monkey
 
 def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> None:
     with closing(make_tasks()) as env, closing(make_task_player()) as player:
-        model = make(env)
+        model = TD3BC("RLTokenPolicy", env, TD3Config(**TOY), seed=1)
         worsen(model)
         guard = guard_policy(model.policy, player, sampled_starts("toy", (0, 1), 8, 7))
         rows = guard["by_task"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from toy_env import ToyReach
+from trees import assert_same
 
 from vla_gym.errors import WeightsError
 from vla_gym_trainers import TD3BC, TD3Config
@@ -39,8 +40,7 @@ def test_a_policy_comes_back_as_it_was(model: TD3BC, tmp_path: Path) -> None:
     assert again.config == model.config and again.guarded_tasks == ()
     obs = ToyReach().reset(seed=3)[0]
     np.testing.assert_array_equal(again.predict(obs)[0], model.predict(obs)[0])
-    names = again.state_dict()
-    assert all((value == names[key]).all() for key, value in model.policy.state_dict().items())
+    assert_same(again.state_dict(), model.policy.state_dict())
 
 
 def test_a_full_disk_leaves_the_policy_of_before(

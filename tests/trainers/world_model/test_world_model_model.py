@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trees import assert_same
 from world_model_toys import ACTION, CHUNK_LEN, FEATURES, TellingVLA, toy_model
 
 from vla_gym.errors import ConfigError, WeightsError
@@ -127,8 +128,7 @@ def test_files_give_the_same_model(tmp_path):
     found = load_world_model(tmp_path)
     assert isinstance(found, GRUWorldModel) and found.sizes == model.sizes
     assert not any(p.requires_grad for p in found.parameters()) and not found.training
-    weights = found.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert_same(found.state_dict(), model.state_dict())
     states = [m.update(m.initial_state(2), **inputs(2)) for m in (model, found)]
     assert torch.equal(*states)
 

@@ -12,7 +12,6 @@ from torch.distributions import Categorical
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.world_model.losses import next_token_loss
 from vla_gym_trainers.world_model.rewards import (
-    CELL,
     TERMS,
     cells,
     check_weights,
@@ -54,7 +53,6 @@ def test_memory_divergence_by_hand():
 def test_cells_by_hand():
     positions = np.array([[0.0, 0.049, -0.001], [0.051, 0.1, 0.26]])
     assert cells(positions).tolist() == [[0, 0, -1], [1, 2, 5]]
-    assert CELL == 0.05
 
 
 def test_weights_are_of_known_terms():

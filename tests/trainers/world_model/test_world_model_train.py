@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from memory_vla import GRUVLA
 from run_logs import rows_of as rows
 from safetensors.torch import load_file
+from trees import assert_same
 from world_model_toys import OneView, toy_sequences
 
 from vla_gym.envs.libero import LiberoEnv
@@ -223,8 +223,7 @@ def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch, seq
     weights = [
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole")
     ]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert_same(*weights)
 
 
 def test_a_run_of_another_phase_or_with_damage_is_refused(tmp_path, collected):

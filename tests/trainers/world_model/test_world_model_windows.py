@@ -180,10 +180,3 @@ def test_learns_what_needs_memory_over_windows(sequential):
     rows = test.bounds()[:, 0]
     same = memory_states(model, test)[rows] == memory_states(model, test, reset=True)[rows]
     assert same.all(), "an episode's first step has no memory either way"
-
-
-def test_a_model_without_memory_cannot():
-    model = train(toy_model(memory_hidden=16, memory_enabled=False), cue_sequences())
-    results = evaluate(model, cue_sequences(20, seed=1), 0.8)
-    assert results["memory"] == results["no_memory"]
-    assert 0.9 * GUESS < results["memory"]["cross_entropy"] < 1.5 * GUESS

@@ -117,10 +117,11 @@ def _make_single(spec: SystemSpec, index: int) -> Any:
 
 def _make_upstream(spec: SystemSpec, index: int) -> Any:
     """Return LIBERO's environment; runs in a worker that SubprocVectorEnv has forked."""
-    from vla_gym.suites.libero.tasks import libero_tasks
+    from vla_gym.suites import get_task
 
     wrappers: Any = importlib.import_module("libero.libero.envs.env_wrapper")
-    bddl_file = str(libero_tasks(spec.config.suite)[spec.task_of(index)].bddl_file)
+    task: Any = get_task(spec.config.suite, spec.task_of(index))  # one of LIBERO's
+    bddl_file = str(task.bddl_file)
     arguments: dict[str, Any] = {"bddl_file_name": bddl_file, "horizon": NO_LIMIT}
     if spec.config.image_size == 0:
         return wrappers.ControlEnv(

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-from vla_gym.demos.files import IMAGE_KEYS, read_episodes, read_instruction, read_success_steps
+from vla_gym.demos.files import read_episodes, read_instruction, read_success_steps
 from vla_gym.suites.libero.spec import ACTION, CONTROL_HZ, PROPRIO
 
 #: LeRobot's names of the two cameras, in the order of ``read_episodes``.
 _IMAGES = ("observation.images.image", "observation.images.image2")
-assert len(_IMAGES) == len(IMAGE_KEYS)
 
 
 def write_dataset(paths: Sequence[Path], output: Path, *, videos: bool = False) -> Path:

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import to_builtins
 
-from vla_gym.assets import AssetPack, resolve_asset_pack
-from vla_gym.assets import cache_dir as default_cache_dir
+from vla_gym.assets import AssetPack, cache_dir, resolve_asset_pack
 from vla_gym.assets.manifest import variant_files
 from vla_gym.errors import AssetError, CompileError, UnknownTaskError
 from vla_gym.outside import read_json
@@ -134,7 +133,6 @@ class TaskModel(CompiledTask):
 def load_task_model(
     task: Task,
     assets: str | Path | None = None,
-    cache_dir: str | Path | None = None,
     *,
     clutter: bool = False,
 ) -> TaskModel:
@@ -144,7 +142,6 @@ def load_task_model(
         task: One of LIBERO's; see :func:`vla_gym.suites.get_task`.
         assets: ``"lite"``, ``"libero"``, a path to LIBERO's assets, or None for
             :func:`~vla_gym.assets.pack.default_assets`.
-        cache_dir: Folder of the cache; the user's cache by default.
         clutter: Load the scene with clutter, which is hidden until it is placed
             (``LiberoSim.set_variation``). All else is as without.
 
@@ -159,11 +156,10 @@ def load_task_model(
     scene, tasks = scene_of(task)
     check_objects(task, pack)
     request = scene_request(scene, pack, tasks)
-    where = Path(cache_dir) if cache_dir else default_cache_dir()
-    folder = load_scene(request, where)
+    folder = load_scene(request, cache_dir())
     if clutter:
         request = clutter_request(request, folder, clutter_of(tasks))
-        folder = load_scene(request, where)
+        folder = load_scene(request, cache_dir())
     scene_file, start, init_states = _read_scene(folder, task.entry)
     placed = {p.name for p in start.placements}
     objects = scene_file.objects

@@ -181,7 +181,7 @@ def _task(suite: str, task_id: int, name: str, text: str) -> LiberoTask:
     scene = (problem.scene, [name for name, _ in problem.fixtures if name in moved])
     scene_name = OWN_PREFIX + _digest(repr(scene))[:16]
     limit = MAX_CONTROL_STEPS
-    return LiberoTask(suite, task_id, name, problem.language, limit, scene_name, "", text)
+    return LiberoTask(suite, task_id, name, problem.language, limit, scene_name, text)
 
 
 def _digest(text: str) -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta, Struct
 
-from vla_gym.errors import CompileError
 from vla_gym.outside import Size
 from vla_gym.suites.libero.layouts import Placement
 from vla_gym.suites.libero.spec import RobotSpec, SiteIndicator
@@ -94,6 +93,6 @@ class SceneFile(Struct):
             for addresses in what:
                 array = np.asarray(addresses, None if len(addresses) else int)
                 if array.dtype.kind != "i" or not ((array >= 0) & (array < limit)).all():
-                    raise CompileError(f"expected addresses in 0..{limit - 1}, got {addresses}.")
+                    raise ValueError(f"Addresses {addresses} are not all in 0..{limit - 1}")
         if self.reset_qpos.shape != (self.nq,):
-            raise CompileError(f"expected {self.nq} numbers in reset_qpos.")
+            raise ValueError(f"There are not {self.nq} numbers in reset_qpos")

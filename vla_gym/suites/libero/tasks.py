@@ -40,13 +40,10 @@ class LiberoTask(Task):
     scenes; libero_10 and libero_90 have some in common.
 
     Attributes:
-        folder: Folder of its files below ``bddl_files`` and ``init_files``, e.g.
-            ``"libero_goal"``.
         own_bddl: Content of its BDDL file where that is the user's own; it has no other file then,
             and no official states.
     """
 
-    folder: str
     own_bddl: str | None = None
 
     @property
@@ -75,7 +72,8 @@ class LiberoTask(Task):
     @property
     def init_states_file(self) -> Path:
         """Path of the official initial states, an array in a ``.npz`` file."""
-        return libero_data_root() / "init_files" / self.folder / f"{self.name}.pruned_init.npz"
+        folder = libero_data_root() / "init_files" / suite_folder(self.suite)
+        return folder / f"{self.name}.pruned_init.npz"
 
     @property
     def problem(self) -> Problem:
@@ -153,10 +151,11 @@ def task_names() -> dict[str, list[str]]:
 @cache
 def libero_tasks(suite: str) -> tuple[LiberoTask, ...]:
     """Return all tasks of one of LIBERO's suites in the order of their ids."""
-    return tuple(_task(suite, i, name) for i, name in enumerate(task_names()[_folder(suite)]))
+    return tuple(_task(suite, i, name) for i, name in enumerate(task_names()[suite_folder(suite)]))
 
 
-def _folder(suite: str) -> str:
+def suite_folder(suite: str) -> str:
+    """Return LIBERO's name of a suite's folder, such as ``"libero_goal_swap"``."""
     return f"libero_{suite.replace('-', '_')}"
 
 
@@ -175,11 +174,11 @@ def _task(suite: str, task_id: int, name: str) -> LiberoTask:
         # Each task of libero_object has other objects; goal and spatial are one scene each.
         scene_name = f"object_{task_id}" if suite == "object" else suite
     limit = MAX_CONTROL_STEPS[base]
-    return LiberoTask(suite, task_id, name, instruction, limit, scene_name, _folder(suite))
+    return LiberoTask(suite, task_id, name, instruction, limit, scene_name)
 
 
 def _bddl_file(suite: str, name: str) -> Path:
-    return libero_data_root() / "bddl_files" / _folder(suite) / f"{name}.bddl"
+    return libero_data_root() / "bddl_files" / suite_folder(suite) / f"{name}.bddl"
 
 
 @cache
@@ -187,7 +186,7 @@ def _variant_scenes(base: str) -> dict[tuple[Any, ...], str]:
     """Return the scenes of a suite's variants, each named after the first task that plays in it."""
     scenes: dict[tuple[Any, ...], str] = {}
     for suite in (suite for suite in VARIANTS if suite.partition("-")[0] == base):
-        for task_id, name in enumerate(task_names()[_folder(suite)]):
+        for task_id, name in enumerate(task_names()[suite_folder(suite)]):
             scenes.setdefault(read_problem(_bddl_file(suite, name)).scene, f"{suite}_{task_id}")
     return scenes
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from vla_gym.envs.checks import MAX_SEED, as_integer
 from vla_gym.errors import ConfigError
@@ -103,7 +102,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         folder = Path(folder)
         verify_checksums(folder)
         model = load_model(folder)
-        nn.Module.to(model, device)  # PreTrainedModel.to is typed for other arguments
+        model.to(device)
         if compile:
             model.compile()
         backend = cls(model, folder.name, head, seed=seed, num_steps=num_steps)
@@ -161,7 +160,6 @@ class MiniBackend(FrozenVLA, OnePassTokens):
     ) -> ActionOutput:
         """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
         out = self.forward(images, instructions, proprio)
-        assert out.hidden is not None and out.actions is not None
         return ActionOutput(out.hidden, out.actions)
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
@@ -182,7 +180,6 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         if head is None:
             raise ConfigError(f"The checkpoint {self.name!r} has no flow head; mini-flow has one.")
         hidden = self.forward(images, instructions, proprio).hidden
-        assert hidden is not None
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
             return hidden, head(hidden, x, x.new_full((len(x),), time))
@@ -201,7 +198,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
     ) -> TokenOutput:
         """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`."""
         out = self.forward(images, instructions, proprio, with_tokens=True)
-        assert out.hidden is not None and out.token_logits is not None
+        assert out.token_logits is not None
         return TokenOutput(out.hidden, out.token_logits)
 
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -9,19 +9,19 @@ that of a test bed.
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from msgspec import Meta
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
 
-from vla_gym.outside import ChunkLength, Layers, Size
+from vla_gym.errors import WeightsError
+from vla_gym.outside import ChunkLength, Layers, Object, Size, to_type
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.checkpoint_files import Checkpoint
@@ -33,10 +33,18 @@ from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 PROPRIO_FEATURES = 11
 
 
-class MiniVLAConfig(PreTrainedConfig):
+Words = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(min_length=2, max_length=10**5)]
+ActionStatistics = Annotated[list[float], Meta(min_length=ACTION_SIZE, max_length=ACTION_SIZE)]
+ProprioStatistics = Annotated[
+    list[float], Meta(min_length=PROPRIO_FEATURES, max_length=PROPRIO_FEATURES)
+]
+
+
+@dataclass
+class MiniVLAConfig:
     """Configuration of :class:`MiniVLA`; everything inference needs is in it.
 
-    Args:
+    Attributes:
         vocabulary: Words in the order of their ids, starting with padding and unknown.
         max_words: Longer instructions are cut.
         hidden_size: Width of the transformer.
@@ -52,72 +60,58 @@ class MiniVLAConfig(PreTrainedConfig):
         action_std: Their standard deviation: the flow head works on standardised actions.
         proprio_mean: Mean of the 11 proprioception features of the training data.
         proprio_std: Their standard deviation.
+        model_type: Tells :func:`vla_gym.vla.load` the backend.
     """
 
-    model_type = "vla_gym_mini"
+    vocabulary: Words = field(default_factory=lambda: [PAD, UNK])
+    max_words: Annotated[int, Meta(ge=1, le=1024)] = 24
+    hidden_size: Size = 192
+    num_layers: Layers = 4
+    num_heads: Size = 4
+    tokens_per_camera: Size = 4
+    stem_channels: Size = 48
+    horizon: ChunkLength = 8
+    token_head_width: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    flow_layers: Layers = 0
+    flow_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
+    action_mean: ActionStatistics = field(default_factory=lambda: [0.0] * ACTION_SIZE)
+    action_std: ActionStatistics = field(default_factory=lambda: [1.0] * ACTION_SIZE)
+    proprio_mean: ProprioStatistics = field(default_factory=lambda: [0.0] * PROPRIO_FEATURES)
+    proprio_std: ProprioStatistics = field(default_factory=lambda: [1.0] * PROPRIO_FEATURES)
+    model_type: Literal["vla_gym_mini"] = "vla_gym_mini"
 
-    def __init__(
-        self,
-        vocabulary: list[str] | None = None,
-        max_words: int = 24,
-        hidden_size: int = 192,
-        num_layers: int = 4,
-        num_heads: int = 4,
-        tokens_per_camera: int = 4,
-        stem_channels: int = 48,
-        horizon: int = 8,
-        token_head_width: int = 0,
-        flow_layers: int = 0,
-        flow_steps: int = 5,
-        action_mean: list[float] | None = None,
-        action_std: list[float] | None = None,
-        proprio_mean: list[float] | None = None,
-        proprio_std: list[float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store the values; see the class."""
-        self.vocabulary = list(vocabulary or [PAD, UNK])
-        self.max_words = max_words
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.tokens_per_camera = tokens_per_camera
-        self.stem_channels = stem_channels
-        self.horizon = horizon
-        self.token_head_width = token_head_width
-        self.flow_layers, self.flow_steps = flow_layers, flow_steps
-        self.action_mean = list(action_mean or [0.0] * ACTION_SIZE)
-        self.action_std = list(action_std or [1.0] * ACTION_SIZE)
-        self.proprio_mean = list(proprio_mean or [0.0] * PROPRIO_FEATURES)
-        self.proprio_std = list(proprio_std or [1.0] * PROPRIO_FEATURES)
-        super().__init__(**kwargs)
+    @classmethod
+    def of(cls, values: Mapping[str, Any], origin: object) -> MiniVLAConfig:
+        """Return what a file tells; transformers, with which older ones were written, adds keys.
+
+        Raises:
+            WeightsError: If a value is of another type or out of range.
+        """
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        return to_type(known, cls, str(origin), WeightsError)
 
 
-@dataclass
-class MiniVLAOutput(ModelOutput):
+class MiniVLAOutput(NamedTuple):
     """Outputs of :class:`MiniVLA`.
 
     Attributes:
         hidden: (B, C, hidden_size): normalised states of the action queries, read by all heads.
         actions: (B, C, 7): the L1 head, before clipping and gripper sign.
-        token_logits: (B, C, 7, 256): the token head; None unless asked for.
+        token_logits: (B, C, 7, 256): the token head.
     """
 
-    hidden: torch.Tensor | None = None
-    actions: torch.Tensor | None = None
-    token_logits: torch.Tensor | None = None
+    hidden: torch.Tensor
+    actions: torch.Tensor
+    token_logits: torch.Tensor | None
 
 
-class MiniVLA(PreTrainedModel):
-    """The network; see the module docstring. Weights are float16 on disk."""
-
-    config_class = MiniVLAConfig
-    config: MiniVLAConfig
-    main_input_name = "pixel_values"
+class MiniVLA(nn.Module):
+    """The network; see the module docstring."""
 
     def __init__(self, config: MiniVLAConfig) -> None:
         """Build the network with fresh weights."""
-        super().__init__(config)
+        super().__init__()
+        self.config = config
         width = config.hidden_size
         self.stems = nn.ModuleList(
             CameraStem(width, config.tokens_per_camera, config.stem_channels) for _ in CAMERAS
@@ -147,10 +141,11 @@ class MiniVLA(PreTrainedModel):
         self.flow_head: FlowHead | None = None
         if config.flow_layers:
             self.flow_head = FlowHead(width, config.num_heads, config.flow_layers)
-        self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Keep torch's initialisation: the convolutions need its fan-in scaling."""
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.queries.device
 
     def forward(
         self,
@@ -158,7 +153,6 @@ class MiniVLA(PreTrainedModel):
         input_ids: torch.Tensor,
         proprio: torch.Tensor,
         with_tokens: bool = False,
-        **_: Any,
     ) -> MiniVLAOutput:
         """Predict a chunk.
 
@@ -194,18 +188,13 @@ class MiniVLA(PreTrainedModel):
         logits = None
         if with_tokens:
             logits = self.token_head(hidden).unflatten(-1, (ACTION_SIZE, NUM_BINS))
-        return MiniVLAOutput(hidden=hidden, actions=self.action_head(hidden), token_logits=logits)
+        return MiniVLAOutput(hidden, self.action_head(hidden), logits)
 
-    def save_half(self, folder: Path) -> None:
-        """Write config.json, model.safetensors (float16) and SHA256SUMS into ``folder``."""
-        config = copy.deepcopy(self.config)
-        config.architectures, config.dtype = [type(self).__name__], torch.float16
-        config.save_pretrained(folder)
-        write_weights(folder, self.state_dict(), {"format": "pt"})
-
-
-AutoConfig.register(MiniVLAConfig.model_type, MiniVLAConfig, exist_ok=True)
-AutoModel.register(MiniVLAConfig, MiniVLA, exist_ok=True)
+    def save_pretrained(self, folder: Path, half: bool = True) -> None:
+        """Write config.json, model.safetensors (float16 if ``half``) and SHA256SUMS."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
+        write_weights(folder, self.state_dict(), half=half)
 
 
 def to_pixel_values(stacked: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -214,41 +203,15 @@ def to_pixel_values(stacked: np.ndarray | torch.Tensor) -> torch.Tensor:
     return images.float() / 255.0 - 0.5
 
 
-Words = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(min_length=2, max_length=10**5)]
-ActionStatistics = Annotated[list[float], Meta(min_length=ACTION_SIZE, max_length=ACTION_SIZE)]
-ProprioStatistics = Annotated[
-    list[float], Meta(min_length=PROPRIO_FEATURES, max_length=PROPRIO_FEATURES)
-]
-
-
-class _File(TypedDict, total=False):
-    model_type: Literal["vla_gym_mini"]
-    vocabulary: Words
-    max_words: Annotated[int, Meta(ge=1, le=1024)]
-    hidden_size: Size
-    num_layers: Layers
-    num_heads: Size
-    tokens_per_camera: Size
-    stem_channels: Size
-    horizon: ChunkLength
-    token_head_width: Annotated[int, Meta(ge=0, le=2**20)]
-    flow_layers: Layers
-    flow_steps: Annotated[int, Meta(ge=1, le=1000)]
-    action_mean: ActionStatistics
-    action_std: ActionStatistics
-    proprio_mean: ProprioStatistics
-    proprio_std: ProprioStatistics
-
-
 def load_model(folder: Path) -> MiniVLA:
     """Load the network in float32.
 
     Raises:
         WeightsError: If the files are corrupt or do not fit the architecture.
     """
-    values = read_json(folder / "config.json", _File)
-    values.pop("model_type", None)
+    file = folder / "config.json"
+    config = MiniVLAConfig.of(read_json(file, Object), file)
     with described_by(folder), torch.device("meta"):
-        model = MiniVLA(MiniVLAConfig(**values))
+        model = MiniVLA(config)
     load_into(model, Checkpoint(folder), dtype=torch.float32)
     return model.eval().requires_grad_(True)
