@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # libero_10, ten tasks of two parts each that no shipped VLA knows: five demonstrations a task by the scripted experts,
-# mini trained on with them, then tools/results_suite.sh on that VLA with 20 official states a task. An hour and a
-# quarter of two cores with these 45 minutes of TD3+BC.
+# mini trained on with them, then tools/results_suite.sh on that VLA, with the same demonstrations in the replay and 20
+# official states a task. An hour and a quarter of two cores with these 45 minutes of TD3+BC.
 #   tools/results_long.sh 0 --max-minutes 45
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,4 +10,4 @@ runs=${RUNS:-runs}/long bin=${VENV:-.venv}/bin
 "$bin/vla-gym" demos --suite 10 --num-demos 5 --assets libero --output "$runs/clone-demos"
 [ -f "$runs/mini/card.json" ] || "$bin/vla-gym-train" mini --preset mini_few --init-from mini --demos "$runs/clone-demos" --demos-per-task 5 \
     --held-out-episodes 0 --eval-episodes 0 --run-dir "$runs/mini" --auto-resume
-GROUP=long VLA=$runs/mini/model STATES=${STATES:-20} exec tools/results_suite.sh 10 "$@"
+GROUP=long VLA=$runs/mini/model DEMOS=$runs/clone-demos STATES=${STATES:-20} exec tools/results_suite.sh 10 --bc-beside-demos 0.5 "$@"

@@ -10,7 +10,7 @@
 # TRAINER, PRESET: what trains (default td3, td3_libero); a GROUP holds the runs of one of each, and of one VLA. HEAD: of the VLA alone (default: its own first choice).
 # PAIRED: card of another evaluation of the same states that the policy is compared with, in place of the VLA's.
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
-# The task of a suite whose official states mini-few (almost) never solves gets two demonstrations, those that it was cloned from.
+# DEMOS: folder of demonstrations in td3's replay (default: two of the task whose official states mini-few almost never solves, those that it was cloned from).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=${1:?Expected a suite and a seed.} seed=${2:?Expected a seed.}
@@ -18,16 +18,17 @@ shift 2
 group=${GROUP:-libero}
 runs=${RUNS:-runs}/$group bin=${VENV:-.venv}/bin vla=${VLA:-mini-few}
 name=$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
-trainer=${TRAINER:-td3}
+trainer=${TRAINER:-td3} demos=${DEMOS:-}
 if [ "$group" = libero ] && [ "$trainer-$vla" != td3-mini-few ]; then
     echo "GROUP libero holds td3's runs of mini-few: give $trainer of $vla a GROUP of its own." >&2
     exit 2
 fi
 case $trainer-$vla-$suite in td3-mini-few-goal) lost=3 ;; td3-mini-few-object) lost=2 ;; td3-mini-few-spatial) lost=9 ;; *) lost= ;; esac
-if [ -n "$lost" ]; then
-    "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$runs/demos"
-    set -- --prior-demos "$runs/demos" --demo-starts 0.5 "$@"
+if [ -z "$demos" ] && [ -n "$lost" ]; then
+    demos=$runs/demos
+    "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$demos"
 fi
+[ -z "$demos" ] || set -- --prior-demos "$demos" --demo-starts 0.5 "$@"
 [ -f "$runs/$name/card.json" ] || "$bin/vla-gym-train" "$trainer" --preset "${PRESET:-td3_libero}" --suite "$suite" --vla "$vla" --seed "$seed" --run-dir "$runs/$name" --auto-resume "$@"
 evaluate() {
     local out=$1
