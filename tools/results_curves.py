@@ -34,8 +34,9 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
     if group in ("libero", "libero_token", "long", "libero_on_policy", "suite_ablation"):
-        # In libero_token all runs are of one preset, also those with its gamma in their names.
-        return re.sub(r"-s\d+(?=-|$)|-gamma-0\.995", "", name)
+        own = re.sub(r"-s\d+(?=-|$)", "", name)
+        # Here all runs are of one preset, also those with its gamma in their names.
+        return own.replace("-gamma-0.995", "") if group == "libero_token" else own
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
     stride = f", stride {config['stride']}" if config.get("stride") else ""
@@ -54,7 +55,7 @@ def runs_of(group: str) -> list[tuple[Path, str]]:
         partners = {folder.name.removesuffix("-no-use-rl-token") for folder, _ in cards}
         for folder, train in [*_cards("libero"), *_cards("libero_earlier")]:
             if folder.name in partners:
-                found.append((folder, kind_of("libero", folder.name, train)))
+                found.append((folder, kind_of(group, folder.name, train)))
     if group == "on_policy":
         suites = {_suite(train) for _, train in cards}
         for folder, train in _cards("suite"):

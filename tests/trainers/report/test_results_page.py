@@ -134,6 +134,9 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     assert curves.kind_of("suite", "goal-stride2-s0", stride) == "td3, goal, stride 2"
     name = "spatial-s0-max-minutes-45"
     assert curves.kind_of("libero", name, stride) == "spatial-max-minutes-45"
+    before = "10-s0-gamma-0.995", stride
+    assert curves.kind_of("long", *before) == "10-gamma-0.995", "another curve than 10-s0's"
+    assert curves.kind_of("libero_token", *before) == "10"
     earlier = {"kind": "grpo", "config": {"suite": "goal", "task_ids": None, "baseline": "length"}}
     assert curves.kind_of("on_policy", "x", earlier) == "grpo, goal, baseline by length"
     picture = curves.draw("on_policy").decode()
