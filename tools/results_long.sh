@@ -11,4 +11,5 @@ runs=${RUNS:-runs}/long bin=${VENV:-.venv}/bin
 "$bin/vla-gym" demos --suite 10 --num-demos 5 --assets libero --output "$runs/clone-demos"
 [ -f "$runs/mini/card.json" ] || "$bin/vla-gym-train" mini --preset mini_few --init-from mini --demos "$runs/clone-demos" --demos-per-task 5 \
     --held-out-episodes 0 --eval-episodes 0 --run-dir "$runs/mini" --auto-resume
-GROUP=long VLA=$runs/mini/model DEMOS=${DEMOS-$runs/clone-demos} STATES=${STATES:-20} exec tools/results_suite.sh 10 "$1" --bc-beside-demos 0.5 "${@:2}"
+demos=${DEMOS-$runs/clone-demos}
+GROUP=long VLA=$runs/mini/model DEMOS=$demos STATES=${STATES:-20} exec tools/results_suite.sh 10 "$1" ${demos:+--bc-beside-demos 0.5} "${@:2}"
