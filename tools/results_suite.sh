@@ -10,7 +10,7 @@
 # TRAINER, PRESET: what trains (default td3, td3_libero); a GROUP holds the runs of one of each, and of one VLA. HEAD: of the VLA alone (default: its own first choice).
 # PAIRED: card of another evaluation of the same states that the policy is compared with, in place of the VLA's.
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
-# DEMOS: folder of demonstrations in td3's replay (default: two of the task whose official states mini-few almost never solves, those that it was cloned from).
+# DEMOS: folder of demonstrations in td3's replay; empty: none (default: two of the task whose official states mini-few almost never solves, those that it was cloned from).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=${1:?Expected a suite and a seed.} seed=${2:?Expected a seed.}
@@ -24,7 +24,9 @@ if [ "$group" = libero ] && [ "$trainer-$vla" != td3-mini-few ]; then
     exit 2
 fi
 case $trainer-$vla-$suite in td3-mini-few-goal) lost=3 ;; td3-mini-few-object) lost=2 ;; td3-mini-few-spatial) lost=9 ;; *) lost= ;; esac
-if [ -z "$demos" ] && [ -n "$lost" ]; then
+if [ -n "${DEMOS+none}" ] && [ -z "$demos" ]; then
+    name=$name${lost:+-no-demos}
+elif [ -z "$demos" ] && [ -n "$lost" ]; then
     demos=$runs/demos
     "$bin/vla-gym" demos --suite "$suite" --task-ids "$lost" --num-demos 2 --assets libero --output "$demos"
 fi
