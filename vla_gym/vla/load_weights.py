@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,29 +97,6 @@ def load_into(
         replaced[id(targets[name])] = tensor.to(device)
     for name, target in targets.items():
         _assign(module, name, target, replaced[id(target)])
-
-
-def check_fits(
-    make: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]], origin: object
-) -> None:
-    """Check that a module would have the tensors of a file, before it takes memory.
-
-    Args:
-        make: Makes the module.
-        shapes: Of the file, by the module's names.
-        origin: The file, for the error.
-
-    Raises:
-        WeightsError: If names or shapes differ.
-    """
-    with torch.device("meta"):
-        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
-    if wrong := [n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n)]:
-        raise WeightsError(
-            f"{origin} does not have the sizes that its configuration tells"
-            + _listed("differ in name or shape", wrong, limit=5)
-            + "."
-        )
 
 
 @contextmanager

@@ -85,29 +85,30 @@ def load_demos(
     Raises:
         ConfigError: If there is no file or one does not have the expected arrays.
     """
-    files = demo_files(folder)
     parts: dict[str, list[np.ndarray]] = {
         key: [] for key in ("images", "proprio", "actions", "episode_end", "task", "train")
     }
     instructions: list[str] = []
     packs: set[str] = set()
     offset = 0
-    for path in files:
+    for path in demo_files(folder):
         packs |= read_packs(path)
-        images, proprio, actions, lengths, instruction = read_demo_file(path, demos_per_task)
-        if instruction not in instructions:
+        # At the size that the embedded VLA works on.
+        episodes = [(area_downsample(i), p, a) for i, p, a in read_episodes(path, demos_per_task)]
+        if not episodes:
+            raise ConfigError(f"{path} holds no demonstrations.")
+        if (instruction := read_instruction(path)) not in instructions:
             instructions.append(instruction)
-        ends = np.cumsum(lengths)
-        held = min(held_out_episodes, len(lengths) // 5)
-        first_held = ends[-1] if held == 0 else ends[-held - 1]
-        count = len(images)
-        parts["images"].append(images)
-        parts["proprio"].append(proprio_features(proprio))
-        parts["actions"].append(actions)
-        parts["episode_end"].append(offset + np.repeat(ends, lengths))
-        parts["task"].append(np.full(count, instructions.index(instruction)))
-        parts["train"].append(np.arange(count) < first_held)
-        offset += count
+        held = min(held_out_episodes, len(episodes) // 5)
+        for number, (images, proprio, actions) in enumerate(episodes):
+            count = len(actions)
+            offset += count
+            parts["images"].append(images)
+            parts["proprio"].append(proprio_features(proprio))
+            parts["actions"].append(actions)
+            parts["episode_end"].append(np.full(count, offset))
+            parts["task"].append(np.full(count, instructions.index(instruction)))
+            parts["train"].append(np.full(count, number < len(episodes) - held))
     joined = {key: _join(value) for key, value in parts.items()}
     return DemoSet(**joined, instructions=instructions, asset_packs=tuple(sorted(packs)))
 
@@ -138,31 +139,6 @@ def demo_files(folder: str | Path) -> list[Path]:
             f"No *_demo.hdf5 below {folder}: record demonstrations with 'vla-gym demos'."
         )
     return files
-
-
-def read_demo_file(
-    path: Path, limit: int | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
-    """Read one file in LIBERO's layout, one episode at a time; keep the first ``limit`` episodes.
-
-    Images are brought to the size that the embedded VLA works on.
-
-    Returns:
-        images (N, 2, 64, 64, 3) uint8, proprio (N, 8), actions (N, 7), episode lengths (E,) and
-        the instruction.
-
-    Raises:
-        ConfigError: If the file is damaged, has another layout or holds no episode.
-    """
-    columns: tuple[list[np.ndarray], ...] = ([], [], [])
-    for images, proprio, actions in read_episodes(path, limit):
-        for column, value in zip(columns, (area_downsample(images), proprio, actions), strict=True):
-            column.append(value)
-    if not columns[0]:
-        raise ConfigError(f"{path} holds no demonstrations.")
-    images, proprio, actions = (np.concatenate(column) for column in columns)
-    lengths = np.array([len(episode) for episode in columns[2]], dtype=np.int64)
-    return images, proprio, actions, lengths, read_instruction(path)
 
 
 def read_packs(path: Path) -> set[str]:

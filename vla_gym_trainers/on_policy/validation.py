@@ -14,13 +14,10 @@ from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_episodes
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
+from vla_gym_trainers.evaluation.summary import compare
 from vla_gym_trainers.on_policy.phases import Teacher
 from vla_gym_trainers.on_policy.policy import Observation, Policy
 from vla_gym_trainers.rollout.memory import EpisodeMemory
-
-#: Success by start.
-Outcomes = dict[Start, bool]
-
 
 #: Chooses chunks: the result has ``actions`` (B, C, 7).
 Choose = Callable[[Observation, Sequence[str]], Any]
@@ -93,7 +90,7 @@ class Validation:
     next_at: int = 0
     best: float | None = None
     history: list[tuple[int, float]] = field(default_factory=list)
-    _taught: Outcomes | None = None
+    _taught: list[Episode] | None = None
 
     def is_due(self, steps: int) -> bool:
         """Tell whether a threshold is passed."""
@@ -122,19 +119,15 @@ class Validation:
         metrics |= {f"eval/success_task_{task}": rate for task, rate in by_task.items()}
         if self.teacher is not None:
             if self._taught is None:
-                self._taught = _outcomes(self._play(self.teacher))
-            metrics |= self._gap(_outcomes(episodes), self._taught)
+                self._taught = self._play(self.teacher)
+            paired, rate = compare(episodes, self._taught)["total"], mean_success(self._taught)
+            metrics |= {
+                "eval/teacher_success": rate,
+                "eval/gap": score - rate,
+                "eval/student_only": float(paired["wins"]),
+                "eval/teacher_only": float(paired["losses"]),
+            }
         return metrics, is_best
-
-    @staticmethod
-    def _gap(won: Outcomes, taught: Outcomes) -> dict[str, float]:
-        rates = [_mean_over_tasks(outcomes) for outcomes in (won, taught)]
-        return {
-            "eval/teacher_success": rates[1],
-            "eval/gap": rates[0] - rates[1],
-            "eval/student_only": float(sum(won[start] > taught[start] for start in won)),
-            "eval/teacher_only": float(sum(won[start] < taught[start] for start in won)),
-        }
 
     def _play(self, choose: Choose) -> list[Episode]:
         chunk_len = (self.envs.single_action_space.shape or (0,))[0]
@@ -148,7 +141,7 @@ class Validation:
             "next_at": self.next_at,
             "best": self.best,
             "history": [list(pair) for pair in self.history],
-            "taught": None if taught is None else [[*k, v] for k, v in sorted(taught.items())],
+            "taught": None if taught is None else sorted([*e.start, e.success] for e in taught),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -156,15 +149,4 @@ class Validation:
         self.next_at, self.best = state["next_at"], state["best"]
         self.history = [(int(steps), float(score)) for steps, score in state["history"]]
         if state["taught"] is not None:
-            self._taught = {Start(*start): bool(won) for *start, won in state["taught"]}
-
-
-def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
-    return {episode.start: episode.success for episode in episodes}
-
-
-def _mean_over_tasks(outcomes: Outcomes) -> float:
-    tasks: dict[int, list[bool]] = {}
-    for start, won in outcomes.items():
-        tasks.setdefault(start.task_id, []).append(won)
-    return float(np.mean([np.mean(won) for won in tasks.values()])) if tasks else 0.0
+            self._taught = [Episode(Start(*s), won, won, not won, 0) for *s, won in state["taught"]]

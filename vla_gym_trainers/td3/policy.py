@@ -24,7 +24,8 @@ from torch import Tensor
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.files import replacing
 from vla_gym.outside import ChunkLength, Object, Size, one_line, parse_json, to_type
-from vla_gym.vla.load_weights import check_fits, described_by
+from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym_trainers.networks import (
     ChunkActor,
     CriticEnsemble,
@@ -127,11 +128,6 @@ class RLTokenPolicy(BasePolicy):
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), rate, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), rate, fused=True)
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        data = super()._get_constructor_parameters()
-        data.update(config=self.config, lr_schedule=self._dummy_schedule)
-        return data
-
     def predict(
         self, observation: Any, *args: Any, **kwargs: Any
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
@@ -184,28 +180,22 @@ class RLTokenPolicy(BasePolicy):
             WeightsError: If the file is missing, damaged, or no policy of TD3+BC.
         """
         try:
-            with safe_open(path, "pt", device=str(device)) as file:
+            with safe_open(path, "pt") as file:
                 text = (file.metadata() or {}).get(_HEADER)
-                if text is None:
-                    raise WeightsError(
-                        f"{path} is no policy of TD3+BC: expected the policy.safetensors of a run "
-                        "of 'vla-gym-train td3'."
-                    )
-                header = parse_json(text, _Header, f"{path}: its header", WeightsError)
-                config = to_type(header.config, TD3Config, f"{path}: its header", WeightsError)
-                shapes = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
-                with described_by(Path(path)):
-                    what = f"{path} holds no whole policy of TD3+BC: it"
-                    check_fits(lambda: cls._of_header(header, config), shapes, what)
-                    policy = cls._of_header(header, config)
-                policy.load_state_dict({name: file.get_tensor(name) for name in shapes})
         except (OSError, SafetensorError) as error:
             why = one_line(error)
             raise WeightsError(f"{path} is missing or damaged: {why}") from error
-        if any(not value.isfinite().all() for value in policy.state_dict().values()):
-            raise WeightsError(f"{path} holds weights that are not finite: take an earlier one.")
-        policy.set_training_mode(False)
-        return policy.to(device)
+        if text is None:
+            raise WeightsError(
+                f"{path} is no policy of TD3+BC: expected the policy.safetensors of a run of "
+                "'vla-gym-train td3'."
+            )
+        header = parse_json(text, _Header, f"{path}: its header", WeightsError)
+        config = to_type(header.config, TD3Config, f"{path}: its header", WeightsError)
+        with described_by(Path(path)), torch.device("meta"):
+            policy = cls._of_header(header, config)
+        load_into(policy, Checkpoint(path), device=device, dtype=torch.float32)
+        return policy.eval()
 
     @classmethod
     def _of_header(cls, header: _Header, config: TD3Config) -> RLTokenPolicy:

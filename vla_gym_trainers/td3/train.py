@@ -82,7 +82,11 @@ def train_td3(config: TD3RunConfig) -> TrainingRun:
             return stack.enter_context(closing(make_player(config)))
 
         player = open_player() if config.eval_every or config.film_every else None
-        best = open_best(config, run.dir, player, stack)
+        best = None
+        if player is not None and config.eval_every:  # in the background if ahead > 1
+            layouts = _sampled_starts(config, config.eval_layouts, EVAL_SEED)
+            best = BestModel(player, layouts, run.dir, config.eval_every, config.ahead > 1)
+            stack.enter_context(closing(best))
         starts = _sampled_starts(config, 1, EVAL_SEED)
         film_policy = partial(film_training, player, starts) if player else None
         callback = RunCallback(config, run, best, film_policy)
@@ -92,18 +96,6 @@ def train_td3(config: TD3RunConfig) -> TrainingRun:
         with run.training():
             learn(model, config, callback)
         return conclude(config, run, model, callback.summary(model), player or open_player())
-
-
-def open_best(
-    config: TD3RunConfig, run: RunDir, player: RunPlayer | None, stack: ExitStack
-) -> BestModel | None:
-    """Return what evaluates during training, in the background if ``ahead`` > 1; None without."""
-    if player is None or not config.eval_every:
-        return None
-    starts = _sampled_starts(config, config.eval_layouts, EVAL_SEED)
-    best = BestModel(player, starts, run, config.eval_every, config.ahead > 1)
-    stack.enter_context(closing(best))
-    return best
 
 
 def _sampled_starts(config: TD3RunConfig, layouts: int, seed: int) -> list[Start]:

@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_one_clear_error(
     model.policy.save(path)
     text = json.dumps({**header(path), **change})
     save_file(load_file(path), path, {"rl_token_policy": text})
-    with pytest.raises(WeightsError, match="its header|holds no whole policy"):
+    with pytest.raises(WeightsError, match="its header|does not fit"):
         RLTokenPolicy.load(path)
 
 
