@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import venv
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,12 +97,6 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
             self.spec = spec
             log.append((spec.system, "start"))
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.close()
-
         def call(self, _name, state, states, actions, _window_s):
             log.append((self.spec.system, state))
             if self.spec.system == "async" and state == 1:
@@ -141,7 +136,7 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
 
 
 def test_a_child_holds_one_system_and_ends_with_all_its_processes():
-    with Child(SPEC) as child:
+    with closing(Child(SPEC)) as child:
         pids = session_pids(child.pid)
         assert len(pids) >= 3
         assert cpu_seconds(pids) > 0 and 1 < pss_mb(pids[0]) < 1000
@@ -216,7 +211,7 @@ def test_a_peer_is_measured_in_an_environment_without_vla_gym(tmp_path, monkeypa
     config = BenchConfig(
         task_ids=(8, 9), assets="lite", image_size=64, chunk_len=2, workers=2, peers=()
     )
-    with Child(SystemSpec("libero2gym's", "libero2gym", 2, config)) as child:
+    with closing(Child(SystemSpec("libero2gym's", "libero2gym", 2, config))) as child:
         assert made == [("libero2gym", True)]
         figures = child.call("measure", 3, None, compare.fixed_actions(0, 2, 4, 7), 1e-9)
         assert figures["ended"] == 4 and figures["steps_per_s"] > 0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vla_gym.vla import StatefulVLA, VLAOutput
-from vla_gym.vla.mini import MiniBackend
+from vla_gym.vla.mini.backend import MiniBackend
 
 STATE = 16
 

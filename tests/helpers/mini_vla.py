@@ -5,7 +5,7 @@ import json
 import h5py
 import numpy as np
 
-from vla_gym.vla.mini import MiniVLAConfig
+from vla_gym.vla.mini.model import MiniVLAConfig
 from vla_gym.vla.tokens import build_vocabulary
 
 INSTRUCTIONS = ["put the bowl on the stove", "open the middle drawer of the cabinet"]

@@ -12,7 +12,8 @@ from toy_token_env import TEXTS, ToyTokenEnv
 
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla.lora import LoraSettings
-from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig
 from vla_gym.vla.tokens import build_vocabulary
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.policy import ValueHead

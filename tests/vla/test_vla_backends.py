@@ -147,7 +147,7 @@ def loss(vla, name, inputs):
     if name == "openvla-oft":
         return vla.token_outputs(*inputs).logits.square().mean()
     if name.startswith("qwen"):
-        return vla.forward(*inputs)[1].square().mean()
+        return vla.action_outputs(*inputs)[1].square().mean()
     return vla.flow_outputs(*inputs).integrate(vla.num_steps)[1].square().mean()
 
 

@@ -11,7 +11,8 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.files import WEIGHTS_ROOT
-from vla_gym.vla.mini import MiniBackend, MiniVLA, load_model
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA, load_model
 from vla_gym.vla.preprocess import area_downsample, proprio_features, stack_cameras
 from vla_gym.vla.tokens import (
     WordTokenizer,

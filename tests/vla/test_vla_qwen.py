@@ -48,7 +48,7 @@ def rows(*chosen):
 
 def forward(vla, views=VIEWS, instructions=INSTRUCTIONS):
     with torch.no_grad():
-        return vla.forward(views, instructions, PROPRIO[: len(instructions)])
+        return vla.action_outputs(views, instructions, PROPRIO[: len(instructions)])
 
 
 @pytest.fixture(scope="module", params=QWENS)

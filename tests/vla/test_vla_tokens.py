@@ -8,7 +8,8 @@ from mini_vla import random_inputs, small_config
 from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks
 from vla_gym.vla.blocks import Block
-from vla_gym.vla.mini import MiniBackend, MiniVLA
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.tokens import WordTokenizer, build_vocabulary, sample_tokens, token_log_probs
 from vla_gym_trainers.cloning.sentences import Sentences

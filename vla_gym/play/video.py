@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from vla_gym.errors import ConfigError
 from vla_gym.files import replacing, scratch_path
@@ -76,8 +78,6 @@ def draw_tile(
     Returns:
         (height, width, 3) uint8; both are even, as H.264 wants them, if S is.
     """
-    from PIL import Image, ImageDraw
-
     size, width = len(images[0]), len(images[0]) * len(images)
     font, line = _font(width)
     lines = _wrap(instruction, width)
@@ -126,8 +126,6 @@ def _wrap(text: str, width: int) -> list[str]:
 @cache
 def _font(width: int) -> tuple[Any, int]:
     """Return the font of a tile's caption, and the height of a line."""
-    from PIL import ImageFont
-
     size = max(10, min(16, width // 28))
     return ImageFont.load_default(size=size), round(1.35 * size)
 
@@ -141,11 +139,7 @@ class TileFrames:
 
     def append(self, tile: np.ndarray) -> None:
         """Keep a frame, (H, W, 3) uint8."""
-        from io import BytesIO
-
-        from PIL import Image
-
-        buffer = BytesIO()
+        buffer = io.BytesIO()
         Image.fromarray(tile).save(buffer, "JPEG", quality=95, subsampling=0)
         self._frames.append(buffer.getvalue())
 
@@ -155,12 +149,8 @@ class TileFrames:
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Return a frame; after the end the last one, which says how it ended."""
-        from io import BytesIO
-
-        from PIL import Image
-
         data = self._frames[min(index, len(self._frames) - 1)]
-        return np.asarray(Image.open(BytesIO(data)))
+        return np.asarray(Image.open(io.BytesIO(data)))
 
 
 def num_columns(tiles: int, width: int, height: int) -> int:

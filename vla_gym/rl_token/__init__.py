@@ -13,7 +13,6 @@ from pathlib import Path
 from safetensors import safe_open
 
 from vla_gym.errors import ConfigError, RLTokenWarning
-from vla_gym.rl_token.losses import explained_variance, reconstruction_loss
 from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla.base import FrozenVLA
 from vla_gym.vla.files import WEIGHTS_ROOT, resolve_weights
@@ -22,11 +21,9 @@ __all__ = [
     "RLTokenModelConfig",
     "RLTokenDecoder",
     "RLTokenEncoder",
-    "explained_variance",
     "choose_rl_token",
     "load_rl_token",
     "stored_decoder",
-    "reconstruction_loss",
 ]
 
 

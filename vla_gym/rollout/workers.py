@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -12,20 +12,9 @@ from vla_gym.envs.scene_cache import load_task
 from vla_gym.suites import get_suite
 from vla_gym.suites.libero import Predicate, evaluate_goal
 
-if TYPE_CHECKING:
-    from vla_gym.experts import Expert
-
-_Env = gym.Env[dict[str, Any], np.ndarray]
-
 
 class ExpertActs(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray]):
     """The scripted expert acts, control step by control step; the values of actions are ignored."""
-
-    def __init__(self, env: _Env) -> None:
-        super().__init__(env)
-        base = env.unwrapped
-        assert isinstance(base, LiberoEnv)
-        self._base = base
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -34,8 +23,9 @@ class ExpertActs(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndar
         from vla_gym.experts import make_expert
 
         obs, info = self.env.reset(seed=seed, options=options)
-        expert: Expert = make_expert(self._base.sim)
-        self._base.replace_action = lambda _: expert.act()
+        base = cast(LiberoEnv, self.unwrapped)
+        expert = make_expert(base.sim)
+        base.replace_action = lambda _: expert.act()
         return obs, info
 
 
@@ -46,11 +36,9 @@ class WatchGoals(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndar
     step), -1 each if no goal became true. Goals that hold at the reset are left out.
     """
 
-    def __init__(self, env: _Env) -> None:
+    def __init__(self, env: gym.Env[dict[str, Any], np.ndarray]) -> None:
         super().__init__(env)
-        base = env.unwrapped
-        assert isinstance(base, LiberoEnv)
-        base.on_control_step.append(self.watch)
+        cast(LiberoEnv, env.unwrapped).on_control_step.append(self.watch)
         self._goals: dict[str, dict[int, tuple[Predicate, ...]]] = {}
         self._open: dict[int, tuple[Predicate, ...]] = {}
         self._first = (-1, -1)

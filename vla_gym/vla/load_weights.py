@@ -95,8 +95,8 @@ def load_into(
                     "copy or download it again."
                 )
         replaced[id(targets[name])] = tensor.to(device)
-    for name, target in targets.items():
-        _assign(module, name, target, replaced[id(target)])
+    weights = {name: replaced[id(target)] for name, target in targets.items()}
+    module.requires_grad_(False).load_state_dict(weights, assign=True)
 
 
 @contextmanager
@@ -157,12 +157,3 @@ def _listed(what: str, names: Iterable[str], limit: int = 20) -> str:
         return ""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"; {len(names)} {what}: {', '.join(names[:limit])}{more}"
-
-
-def _assign(module: nn.Module, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
-    path, _, last = name.rpartition(".")
-    owner = module.get_submodule(path)
-    if isinstance(old, nn.Parameter):
-        owner.register_parameter(last, nn.Parameter(new, requires_grad=False))
-    else:
-        owner.register_buffer(last, new)

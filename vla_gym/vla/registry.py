@@ -41,7 +41,7 @@ from vla_gym.vla.spec_options import split_options
 
 #: The package's own backends: "module:Class", imported when one is loaded.
 BACKENDS = {
-    "mini": "vla_gym.vla.mini:MiniBackend",
+    "mini": "vla_gym.vla.mini.backend:MiniBackend",
     "openvla": "vla_gym.vla.openvla.autoregressive:OpenVLABackend",
     "openvla-oft": "vla_gym.vla.openvla.oft:OpenVLAOFTBackend",
     "qwen-oft": "vla_gym.vla.qwen.backend:QwenOFTBackend",

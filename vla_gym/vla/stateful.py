@@ -152,7 +152,7 @@ class VLAMemory:
             if is_first:
                 self._states[i] = self._initial
         rows = [self._state(i) for i in ids] + before
-        return cast(FrozenVLA, _InEpisodes(self.vla, self._initial, self._states, ids, rows))
+        return cast(FrozenVLA, _InEpisodes(self, ids, rows))
 
     def _state(self, env_id: int) -> VLAState:
         if env_id not in self._states:
@@ -204,17 +204,9 @@ class VLAMemory:
 class _InEpisodes:
     """A stateful VLA whose ``infer`` goes on from the states of episodes; all else is the VLA's."""
 
-    def __init__(
-        self,
-        vla: FrozenVLA,
-        initial: VLAState,
-        states: dict[int, VLAState],
-        env_ids: list[int],
-        rows: list[VLAState],
-    ) -> None:
-        self._vla = cast(StatefulVLA, vla)
-        self._initial, self._states = initial, states
-        self._env_ids, self._rows = env_ids, rows
+    def __init__(self, memory: VLAMemory, env_ids: list[int], rows: list[VLAState]) -> None:
+        self._vla = cast(StatefulVLA, memory.vla)
+        self._states, self._env_ids, self._rows = memory._states, env_ids, rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._vla, name)
@@ -224,7 +216,7 @@ class _InEpisodes:
     ) -> VLAOutput:
         import torch
 
-        before = {key: torch.stack([row[key] for row in self._rows]) for key in self._initial}
+        before = {key: torch.stack([row[key] for row in self._rows]) for key in self._rows[0]}
         output, after = self._vla.infer_with_state(images, instructions, proprio, before)
         if _like(after) != _like(before):
             raise ConfigError(

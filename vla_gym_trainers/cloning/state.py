@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.mini import MiniVLA, MiniVLAConfig
+from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.runs.run_dir import Checkpoint
 

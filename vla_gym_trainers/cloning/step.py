@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from vla_gym.vla.mini import GRIPPER, MiniVLA, MiniVLAOutput, to_pixel_values
+from vla_gym.vla.base import GRIPPER
+from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, to_pixel_values
 from vla_gym.vla.tokens import NUM_BINS, UNK, actions_to_bins
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.cloning.data import DemoSet, drop_words, random_shift

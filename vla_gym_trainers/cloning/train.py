@@ -17,7 +17,8 @@ from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import SUITES, suite_tasks
-from vla_gym.vla.mini import MiniBackend, MiniVLA, MiniVLAConfig, load_model
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig, load_model
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.tokens import WordTokenizer, build_vocabulary
 from vla_gym_trainers.cloning.config import MiniConfig

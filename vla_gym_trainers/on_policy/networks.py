@@ -17,7 +17,7 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
 from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
-from vla_gym.vla.mini import MiniBackend
+from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import local_device, local_rendering
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
-from vla_gym.vla.mini import MiniBackend
+from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.stateful import is_stateful
 from vla_gym_trainers.on_policy.policy_settings import Trainable
 

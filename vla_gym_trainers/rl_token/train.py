@@ -10,16 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 from tqdm import tqdm
 
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, Fraction, OpenFraction, PositiveFloat, PositiveInt
-from vla_gym.rl_token import (
-    RLTokenDecoder,
-    RLTokenEncoder,
-    RLTokenModelConfig,
-    reconstruction_loss,
-)
+from vla_gym.rl_token import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla import load
 from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.reconstruction import format_reports, report
@@ -121,8 +117,8 @@ def fit(
 ) -> tuple[RLTokenEncoder, RLTokenDecoder]:
     """Train encoder and decoder together.
 
-    Loss: :func:`~vla_gym.rl_token.reconstruction_loss` of the decoder's prediction against the
-    standardised states, which are constants (the VLA is frozen).
+    Loss: the decoder's mean squared error against the standardised states, which are constants
+    (the VLA is frozen).
 
     Args:
         hidden: (N, M, H) hidden states of any float type.
@@ -161,7 +157,7 @@ def fit(
         index = torch.randint(len(hidden), (config.batch_size,), generator=generator)
         batch = hidden[index].float().to(config.device)
         states = encoder.standardise(batch)
-        loss = reconstruction_loss(decoder(encoder(batch), states), states)
+        loss = F.mse_loss(decoder(encoder(batch), states), states)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

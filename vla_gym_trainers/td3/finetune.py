@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vla_gym.errors import ConfigError
-from vla_gym.rl_token import reconstruction_loss, stored_decoder
+from vla_gym.rl_token import stored_decoder
 from vla_gym.vla.base import TrainableActionVLA
 from vla_gym.vla.lora import LoraSettings
 from vla_gym.wrappers.vector import FrozenVLAObservation
@@ -238,7 +239,7 @@ class VLAFineTuner:
             return token, (token - self._frozen_encoder.encode(frozen_hidden)).square().mean()
         states = self._frozen_encoder.standardise(frozen_hidden)
         alone = torch.ones(len(token), dtype=torch.bool, device=device)  # no state before, as hint
-        return token, reconstruction_loss(self._decoder(token, states, alone), states)
+        return token, F.mse_loss(self._decoder(token, states, alone), states)
 
     # ------------------------------------------------------- what is stored, and where it is made
 

@@ -18,7 +18,7 @@ from torch.distributions import MultivariateNormal, Normal
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import FlowOutput, TrainableVLA
 from vla_gym.vla.lora import LoraSettings
-from vla_gym.vla.mini import MiniBackend
+from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.flow_chain import FlowChain

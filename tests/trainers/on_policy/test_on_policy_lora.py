@@ -9,7 +9,8 @@ from safetensors import safe_open
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
-from vla_gym.vla.mini import MiniBackend, MiniVLA
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA
 
 HEADS = LoraSettings(r=4, alpha=8, exclude=("action_head",), train_whole=("token_head",))
 

@@ -10,7 +10,8 @@ from on_policy_toys import LORA
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TrainableTokenVLA
-from vla_gym.vla.mini import MiniBackend, MiniVLA
+from vla_gym.vla.mini.backend import MiniBackend
+from vla_gym.vla.mini.model import MiniVLA
 from vla_gym_trainers.on_policy.distributions import TokenDistribution, draw_tokens, keyed_uniform
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.student import trainable_copy

@@ -13,7 +13,7 @@ from test_on_policy_distributed import two_processes
 from toy_token_env import LIMIT
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.mini import MiniBackend
+from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import Loop, rollout_seed

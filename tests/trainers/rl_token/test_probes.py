@@ -361,7 +361,7 @@ def test_demonstrations_of_another_size_are_refused(tmp_path):
 def test_workers_play_what_one_process_plays_and_the_command_reports(tmp_path, capsys):
     from mini_vla import small_config
 
-    from vla_gym.vla.mini import MiniVLA
+    from vla_gym.vla.mini.model import MiniVLA
     from vla_gym_trainers.cli import main
 
     torch.manual_seed(0)

@@ -8,14 +8,7 @@ import pytest
 import torch
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.rl_token import (
-    RLTokenDecoder,
-    RLTokenEncoder,
-    RLTokenModelConfig,
-    explained_variance,
-    load_rl_token,
-    reconstruction_loss,
-)
+from vla_gym.rl_token import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig, load_rl_token
 from vla_gym.rl_token.linear_path import rank_for
 from vla_gym_trainers.rl_token.reconstruction import format_reports, report
 from vla_gym_trainers.rl_token.train import RLTokenConfig, collect, fit
@@ -33,23 +26,6 @@ def synthetic_states(count, seed=0):
     mix = rng.normal(size=(4, 3, 12))
     causes = np.random.default_rng(seed).normal(size=(count, 3))
     return torch.from_numpy(np.einsum("nc,tch->nth", causes, mix)).float()
-
-
-def test_reconstruction_loss_by_hand():
-    predicted = torch.tensor([[[1.0, 1.0], [0.0, 2.0]]])
-    hidden = torch.zeros(1, 2, 2, requires_grad=True)
-    # Token errors: mean(1, 1) = 1 and mean(0, 4) = 2.
-    assert reconstruction_loss(predicted, hidden).item() == 1.5
-    predicted.requires_grad_()
-    reconstruction_loss(predicted, hidden).backward()
-    assert hidden.grad is None
-
-
-def test_explained_variance_by_hand():
-    hidden = torch.tensor([[[0.0]], [[2.0]]])
-    assert explained_variance(hidden, hidden) == 1.0
-    assert explained_variance(torch.ones_like(hidden), hidden) == 0.0
-    assert explained_variance(torch.tensor([[[0.5]], [[1.5]]]), hidden) == 0.75
 
 
 def test_batch_equals_single():
@@ -282,7 +258,7 @@ def test_sizes_are_checked_before_states_are_collected(wrong):
 def test_pretraining_command_end_to_end(tmp_path, capsys):
     from mini_vla import small_config, write_demos
 
-    from vla_gym.vla.mini import MiniVLA
+    from vla_gym.vla.mini.model import MiniVLA
     from vla_gym_trainers.rl_token.train import train_rl_token
 
     MiniVLA(small_config()).save_pretrained(tmp_path / "vla")

@@ -9,7 +9,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         }
         # Each system by itself: its start-up and its memory.
         for spec in bar.track(specs * config.starts, description="starts"):
-            with _noting_failure(spec, failed), Child(spec) as child:
+            with _noting_failure(spec, failed), closing(Child(spec)) as child:
                 _turn(child, config, states[spec.name], 0, 1e-9)
                 starts[spec.name].append({"start_s": child.start_s, **child.memory()})
         # All of them alive, taking turns; the first round only warms up.
@@ -78,7 +78,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                     continue
                 with _noting_failure(spec, failed):
                     if index == 0:
-                        children[spec.name] = stack.enter_context(Child(spec))
+                        children[spec.name] = stack.enter_context(closing(Child(spec)))
                     child = children[spec.name]
                     figures = _turn(child, config, states[spec.name], index, WINDOW_S)
                     if index > 0:

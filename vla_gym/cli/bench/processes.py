@@ -90,14 +90,6 @@ class Child:
             raise
         self.start_s = time.perf_counter() - begin
 
-    def __enter__(self) -> Child:
-        """Return the child."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
-
     def call(self, name: str, *args: Any) -> Any:
         """Run a method of the system and return its result.
 

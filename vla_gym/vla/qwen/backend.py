@@ -160,13 +160,10 @@ class QwenOFTBackend(FrozenVLA):
             model.vlm.language_model.compile()
         return cls(files.folder.name, model, images, prompts, actions, chosen.pad_to)
 
-    def forward(
+    def action_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Preprocess and run the network, with gradients where its parameters have them.
-
-        Returns:
-            Hidden states (B, C, H) float32 and normalised actions (B, C, 7) float32.
+    ) -> ActionOutput:
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`.
 
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
@@ -177,8 +174,7 @@ class QwenOFTBackend(FrozenVLA):
         device = self.model.device
         patches = self.images.patches(pixels.to(device))
         batch = self.prompts.batch(prompts, self._pad_to).to(device)
-        output: tuple[torch.Tensor, torch.Tensor] = self.model(patches, batch)
-        return output
+        return ActionOutput(*self.model(patches, batch))
 
     @torch.no_grad()
     def infer(
@@ -189,14 +185,8 @@ class QwenOFTBackend(FrozenVLA):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        hidden, normalized = self.forward(images, instructions, proprio)
+        hidden, normalized = self.action_outputs(images, instructions, proprio)
         return VLAOutput(hidden, self.to_env(normalized))
-
-    def action_outputs(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> ActionOutput:
-        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
-        return ActionOutput(*self.forward(images, instructions, proprio))
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., 7) in [-1, 1] of normalised ones."""

@@ -7,7 +7,6 @@ works on 8-bit images where the reference does, since rounding is part of the re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,53 +73,6 @@ def bicubic_resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     )
 
 
-@dataclass(frozen=True)
-class QwenImageSettings:
-    """What a Qwen checkpoint's preprocessor_config.json says.
-
-    Attributes:
-        patch_size: Side of a patch in pixels.
-        merge_size: Side of a token in patches.
-        temporal_patch_size: Frames of a patch; a still image is repeated.
-        min_pixels: Smallest area of a resized image.
-        max_pixels: Largest area.
-        mean: Of the channels, in 0..1.
-        std: Of the channels.
-    """
-
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int
-    min_pixels: int
-    max_pixels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def from_pretrained(cls, folder: Path) -> QwenImageSettings:
-        """Read preprocessor_config.json.
-
-        Raises:
-            WeightsError: If it is missing or lacks a value.
-        """
-        file = folder / "preprocessor_config.json"
-        values = read_json(file, _Preprocessor)
-        # Older files name the bounds, newer ones have them as the "edges" of the size.
-        smallest = values.min_pixels or values.size.shortest_edge
-        largest = values.max_pixels or values.size.longest_edge
-        if smallest is None or largest is None:
-            raise WeightsError(f"{file} lacks min_pixels and max_pixels, or size with its edges.")
-        return cls(
-            values.patch_size,
-            values.merge_size,
-            values.temporal_patch_size,
-            smallest,
-            largest,
-            values.image_mean,
-            values.image_std,
-        )
-
-
 Pixels = Annotated[int, Meta(ge=1, le=2**28)]
 Colour = tuple[float, float, float]
 Patch = Annotated[int, Meta(ge=1, le=256)]
@@ -131,7 +83,20 @@ class _Edges(Struct):
     longest_edge: Pixels | None = None
 
 
-class _Preprocessor(Struct):
+class QwenImageSettings(Struct):
+    """What a Qwen checkpoint's preprocessor_config.json says.
+
+    Attributes:
+        patch_size: Side of a patch in pixels.
+        merge_size: Side of a token in patches.
+        temporal_patch_size: Frames of a patch; a still image is repeated.
+        image_mean: Of the channels, in 0..1.
+        image_std: Of the channels.
+        size: Has the bounds of an image's area as its "edges" in newer files.
+        min_pixels: Smallest area of a resized image; older files name it.
+        max_pixels: Largest area.
+    """
+
     patch_size: Patch
     merge_size: Patch
     temporal_patch_size: Patch
@@ -140,6 +105,21 @@ class _Preprocessor(Struct):
     size: _Edges = field(default_factory=_Edges)
     min_pixels: Pixels | None = None
     max_pixels: Pixels | None = None
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> QwenImageSettings:
+        """Read preprocessor_config.json.
+
+        Raises:
+            WeightsError: If it is missing or lacks a value.
+        """
+        file = folder / "preprocessor_config.json"
+        found = read_json(file, cls)
+        found.min_pixels = found.min_pixels or found.size.shortest_edge
+        found.max_pixels = found.max_pixels or found.size.longest_edge
+        if found.min_pixels is None or found.max_pixels is None:
+            raise WeightsError(f"{file} lacks min_pixels and max_pixels, or size with its edges.")
+        return found
 
 
 class QwenImages:
@@ -178,6 +158,7 @@ class QwenImages:
         self.cameras = CAMERAS[:num_views]
         self._settings, self._resize, self._size = settings, resize, size
         factor = settings.patch_size * settings.merge_size
+        assert settings.min_pixels and settings.max_pixels  # see from_pretrained
         resized = (RENDER_SIZE, RENDER_SIZE) if resize == "none" else size
         try:
             self._final_size = smart_resize(
@@ -229,7 +210,7 @@ class QwenImages:
         """
         s = self._settings
         scale = torch.tensor(1.0 / (1.0 / 255.0))
-        mean, std = (torch.tensor(v) * scale for v in (s.mean, s.std))
+        mean, std = (torch.tensor(v) * scale for v in (s.image_mean, s.image_std))
         x = pixels.flatten(0, 1).float()
         x = (x - mean.to(x.device)[:, None, None]) / std.to(x.device)[:, None, None]
         count, channels = x.shape[:2]
