@@ -155,7 +155,7 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
                 f"policy {self.policy} does not see a world model's memory: give rewards, which it "
                 "is paid by then, or leave world_model out."
             )
-        self.check_memory(self.policy, self.micro_batch_size)
+        self.check_memory(self.micro_batch_size)
         if self.episodes_per_env is None:
             self.check_rows(self.rollout_chunks)
         if self.policy != "tokens" and self.warmup_steps + self.transition_steps > 0:

@@ -17,9 +17,10 @@ _REACHED = {"tokens": "token_head", "gaussian": "action_head", "flow": "flow_hea
 
 
 @dataclass
-class VLASettings:
-    """Of the policies that are the VLA itself: all but ``rl-token``."""
+class PolicySettings:
+    """Who acts, with the settings of each kind of policy."""
 
+    # Of the policies that are the VLA itself: all but rl-token.
     hidden_cameras: tuple[str, ...] = ()
     """gaussian, flow, own: views that the policy does not see; the VLA is shown black there."""
     trainable: Trainable = "lora"
@@ -65,11 +66,7 @@ class VLASettings:
     """flow: where the denoising starts while learning: at a noise that is drawn, or at the one at
     which acting greedily does, so that all that is explored can be learnt from."""
 
-
-@dataclass
-class RLTokenSettings:
-    """Of ``policy="rl-token"``."""
-
+    # Of policy rl-token.
     rl_token: str = "auto"
     """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
     mean; mean: the mean of its hidden states."""
@@ -85,11 +82,7 @@ class RLTokenSettings:
     min_sigma: PositiveFloat = 0.01
     """rl-token, gaussian: smallest standard deviation; it is learned, per action dimension."""
 
-
-@dataclass
-class MemorySettings:
-    """Of policies with a recurrent memory, which are learnt from by sequences."""
-
+    # Of policies with a recurrent memory, which are learnt from by sequences.
     memory_size: Count = 0
     """rl-token, gaussian: numbers of a recurrent memory (a GRU) of the episode; 0: none."""
     history: PositiveInt = 1
@@ -102,48 +95,6 @@ class MemorySettings:
     memory_start: Literal["stored", "recomputed"] = "stored"
     """Memory that a window starts from: stored while playing, stale after the first gradient step;
     or recomputed before each step, by the policy as it is, from the episode's first chunk on."""
-
-    def check_memory(self, policy: str, micro_batch_size: int) -> None:
-        """Check that the sizes fit the policy and each other.
-
-        Raises:
-            ConfigError: If they do not.
-        """
-        if self.memory_size and policy not in ("rl-token", "gaussian"):
-            raise ConfigError(
-                f"policy {policy} has no memory: give memory_size=0 and history=1, got "
-                f"{self.memory_size} and {self.history}."
-            )
-        if self.history != 1 and (policy != "gaussian" or not self.memory_size):
-            raise ConfigError(
-                f"history is of the memory of policy gaussian, got policy {policy} with "
-                f"memory_size {self.memory_size}: give history=1."
-            )
-        if not self.memory_size:
-            return
-        if self.sequential_training and micro_batch_size < self.bptt_length:
-            raise ConfigError(
-                f"micro_batch_size ({micro_batch_size}) must be at least bptt_length "
-                f"({self.bptt_length}): a window is in memory as a whole."
-            )
-
-    def check_rows(self, num_chunks: int) -> None:
-        """Check that a window fits into a row of a rollout.
-
-        Raises:
-            ConfigError: If it does not.
-        """
-        if self.memory_size and self.sequential_training and self.bptt_length > num_chunks:
-            raise ConfigError(
-                f"bptt_length must be at most {num_chunks}, the chunks of a row, got "
-                f"{self.bptt_length}."
-            )
-
-
-@dataclass
-class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
-    """Who acts, with the settings of each kind of policy."""
-
     policy: PolicyKind = "tokens"
     """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
     actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or
@@ -173,6 +124,42 @@ class PolicySettings(MemorySettings, RLTokenSettings, VLASettings):
             raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
         if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
             raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
+
+    def check_memory(self, micro_batch_size: int) -> None:
+        """Check that the sizes fit the policy and each other.
+
+        Raises:
+            ConfigError: If they do not.
+        """
+        if self.memory_size and self.policy not in ("rl-token", "gaussian"):
+            raise ConfigError(
+                f"policy {self.policy} has no memory: give memory_size=0 and history=1, got "
+                f"{self.memory_size} and {self.history}."
+            )
+        if self.history != 1 and (self.policy != "gaussian" or not self.memory_size):
+            raise ConfigError(
+                f"history is of the memory of policy gaussian, got policy {self.policy} with "
+                f"memory_size {self.memory_size}: give history=1."
+            )
+        if not self.memory_size:
+            return
+        if self.sequential_training and micro_batch_size < self.bptt_length:
+            raise ConfigError(
+                f"micro_batch_size ({micro_batch_size}) must be at least bptt_length "
+                f"({self.bptt_length}): a window is in memory as a whole."
+            )
+
+    def check_rows(self, num_chunks: int) -> None:
+        """Check that a window fits into a row of a rollout.
+
+        Raises:
+            ConfigError: If it does not.
+        """
+        if self.memory_size and self.sequential_training and self.bptt_length > num_chunks:
+            raise ConfigError(
+                f"bptt_length must be at most {num_chunks}, the chunks of a row, got "
+                f"{self.bptt_length}."
+            )
 
     @property
     def needs_its_run(self) -> bool:

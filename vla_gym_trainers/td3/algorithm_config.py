@@ -16,9 +16,10 @@ VLATrainable = Literal["lora", "full"]
 
 
 @dataclass
-class FineTuneConfig:
-    """How the VLA and the RL token's encoder are trained beside actor and critics."""
+class TD3Config:
+    """Numbers of the algorithm; one timestep is one chunk."""
 
+    # How the VLA and the RL token's encoder are trained beside actor and critics.
     vla_update_freq: Count = 0
     """Chunks, over all environments, between two gradient steps of VLA, encoder and actor together;
     0: the VLA stays frozen. Needs ahead 0."""
@@ -45,11 +46,7 @@ class FineTuneConfig:
     gradient_checkpointing: bool = False
     """Compute the VLA's layers again in the backward pass: less memory, more time."""
 
-
-@dataclass
-class TD3Config(FineTuneConfig):
-    """Numbers of the algorithm; one timestep is one chunk."""
-
+    # Actor, critics and replay.
     learning_rate: NonNegativeFloat = 3e-4
     """Adam's step size, all networks."""
     batch_size: PositiveInt = 256
