@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Set before NumPy, torch or Mesa start their threads: tests that share few cores otherwise slow
 # each other down by an order of magnitude.
@@ -75,3 +77,12 @@ def _quick_garbage_collection() -> None:
 def libero_assets_dir() -> Path:
     """The folder of the real LIBERO meshes, from the wheels."""
     return resolve_asset_pack("libero").root
+
+
+@pytest.fixture(scope="module")
+def upstream(libero_assets_dir: Path) -> Iterator[Any]:
+    """LIBERO itself, in a process of its own."""
+    from upstream import Upstream
+
+    with Upstream(libero_assets_dir) as child:
+        yield child

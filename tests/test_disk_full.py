@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from resume_target import TINY, make_toy_player, make_toy_vec
+from resume_target import tiny_arguments, use_toy
 from safetensors import SafetensorError
 
-import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.cli import main as cli
 from vla_gym.disk_full import is_disk_full
 from vla_gym_trainers.cli import main
@@ -67,16 +66,7 @@ def test_a_full_quota_counts_and_other_errors_do_not() -> None:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
-    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
-
-
-def _arguments(**changes: Any) -> list[str]:
-    settings = {**TINY, "eval_every": 0, "eval_states": 0, **changes}
-    settings.pop("progress")
-    settings["net_arch"] = settings["net_arch"][0]
-    pairs = [[f"--{key.replace('_', '-')}", str(value)] for key, value in settings.items()]
-    return ["--no-progress", *(word for pair in pairs for word in pair)]
+    use_toy(monkeypatch)
 
 
 def test_a_run_says_how_to_go_on_and_goes_on(
@@ -93,7 +83,7 @@ def test_a_run_says_how_to_go_on_and_goes_on(
         return open(FULL if is_third else path, mode)
 
     monkeypatch.setattr(checkpoint_module, "open", open_, raising=False)
-    assert main(["td3", "--run-dir", str(tmp_path), *_arguments()]) == 2
+    assert main(["td3", "--run-dir", str(tmp_path), *tiny_arguments()]) == 2
     said = capsys.readouterr().err
     assert f"The disk of {tmp_path} is full. Its newest checkpoint is 000000096" in said
     assert f"vla-gym-train td3 --resume {tmp_path}" in said
@@ -101,8 +91,7 @@ def test_a_run_says_how_to_go_on_and_goes_on(
     run = RunDir(tmp_path)
     assert sorted(run.checkpoint_dir.iterdir()) == run.checkpoints()
     monkeypatch.undo()
-    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
-    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
+    use_toy(monkeypatch)
     assert main(["td3", "--resume", str(tmp_path)]) == 0
     assert run.card.exists()
 
@@ -111,7 +100,7 @@ def test_metrics_that_cannot_be_written_end_a_run_too(
     tmp_path: Path, toy: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "metrics.jsonl").symlink_to(FULL)
-    assert main(["td3", "--run-dir", str(tmp_path), *_arguments(checkpoint_every=1000)]) == 2
+    assert main(["td3", "--run-dir", str(tmp_path), *tiny_arguments(checkpoint_every=1000)]) == 2
     assert "is full. It has no checkpoint yet." in capsys.readouterr().err
 
 
@@ -128,7 +117,7 @@ def test_without_room_for_the_settings_there_is_no_run(
 
     with monkeypatch.context() as context:
         context.setattr(Path, "write_text", write_text)
-        assert main(["td3", "--run-dir", str(tmp_path), *_arguments()]) == 2
+        assert main(["td3", "--run-dir", str(tmp_path), *tiny_arguments()]) == 2
     assert "is full: free some space and run the command again" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.tmp"))
 

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from toy_env import CHUNK_LEN, ToyReach
 
@@ -57,6 +58,21 @@ def make_toy_player(config: Any = None) -> RunPlayer:
         2, env_factory=lambda _: ToyReach(), workers=0, autoreset_mode="DISABLED"
     )
     return RunPlayer(envs, CHUNK_LEN)
+
+
+def tiny_arguments(**changes: Any) -> list[str]:
+    """Return ``TINY`` without evaluations as arguments of ``vla-gym-train td3``."""
+    settings = {**TINY, "eval_every": 0, "eval_states": 0, **changes}
+    settings.pop("progress")
+    settings["net_arch"] = settings["net_arch"][0]
+    pairs = [[f"--{key.replace('_', '-')}", str(value)] for key, value in settings.items()]
+    return ["--no-progress", *(word for pair in pairs for word in pair)]
+
+
+def use_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``vla-gym-train td3`` train on the toy."""
+    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
+    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
 
 
 def train(run_dir: str, changes: dict[str, Any], resume: bool, kill_in_save: int = 0) -> None:

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from stub_envs import Fault, stub_factory
+from stub_envs import Fault
 from vector_processes import children_of, descriptors, memfd_maps, wait_until
+from vector_reference import stub_vecs
 
-from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.processes.client import ProcessServer
 
 
@@ -74,21 +74,8 @@ def nothing_stays(stub_server):
 @pytest.fixture
 def make_vec(nothing_stays):
     """Make stub vector envs that are closed after the test."""
-    made = []
-
-    def make(num_envs=3, stubs=None, **kwargs):
-        """``stubs``: a factory, or arguments of some of the stubs."""
-        stub = {key: kwargs.pop(key) for key in ("script", "rich_info") if key in kwargs}
-        factory = stubs if callable(stubs) else stub_factory(stubs, **stub)
-        kwargs.setdefault("workers", 2)
-        envs = LiberoVectorEnv(num_envs, env_factory=factory, **kwargs)
-        made.append(envs)
-        return envs
-
-    yield make
-    for envs in made:
-        envs.close()
-    made.clear()
+    with stub_vecs() as make:
+        yield make
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ for each autoreset mode, what every observation, reward, flag and info of a vect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,8 +16,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
-from stub_envs import StubEnv, stub_action
+from stub_envs import StubEnv, stub_action, stub_factory
 from trees import assert_same
+
+from vla_gym.vector import LiberoVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.NEXT_STEP,
@@ -387,3 +390,25 @@ def _check_source(observation: Any, source: str, image: Callable[..., Any], wher
     seed, episode, step, _ = observation["proprio"]
     assert f"{episode:.0f}.{step:.0f}" == source, where
     assert_same(observation["image"], image(int(seed), int(episode), int(step)), where)
+
+
+@contextmanager
+def stub_vecs(
+    kind: Any = LiberoVectorEnv, **always: Any
+) -> Iterator[Callable[..., LiberoVectorEnv]]:
+    """Make vector envs of stubs that are closed at the end.
+
+    ``stubs``: a factory, or arguments of some of the stubs.
+    """
+    made = []
+
+    def make(num_envs: int = 3, stubs: Any = None, **kwargs: Any) -> LiberoVectorEnv:
+        stub = {key: kwargs.pop(key) for key in ("script", "rich_info") if key in kwargs}
+        factory = stubs if callable(stubs) else stub_factory(stubs, **stub)
+        made.append(kind(num_envs, env_factory=factory, **{"workers": 2, **always, **kwargs}))
+        return made[-1]
+
+    yield make
+    for envs in made:
+        envs.close()
+    made.clear()

@@ -17,7 +17,7 @@ TOKENIZER = TokenizerConfig(frame_size=SIDE, grid_size=2, codebook_size=6, code_
 
 
 class TellingVLA:
-    """Its features tell the mean of both pictures and the instruction's length; counts its rows."""
+    """Its output tells both pictures' mean, the instruction's length and proprio; counts rows."""
 
     name, horizon, num_hidden_tokens, hidden_size, image_size = "telling", 8, 2, FEATURES, SIDE
     cameras = ("agentview", "wrist")
@@ -29,10 +29,10 @@ class TellingVLA:
         assert all(type(text) is str for text in instructions) and len(proprio) == len(instructions)
         assert set(images) == set(self.cameras)
         self.batches.append(len(instructions))
-        rows = zip(images["agentview"], images["wrist"], instructions, strict=True)
-        told = [(a.mean() / 255.0, w.mean() / 255.0, len(text) / 20.0) for a, w, text in rows]
+        rows = zip(images["agentview"], images["wrist"], instructions, proprio, strict=True)
+        told = [(a.mean() / 255.0, w.mean() / 255.0, len(t) / 20.0 + p[0]) for a, w, t, p in rows]
         hidden = torch.tensor(told, dtype=torch.float32)[:, None].repeat(1, 2, 1)
-        return VLAOutput(hidden, torch.zeros(len(told), 8, ACTION))
+        return VLAOutput(hidden, torch.sin(hidden[:, :1, :1]).repeat(1, 8, ACTION))
 
 
 class OneView:

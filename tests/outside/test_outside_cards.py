@@ -133,20 +133,6 @@ def test_a_damaged_card_of_a_run_is_one_clear_error(
 
 
 @pytest.mark.parametrize(
-    "line", ['{"step": "a", "wall_s": 1}', '{"step": 1, "wall_s": []}', '{"step": 1}', "[" * 5000]
-)
-def test_a_damaged_log_is_one_clear_error(
-    line: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    run = td3_run(tmp_path / "run", [0.5, 0.6], monkeypatch)
-    run.metrics.write_text(line + "\n" + run.metrics.read_text())
-    capsys.readouterr()
-    assert cli.main(["report", str(run.path), "--out", str(tmp_path / "page.html")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "line 1, is no log of a training" in error
-
-
-@pytest.mark.parametrize(
     "change",
     [
         lambda lines: lines[:1] + ["[1]"] + lines[1:],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from openvla_checkpoints import CHECKPOINT
 from safetensors.torch import load_file, save_file
+from test_outside_cards import spoilt
 
 from vla_gym.errors import VlaGymError
 from vla_gym.rl_token import load_rl_token
@@ -29,13 +30,7 @@ DEEP = json.loads("[" * 200 + "]" * 200)
 
 def spoil(file: Path, place: str, value: Any) -> None:
     """Put another value at a place such as ``text_config.hidden_size``."""
-    content = json.loads(file.read_text())
-    *folders, last = place.split("/")
-    inner = content
-    for name in folders:
-        inner = inner[int(name)] if isinstance(inner, list) else inner[name]
-    inner[last] = value
-    file.write_text(json.dumps(content))
+    file.write_text(spoilt(json.loads(file.read_text()), place.replace("/", "."), value))
 
 
 C, S, V = "config.json", "dataset_statistics.json", "vlm_pretrained/config.json"

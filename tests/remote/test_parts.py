@@ -30,6 +30,7 @@ from vector_reference import (
     by_mode,
     follow,
     follower,
+    stub_vecs,
 )
 
 import vla_gym
@@ -65,23 +66,10 @@ class VariedStub(StubEnv):
 @pytest.fixture
 def make_vec():
     """Make stub vector envs over parts, and close them after the test."""
-    made = []
-
-    def make(num_envs=8, hosts=None, stubs=None, **kwargs):
-        stub = {key: kwargs.pop(key) for key in ("script", "rich_info") if key in kwargs}
-        kwargs.setdefault("workers", 0)
-        envs = RemoteVectorEnv(
-            num_envs,
-            hosts=ThreadHosts(3) if hosts is None else hosts,
-            env_factory=stub_factory(stubs, **stub),
-            **kwargs,
+    with stub_vecs(RemoteVectorEnv, workers=0) as make:
+        yield lambda num_envs=8, hosts=None, stubs=None, **kwargs: make(
+            num_envs, stubs, hosts=ThreadHosts(3) if hosts is None else hosts, **kwargs
         )
-        made.append(envs)
-        return envs
-
-    yield make
-    for envs in made:
-        envs.close()
 
 
 # Equality
@@ -543,28 +531,19 @@ def test_the_player_plays_the_same_episodes_in_parts():
 
 
 @by_mode
-def test_states_of_a_part_that_was_lost_are_those_of_the_next_episodes(mode):
+def test_states_of_a_part_that_was_lost_are_those_of_the_next_episodes(make_vec, mode):
     hosts = BreakableHosts(2)
-    envs = RemoteVectorEnv(
-        4,
-        hosts=hosts,
-        env_factory=stub_factory(script=[(6, LIMIT)]),
-        workers=0,
-        autoreset_mode=mode,
-    )
-    try:
-        envs.reset(seed=0)
-        envs.step(np.zeros((4, 3), np.float32))
-        hosts.shards[1].lose()
-        with pytest.warns(WorkerRestartWarning):
-            states = envs.get_state()
-        assert [state.env is None for state in states] == [False, False, True, True]
-        hosts.shards[0].lose()
-        with pytest.warns(WorkerRestartWarning):
-            obs = envs.set_state(states)
-        assert obs["proprio"][:, 1:3].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
-    finally:
-        envs.close()
+    envs = make_vec(4, hosts, autoreset_mode=mode, script=[(6, LIMIT)])
+    envs.reset(seed=0)
+    envs.step(np.zeros((4, 3), np.float32))
+    hosts.shards[1].lose()
+    with pytest.warns(WorkerRestartWarning):
+        states = envs.get_state()
+    assert [state.env is None for state in states] == [False, False, True, True]
+    hosts.shards[0].lose()
+    with pytest.warns(WorkerRestartWarning):
+        obs = envs.set_state(states)
+    assert obs["proprio"][:, 1:3].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
 
 
 def test_a_part_that_is_killed_ends_its_thread_even_if_its_machine_is_lost() -> None:

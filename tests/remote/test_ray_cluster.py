@@ -17,7 +17,7 @@ from remote_play import play_groups, play_whoever_is_done
 from stub_envs import LIMIT, stub_factory
 from trees import assert_same
 from vector_processes import MARKER, alive, marked, new_marker, wait_until
-from vector_reference import NEXT_STEP, SAME_STEP, advance, by_mode, follow, follower
+from vector_reference import NEXT_STEP, SAME_STEP, advance, by_mode, follow, follower, stub_vecs
 
 from vla_gym.errors import ConfigError, WorkerError, WorkerRestartWarning
 from vla_gym.remote.vector_env import RemoteVectorEnv
@@ -91,18 +91,8 @@ def cluster():
 
 @pytest.fixture
 def make_vec(cluster):
-    made = []
-
-    def make(num_envs=8, stubs=None, **kwargs):
-        stub = {key: kwargs.pop(key) for key in ("script", "rich_info") if key in kwargs}
-        factory = stub_factory(stubs, **stub)
-        kwargs.setdefault("workers", 1)
-        made.append(RemoteVectorEnv(num_envs, hosts="ray", env_factory=factory, **kwargs))
-        return made[-1]
-
-    yield make
-    for envs in made:
-        envs.close()
+    with stub_vecs(RemoteVectorEnv, hosts="ray", workers=1) as make:
+        yield lambda num_envs=8, **kwargs: make(num_envs, **kwargs)
     assert ray.is_initialized(), "the caller's own connection was closed"
 
 

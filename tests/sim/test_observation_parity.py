@@ -7,7 +7,6 @@ The default run plays one task in part; the ``slow`` test plays whole episodes o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +38,6 @@ TASKS = [
     ("90", 37),
     ("90", 71),
 ]
-
-
-@pytest.fixture(scope="module")
-def upstream(libero_assets_dir: Path) -> Iterator[Upstream]:
-    with Upstream(libero_assets_dir) as child:
-        yield child
 
 
 def actions_of(model: TaskModel, layout: Layout, count: int) -> np.ndarray:

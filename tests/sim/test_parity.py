@@ -6,9 +6,6 @@ looks at few tasks; the ``slow`` tests are the full comparison (all ten goal tas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from upstream import Upstream, model_arrays, random_actions
@@ -25,12 +22,6 @@ ALL_TASKS = range(10)
 SETTLE = np.repeat(NOOP[None], 10, axis=0)
 # One control step of the fast loop from the same state, in metres and radians.
 FAST_TOLERANCE = 1e-9
-
-
-@pytest.fixture(scope="module")
-def upstream(libero_assets_dir: Path) -> Iterator[Upstream]:
-    with Upstream(libero_assets_dir) as child:
-        yield child
 
 
 @pytest.fixture(scope="module")

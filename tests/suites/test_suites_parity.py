@@ -6,7 +6,6 @@ all 130 tasks and of LIBERO-PRO's 160.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +57,6 @@ LAYOUT_TASKS = [
     ("10-object", 3),
 ]
 FAST_TOLERANCE = 1e-9
-
-
-@pytest.fixture(scope="module")
-def upstream(libero_assets_dir: Path) -> Iterator[Upstream]:
-    with Upstream(libero_assets_dir) as child:
-        yield child
 
 
 def official_and_played(model: TaskModel) -> list[State]:

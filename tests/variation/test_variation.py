@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-import gymnasium as gym
 import h5py
 import imageio.v3 as imageio
 import mujoco
@@ -190,19 +189,6 @@ def test_interval(interval):
         same = [np.array_equal(vector, other) for other in vectors]
         assert same == [j // interval == k // interval for j in range(7)]
     env.close()
-
-
-def test_groups_share_variations_and_layouts():
-    envs = gym.make_vec(
-        "Libero-goal-v0", 4, variation="strong", group_size=2, workers=0, cameras=()
-    )
-    with contextlib.closing(envs):
-        _, infos = envs.reset(seed=20)
-        vectors = infos["variation"]
-        assert vectors.shape == (4, VARIATION_WIDTH)
-        np.testing.assert_array_equal(vectors[0], vectors[1])
-        np.testing.assert_array_equal(vectors[2], vectors[3])
-        assert not np.array_equal(vectors[0], vectors[2])
 
 
 def test_ranges_and_limits_of_what_is_drawn():

@@ -339,23 +339,3 @@ def test_ctrl_c_in_a_call_leaves_no_answer_behind(make_vec, monkeypatch, workers
         envs.call("nap")
     advance(envs, expected, 1)
     assert envs.call("add", 1) == (1, 101)
-
-
-def test_a_forked_child_of_the_trainer_ends_nothing(train):
-    trainer = train(
-        """
-envs = make({})
-envs.reset(seed=0)
-child = os.fork()
-if child == 0:
-    del envs
-    sys.exit(5)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-for _ in range(4):
-    obs, *_ = envs.step(actions)
-envs.close()
-print("went on")
-"""
-    )
-    assert trainer.check_end() == 0, trainer.output
-    assert trainer.output == "went on\n"

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from memory_vla import GRUVLA, STATE
 from on_policy_toys import tiny_vla
 from picture_env import PictureEnv
+from trees import assert_same
 from vector_reference import DISABLED, MODES, NEXT_STEP, SAME_STEP, rows
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
@@ -26,9 +27,6 @@ ACTION = np.zeros((2, 7), np.float32)
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
-
-#: What the VLA made of a frame, and its state after it; the state is None where nobody can ask.
-Look = tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]
 
 
 def make_vla() -> GRUVLA:
@@ -52,59 +50,28 @@ def make_vector(mode: AutoresetMode, num_envs: int = 3, workers: int = 0, length
     return VectorFrozenVLAObservation(envs, make_vla(), rl_token=None)
 
 
-def single_looks(index: int, episodes: int) -> list[list[Look]]:
-    """What one environment shows in its first episodes, by the single wrapper."""
-    env = FrozenVLAObservation(PictureEnv(size=SIZE), make_vla(), rl_token=None)
-    looks: list[list[Look]] = []
-    for _ in range(episodes):
-        obs, _ = env.reset(seed=None if looks else SEED + index)
-        looks.append([(obs, env.features.memory.save(0))])
-        over = False
-        while not over:
-            obs, _, terminated, truncated, _ = env.step(ACTION)
-            over = terminated or truncated
-            looks[-1].append((obs, env.features.memory.save(0)))
-    return looks
-
-
-def assert_same_looks(seen: list[list[Look]], expected: list[list[Look]]) -> None:
-    assert [len(episode) for episode in seen] == [len(episode) for episode in expected]
-    for mine, its in zip(sum(seen, []), sum(expected, []), strict=True):
-        for key, value in its[0].items():
-            np.testing.assert_array_equal(mine[0][key], value, err_msg=key)
-        for name, value in its[1].items() if mine[1] is not None else ():
-            np.testing.assert_array_equal(mine[1][name], value, err_msg=name)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_each_environment_remembers_as_a_single_one(mode):
-    """Over three episodes, final observations included."""
+    """Over several episodes, final observations included."""
     envs = make_vector(mode)
-    memory = envs.features.memory
-    obs, _ = envs.reset(seed=SEED)
-    seen: list[list[list[Look]]] = [[[(rows(obs, i), memory.save(i))]] for i in range(3)]
-    over = np.zeros(3, bool)
-    while min(len(episodes) for episodes in seen) < 4:
+    singles = [lambda: FrozenVLAObservation(PictureEnv(size=SIZE), make_vla(), rl_token=None)] * 3
+    expected = SyncVectorEnv(singles, autoreset_mode=mode)
+    assert_same(envs.reset(seed=SEED), expected.reset(seed=SEED))
+    over, ended = np.zeros(3, bool), np.zeros(3, int)
+    for _ in range(14):
         if mode is DISABLED and over.any():
-            begins, (obs, _) = over, envs.reset(options={"reset_mask": over})
-            over, infos = np.zeros(3, bool), {}
-            shown = begins
-        else:
-            begins = over.copy()
-            obs, _, terminated, truncated, infos = envs.step(np.stack([ACTION] * 3))
-            over, shown = terminated | truncated, np.ones(3, bool)
-        for i in np.flatnonzero(shown):
-            look = rows(obs, i), memory.save(i)
-            if "final_obs" in infos and infos["_final_obs"][i]:
-                seen[i][-1].append((infos["final_obs"][i], None))
-                seen[i].append([look])
-            elif begins[i] and mode is not SAME_STEP:
-                seen[i].append([look])
-            else:
-                seen[i][-1].append(look)
-    for i, episodes in enumerate(seen):
-        assert_same_looks(episodes[:3], single_looks(i, 3))
-    assert {len(e) for episodes in seen for e in episodes[:3]} == {2, 3, 4}
+            options = [{"reset_mask": over.copy()} for _ in range(2)]
+            assert_same(envs.reset(options=options[0]), expected.reset(options=options[1]))
+        actions = np.stack([ACTION] * 3)
+        result, wanted = envs.step(actions), expected.step(actions)
+        for key in ("episode_stats", "_episode_stats"):  # only ours has them
+            result[4].pop(key, None)
+        assert_same(result, wanted)
+        for i, env in enumerate(expected.envs):
+            assert_same(envs.features.memory.save(i), env.features.memory.save(0))
+        over = result[2] | result[3]
+        ended += over
+    assert ended.min() >= 3
     envs.close()
 
 

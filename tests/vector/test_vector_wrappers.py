@@ -11,43 +11,21 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, QuietEnv, StagedEnv
 from trees import assert_same
 from vector_reference import DISABLED, NEXT_STEP, SAME_STEP
+from world_model_toys import TellingVLA
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vla.base import VLAOutput
 from vla_gym.wrappers import FrozenVLAObservation, History
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 from vla_gym.wrappers.vector import History as VectorHistory
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
-
-
-class RowVLA:
-    """Tells by its output which picture, instruction and proprio each row had; counts its calls."""
-
-    name, horizon, num_hidden_tokens, hidden_size, image_size = "rows", 8, 2, 3, 4
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
-    def infer(self, images, instructions, proprio):
-        self.batches.append(len(instructions))
-        assert all(type(instruction) is str for instruction in instructions)
-        rows = [
-            (float(left.mean()), float(right.mean()) + len(instruction), float(state[0]))
-            for left, right, instruction, state in zip(
-                images["agentview"], images["wrist"], instructions, proprio, strict=True
-            )
-        ]
-        hidden = torch.tensor(rows)[:, None].repeat(1, 2, 1)
-        return VLAOutput(hidden, torch.sin(hidden[:, :1, :1]).repeat(1, 8, 7))
 
 
 class Views(SyncVectorEnv):
@@ -97,7 +75,7 @@ def make_vector(
             autoreset_mode=mode,
             copy=False,
         )
-    return VectorFrozenVLAObservation(envs, RowVLA(), rl_token=None, keep_images=keep_images)
+    return VectorFrozenVLAObservation(envs, TellingVLA(), rl_token=None, keep_images=keep_images)
 
 
 @pytest.mark.parametrize("workers", [None, 2])
@@ -109,7 +87,7 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers)
 
     def single() -> gym.Env:
         return FrozenVLAObservation(
-            StagedEnv(), vla=RowVLA(), rl_token=None, keep_images=keep_images
+            StagedEnv(), vla=TellingVLA(), rl_token=None, keep_images=keep_images
         )
 
     expected = SyncVectorEnv([single] * 3, autoreset_mode=mode)
@@ -162,7 +140,7 @@ def test_passes_on_what_it_does_not_know(mode, keep_images):
 
     envs = make_vector(mode, keep_images=keep_images, env=remembering)
     singles = [
-        lambda: FrozenVLAObservation(remembering(), RowVLA(), None, keep_images=keep_images)
+        lambda: FrozenVLAObservation(remembering(), TellingVLA(), None, keep_images=keep_images)
     ] * 3
     expected = SyncVectorEnv(singles, autoreset_mode=mode)
     images = {"agentview", "wrist"} if keep_images else set()
@@ -245,7 +223,7 @@ def test_refuses_infos_without_an_instruction():
         def _info(self):
             return {}
 
-    envs = VectorFrozenVLAObservation(SyncVectorEnv([Silent]), RowVLA(), rl_token=None)
+    envs = VectorFrozenVLAObservation(SyncVectorEnv([Silent]), TellingVLA(), rl_token=None)
     with pytest.raises(ConfigError, match="instruction"):
         envs.reset(seed=0)
 
@@ -318,7 +296,7 @@ def test_a_dead_worker_leaves_its_last_observation_converted():
     envs.close()
 
 
-class SleepyVLA(RowVLA):
+class SleepyVLA(TellingVLA):
     """Takes its time for each row, as a GPU that is busy does."""
 
     def __init__(self, seconds_a_row: float) -> None:
@@ -414,7 +392,10 @@ def _assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_states_are_converted_with_the_instruction_of_their_task():
     """Two environments with different tasks swap their states."""
     envs: Any = gym.make_vec(
-        "LiberoVLA-goal-v0", num_envs=2, workers=1, **LIBERO | {"vla": RowVLA(), "rl_token": None}
+        "LiberoVLA-goal-v0",
+        num_envs=2,
+        workers=1,
+        **LIBERO | {"vla": TellingVLA(), "rl_token": None},
     )
     before, _ = envs.reset(seed=0, options={"task_id": np.array([2, 8])})
     states = envs.get_state()
@@ -436,7 +417,7 @@ def test_states_with_a_history_below():
     """The wrappers in layers: states are those of the layer below, and of its history."""
     envs: Any = VectorFrozenVLAObservation(
         VectorHistory(LiberoVectorEnv(2, "goal", workers=1, copy=False, **LIBERO), 2),
-        RowVLA(),
+        TellingVLA(),
         rl_token=None,
     )
     envs.reset(seed=0)

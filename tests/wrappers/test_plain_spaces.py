@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from trees import assert_same
 
 import vla_gym  # noqa: F401  (registers the ids)
 from vla_gym.errors import ConfigError, InvalidActionError
@@ -119,39 +120,22 @@ def test_dict_with_chosen_keys_keeps_order_and_actions():
 def test_rows_are_those_of_single_environments(mode, ours):
     kwargs = {"obs_keys": ("bits", "kind", "grid"), "string_infos": False}
     envs = make_vector(mode, ours, **kwargs)
-    singles = [PlainSpaces(CountingEnv(), **kwargs) for _ in range(2)]
-    obs, infos = envs.reset(seed=5)
-    rows = [env.reset(seed=5 + i)[0] for i, env in enumerate(singles)]
-    np.testing.assert_array_equal(obs, rows)
-    rng, ended, finals = np.random.default_rng(0), [False] * 2, 0
+    single = lambda: PlainSpaces(CountingEnv(), **kwargs)  # noqa: E731
+    expected = SyncVectorEnv([single] * 2, autoreset_mode=mode)
+    assert_same(envs.reset(seed=5), expected.reset(seed=5))
+    rng, over, finals = np.random.default_rng(0), np.zeros(2, bool), 0
     for _ in range(12):
+        if mode == AutoresetMode.DISABLED and over.any():
+            options = [{"reset_mask": over.copy()} for _ in range(2)]
+            assert_same(envs.reset(options=options[0]), expected.reset(options=options[1]))
         actions = rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32)
-        obs, rewards, terminations, truncations, infos = envs.step(actions)
-        for i, env in enumerate(singles):
-            if mode == AutoresetMode.NEXT_STEP and ended[i]:
-                expected, ended[i] = (env.reset()[0], 0.0, False, False), False
-            else:
-                expected = env.step(actions[i])[:4]
-                ended[i] = expected[2] or expected[3]
-                if mode == AutoresetMode.SAME_STEP and ended[i]:
-                    final = infos["final_obs"][i]
-                    np.testing.assert_array_equal(final, expected[0])
-                    assert envs.single_observation_space.contains(final) and infos["_final_obs"][i]
-                    assert infos["final_info"]["elapsed"][i] == env.unwrapped.t
-                    expected = (env.reset()[0], *expected[1:])
-                    finals += 1
-            got = obs[i], rewards[i], terminations[i], truncations[i]
-            for mine, other in zip(got, expected, strict=True):
-                np.testing.assert_array_equal(mine, other)
-        assert envs.observation_space.contains(obs) and not texts(infos)
-        if mode == AutoresetMode.DISABLED and any(ended):
-            mask = np.array(ended)
-            before = obs.copy()
-            obs, infos = envs.reset(options={"reset_mask": mask})
-            for i, env in enumerate(singles):
-                row = env.reset()[0] if mask[i] else before[i]
-                np.testing.assert_array_equal(obs[i], row)
-            ended = [False] * 2
+        result = envs.step(actions)
+        for key in ("episode_stats", "_episode_stats"):  # only ours has them
+            result[4].pop(key, None)
+        assert_same(result, expected.step(actions))
+        assert envs.observation_space.contains(result[0]) and not texts(result[4])
+        over = result[2] | result[3]
+        finals += sum(final is not None for final in result[4].get("final_obs", ()))
     assert finals == (10 if mode == AutoresetMode.SAME_STEP else 0)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from mini_vla import random_inputs
 from on_policy_toys import tiny_vla, toy_envs
 from run_logs import assert_same_weights, cut_off, rows_of
 from safetensors.torch import load_file
@@ -97,7 +98,7 @@ def test_a_run_leaves_what_is_needed(tmp_path):
     parts = make_networks(saved, vla)
     parts.policy.load_state_dict(load_file(folder / "best.safetensors"))
     plain = MiniBackend.from_pretrained(folder / "vla")
-    inputs = _inputs()
+    inputs = random_inputs(3)
     merged, adapted = (vla.token_outputs(*inputs).logits for vla in (plain, parts.policy.vla))
     torch.testing.assert_close(merged, adapted, atol=1e-4, rtol=1e-4)
     with pytest.raises(ConfigError, match="--resume"):
@@ -106,16 +107,6 @@ def test_a_run_leaves_what_is_needed(tmp_path):
         run(GRPOConfig, folder, vla, group_size=2, resume=folder, learning_rate=1.0)
     with pytest.raises(ConfigError, match="unknown keys"):
         run(PPOConfig, folder, vla, resume=folder)
-
-
-def _inputs():
-    envs = toy_envs(3)
-    try:
-        obs, infos = envs.reset(seed=1)
-    finally:
-        envs.close()
-    frames = {camera: obs[camera] for camera in ("agentview", "wrist")}
-    return frames, infos["instruction"].tolist(), obs["proprio"]
 
 
 @pytest.mark.parametrize(

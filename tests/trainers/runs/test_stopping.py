@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resume_target import TINY, make_toy_player, make_toy_vec
+from resume_target import tiny_arguments, use_toy
 
 import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym_trainers.cli import main
@@ -96,8 +96,7 @@ def test_other_threads_leave_signals_alone(tmp_path: Path) -> None:
 
 def _toy_run(monkeypatch: pytest.MonkeyPatch, at_chunks: int | None) -> None:
     """Train on the toy; send the process SIGINT when so many chunks are collected."""
-    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
-    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
+    use_toy(monkeypatch)
     callback = train_td3_module.RunCallback
     if at_chunks is None:
         return
@@ -119,12 +118,7 @@ def test_a_stopped_run_goes_on(
     options: list[str],
 ) -> None:
     _toy_run(monkeypatch, 100)
-    settings = {**TINY, "eval_every": 0, "eval_states": 0, "checkpoint_every": 10_000}
-    words = [f"--{key.replace('_', '-')}" for key in settings]
-    values = [str(v[0]) if isinstance(v, tuple) else str(v) for v in settings.values()]
-    arguments = [a for pair in zip(words, values, strict=True) for a in pair]
-    at = arguments.index("--progress")
-    arguments[at : at + 2] = ["--no-progress"]
+    arguments = tiny_arguments(checkpoint_every=10_000)
     assert main(["td3", "--run-dir", str(tmp_path), *arguments, *options]) == 130
     assert f"Go on with: vla-gym-train td3 --resume {tmp_path}" in capsys.readouterr().err
     (stopped,) = RunDir(tmp_path).checkpoints()

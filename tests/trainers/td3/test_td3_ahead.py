@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from resume_target import TINY, make_toy_player, make_toy_vec
+from resume_target import TINY, make_toy_player, use_toy
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_env import ToyReach
 
-import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers import TD3BC, TD3Config
@@ -157,8 +156,7 @@ def test_evaluation_goes_on_beside_collecting(tmp_path: Path) -> None:
 
 
 def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
-    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
+    use_toy(monkeypatch)
     settings = {**TINY, "ahead": 3, "eval_states": 0}
     train_td3(TD3RunConfig(run_dir=tmp_path, **{**settings, "total_timesteps": 150}))
     run = RunDir(tmp_path)

@@ -21,12 +21,11 @@ import pytest
 import resume_target
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from resume_target import TINY, make_toy_player, make_toy_vec
+from resume_target import TINY, make_toy_vec, use_toy
 from run_logs import rows_of, rows_without_times
 from toy_env import ToyReach
 from trees import assert_same
 
-import vla_gym_trainers.td3.train as train_td3_module
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.files import replacing
 from vla_gym_trainers import TD3BC
@@ -48,8 +47,7 @@ _CONTEXT.set_forkserver_preload(["resume_target"])
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(train_td3_module, "make_vec", make_toy_vec)
-    monkeypatch.setattr(train_td3_module, "make_player", make_toy_player)
+    use_toy(monkeypatch)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
