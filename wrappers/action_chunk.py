@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.envs.checks import MAX_CHUNK_LEN, as_action, as_integer, as_number
-from vla_gym.errors import ConfigError, InvalidActionError
+from vla_gym.errors import ConfigError
 
 
 class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
@@ -60,12 +60,7 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         Raises:
             InvalidActionError: Wrong shape, or a value that is not finite; nothing has moved then.
         """
-        rows = as_action(action)
-        if rows.shape != self.action_space.shape or not np.isfinite(rows).all():
-            raise InvalidActionError(
-                f"Expected finite actions of shape {self.action_space.shape}, got shape "
-                f"{rows.shape}, finite: {bool(np.isfinite(rows).all())}."
-            )
+        rows = as_action(action, self.action_space.shape)
         gamma = 1.0 if self.gamma is None else self.gamma
         total, scale, executed = 0.0, 1.0, 0
         for row in rows:

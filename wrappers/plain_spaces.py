@@ -100,7 +100,7 @@ class PlainForm:
         """
         if not self.flat:
             return actions
-        actions = as_action(actions)
+        actions = as_action(actions, None)
         expected = (*leading, *(self.action_space.shape or ()))
         if actions.shape != expected:
             raise InvalidActionError(

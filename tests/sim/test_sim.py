@@ -152,7 +152,7 @@ def test_sampled_layouts_come_to_rest(model: TaskModel, steps: int) -> None:
         ("step", np.zeros((1, 7)), "shape"),
         ("step", np.full(7, np.nan), "finite"),
         ("step", np.array([0, 0, 0, 0, 0, 0, np.inf]), "finite"),
-        ("step", ["left"] * 7, "numeric"),
+        ("step", ["left"] * 7, "real numbers"),
         *(("run_chunk", np.zeros(shape), "shape") for shape in ((7,), (0, 7), (8, 6), (2, 2, 7))),
         ("run_chunk", np.vstack([np.zeros((7, 7)), np.full((1, 7), np.nan)]), "finite"),
     ],

@@ -215,7 +215,8 @@ def test_describe_names_every_number():
     assert set(found) == set(PARTS)
     assert found["light_intensity"] == part(info["variation"], "light_intensity")
     assert len(found["distractors"]) == STRONG.distractors
-    used = {spec.category for spec in env.task_model.objects.values()}
+    problem = env.task_model.task.problem
+    used = {category for _, category in problem.objects + problem.fixtures}
     for category, x, y, turn in found["distractors"]:
         body = env.sim.body_pos(f"clutter_{category}_main")
         np.testing.assert_allclose(body[:2], (x, y), atol=1e-12)

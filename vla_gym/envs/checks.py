@@ -23,11 +23,16 @@ MAX_TIMEOUT_S = 86_400.0
 MAX_SEED = 2**62
 
 
-def as_action(action: Any) -> np.ndarray:
-    """Return an action as float64.
+def as_action(action: Any, shape: tuple[int | None, ...] | None) -> np.ndarray:
+    """Return an action as a contiguous float64 array.
+
+    Args:
+        action: What the caller gave.
+        shape: That it must have, with None for any number of rows from 1; None: any shape, and
+            numbers that are not finite too.
 
     Raises:
-        InvalidActionError: If it holds other things than real numbers.
+        InvalidActionError: If it has another shape, or holds other things than finite real numbers.
     """
     try:
         array = np.asarray(action)
@@ -37,7 +42,19 @@ def as_action(action: Any) -> np.ndarray:
         raise InvalidActionError(
             f"Expected an action of real numbers, got {type(action).__name__} of {array.dtype}."
         )
-    return array.astype(np.float64, copy=False)
+    array = np.asarray(array, np.float64, order="C")
+    if shape is not None:
+        wanted = tuple(
+            max(n, 1) if m is None else m for n, m in zip(array.shape, shape, strict=False)
+        )
+        if array.ndim != len(shape) or array.shape != wanted:
+            raise InvalidActionError(f"Expected an action of shape {shape}, got {array.shape}.")
+        if not np.isfinite(array).all():
+            raise InvalidActionError(
+                f"An action must be finite, got {array.tolist()}. Nothing was executed; check the "
+                "policy for exploding weights or a wrong un-normalisation."
+            )
+    return array
 
 
 def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ from vla_gym.envs.base import LiberoEnvBase
 from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_action, as_integer, parse_reset_options
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
-from vla_gym.errors import ConfigError, InvalidActionError
+from vla_gym.errors import ConfigError
 from vla_gym.suites import task_number
 from vla_gym.suites.protocol import Simulation, Task
 from vla_gym.variation.drawn import part
@@ -264,11 +264,7 @@ class LiberoEnv(LiberoEnvBase):
         """
         if self._needs_reset:
             raise gym.error.ResetNeeded("The episode is over or never began: call reset() first.")
-        rows = as_action(action)
-        if rows.shape != self.action_space.shape:
-            raise InvalidActionError(
-                f"Expected an action of shape {self.action_space.shape}, got {rows.shape}."
-            )
+        rows = as_action(action, self.action_space.shape)
         budget = self._limit - self._elapsed
         rows = rows.reshape(-1, rows.shape[-1])
         reward = 0.0
@@ -290,8 +286,6 @@ class LiberoEnv(LiberoEnvBase):
         Returns:
             Control steps, success, and the staged reward; 0 without one.
         """
-        if not np.isfinite(rows).all():  # the simulation would see it after the rows before
-            raise InvalidActionError(f"An action must be finite, got {rows}. Nothing was executed.")
         reward = 0.0
         for executed, row in enumerate(rows[:budget], 1):
             chosen = row if self.replace_action is None else self.replace_action(row)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numba
 import numpy as np
 
-from vla_gym.errors import InvalidActionError
-from vla_gym.suites.libero.spec import ACTION, RobotSpec
+from vla_gym.suites.libero.spec import RobotSpec
 
 ARM_DIM = 6
 # The substep of a control step, counted from 0, whose end upstream's observations show. robosuite
@@ -114,39 +113,6 @@ def controller_gains(robot: RobotSpec) -> tuple[np.ndarray, np.ndarray]:
     """Return upstream's kp (6,) and kd (6,): kd = 2 sqrt(kp) times the damping ratio."""
     kp = np.ones(ARM_DIM) * robot.kp
     return kp, 2 * np.sqrt(kp) * robot.damping_ratio
-
-
-def check_actions(actions: np.ndarray, *, ndim: int) -> np.ndarray:
-    """Return ``actions`` as a contiguous float64 array, or refuse them.
-
-    Args:
-        actions: (7,) for ``ndim=1``, (C, 7) with C >= 1 for ``ndim=2``.
-        ndim: Expected number of dimensions.
-
-    Raises:
-        InvalidActionError: Wrong shape, not numeric, or not finite.
-    """
-    expected = "(7,)" if ndim == 1 else "(C, 7) with C >= 1"
-    try:
-        if np.asarray(actions).dtype.kind not in "fiub":
-            raise TypeError
-        array = np.ascontiguousarray(actions, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidActionError(
-            f"An action must be a numeric array of shape {expected}, got {type(actions).__name__}."
-        ) from error
-    shape = np.shape(actions)
-    if len(shape) != ndim or shape[-1] != ACTION.size or array.size == 0:
-        raise InvalidActionError(
-            f"An action must have shape {expected} (dx, dy, dz, three rotations, gripper), "
-            f"got {shape}."
-        )
-    if not np.isfinite(array).all():
-        raise InvalidActionError(
-            f"An action must be finite, got {array.tolist()}. Nothing was executed; check the "
-            "policy for exploding weights or a wrong un-normalisation."
-        )
-    return array
 
 
 def scale_arm_action(action: np.ndarray, robot: RobotSpec) -> np.ndarray:

@@ -8,9 +8,10 @@ from typing import Literal
 import mujoco
 import numpy as np
 
+from vla_gym.envs.checks import as_action
 from vla_gym.errors import ConfigError
 from vla_gym.sim.access import ObservationTiming, SimAccess
-from vla_gym.sim.controller_data import ControllerState, StepTrace, check_actions
+from vla_gym.sim.controller_data import ControllerState, StepTrace
 from vla_gym.sim.goal_tests import compile_tests
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
@@ -160,7 +161,7 @@ class LiberoSim(SimAccess):
         Raises:
             InvalidActionError: Wrong shape or not finite; nothing has moved then.
         """
-        self._advance(check_actions(action, ndim=1)[None])
+        self._advance(as_action(action, (ACTION.size,))[None])
         return self.success()
 
     def run_chunk(self, actions: np.ndarray, max_steps: int | None = None) -> tuple[int, bool]:
@@ -177,7 +178,7 @@ class LiberoSim(SimAccess):
             InvalidActionError: Wrong shape or not finite; nothing has moved then.
             ConfigError: ``max_steps`` below 1.
         """
-        actions = check_actions(actions, ndim=2)
+        actions = as_action(actions, (None, ACTION.size))
         if max_steps is not None:
             if max_steps < 1:
                 raise ConfigError(f"max_steps must be at least 1, got {max_steps}.")

@@ -22,17 +22,14 @@ from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.suites.combined import CombinedSuite
 from vla_gym.suites.protocol import Suite, Task
 
-#: The package's own suites: "module:object", imported when one is used.
-SUITES = {
-    name: f"vla_gym.suites.libero.suite:LIBERO_{name.upper()}"
-    for name in ("goal", "spatial", "object", "10", "90")
-}
+#: LIBERO's suites.
+SUITES = ("goal", "spatial", "object", "10", "90")
 #: LIBERO-PRO's: four of them with other positions, looks, words or goals.
-VARIANTS = {
-    f"{base}-{variant}": f"vla_gym.suites.libero.suite:{f'LIBERO_{base}_{variant}'.upper()}"
+VARIANTS = tuple(
+    f"{base}-{variant}"
     for base in ("goal", "spatial", "object", "10")
     for variant in ("swap", "object", "lan", "task")
-}
+)
 ENTRY_POINTS = "vla_gym.suites"
 #: Begins the names of suites of a user's own BDDL files, and what returns one of them.
 OWN_PREFIX, OWN_SUITE = "bddl-", "vla_gym.suites.libero.own:stored_suite"
@@ -136,9 +133,9 @@ def _load(name: str) -> Suite:
             f"Unknown suite {name!r:.80}: expected one of {', '.join(known)}. A package adds its "
             f"own through an entry point {ENTRY_POINTS!r}."
         )
-    own = SUITES | VARIANTS
-    offered = {point.value for point in entry_points(group=ENTRY_POINTS, name=name)}
-    paths = {own[name]} if name in own else offered
+    if name in SUITES or name in VARIANTS:
+        return resolve_name("vla_gym.suites.libero.suite:LiberoSuite")(name)
+    paths = {point.value for point in entry_points(group=ENTRY_POINTS, name=name)}
     if len(paths) > 1:
         raise ConfigError(
             f"Several installed packages offer the suite {name!r}: {', '.join(sorted(paths))}. "

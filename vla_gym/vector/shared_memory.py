@@ -122,25 +122,18 @@ def table_layout(
     for name, space in leaves(action_space, "action").items():
         column(name, np.dtype(space.dtype).str, *(space.shape or ()))
     # Written by the trainer: what to do, into which half, and which episode is next.
-    column("op", "|i1")
-    column("half", "|i1")
-    column("seed", "<i8")
-    column("episode", "<i8")
-    column("reseed", "?")
-    column("plays_as", "<i8")
+    numbers = {"op": "|i1", "half": "|i1", "seed": "<i8", "episode": "<i8"}
+    numbers |= {"reseed": "?", "plays_as": "<i8"}
     # Written by the workers.
-    column("reward", "<f8")
-    column("terminated", "?")
-    column("truncated", "?")
-    column("did_reset", "?")
+    numbers |= {"reward": "<f8", "terminated": "?", "truncated": "?", "did_reset": "?"}
+    numbers |= {"episode_ended": "?", "episode_return": "<f8", "episode_length": "<i8"}
+    numbers |= {"episode_success": "?"}
+    for name, dtype in numbers.items():
+        column(name, dtype)
     for prefix in ("info", "final_info") if final_rows else ("info",):
         column(f"{prefix}_set", "<u8")
         for key, kind in INFO_TYPES.items():
             column(f"{prefix}/{key}", _DTYPES[kind], *INFO_SHAPES.get(key, ()))
-    column("episode_ended", "?")
-    column("episode_return", "<f8")
-    column("episode_length", "<i8")
-    column("episode_success", "?")
     layout["progress"] = ((num_workers,), "<i8")
     size = sum(int(np.prod(s, dtype=np.int64)) * np.dtype(d).itemsize for s, d in layout.values())
     check_ram(

@@ -92,13 +92,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """
         if not 1 <= k <= self.num_envs:
             raise ConfigError(f"The number of groups must be in 1..{self.num_envs}, got {k}.")
-        parts: list[list[int]] = [[] for _ in range(k)]
-        turn = 0
-        for block in self._runner.blocks:
-            for i in block.tolist():
-                parts[turn % k].append(i)
-                turn += 1
-        return [np.array(sorted(part)) for part in parts]
+        return [np.arange(first, self.num_envs, k) for first in range(k)]
 
     # States, calls
 
@@ -294,12 +288,11 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             )
         table = self._table
         if table.busy.any() or table.finished:
-            going = np.union1d(np.flatnonzero(table.busy), table.finished)
-            going = going if others_too else np.intersect1d(going, ids)
+            going = self.going() if others_too else np.intersect1d(self.going(), ids)
             if len(going):
                 raise AlreadyPendingCallError(
-                    f"{name}() while environments {going.astype(int).tolist()} were sent and not "
-                    "received: call recv() first.",
+                    f"{name}() while environments {going.tolist()} were sent and not received: "
+                    "call recv() first.",
                     "send",
                 )
         return ids

@@ -32,8 +32,7 @@ def desk_caddy() -> ET.Element:
     body.site("front_contain_region", front)
     _walls(body)
     for y in (0.0671, 0.2046):
-        for shape in _sloping_wall(y, y + 0.0072):
-            body.solid(shape, palette.CADDY)
+        body.solids(_sloping_wall(y, y + 0.0072), palette.CADDY)
     return root
 
 

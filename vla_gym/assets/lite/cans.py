@@ -31,8 +31,7 @@ def tomato_sauce() -> ET.Element:
 
 
 def _can(body: StandingBody, colour: Vector, label: Vector, band: tuple[float, float]) -> None:
-    for shape in octagon(APOTHEM, LOW, HIGH, AXIS):
-        body.solid(shape, None)
+    body.solids(octagon(APOTHEM, LOW, HIGH, AXIS), None)
     body.visual(cylinder(APOTHEM * 1.03, LOW, HIGH - 0.002, AXIS), colour)
     body.visual(cylinder(APOTHEM * 1.05, *band, AXIS), label)
     body.visual(cylinder(APOTHEM * 0.96, HIGH - 0.002, HIGH, AXIS), palette.CAN_LID)

@@ -16,12 +16,9 @@ def chefmate_8_frypan() -> ET.Element:
     root, body = new_object("chefmate_8_frypan", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.05025, (1.23e-4, 2.91e-4, 3.96e-4), (0.0238, -0.0009, 0.0168))
     axis, low, floor = (0.0050, -0.0006), 0.0008, 0.0122
-    for wall in ring(Tier(12, (0.0770, 0.0050), (0.0975, 0.0390), 0.0072)):
-        x, y, z = wall.pos
-        shape = Shape(wall.kind, wall.size, (x + axis[0], y + axis[1], z), wall.quat)
-        body.solid(shape, palette.PAN)
-    for shape in octagon(0.0720, low, floor, axis):
-        body.solid(shape, None)
+    wall = Tier(12, (0.0770, 0.0050), (0.0975, 0.0390), 0.0072)
+    body.solids(ring(wall, axis), palette.PAN)
+    body.solids(octagon(0.0720, low, floor, axis), None)
     body.visual(cylinder(0.0790, low, floor, axis), palette.PAN_INSIDE)
     neck = box((0.0260, 0.0108, 0.0060), (0.1195, 0.0, 0.0300), turn("y", -0.33))
     body.solid(neck, palette.PAN_INSIDE)
@@ -35,8 +32,7 @@ def moka_pot() -> ET.Element:
     root, body = new_object("moka_pot_body", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.06824, (1.43e-4, 1.28e-4, 6.23e-5), (0.0001, 0.0017, 0.0043))
     low, top, knob = -0.0661, 0.0669, 0.0857
-    for shape in octagon(0.0370, low, top):
-        body.solid(shape, None)
+    body.solids(octagon(0.0370, low, top), None)
     body.visual(cylinder(0.0385, low, -0.010), palette.POT)
     body.visual(cylinder(0.0310, -0.010, 0.004), palette.POT_WAIST)
     body.visual(cylinder(0.0385, 0.004, 0.055), palette.POT)

@@ -29,8 +29,8 @@ class Shape:
 
     kind: str
     size: tuple[float, ...]
-    pos: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    quat: tuple[float, float, float, float] = IDENTITY
+    pos: tuple[float, ...] = (0.0, 0.0, 0.0)
+    quat: tuple[float, ...] = IDENTITY
 
 
 def text(values: Vector | float) -> str:
@@ -42,7 +42,7 @@ def text(values: Vector | float) -> str:
 
 def box(half: Vector, pos: Vector, quat: Vector = IDENTITY) -> Shape:
     """Return a box from half sizes, centre and rotation."""
-    return Shape("box", _triple(half), _triple(pos), _quad(quat))
+    return Shape("box", tuple(half), tuple(pos), tuple(quat))
 
 
 def block(low: Vector, high: Vector) -> Shape:
@@ -58,12 +58,12 @@ def cylinder(radius: float, low: float, high: float, xy: Vector = (0.0, 0.0)) ->
 
 def capsule(radius: float, half: float, pos: Vector, quat: Vector = IDENTITY) -> Shape:
     """Return a capsule along z from its radius, half the length of its straight part, and pose."""
-    return Shape("capsule", (radius, half), _triple(pos), _quad(quat))
+    return Shape("capsule", (radius, half), tuple(pos), tuple(quat))
 
 
 def ellipsoid(half: Vector, pos: Vector) -> Shape:
     """Return an axis-aligned ellipsoid from its half axes and centre."""
-    return Shape("ellipsoid", _triple(half), _triple(pos))
+    return Shape("ellipsoid", tuple(half), tuple(pos))
 
 
 def turn(axis: str, angle: float) -> tuple[float, float, float, float]:
@@ -112,6 +112,11 @@ class Body:
         ET.SubElement(self.element, "geom", attributes)
         if rgba is not None:
             self.visual(shape, rgba, None if name is None else f"{name}_vis")
+
+    def solids(self, shapes: Sequence[Shape], rgba: Vector | None) -> None:
+        """Add shapes that collide and, if a colour is given, are seen."""
+        for shape in shapes:
+            self.solid(shape, rgba)
 
     def special(self, shape: Shape, rgba: Vector, contact: Mapping[str, str]) -> None:
         """Add a shape that is seen and collides with contact parameters of its own."""
@@ -200,13 +205,3 @@ def _geom(shape: Shape) -> dict[str, str]:
     if tuple(shape.quat) != IDENTITY:
         attributes["quat"] = text(shape.quat)
     return attributes
-
-
-def _triple(values: Vector) -> tuple[float, float, float]:
-    x, y, z = values
-    return (x, y, z)
-
-
-def _quad(values: Vector) -> tuple[float, float, float, float]:
-    w, x, y, z = values
-    return (w, x, y, z)

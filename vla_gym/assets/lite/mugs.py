@@ -31,8 +31,8 @@ def porcelain_mug() -> ET.Element:
     root, body = new_object("porcelain_mug", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.01646, (2.80e-5, 3.41e-5, 2.81e-5), (0.0102, -0.0010, 0.0546))
     axis, low, top = (0.0143, -0.0016), 0.0024, 0.1085
-    _walls(body, axis, Tier(SIDES, (0.0441, 0.0420), (0.0441, top), 0.0048))
-    _walls(body, axis, Tier(SIDES, (0.0270, 0.0060), (0.0441, 0.0430), 0.0030))
+    body.solids(ring(Tier(SIDES, (0.0441, 0.0420), (0.0441, top), 0.0048), axis), None)
+    body.solids(ring(Tier(SIDES, (0.0270, 0.0060), (0.0441, 0.0430), 0.0030), axis), None)
     _floor(body, axis, 0.0262, low, 0.0128)
     body.visual(cylinder(0.0465, 0.044, top, axis), palette.PORCELAIN)
     body.visual(ellipsoid((0.0465, 0.0465, 0.0415), (*axis, 0.044)), palette.PORCELAIN)
@@ -43,7 +43,7 @@ def porcelain_mug() -> ET.Element:
         _bar((-0.0583, 0.0400), (-0.0250, 0.0200), 0.0080, 0.0038),
         _bar((-0.0600, 0.0740), (-0.0300, 0.0930), 0.0080, 0.0038),
     ]
-    _add(body, handle, palette.PORCELAIN)
+    body.solids(handle, palette.PORCELAIN)
     return root
 
 
@@ -52,7 +52,9 @@ def red_coffee_mug() -> ET.Element:
     root, body = new_object("red_coffee_mug", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.02935, (6.04e-5, 6.29e-5, 3.44e-5), (-0.0152, -0.0028, 0.0624))
     axis, low, top = (-0.0153, -0.0030), -0.0018, 0.1308
-    _walls(body, axis, Tier(SIDES, (0.0255, low + 0.0004), (0.0420, top - 0.0004), 0.0070))
+    body.solids(
+        ring(Tier(SIDES, (0.0255, low + 0.0004), (0.0420, top - 0.0004), 0.0070), axis), None
+    )
     _floor(body, axis, 0.0260, low, 0.0078)
     for radius, bottom in ((0.0320, low), (0.0370, 0.040), (0.0425, 0.085)):
         body.visual(cylinder(radius, bottom, top, axis), palette.RED_MUG)
@@ -62,7 +64,7 @@ def red_coffee_mug() -> ET.Element:
         _bar((0.0150, 0.0270), (0.0570, 0.0770), 0.0072, 0.0029, 0.0011),
         _bar((0.0200, 0.1135), (0.0570, 0.1115), 0.0072, 0.0029, 0.0011),
     ]
-    _add(body, handle, palette.RED_MUG)
+    body.solids(handle, palette.RED_MUG)
     return root
 
 
@@ -71,8 +73,8 @@ def white_yellow_mug() -> ET.Element:
     root, body = new_object("white_yellow_mug", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.03091, (5.09e-5, 6.10e-5, 5.87e-5), (-0.0137, 0.0005, 0.0510))
     axis, low, top = (-0.0182, 0.0), 0.0001, 0.1031
-    _walls(body, axis, Tier(SIDES, (0.0380, 0.0170), (0.0468, 0.1026), 0.0082))
-    _walls(body, axis, Tier(SIDES, (0.0250, 0.0055), (0.0380, 0.0195), 0.0080))
+    body.solids(ring(Tier(SIDES, (0.0380, 0.0170), (0.0468, 0.1026), 0.0082), axis), None)
+    body.solids(ring(Tier(SIDES, (0.0250, 0.0055), (0.0380, 0.0195), 0.0080), axis), None)
     _floor(body, axis, 0.0262, low, 0.0052)
     body.visual(cylinder(0.0500, 0.060, top, axis), palette.PORCELAIN)
     body.visual(cylinder(0.0470, 0.022, 0.061, axis), palette.YELLOW_MUG)
@@ -83,19 +85,8 @@ def white_yellow_mug() -> ET.Element:
         _bar((0.0180, 0.0230), (0.0650, 0.0310), 0.0088, 0.0041),
         _bar((0.0270, 0.0800), (0.0650, 0.0800), 0.0088, 0.0041),
     ]
-    _add(body, handle, palette.YELLOW_MUG)
+    body.solids(handle, palette.YELLOW_MUG)
     return root
-
-
-def _add(body: Body, shapes: list[Shape], rgba: Vector | None) -> None:
-    for shape in shapes:
-        body.solid(shape, rgba)
-
-
-def _walls(body: Body, axis: Vector, tier: Tier) -> None:
-    for wall in ring(tier):
-        x, y, z = wall.pos
-        body.solid(Shape(wall.kind, wall.size, (x + axis[0], y + axis[1], z), wall.quat), None)
 
 
 def _floor(body: Body, axis: Vector, half: float, low: float, high: float) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from vla_gym.assets.lite import object_palette, palette
 from vla_gym.assets.lite.mjcf import (
-    Body,
     Extent,
     Shape,
     Vector,
@@ -39,8 +38,8 @@ class Tier:
     thickness: float
 
 
-def ring(tier: Tier) -> list[Shape]:
-    """Return the boxes of one tier, wide enough that neighbours meet at the upper edge."""
+def ring(tier: Tier, xy: Vector = (0.0, 0.0)) -> list[Shape]:
+    """Return the boxes of a tier around ``xy``, so wide that neighbours meet at the upper edge."""
     dr, dz = tier.high[0] - tier.low[0], tier.high[1] - tier.low[1]
     tilt, length = math.atan2(dr, dz), math.hypot(dr, dz)
     radius, height = (tier.low[0] + tier.high[0]) / 2, (tier.low[1] + tier.high[1]) / 2
@@ -48,15 +47,10 @@ def ring(tier: Tier) -> list[Shape]:
     shapes = []
     for i in range(tier.sides):
         angle = 2 * math.pi * i / tier.sides
-        centre = (radius * math.cos(angle), radius * math.sin(angle), height)
+        centre = (xy[0] + radius * math.cos(angle), xy[1] + radius * math.sin(angle), height)
         rotation = compose(turn("z", angle), turn("y", tilt))
         shapes.append(box((tier.thickness / 2, width, length / 2), centre, rotation))
     return shapes
-
-
-def _add(body: Body, shapes: list[Shape], rgba: Vector | None) -> None:
-    for shape in shapes:
-        body.solid(shape, rgba)
 
 
 def akita_black_bowl() -> ET.Element:
@@ -67,8 +61,8 @@ def akita_black_bowl() -> ET.Element:
     """
     root, body = new_object("akita_black_bowl", Extent(-0.06, 0.04, 0.025), (0, -0.1, 0))
     body.inertial(0.00559, (6.0e-6, 6.0e-6, 9.0e-6), (0, 0, 0.0227))
-    _add(body, ring(Tier(12, (0.0428, 0.0155), (0.0508, 0.0515), 0.0032)), palette.BOWL_OUTSIDE)
-    _add(body, ring(Tier(8, (0.0250, 0.0045), (0.0432, 0.0165), 0.0030)), palette.BOWL_OUTSIDE)
+    body.solids(ring(Tier(12, (0.0428, 0.0155), (0.0508, 0.0515), 0.0032)), palette.BOWL_OUTSIDE)
+    body.solids(ring(Tier(8, (0.0250, 0.0045), (0.0432, 0.0165), 0.0030)), palette.BOWL_OUTSIDE)
     body.solid(block((-0.021, -0.021, 0.0016), (0.021, 0.021, 0.0068)), None)
     body.visual(cylinder(0.027, 0.0016, 0.0068), palette.BOWL_INSIDE)
     return root
@@ -81,7 +75,7 @@ def plate() -> ET.Element:
     """
     root, body = new_object("model", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.01152, (1.4e-5, 1.4e-5, 2.7e-5), (0, 0, 0.0064))
-    _add(body, ring(Tier(12, (0.0360, 0.0020), (0.0660, 0.0135), 0.0045)), palette.PLATE)
+    body.solids(ring(Tier(12, (0.0360, 0.0020), (0.0660, 0.0135), 0.0045)), palette.PLATE)
     body.solid(block((-0.034, -0.034, -0.0025), (0.034, 0.034, 0.0060)), None)
     body.visual(cylinder(0.041, -0.0025, 0.0061), palette.PLATE_CENTRE)
     return root
@@ -92,8 +86,8 @@ def white_bowl() -> ET.Element:
     root, body = new_object("white_bowl", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.002086, (1.17e-6, 1.26e-6, 1.97e-6), (0.0017, 0.0004, 0.0156))
     colour = object_palette.WHITE_BOWL
-    _add(body, ring(Tier(12, (0.0320, 0.0105), (0.0392, 0.0347), 0.0024)), colour)
-    _add(body, ring(Tier(8, (0.0170, 0.0026), (0.0318, 0.0112), 0.0022)), colour)
+    body.solids(ring(Tier(12, (0.0320, 0.0105), (0.0392, 0.0347), 0.0024)), colour)
+    body.solids(ring(Tier(8, (0.0170, 0.0026), (0.0318, 0.0112), 0.0022)), colour)
     body.solid(block((-0.0165, -0.0165, 0.0006), (0.0165, 0.0165, 0.0042)), None)
     body.visual(cylinder(0.0190, 0.0006, 0.0043), object_palette.WHITE_BOWL_FLOOR)
     return root
@@ -107,8 +101,8 @@ def glazed_rim_porcelain_ramekin() -> ET.Element:
     root, body = new_object("glazed_rim_porcelain_ramekin", Extent(-0.06, 0.04, 0.025))
     body.inertial(0.00966, (7.37e-6, 7.99e-6, 1.22e-5), (-0.0025, 0.0001, 0.0168))
     low, top = 0.0007, 0.0427
-    _add(body, ring(Tier(12, (0.0352, 0.0014), (0.0413, 0.0423), 0.0052)), None)
-    _add(body, octagon(0.0330, low, 0.0073), None)
+    body.solids(ring(Tier(12, (0.0352, 0.0014), (0.0413, 0.0423), 0.0052)), None)
+    body.solids(octagon(0.0330, low, 0.0073), None)
     body.visual(cylinder(0.0390, low, 0.0330), object_palette.RAMEKIN)
     body.visual(cylinder(0.0440, 0.0330, top), object_palette.RAMEKIN_RIM)
     body.visual(cylinder(0.0385, top, top + 0.0003), object_palette.RAMEKIN_INSIDE)

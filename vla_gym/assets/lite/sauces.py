@@ -32,8 +32,7 @@ def ketchup() -> ET.Element:
     body.solid(block((-0.0277, -0.0177, low), (0.0285, 0.0161, shoulder)), palette.KETCHUP)
     body.solid(block((-0.0235, -0.0191, shoulder), (0.0243, 0.0175, 0.0146)), None)
     body.solid(block((-0.0183, -0.0191, 0.0146), (0.0191, 0.0175, neck)), None)
-    for shape in octagon(0.0166, neck, top, (0.0004, -0.0008)):
-        body.solid(shape, None)
+    body.solids(octagon(0.0166, neck, top, (0.0004, -0.0008)), None)
     body.visual(ellipsoid((0.0281, 0.0176, 0.052), (0.0004, -0.0008, shoulder)), palette.KETCHUP)
     body.visual(cylinder(0.0168, neck, top, (0.0004, -0.0008)), palette.WHITE_CAP)
     label = block((-0.0283, -0.0183, -0.050), (0.0291, 0.0167, -0.020))
@@ -67,8 +66,7 @@ def _dressing(parent: Body, label: Vector) -> None:
     for half, bottom, ceiling in (*levels, (0.0229, -0.0102, 0.0020), (0.0171, 0.0020, 0.0128)):
         body.solid(block((x - half, -0.0175, bottom), (x + half, 0.0171, ceiling)), None)
     body.solid(block((-0.0124, -0.0149, 0.0128), (0.0134, 0.0149, 0.0358)), None)
-    for shape in octagon(0.0166, 0.0356, top, (0.0003, 0)):
-        body.solid(shape, None)
+    body.solids(octagon(0.0166, 0.0356, top, (0.0003, 0)), None)
     body.visual(ellipsoid((0.0270, 0.0176, 0.050), (x, 0, -0.0300)), palette.DRESSING)
     body.visual(cylinder(0.0172, low, -0.055, (x, 0)), palette.DRESSING)
     body.visual(cylinder(0.0135, -0.01, 0.036, (x, 0)), palette.DRESSING)

@@ -8,22 +8,21 @@ tables of the plain scene hold for this one, too; it is stored with the same fil
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import CompileError
 from vla_gym.suites.libero import upstream_env
-from vla_gym.suites.libero.compile_scene import _exit_with_parent, save_model
+from vla_gym.suites.libero.compile_scene import read_request, save_model
 from vla_gym.suites.libero.tasks import LiberoTask
 
 # Clutter that no episode shows is kept here, in metres: below the floor, out of all reach.
@@ -41,12 +40,9 @@ _NAMED = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Compile the scene of a request file; return the exit status."""
-    parser = argparse.ArgumentParser(description="Compile one LIBERO scene with clutter.")
-    parser.add_argument("request", type=Path, help="JSON file with the request")
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
+    request = read_request()
     plain, out = Path(request["plain"]), Path(request["out"])
     with tempfile.TemporaryDirectory(dir=out, prefix="work-") as workdir:
         bodies = compile_clutter(
@@ -107,8 +103,7 @@ def compile_clutter(
         bodies[category] = thing.root_body
     xml = env.model.get_xml()
     if pack != "libero":
-        robot: Any = importlib.import_module("vla_gym.assets.lite.robot")
-        xml = robot.simplify_robot(xml)
+        xml = simplify_robot(xml)
     model = mujoco.MjModel.from_xml_string(xml)
     original = mujoco.MjModel.from_binary_path(str(plain / "scene.mjb"))
     _take_over(model, original)

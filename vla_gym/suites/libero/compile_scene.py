@@ -8,7 +8,6 @@ libero and robosuite print, ask questions, set global state and pull in heavy pa
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import CompileError
 from vla_gym.suites.disk_cache import EXPLAINED
 from vla_gym.suites.libero import extract, initial_state, upstream_env
@@ -32,12 +32,9 @@ from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask
 _SCENE_FIELDS = ("problem_name", "fixtures", "regions", "objects", "scene_properties")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Compile the scene of a request file; return the exit status."""
-    parser = argparse.ArgumentParser(description="Compile one LIBERO scene (internal).")
-    parser.add_argument("request", type=Path, help="JSON file with the request")
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    request = json.loads(parser.parse_args(argv).request.read_text(encoding="utf-8"))
+    request = read_request()
     tasks = [LiberoTask(**fields) for fields in request["tasks"]]
     with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
         try:
@@ -48,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ("scene.mjb", "scene.json", "init_states.npz"):
             (Path(workdir) / name).rename(Path(request["out"]) / name)
     return 0
+
+
+def read_request() -> dict[str, Any]:
+    """Return what the file in the first argument asks for; from now on end with the parent."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    return request
 
 
 def _exit_with_parent() -> None:
@@ -70,7 +74,7 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
     Raises:
         CompileError: If the tasks do not share one scene, or something in it is not supported.
     """
-    replaced = upstream_env.prepare(asset_root, workdir / "libero")
+    upstream_env.prepare(asset_root, workdir / "libero")
 
     files = [upstream_env.task_file(task, workdir) for task in tasks]
     problems = _parse_problems(tasks, files)
@@ -96,7 +100,6 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
         "sites": sites,
         "indicators": extract.indicator_tables(env, model, objects),
         "reset_qpos": extract.reset_qpos(env, model).tolist(),
-        "replaced": replaced,
         "tasks": {},
     }
     for task, problem, start in zip(tasks, problems, starts, strict=True):
@@ -104,7 +107,7 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
             compile_goal(problem["goal_state"], objects, sites)
         except CompileError as error:
             raise CompileError(f"{task.name}.bddl: {error}") from error
-        scene["tasks"][task.entry] = {"name": task.name, "goal": problem["goal_state"], **start}
+        scene["tasks"][task.entry] = {"goal": problem["goal_state"], **start}
     states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)
     np.savez(workdir / "init_states.npz", **states)
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
@@ -145,8 +148,7 @@ def _low_poly_model(env: Any) -> Any:
     """Compile upstream's scene again with the low-poly robot; sites look as upstream left them."""
     import mujoco  # noqa: PLC0415
 
-    robot: Any = importlib.import_module("vla_gym.assets.lite.robot")
-    model = mujoco.MjModel.from_xml_string(robot.simplify_robot(env.model.get_xml()))
+    model = mujoco.MjModel.from_xml_string(simplify_robot(env.model.get_xml()))
     original = env.sim.model._model
     for site in range(original.nsite):
         model.site(original.site(site).name).rgba = original.site_rgba[site]

@@ -65,17 +65,12 @@ def object_tables(env: Any, model: Any) -> dict[str, dict[str, Any]]:
     tables = {}
     for name, obj in [*env.objects_dict.items(), *env.fixtures_dict.items()]:
         tables[name] = {
-            "category": obj.category_name,
             "is_fixture": name in env.fixtures_dict,
             "body": obj.root_body,
             "body_id": int(model.body(obj.root_body).id),
             "joints": list(obj.joints),
             "joint_qpos": joint_addresses(model, obj.joints),
-            "contact_geoms": list(obj.contact_geoms),
             "contact_geom_ids": [int(model.geom(geom).id) for geom in obj.contact_geoms],
-            "horizontal_radius": float(obj.horizontal_radius),
-            "bottom_offset": np.asarray(obj.bottom_offset).tolist(),
-            "top_offset": np.asarray(obj.top_offset).tolist(),
             "joint_rules": _joint_rules(obj),
         }
     return tables

@@ -19,23 +19,20 @@ class SceneObject(Struct, frozen=True):
     """A movable object or a fixture.
 
     Attributes:
-        category: BDDL category, e.g. ``"akita_black_bowl"``.
         is_fixture: Fixtures have no free joint; their pose is written into the model.
         body: Name of the root body in the compiled model, e.g. ``"akita_black_bowl_1_main"``.
         joints: Joint names in upstream's order.
         joint_qpos: Their addresses in qpos; of a free joint the first.
-        contact_geoms: Names of the geoms that upstream's ``check_contact`` looks at.
-        body_id, contact_geom_ids: Ids of body and geoms.
+        body_id: Id of the root body.
+        contact_geom_ids: Ids of the geoms that upstream's ``check_contact`` looks at.
         joint_rules: See ``compile_goal``.
     """
 
-    category: str
     is_fixture: bool
     body: str
     body_id: Index
     joints: tuple[str, ...]
     joint_qpos: list[Index]
-    contact_geoms: tuple[str, ...]
     contact_geom_ids: list[Index]
     joint_rules: dict[str, tuple[Comparison, float]]
 

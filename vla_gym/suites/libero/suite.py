@@ -10,7 +10,6 @@ from vla_gym.suites.libero.model import TaskModel, check_objects, load_task_mode
 from vla_gym.suites.libero.spec import ACTION, CAMERAS, CONTROL_HZ, PROPRIO
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask, libero_tasks
 from vla_gym.suites.protocol import Suite
-from vla_gym.suites.registry import VARIANTS
 
 if TYPE_CHECKING:
     from vla_gym.sim.libero_sim import LiberoSim
@@ -53,12 +52,3 @@ class LiberoSuite(Suite):
         from vla_gym.sim.libero_sim import LiberoSim
 
         return LiberoSim(task_model, physics=physics, observation_timing=observation_timing, **how)
-
-
-LIBERO_GOAL = LiberoSuite("goal")
-LIBERO_SPATIAL = LiberoSuite("spatial")
-LIBERO_OBJECT = LiberoSuite("object")
-LIBERO_10 = LiberoSuite("10")
-LIBERO_90 = LiberoSuite("90")
-# LIBERO_GOAL_SWAP, ...
-globals().update({path.partition(":")[2]: LiberoSuite(name) for name, path in VARIANTS.items()})

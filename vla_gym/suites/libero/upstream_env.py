@@ -27,7 +27,7 @@ _STAND_INS = {
 }
 
 
-def prepare(asset_root: Path, workdir: Path) -> list[str]:
+def prepare(asset_root: Path, workdir: Path) -> None:
     """Import libero so that it reads its assets from ``asset_root``.
 
     Args:
@@ -35,13 +35,10 @@ def prepare(asset_root: Path, workdir: Path) -> list[str]:
         workdir: Empty folder for a configuration file and links; must live as long as the
             process.
 
-    Returns:
-        One line for every texture that had to be replaced.
-
     Raises:
         AssetError: If the folder does not have LIBERO's layout.
     """
-    replaced = _overlay(asset_root, workdir / "assets")
+    _overlay(asset_root, workdir / "assets")
     _write_config(workdir)
     # One of upstream's samplers starts a debugger where it finds no place: it would wait for ever.
     vars(pdb)["set_trace"] = _no_place_found
@@ -53,7 +50,6 @@ def prepare(asset_root: Path, workdir: Path) -> list[str]:
     importlib.import_module("libero.libero.envs")
     # Upstream's reader evaluates the numbers of a yaw_rotation as Python.
     vars(importlib.import_module("libero.libero.envs.bddl_utils"))["eval"] = float
-    return replaced
 
 
 def task_file(task: LiberoTask, workdir: Path) -> Path:
@@ -104,7 +100,7 @@ def _no_place_found() -> None:
     raise errors.RandomizationError("Cannot place all objects ):")
 
 
-def _overlay(asset_root: Path, target: Path) -> list[str]:
+def _overlay(asset_root: Path, target: Path) -> None:
     """Link a pack's files into ``target``, with stand-ins for absent textures."""
     if not (asset_root / "scenes").is_dir():
         raise AssetError(
@@ -118,13 +114,10 @@ def _overlay(asset_root: Path, target: Path) -> list[str]:
     if (asset_root / "textures").is_dir():
         for entry in (asset_root / "textures").iterdir():
             (textures / entry.name).symlink_to(entry.resolve())
-    replaced = []
     for wanted, stand_in in _STAND_INS.items():
         source = asset_root / "textures" / stand_in
         if not (textures / wanted).exists() and source.is_file():
             (textures / wanted).symlink_to(source.resolve())
-            replaced.append(f"texture {wanted} is not in the pack: {stand_in} used instead")
-    return replaced
 
 
 def _write_config(workdir: Path) -> None:

@@ -12,14 +12,12 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from vla_gym.sim.compiled import compiled, copy_vector
 from vla_gym.sim.model_io import SharedModel
 from vla_gym.sim.rendering.software.coarse_meshes import merge_corners
 
 # Mesa's software vertex pipeline takes triangles in batches of this many, each with its own way
 # through clipping (see culling.py).
 CHUNK_TRIANGLES = 341
-_SLOTS = 4096  # of the hash table of a chunk's vertices, at least 3 x CHUNK_TRIANGLES
 # MuJoCo replaces a vertex normal that deviates from the face's by the face's, unless the mesh has
 # texture coordinates: cosine of the angle (mjr_uploadMesh).
 _SMOOTH_COSINE = 0.8
@@ -79,10 +77,10 @@ def cut_meshes(model: mujoco.MjModel, coarse: bool) -> MeshChunks:
             chunk = int(first_chunk[mesh]) + k
             part = corners[k * CHUNK_TRIANGLES : (k + 1) * CHUNK_TRIANGLES]
             used = int(first_vertex[chunk])
-            own = triangles[at : at + len(part)]
-            first_vertex[chunk + 1] = _share_vertices(
-                part.reshape(-1, 8), vertices, vertices.view(np.uint32), used, own.reshape(-1)
-            )
+            different, numbers = _different(part.reshape(-1, 8))
+            first_vertex[chunk + 1] = used + len(different)
+            vertices[used : used + len(different)] = different
+            triangles[at : at + len(part)] = used + numbers.reshape(-1, 3)
             at += len(part)
             first_triangle[chunk + 1] = at
             boxes[chunk] = _box(part)
@@ -148,37 +146,12 @@ def _box(corners: np.ndarray) -> np.ndarray:
     return np.concatenate([(low + high) / 2, (high - low) / 2])
 
 
-@compiled
-def _share_vertices(
-    corners: np.ndarray, vertices: np.ndarray, words: np.ndarray, used: int, numbers: np.ndarray
-) -> int:
-    """Append the different corners of a chunk to ``vertices``; return the new end.
+def _different(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different corners (D, 8) in the order of their first use; and each one's number.
 
-    Args:
-        corners: float32 (3 F, 8).
-        vertices: Where to append.
-        words: ``vertices`` as uint32: corners are the same when all their bits are.
-        used: Present end of ``vertices``.
-        numbers: uint32 (3 F,), filled with each corner's vertex.
+    Corners, float32 (N, 8), are the same when all their bits are.
     """
-    slots = np.full(_SLOTS, -1, np.int64)
-    keys = corners.view(np.uint32)
-    for i in range(corners.shape[0]):
-        code = np.uint64(17)
-        for c in range(8):
-            code = (code ^ np.uint64(keys[i, c])) * np.uint64(0x9E3779B97F4A7C15)
-            code ^= code >> np.uint64(29)
-        slot = np.int64(code & np.uint64(_SLOTS - 1))
-        while slots[slot] >= 0:
-            same = True
-            for c in range(8):
-                same &= words[slots[slot], c] == keys[i, c]
-            if same:
-                break
-            slot = (slot + 1) & (_SLOTS - 1)
-        if slots[slot] < 0:
-            slots[slot] = used
-            copy_vector(corners[i], vertices[used])
-            used += 1
-        numbers[i] = slots[slot]
-    return used
+    keys = corners.view("V32")[:, 0]
+    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return corners[first[order]], np.argsort(order)[numbers]
