@@ -6,6 +6,7 @@ pickles, which run code when they are read. This is what a run leaves and ``vla-
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -195,7 +196,8 @@ class RLTokenPolicy(BasePolicy):
         with described_by(Path(path)), torch.device("meta"):
             policy = cls._of_header(header, config)
         load_into(policy, Checkpoint(path), device=device, dtype=torch.float32)
-        return policy.eval()
+        # The file's own memory is not aligned, and sums there are rounded otherwise.
+        return copy.deepcopy(policy).eval()
 
     @classmethod
     def _of_header(cls, header: _Header, config: TD3Config) -> RLTokenPolicy:
