@@ -62,13 +62,24 @@ def random_targets(rollout, seed=0):
     return advantages, rollout.data["valid"], returns
 
 
-def collected(policy, actor=None, *, num_envs=4, episodes=2, seed=7):
-    """A rollout of whole episodes of the toy, played by the policy or another actor."""
-    envs, out = toy_envs(num_envs), toy_rollout(num_envs, episodes, policy=policy)
+def rollouts_of(policy, sizes, actor=None, *, times=1, groups=1, seed=100, **toy):
+    """Rollouts one after the other on the same environments, by the policy or another actor."""
+    envs = toy_envs(sizes.get("num_envs", 4), group_size=sizes.get("group_size", 1), **toy)
     try:
-        return RolloutCollector(envs).collect(actor or policy, out, seed=seed)
+        collector = RolloutCollector(envs, groups=groups)
+        outs = [toy_rollout(**sizes, policy=policy) for _ in range(times)]
+        return [
+            collector.collect(actor or policy, out, seed=seed + 100 * i)
+            for i, out in enumerate(outs)
+        ]
     finally:
         envs.close()
+
+
+def collected(policy, actor=None, *, num_envs=4, episodes=2, seed=7):
+    """A rollout of whole episodes of the toy."""
+    (rollout,) = rollouts_of(policy, {"num_envs": num_envs, "episodes": episodes}, actor, seed=seed)
+    return rollout
 
 
 def keys_of(count):

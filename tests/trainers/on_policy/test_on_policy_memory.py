@@ -5,21 +5,19 @@ import copy
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import random_targets, toy_envs
+from on_policy_toys import random_targets, rollouts_of
 from test_on_policy_distributed import two_processes
 from test_on_policy_rl_token import networks_of
 from toy_memory_env import ProprioVLA
 from toy_token_env import LIMIT
 
 from vla_gym.errors import WorkerRestartWarning
-from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather, micro_batches, refer
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.recurrence import recompute, starts, with_memory
-from vla_gym_trainers.on_policy.rollout import Rollout
 
 SIZE = 6  # of the memory
 
@@ -37,16 +35,9 @@ def recurrent(seed=0, chunk_len=2, **changes):
 
 def play(policy, *, chunks=24, episodes=None, times=1, groups=1, seed=3, num_envs=4, **toy):
     """Rollouts one after the other; episodes have up to 10 chunks of 2 control steps."""
-    settings = {"chunk_len": 2, "goal": 0.5, **toy}
-    envs, rollouts = toy_envs(num_envs, **settings), []
-    try:
-        collector = RolloutCollector(envs, groups=groups)
-        for i in range(times):
-            out = Rollout(policy, num_envs, chunks, episodes)
-            rollouts.append(collector.collect(policy, out, seed=seed + 100 * i))
-    finally:
-        envs.close()
-    return rollouts
+    sizes = {"num_envs": num_envs, "num_chunks": chunks, "episodes": episodes}
+    toy = {"chunk_len": 2, "goal": 0.5, **toy}
+    return rollouts_of(policy, sizes, times=times, groups=groups, seed=seed, **toy)
 
 
 @torch.no_grad()

@@ -3,33 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import tiny_policy, toy_envs, toy_rollout
+from on_policy_toys import rollouts_of, tiny_policy, toy_envs, toy_rollout
 from toy_token_env import GAMMA, LIMIT, TEXTS, ToyTokenEnv
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym_trainers.on_policy.collector import RolloutCollector
-
-
-@pytest.fixture
-def collect():
-    """Collect once or several times over a toy environment, and close it."""
-    open_envs = []
-
-    def collect(policy, sizes, times=1, seed=100, groups=1, **kwargs):
-        group_size = sizes.get("group_size", 1)
-        envs = toy_envs(sizes.get("num_envs", 4), group_size=group_size, **kwargs)
-        open_envs.append(envs)
-        collector = RolloutCollector(envs, groups=groups)
-        rollouts = []
-        for i in range(times):
-            out = toy_rollout(**sizes, policy=policy)
-            collector.collect(policy, out, seed=seed + 1000 * i)
-            rollouts.append(out)
-        return rollouts
-
-    yield collect
-    for envs in open_envs:
-        envs.close()
 
 
 def replay(rollout, row, index, seed, episodes, group_size=1):
@@ -61,11 +39,11 @@ def replay(rollout, row, index, seed, episodes, group_size=1):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_whole_episodes_are_what_was_played(collect, groups):
+def test_whole_episodes_are_what_was_played(groups):
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
-    first, second = collect(policy, {"num_envs": 3}, times=2, groups=groups)
-    for rollout, seed in ((first, 100), (second, 1100)):
+    first, second = rollouts_of(policy, {"num_envs": 3}, times=2, groups=groups)
+    for rollout, seed in ((first, 100), (second, 200)):
         assert rollout.ended.sum(dim=1).tolist() == [1] * 6
         assert set(rollout.instructions) <= set(TEXTS)
         for row in range(6):
@@ -94,12 +72,12 @@ def check_log_probs_and_values(policy, rollout):
     assert not data["next_values"][data["terminated"]].any()
 
 
-def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
+def test_rows_of_fixed_length_go_on_where_the_last_one_stopped():
     policy = tiny_policy(value=True)
     torch.nn.init.normal_(policy.value_head.fc2.weight)
     sizes = {"num_envs": 3, "episodes": None}
-    short = collect(policy, {**sizes, "num_chunks": 7}, times=3)
-    (long,) = collect(policy, {**sizes, "num_chunks": 21})
+    short = rollouts_of(policy, {**sizes, "num_chunks": 7}, times=3)
+    (long,) = rollouts_of(policy, {**sizes, "num_chunks": 21})
     assert all(rollout.data["valid"].all() for rollout in (*short, long))
     joined = torch.cat([rollout.data for rollout in short], dim=1)
     for key in ("proprio", "sample", "rewards", "terminated", "truncated", "executed", "values"):
@@ -116,18 +94,18 @@ def test_rows_of_fixed_length_go_on_where_the_last_one_stopped(collect):
     )
 
 
-def test_the_policys_draws_are_not_those_of_the_layout(collect):
+def test_the_policys_draws_are_not_those_of_the_layout():
     policy, keys = tiny_policy(), []
     act = policy.act
     policy.act = lambda rows, texts, found: keys.extend(found) or act(rows, texts, found)
-    collect(policy, {"num_envs": 2})
+    rollouts_of(policy, {"num_envs": 2})
     drawn = {float(np.random.default_rng(key).random()) for key in keys}
     layouts = {float(np.random.default_rng([s, e]).random()) for s in (100, 101) for e in (0, 1)}
     assert len(drawn) == len(keys) and not drawn & layouts
 
 
-def test_groups_begin_in_the_same_state(collect):
-    (rollout,) = collect(tiny_policy(), {"group_size": 2, "first_env": 4}, seed=200)
+def test_groups_begin_in_the_same_state():
+    (rollout,) = rollouts_of(tiny_policy(), {"group_size": 2, "first_env": 4}, seed=200)
     groups = rollout.data["group"][:, 0]
     # Environments 4..7 of two episodes each: (env // 2) * 2 + episode.
     assert groups.tolist() == [4, 5, 4, 5, 6, 7, 6, 7]
@@ -139,12 +117,12 @@ def test_groups_begin_in_the_same_state(collect):
     assert not torch.equal(tokens[0], tokens[2])  # the members act differently
 
 
-def test_same_seed_same_rollout_whatever_the_workers(collect):
+def test_same_seed_same_rollout_whatever_the_workers():
     policy = tiny_policy()
     runs = [
-        collect(policy, {})[0],
-        collect(policy, {}, workers=2)[0],
-        collect(policy, {}, groups=2, workers=2)[0],
+        rollouts_of(policy, {})[0],
+        rollouts_of(policy, {}, workers=2)[0],
+        rollouts_of(policy, {}, groups=2, workers=2)[0],
     ]
     for other in runs[1:]:
         for key in ("sample", "rewards", "proprio", "executed", "valid"):
@@ -152,12 +130,12 @@ def test_same_seed_same_rollout_whatever_the_workers(collect):
             assert torch.equal(other.data[key][mask], runs[0].data[key][mask]), key
 
 
-def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
+def test_a_transition_lost_with_its_worker_is_not_valid(tmp_path):
     policy, sizes = tiny_policy(), {"num_envs": 2}
     kwargs = {"workers": 1, "die_in": (0, str(tmp_path / "died"))}
     with pytest.warns(WorkerRestartWarning):
-        (rollout,) = collect(policy, sizes, **kwargs)
-    (whole,) = collect(policy, sizes)
+        (rollout,) = rollouts_of(policy, sizes, **kwargs)
+    (whole,) = rollouts_of(policy, sizes)
     complete = rollout.ended.any(dim=1)
     assert complete.tolist() in ([False, True, False, True], [False, True, True, True])
     for row in complete.nonzero()[:, 0].tolist():
@@ -166,11 +144,11 @@ def test_a_transition_lost_with_its_worker_is_not_valid(collect, tmp_path):
     assert lost["valid"].sum() == 1 and not lost["rewards"].any()
 
 
-def test_mistakes_are_named(collect):
+def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="positive"):
         toy_rollout(num_envs=0)
     with pytest.raises(ConfigError, match="longer than the 3 chunks of a row: make"):
-        collect(tiny_policy(), {"num_chunks": 3})
+        rollouts_of(tiny_policy(), {"num_chunks": 3})
     assert LIMIT > 3 * 4
     envs = toy_envs(2)
     try:
