@@ -101,8 +101,9 @@ def test_names_and_ids_agree_with_the_model(assets: str, request: pytest.Fixture
         "wine_rack_1",
     ]
     for name, spec in task_model.objects.items():
-        assert model.body(spec.body).id > 0
-        assert all(model.geom(geom).id >= 0 for geom in spec.contact_geom_ids)
+        assert model.body(spec.body).id == spec.body_id > 0
+        bodies = model.geom_bodyid[spec.contact_geom_ids]
+        assert (model.body_rootid[bodies] == spec.body_id).all()
         assert len(spec.contact_geom_ids) > 0 and spec.is_fixture == (name in task_model.fixtures)
         assert all(model.joint(joint).id >= 0 for joint in spec.joints)
     robot = task_model.robot

@@ -36,7 +36,7 @@ def as_action(action: Any, shape: tuple[int | None, ...] | None) -> np.ndarray:
     """
     try:
         array = np.asarray(action)
-    except ValueError:  # rows of several lengths
+    except (TypeError, ValueError):  # a tensor on a GPU; rows of several lengths
         array = np.empty(0, object)
     if array.dtype.kind not in "fiub":
         raise InvalidActionError(
@@ -44,11 +44,11 @@ def as_action(action: Any, shape: tuple[int | None, ...] | None) -> np.ndarray:
         )
     array = np.asarray(array, np.float64, order="C")
     if shape is not None:
-        wanted = tuple(
-            max(n, 1) if m is None else m for n, m in zip(array.shape, shape, strict=False)
-        )
-        if array.ndim != len(shape) or array.shape != wanted:
-            raise InvalidActionError(f"Expected an action of shape {shape}, got {array.shape}.")
+        if array.ndim != len(shape) or not all(
+            n == m if m is not None else n >= 1 for n, m in zip(array.shape, shape, strict=True)
+        ):
+            wanted = f"{shape} with C >= 1".replace("None", "C") if None in shape else shape
+            raise InvalidActionError(f"Expected an action of shape {wanted}, got {array.shape}.")
         if not np.isfinite(array).all():
             raise InvalidActionError(
                 f"An action must be finite, got {array.tolist()}. Nothing was executed; check the "

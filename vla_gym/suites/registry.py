@@ -65,7 +65,7 @@ def get_suite(name: str | Sequence[str]) -> Suite:
             suite: Suite = CombinedSuite([get_suite(part) for part in name.split("+")])
         else:
             suite = _load(name)
-        _loaded[name] = _loaded[suite.name] = suite
+        _loaded[name] = _loaded.setdefault(suite.name, suite)
     return _loaded[name]
 
 

@@ -68,7 +68,7 @@ class Checkpoint:
     def _read_names(self, file: Path) -> None:
         _check_present(file)
         try:
-            if file.suffix == ".safetensors":
+            if file.suffix not in (".bin", ".ckpt", ".pt", ".pth"):
                 handle = safetensors.safe_open(file, framework="pt")
                 for name in handle.keys():  # noqa: SIM118 (no mapping)
                     self.shapes[name] = tuple(handle.get_slice(name).get_shape())

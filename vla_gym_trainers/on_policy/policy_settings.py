@@ -95,6 +95,7 @@ class PolicySettings:
     memory_start: Literal["stored", "recomputed"] = "stored"
     """Memory that a window starts from: stored while playing, stale after the first gradient step;
     or recomputed before each step, by the policy as it is, from the episode's first chunk on."""
+    # Of all.
     policy: PolicyKind = "tokens"
     """What acts and is trained: the VLA itself, by its tokens, by a normal distribution around the
     actions that it regresses (gaussian), by noise in its flow, or by a distribution of its own; or

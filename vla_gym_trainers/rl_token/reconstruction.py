@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from vla_gym.rl_token import RLTokenDecoder, RLTokenEncoder
@@ -68,12 +69,19 @@ def report(
         ),
     }
     result = {}
-    total = (states - states.mean(0)).square().sum().clamp(min=1e-12)
     for way, predicted in ways.items():
-        residual = (predicted - states).square().sum()
         result[f"{way}_mse"] = float(F.mse_loss(predicted, states))
-        result[f"{way}_explained_variance"] = float(1.0 - residual / total)
+        result[f"{way}_explained_variance"] = explained_variance(predicted, states)
     return result
+
+
+def explained_variance(predicted: Tensor, states: Tensor) -> float:
+    """Return ``1 - sum |predicted - states|^2 / sum |states - mean(states)|^2``, both (N, M, H).
+
+    The mean is that of each of the M * H numbers: 0 is what it predicts, 1 a perfect prediction.
+    """
+    total = (states - states.mean(0)).square().sum().clamp(min=1e-12)
+    return float(1.0 - (predicted - states).square().sum() / total)
 
 
 def format_reports(card: dict[str, Any]) -> str:

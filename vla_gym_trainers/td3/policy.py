@@ -175,7 +175,9 @@ class RLTokenPolicy(BasePolicy):
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> RLTokenPolicy:
-        """Read what :meth:`save` wrote, ready to play; nothing in the file is executed.
+        """Read what :meth:`save` wrote, to play; nothing in the file is executed.
+
+        No parameter has a gradient, and the optimisers are of no use.
 
         Raises:
             WeightsError: If the file is missing, damaged, or no policy of TD3+BC.

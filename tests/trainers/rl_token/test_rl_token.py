@@ -10,7 +10,7 @@ import torch
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rl_token import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig, load_rl_token
 from vla_gym.rl_token.linear_path import rank_for
-from vla_gym_trainers.rl_token.reconstruction import format_reports, report
+from vla_gym_trainers.rl_token.reconstruction import explained_variance, format_reports, report
 from vla_gym_trainers.rl_token.train import RLTokenConfig, collect, fit
 
 SMALL = RLTokenModelConfig(hidden_size=12, max_tokens=4, dim=16, width=32, num_heads=2)
@@ -26,6 +26,13 @@ def synthetic_states(count, seed=0):
     mix = rng.normal(size=(4, 3, 12))
     causes = np.random.default_rng(seed).normal(size=(count, 3))
     return torch.from_numpy(np.einsum("nc,tch->nth", causes, mix)).float()
+
+
+def test_explained_variance_by_hand():
+    hidden = torch.tensor([[[0.0]], [[2.0]]])
+    assert explained_variance(hidden, hidden) == 1.0
+    assert explained_variance(torch.ones_like(hidden), hidden) == 0.0
+    assert explained_variance(torch.tensor([[[0.5]], [[1.5]]]), hidden) == 0.75
 
 
 def test_batch_equals_single():
