@@ -8,7 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import MAX_CHUNK_LEN, as_action, as_integer, as_number
+from vla_gym.actions import as_action
+from vla_gym.envs.checks import MAX_CHUNK_LEN, as_integer, as_number
 from vla_gym.errors import ConfigError
 
 

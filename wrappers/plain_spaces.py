@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import as_action, check_flag
+from vla_gym.actions import as_action
+from vla_gym.envs.checks import check_flag
 from vla_gym.errors import ConfigError, InvalidActionError
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.errors import ConfigError, InvalidActionError
+from vla_gym.errors import ConfigError
 from vla_gym.suites import Suite, task_number
 
 #: Largest values of arguments that decide memory or time: far above any use.
@@ -21,40 +21,6 @@ MAX_SETTLE_STEPS = 10_000
 MAX_TIMEOUT_S = 86_400.0
 #: Largest seed; those of a vector environment's environments come after it.
 MAX_SEED = 2**62
-
-
-def as_action(action: Any, shape: tuple[int | None, ...] | None) -> np.ndarray:
-    """Return an action as a contiguous float64 array.
-
-    Args:
-        action: What the caller gave.
-        shape: That it must have, with None for any number of rows from 1; None: any shape, and
-            numbers that are not finite too.
-
-    Raises:
-        InvalidActionError: If it has another shape, or holds other things than finite real numbers.
-    """
-    try:
-        array = np.asarray(action)
-    except (TypeError, ValueError):  # a tensor on a GPU; rows of several lengths
-        array = np.empty(0, object)
-    if array.dtype.kind not in "fiub":
-        raise InvalidActionError(
-            f"Expected an action of real numbers, got {type(action).__name__} of {array.dtype}."
-        )
-    array = np.asarray(array, np.float64, order="C")
-    if shape is not None:
-        if array.ndim != len(shape) or not all(
-            n == m if m is not None else n >= 1 for n, m in zip(array.shape, shape, strict=True)
-        ):
-            wanted = f"{shape} with C >= 1".replace("None", "C") if None in shape else shape
-            raise InvalidActionError(f"Expected an action of shape {wanted}, got {array.shape}.")
-        if not np.isfinite(array).all():
-            raise InvalidActionError(
-                f"An action must be finite, got {array.tolist()}. Nothing was executed; check the "
-                "policy for exploding weights or a wrong un-normalisation."
-            )
-    return array
 
 
 def check_choice(value: Any, name: str, allowed: Sequence[Any]) -> None:

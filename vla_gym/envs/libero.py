@@ -8,8 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.actions import as_action
 from vla_gym.envs.base import LiberoEnvBase
-from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_action, as_integer, parse_reset_options
+from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, parse_reset_options
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError

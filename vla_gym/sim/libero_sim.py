@@ -8,7 +8,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 
-from vla_gym.envs.checks import as_action
+from vla_gym.actions import as_action
 from vla_gym.errors import ConfigError
 from vla_gym.sim.access import ObservationTiming, SimAccess
 from vla_gym.sim.controller_data import ControllerState, StepTrace
