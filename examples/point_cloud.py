@@ -24,8 +24,7 @@ def point_cloud(env: Any, obs: dict[str, Any], camera: str) -> np.ndarray:
     pixels = np.stack([columns, rows, np.ones(depth.shape)], axis=-1)
     rays = pixels @ np.linalg.inv(env.camera_intrinsics(camera)).T
     to_world = np.linalg.inv(env.camera_extrinsics(camera))
-    points: np.ndarray = (rays * depth[..., None]) @ to_world[:3, :3].T + to_world[:3, 3]
-    return points
+    return (rays * depth[..., None]) @ to_world[:3, :3].T + to_world[:3, 3]
 
 
 def offset(env: Any, obs: dict[str, Any], camera: str, body: str) -> float:

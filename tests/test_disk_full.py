@@ -69,12 +69,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     use_toy(monkeypatch)
 
 
-def test_a_run_says_how_to_go_on_and_goes_on(
-    tmp_path: Path,
-    toy: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_says_how_to_go_on_and_goes_on(tmp_path, toy, monkeypatch, capsys):
     # The replay of the third checkpoint finds the disk full.
     import vla_gym_trainers.td3.checkpoint as checkpoint_module
 
@@ -96,20 +91,13 @@ def test_a_run_says_how_to_go_on_and_goes_on(
     assert run.card.exists()
 
 
-def test_metrics_that_cannot_be_written_end_a_run_too(
-    tmp_path: Path, toy: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_that_cannot_be_written_end_a_run_too(tmp_path, toy, capsys):
     (tmp_path / "metrics.jsonl").symlink_to(FULL)
     assert main(["td3", "--run-dir", str(tmp_path), *tiny_arguments(checkpoint_every=1000)]) == 2
     assert "is full. It has no checkpoint yet." in capsys.readouterr().err
 
 
-def test_without_room_for_the_settings_there_is_no_run(
-    tmp_path: Path,
-    toy: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_room_for_the_settings_there_is_no_run(tmp_path, toy, monkeypatch, capsys):
     def write_text(path: Path, text: str, encoding: str) -> None:
         path.touch()
         with open(FULL, "w", encoding=encoding) as file:
@@ -122,9 +110,7 @@ def test_without_room_for_the_settings_there_is_no_run(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_commands_say_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_say_so(monkeypatch, capsys):
     def command(_: Any) -> int:
         FULL.write_text("x")
         return 0

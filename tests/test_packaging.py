@@ -12,9 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from run_python import run_python
+from run_python import ROOT, copy_checkout, run_python
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -41,20 +40,7 @@ def source(tmp_path_factory) -> Path:
     pytest.importorskip("setuptools", minversion="77")
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    source = tmp_path_factory.mktemp("source")
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in filter(None, listing.stdout.split("\0")):
-        if (ROOT / name).exists():
-            target = source / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    return source
+    return copy_checkout(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +116,6 @@ def test_a_package_behind_a_symlink_is_on_the_compilers_path_once(tmp_path):
         "from vla_gym.suites import disk_cache\n"
         "print(disk_cache._compiler_environment()['PYTHONPATH'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(link)}
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = run_python(code, cwd=tmp_path, PYTHONPATH=str(link), PYTHONSAFEPATH="1")
     paths = run.stdout.strip().split(os.pathsep)
     assert str(link) in paths and str(ROOT) not in paths, run.stderr

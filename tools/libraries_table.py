@@ -93,7 +93,9 @@ def row(package: str, example: str, tests: str, name: str, mode: str, chunks: in
         print(done.stderr[-2000:], file=sys.stderr)
         return [package, "yes", "no", mode, "-", "-", "-"]
     found = json.loads(done.stdout.splitlines()[-1])
-    passed = run("-m", "pytest", "-q", f"tests/libraries/{tests}", "-k", example_filter(example))
+    # SB3's family shares a file of tests, which name their example.
+    chosen = example if example.startswith(("sb3", "sbx")) else "test"
+    passed = run("-m", "pytest", "-q", f"tests/libraries/{tests}", "-k", chosen)
     return [
         f"{package} {found['version']}",
         "yes",
@@ -103,11 +105,6 @@ def row(package: str, example: str, tests: str, name: str, mode: str, chunks: in
         f"{found['trained']:.1f}",
         f"{found['bare']:.1f}",
     ]
-
-
-def example_filter(example: str) -> str:
-    """Return which tests of a file are about an example: those of SB3's family name theirs."""
-    return example if example.startswith(("sb3", "sbx")) else "test"
 
 
 def main() -> None:

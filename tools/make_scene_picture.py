@@ -12,24 +12,19 @@ import imageio.v3 as imageio
 import numpy as np
 
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.experts import make_expert
-from vla_gym.sim import SceneRenderer
+from vla_gym.rollout.workers import ExpertActs
 
 TASK_ID, CONTROL_STEPS, SIZE = 8, 58, 384  # the bowl is on its way to the plate
 
 
 def main(path: Path) -> None:
     """Write the picture to ``path``."""
-    env = LiberoEnv("goal", task_ids=TASK_ID, cameras=())
+    how = {"chunk_len": CONTROL_STEPS, "image_size": SIZE, "visual_profile": "libero"}
+    env = ExpertActs(LiberoEnv("goal", task_ids=TASK_ID, **how))
     env.reset(seed=0, options={"init_state_id": 0})
-    expert = make_expert(env.sim)
-    for _ in range(CONTROL_STEPS):
-        env.step(expert.act())
-    renderer = SceneRenderer(env.task_model, SIZE, SIZE, profile="libero")
-    images = np.empty((2, SIZE, SIZE, 3), np.uint8)
-    renderer.render(env.sim, images)
-    imageio.imwrite(path, np.concatenate(list(images), axis=1), optimize=True)
-    renderer.close()
+    seen, *_ = env.step(np.zeros(env.action_space.shape, np.float32))
+    picture = np.concatenate([seen["agentview"], seen["wrist"]], axis=1)
+    imageio.imwrite(path, picture, optimize=True)
     env.close()
 
 

@@ -46,9 +46,8 @@ def measure(task_model: TaskModel, states: str, episodes: int) -> Row:
     """Play ``episodes`` episodes of one task and count."""
     task = task_model.task
     official = states == "official"
-    starts = [
-        Start(task.suite, task.task_id, *((i,) if official else (-1, i))) for i in range(episodes)
-    ]
+    seed = None if official else 0
+    starts = [Start.number(i, task.suite, task.task_id, None, seed) for i in range(episodes)]
     noisy = functools.partial(NoisyEpisodes, seed=SAMPLED_SEED, noise=DemosConfig().noise)
     played = play(
         ExpertPolicy(),
@@ -61,8 +60,8 @@ def measure(task_model: TaskModel, states: str, episodes: int) -> Row:
     outcomes = [episode.length if episode.success else None for episode in played]
     steps = [outcome for outcome in outcomes if outcome is not None]
     return {
-        "suite": task_model.task.suite,
-        "task_id": task_model.task.task_id,
+        "suite": task.suite,
+        "task_id": task.task_id,
         "assets": task_model.assets.name,
         "states": states,
         "n": episodes,

@@ -65,8 +65,7 @@ def runs_of(group: str) -> list[tuple[Path, str]]:
 
 
 def _suite(train: dict[str, Any]) -> str:
-    suite: str = train["config"]["suite"]
-    return suite.removeprefix("libero_")
+    return train["config"]["suite"].removeprefix("libero_")
 
 
 def _cards(group: str) -> list[tuple[Path, dict[str, Any]]]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vla_gym.errors import NotEnoughMemoryError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def free_ram() -> int | None:
@@ -24,19 +28,25 @@ def free_ram() -> int | None:
     return min(candidates, default=None)
 
 
-def check_ram(needed: int, what: str, advice: str) -> None:
-    """Check that there is room, before it is taken.
+def free_memory(device: str | torch.device) -> int | None:
+    """Return the bytes that are free on a torch device; None where that cannot be told."""
+    kind = str(device).partition(":")[0]
+    if kind == "cuda":
+        import torch
 
-    Args:
-        needed: In bytes.
-        what: Is to be allocated.
-        advice: What to do otherwise.
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_ram() if kind == "cpu" else None
+
+
+def check_memory(needed: int, what: str, advice: str, device: str | torch.device = "cpu") -> None:
+    """Check that a device has room for ``needed`` bytes of ``what``; ``advice`` ends the error.
 
     Raises:
         NotEnoughMemoryError: With the memory that is needed and the memory that is free.
     """
-    free = free_ram()
+    free = free_memory(device)
     if free is not None and needed > free:
         raise NotEnoughMemoryError(
-            f"{what} takes about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: {advice}."
+            f"{what} takes about {needed / 1e9:.1f} GB on {device}, which has {free / 1e9:.1f} GB "
+            f"free: {advice}."
         )

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from vla_gym.actions import as_action
 from vla_gym.envs.checks import MAX_CHUNK_LEN, as_integer, as_number
@@ -47,13 +48,7 @@ class ActionChunk(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         if gamma is not None:
             as_number(gamma, "gamma", 0.0, 1.0, above=True)
         self.chunk_len, self.gamma = chunk_len, gamma
-
-        def repeat(bound: np.ndarray) -> np.ndarray:
-            return np.repeat(bound[None], chunk_len, axis=0)
-
-        self.action_space = spaces.Box(
-            repeat(inner.low), repeat(inner.high), dtype=inner.dtype.type
-        )
+        self.action_space = batch_space(inner, chunk_len)
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Execute the rows of ``action`` (chunk_len, ...) until they or the episode end.

@@ -8,7 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vla_gym.wrappers.history_buffer import HistoryBuffer, HistoryState
+from vla_gym.envs.state import WrapperState, check_wrapper
+from vla_gym.wrappers.history_buffer import HistoryBuffer
 
 #: The one environment of a single wrapper's buffer.
 _ROW = np.zeros(1, np.int64)
@@ -79,12 +80,12 @@ class History(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray
         )
         return self._observe(obs), float(reward), terminated, truncated, info
 
-    def get_state(self) -> HistoryState:
+    def get_state(self) -> WrapperState:
         """Return the environment's state with the history; it can be pickled."""
         state = self.env.get_wrapper_attr("get_state")()
-        return self._buffer.save(0, state)
+        return WrapperState(state, type(self).__name__, self._buffer.save(0))
 
-    def set_state(self, state: HistoryState) -> dict[str, Any]:
+    def set_state(self, state: WrapperState) -> dict[str, Any]:
         """Go on from what :meth:`get_state` of a like environment returned.
 
         Returns:
@@ -93,9 +94,9 @@ class History(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray
         Raises:
             ConfigError: If the state does not fit; nothing has changed then.
         """
-        state = self._buffer.check(state)
+        self._buffer.check(check_wrapper(state, type(self).__name__).kept)
         obs = self.env.get_wrapper_attr("set_state")(state.env)
-        self._buffer.restore(0, state)
+        self._buffer.restore(0, state.kept)
         return self._observe(obs)
 
     def _observe(self, obs: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -12,26 +11,6 @@ from gymnasium import spaces
 
 from vla_gym.envs.checks import MAX_HISTORY, as_integer
 from vla_gym.errors import ConfigError
-
-
-@dataclass(frozen=True, eq=False)
-class HistoryState:
-    """A saved environment with the history of its running episode; picklable.
-
-    Attributes:
-        env: State of the wrapped environment.
-        steps: Steps of the episode so far.
-        frames: By camera (K, H, W, 3) uint8: the last frames before the current one, the oldest
-            first; K = min(steps, length * stride).
-        actions: (K, *action shape) float32, the action that followed each of them.
-        ended: Whether the next step of a vector environment resets it (NEXT_STEP).
-    """
-
-    env: Any
-    steps: int
-    frames: Mapping[str, np.ndarray]
-    actions: np.ndarray
-    ended: bool = False
 
 
 class HistoryBuffer:
@@ -54,15 +33,7 @@ class HistoryBuffer:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
     ) -> None:
-        """Check the arguments, see ``History``, and make room.
-
-        Args:
-            num_envs: Number N of environments.
-            length: Entries T of a history.
-            stride: Steps between two of them.
-            frames: Cameras.
-            observation_space: Of one environment.
-            action_space: Of one environment.
+        """Check the arguments, see ``History``, and make room; spaces are of one environment.
 
         Raises:
             ConfigError: If an argument is out of range, or a space does not fit.
@@ -137,42 +108,42 @@ class HistoryBuffer:
         actions[~real] = 0.0
         return history | {"action_history": actions, "history_mask": real.astype(np.int8)}
 
-    def save(self, row: int, env: Any, *, ended: bool = False) -> HistoryState:
-        """Return the history of one environment beside that environment's own state."""
+    def save(self, row: int) -> dict[str, Any]:
+        """Return the history of one environment.
+
+        Returns:
+            ``steps`` of the episode so far; ``frames``, by camera (K, H, W, 3) uint8: the last
+            frames before the current one, the oldest first, K = min(steps, length * stride);
+            ``actions`` (K, *action shape) float32, the action that followed each of them.
+        """
         steps = int(self._steps[row])
         slots = self._slots(steps)
         frames = {camera: ring[row, slots] for camera, ring in self._frames.items()}
-        return HistoryState(env, steps, frames, self._actions[row, slots], ended)
+        return {"steps": steps, "frames": frames, "actions": self._actions[row, slots]}
 
-    def check(self, state: Any) -> HistoryState:
-        """Return a state if this history can go on from it.
+    def check(self, kept: Mapping[str, Any]) -> None:
+        """Check that this history can go on from what :meth:`save` returned.
 
         Raises:
-            ConfigError: If it is none of a wrapper with the same arguments.
+            ConfigError: If it is of a wrapper with other arguments.
         """
-        if not isinstance(state, HistoryState):
-            raise ConfigError(
-                f"Expected a HistoryState of get_state(), got {type(state).__name__}: the state "
-                "must come from an environment that is wrapped in History at the same place."
-            )
-        count = len(self._slots(state.steps))
+        count = len(self._slots(kept["steps"]))
         expected = {camera: (count, *ring.shape[2:]) for camera, ring in self._frames.items()}
-        got = {camera: frames.shape for camera, frames in state.frames.items()}
-        shape = (count, *self._actions.shape[2:])
-        if got != expected or state.actions.shape != shape:
+        got = {camera: frames.shape for camera, frames in kept["frames"].items()}
+        shape, found = (count, *self._actions.shape[2:]), kept["actions"].shape
+        if got != expected or found != shape:
             raise ConfigError(
                 f"Expected a history of frames {expected} and actions {shape}, got {got} and "
-                f"{state.actions.shape}: both environments need the same History."
+                f"{found}: both environments need the same History."
             )
-        return state
 
-    def restore(self, row: int, state: HistoryState) -> None:
-        """Go on from a checked state; the current frame is seen next."""
-        slots = self._slots(state.steps)
+    def restore(self, row: int, kept: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`check` has seen; the current frame is seen next."""
+        slots = self._slots(kept["steps"])
         for camera, ring in self._frames.items():
-            ring[row, slots] = state.frames[camera]
-        self._actions[row, slots] = state.actions
-        self._steps[row] = state.steps
+            ring[row, slots] = kept["frames"][camera]
+        self._actions[row, slots] = kept["actions"]
+        self._steps[row] = kept["steps"]
 
     def _slots(self, steps: int) -> np.ndarray:
         """Return where the frames before the current one are, the oldest first."""

@@ -140,50 +140,40 @@ def make_libero_vla_vec(
             "LiberoVLA-* builds LIBERO's own environments. For others, wrap LiberoVectorEnv(..., "
             "env_factory=...) in vla_gym.wrappers.vector.FrozenVLAObservation."
         )
-    if hosts is not None:
-        if chunk_len is None or "image_size" not in kwargs:
-            model, _, chunk_len = _load(vla, None, chunk_len, "cpu")
-            kwargs.setdefault("image_size", model.image_size)
-        look = functools.partial(
-            _observe,
-            vla=vla,
-            rl_token=rl_token,
-            chunk_len=chunk_len,
-            device=device,
-            keep_images=keep_images,
-            keep_inputs=keep_inputs,
-        )
-        inner = [] if wrap_envs is None else [wrap_envs]
-        wrappers = [*kwargs.pop("vector_wrappers", ()), *inner, look]
-        envs: Any = make_libero_vec(
-            choose_suite(suite, bddl_path),
-            num_envs,
-            hosts=hosts,
-            vector_wrappers=wrappers,
-            gpu=device.startswith("cuda"),
-            chunk_len=stride or chunk_len,
-            **kwargs,
-        )
-    else:
-        model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
+    if hosts is None:
+        model, rl_token, chunk_len = _load(vla, rl_token, chunk_len, device)
+        vla = model
         kwargs.setdefault("image_size", model.image_size)
         # The VLA looks at the images at once and what is kept of them is copied by the wrapper.
         kwargs.setdefault("copy", False)
-        suite = choose_suite(suite, bddl_path)
-        envs = LiberoVectorEnv(num_envs, suite, chunk_len=stride or chunk_len, **kwargs)
+    elif chunk_len is None or "image_size" not in kwargs:
+        model, _, chunk_len = _load(vla, None, chunk_len, "cpu")
+        kwargs.setdefault("image_size", model.image_size)
+    look = functools.partial(
+        _observe,
+        vla=vla,
+        rl_token=rl_token,
+        chunk_len=chunk_len,
+        device=device,
+        keep_images=keep_images,
+        keep_inputs=keep_inputs,
+    )
+    if hosts is not None:
+        inner = [] if wrap_envs is None else [wrap_envs]
+        kwargs["vector_wrappers"] = [*kwargs.get("vector_wrappers", ()), *inner, look]
+        kwargs.setdefault("gpu", device.startswith("cuda"))
+    kwargs |= {"bddl_path": bddl_path, "hosts": hosts, "chunk_len": stride or chunk_len}
+    envs: Any = make_libero_vec(suite, num_envs, **kwargs)
     try:
         if hosts is None:
             wrapped = envs if wrap_envs is None else wrap_envs(envs)
             if not isinstance(wrapped, gym.vector.VectorEnv):
                 raise ConfigError(f"wrap_envs must return environments, got {wrapped!r:.80}.")
-            envs = wrapped
-            envs = VectorFrozenVLAObservation(
-                envs, model, encoder, keep_images, chunk_len, keep_inputs
-            )
+            envs = wrapped  # to be closed if it does not fit the VLA
+            envs = look(envs)
         if _wants_plain(flat, obs_keys, string_infos):
             envs = VectorPlainSpaces(envs, flat, obs_keys, string_infos)
-        made: VectorFrozenVLAObservation | LiberoVectorEnv | VectorPlainSpaces = envs
-        return made
+        return envs
     except BaseException:
         envs.close()
         raise

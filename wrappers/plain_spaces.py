@@ -48,7 +48,7 @@ class PlainForm:
             )
         self.keys = _parse_keys(obs_keys, observation_space)
         fields = {key: observation_space[key] for key in self.keys}
-        self._choices = {key: _choices(space) for key, space in fields.items()} if flat else {}
+        self._discrete = {k: s for k, s in fields.items() if isinstance(s, spaces.Discrete)}
         self._action_shape = action_space.shape
         self.action_space = action_space
         if not flat:
@@ -76,10 +76,9 @@ class PlainForm:
             return {key: obs[key] for key in self.keys}
         parts = []
         for key in self.keys:
-            values, choices = np.asarray(obs[key]), self._choices[key]
-            if choices is not None:
-                start, count = choices
-                values = values.reshape(-1, 1) == start + np.arange(count)
+            values, space = np.asarray(obs[key]), self._discrete.get(key)
+            if space is not None:
+                values = values.reshape(-1, 1) == space.start + np.arange(space.n)
             parts.append(values.reshape(len(values), -1).astype(np.float32, copy=False))
         return np.concatenate(parts, axis=1)
 
@@ -204,11 +203,6 @@ def _parse_keys(obs_keys: Sequence[str] | None, found: spaces.Dict) -> tuple[str
     if len(set(obs_keys)) != len(obs_keys):
         raise ConfigError(f"obs_keys must be different, got {list(obs_keys)}.")
     return tuple(obs_keys)
-
-
-def _choices(space: gym.Space[Any]) -> tuple[int, int] | None:
-    """Return the first value and the number of values of an integer; None of another space."""
-    return (int(space.start), int(space.n)) if isinstance(space, spaces.Discrete) else None
 
 
 def _bounds(key: str, space: gym.Space[Any]) -> tuple[np.ndarray, np.ndarray]:

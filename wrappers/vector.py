@@ -112,26 +112,23 @@ class FrozenVLAObservation(VectorObservationWrapper):
     @if_env_has
     def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
         """Begin a reset of some environments; see the wrapped environment, and :meth:`recv`."""
-        env: Any = self.env
-        env.reset_send(env_ids, **kwargs)
+        self.env.reset_send(env_ids, **kwargs)
         self._last.begins[slice(None) if env_ids is None else np.asarray(env_ids)] = True
 
     @if_env_has
     def begin(self, ids: np.ndarray, ops: np.ndarray, *args: Any, each: bool) -> None:
         """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
-        env: Any = self.env
-        env.begin(ids, ops, *args, each=each)
+        self.env.begin(ids, ops, *args, each=each)
         self._last.begins[ids[ops == RESET]] = True
 
     @if_env_has
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
         """Return the wrapped environment's states, all by default; they can be pickled.
 
-        With a stateful VLA each is a :class:`~vla_gym.wrappers.vla_state.VLAEnvState`.
+        With a stateful VLA each is a :class:`~vla_gym.envs.state.WrapperState`.
         """
-        env: Any = self.env
         ids = range(self.num_envs) if env_ids is None else np.atleast_1d(env_ids).tolist()
-        return self._last.save(ids, env.get_state(env_ids))
+        return self._last.save(ids, self.env.get_state(env_ids))
 
     @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
@@ -144,8 +141,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
         Raises:
             ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
-        env: Any = self.env
-        obs = env.set_state(self._last.check(states), env_ids)
+        obs = self.env.set_state(self._last.check(states), env_ids)
         every = np.arange(self.num_envs)
         fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
         if self.features.memory.is_stateful:
@@ -153,7 +149,7 @@ class FrozenVLAObservation(VectorObservationWrapper):
             fresh = fresh[[begins_anew(state) for state in states]]
             self._last.begins[fresh] = True
         # A state may be of another task, and no info comes with it.
-        return self._convert(obs, instructions_of(env, obs, fresh), every, fresh)[0]
+        return self._convert(obs, instructions_of(self.env, obs, fresh), every, fresh)[0]
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
 from vla_gym.envs.checks import as_options
+from vla_gym.envs.state import WrapperState, check_wrapper
 from vla_gym.suites import get_task
 from vla_gym.vector.env_row import row_in
 from vla_gym.vector.shared_memory import RESET
 
 Obs = dict[str, Any]
 Step = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     _Wrapper = gym.vector.VectorWrapper[Obs, np.ndarray, Obs, np.ndarray, np.ndarray]
@@ -32,6 +31,8 @@ class VectorObservationWrapper(_Wrapper):
     ``step_wait`` nor ``recv``. Every attribute that a subclass does not have (``send``,
     ``groups``, ``call``, ``get_attr``, ``set_attr``, ...) is that of the wrapped environment.
     """
+
+    env: Any  # has more methods than Gymnasium's
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":
@@ -51,7 +52,7 @@ class VectorObservationWrapper(_Wrapper):
         # A copy: Gymnasium's own vector environments take the mask out of the caller's dict.
         options = None if options is None else as_options(options)
         mask = None if options is None else options.get("reset_mask")
-        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        obs, infos = self.env.reset(seed=seed, options=options)
         env_ids = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         return self._convert_reset(obs, infos, env_ids)
 
@@ -65,8 +66,7 @@ class VectorObservationWrapper(_Wrapper):
         Args:
             timeout: In seconds; see the wrapped environment.
         """
-        env: Any = self.env
-        return self._convert_step(env.step_wait(timeout=timeout))
+        return self._convert_step(self.env.step_wait(timeout=timeout))
 
     def recv(
         self,
@@ -86,8 +86,8 @@ class VectorObservationWrapper(_Wrapper):
             What ``step`` returns, with one row for each finished environment, sorted by
             ``infos["env_id"]``. Nothing is computed for the others.
         """
-        env: Any = self.env
-        return self._convert_step(env.recv(min_envs=min_envs, timeout=timeout, env_ids=env_ids))
+        result = self.env.recv(min_envs=min_envs, timeout=timeout, env_ids=env_ids)
+        return self._convert_step(result)
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray
@@ -104,16 +104,11 @@ class VectorObservationWrapper(_Wrapper):
         return np.asarray(infos.get("env_id", np.arange(self.num_envs)))
 
 
-def if_env_has(method: _Method) -> _Method:
-    """Mark a method that a wrapper has only where the wrapped environment has it.
+class if_env_has:
+    """Marks a method that a wrapper has only where the wrapped environment has it.
 
     Whoever asks ``hasattr(envs, "send")`` gets the wrapped environment's answer.
     """
-    return cast(_Method, _IfEnvHas(method))
-
-
-class _IfEnvHas:
-    """The descriptor behind :func:`if_env_has`."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -154,22 +149,19 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     @if_env_has
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; see the wrapped environment."""
-        env: Any = self.env
-        env.step_async(actions)
+        self.env.step_async(actions)
         self._note(self._everyone, actions)
 
     @if_env_has
     def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
         """Begin a step in some environments; see the wrapped environment."""
-        env: Any = self.env
-        env.send(actions, env_ids)
+        self.env.send(actions, env_ids)
         self._note(np.atleast_1d(env_ids), actions)
 
     @if_env_has
     def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
         """Begin a reset of some environments, all by default; see the wrapped environment."""
-        env: Any = self.env
-        env.reset_send(env_ids, **kwargs)
+        self.env.reset_send(env_ids, **kwargs)
         self._resetting[self._everyone if env_ids is None else np.atleast_1d(env_ids)] = True
 
     @if_env_has
@@ -182,17 +174,18 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         each: bool,
     ) -> None:
         """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
-        env: Any = self.env
-        env.begin(ids, ops, rows, *args, each=each)
+        self.env.begin(ids, ops, rows, *args, each=each)
         self._actions[ids], self._resetting[ids] = rows["action"], ops == RESET
 
     @if_env_has
-    def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
+    def get_state(self, env_ids: Sequence[int] | None = None) -> list[WrapperState]:
         """Return the states of environments with what is kept of them; they can be pickled."""
-        env: Any = self.env
-        states = env.get_state(env_ids)
+        states = self.env.get_state(env_ids)
         ids = self._everyone if env_ids is None else np.atleast_1d(env_ids)
-        return [self._save(i, state) for i, state in zip(ids.tolist(), states, strict=True)]
+        return [
+            WrapperState(state, type(self).__name__, self._save(i), bool(self._ended[i]))
+            for i, state in zip(ids.tolist(), states, strict=True)
+        ]
 
     @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
@@ -204,16 +197,16 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         Raises:
             ConfigError: If a state does not fit; nothing has changed then.
         """
-        env: Any = self.env
-        states = [self._check(state) for state in states]
-        obs = env.set_state([state.env for state in states], env_ids)
+        for state in states:
+            self._check(check_wrapper(state, type(self).__name__).kept)
+        obs = self.env.set_state([state.env for state in states], env_ids)
         ids = self._everyone if env_ids is None else np.atleast_1d(env_ids)
         for i, state in zip(ids.tolist(), states, strict=True):
-            self._restore(i, state)
+            self._restore(i, state.kept)
             self._ended[i] = state.ended
         anew = ids[[begins_anew(state) for state in states]]
         if len(anew):
-            return self._convert_reset(obs, instructions_of(env, obs, anew), anew)[0]
+            return self._convert_reset(obs, instructions_of(self.env, obs, anew), anew)[0]
         return self._observe(obs, self._everyone)
 
     def _note(self, env_ids: np.ndarray, actions: np.ndarray) -> None:
@@ -231,29 +224,31 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
             ended: (n,) bool, terminated or truncated.
 
         Returns:
-            (n,) environments, bool: reset in place of a step, and control steps that were executed:
-            0 where nothing was, and where a worker died over it; a large number if nobody says.
+            (n,) environments, bool: their observation begins an episode, and control steps that
+            were executed: 0 where the step was a reset, and where a worker died over it; a large
+            number if nobody says.
         """
         env_ids = self._env_ids(infos)
         begun = self._resetting[env_ids] | told_to_begin(infos, ended)
         executed = _executed_steps(infos, ended)
         executed[begun] = 0
-        self._ended[env_ids] = ended & np.logical_not(infos.get("_final_obs", False))
-        return env_ids, begun, executed
+        anew = infos.get("_final_obs", np.zeros(len(ended), bool))  # in SAME_STEP
+        self._ended[env_ids] = ended & ~anew
+        return env_ids, begun | anew, executed
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
         """Return the observations of environments with what is kept of them."""
         raise NotImplementedError
 
-    def _save(self, env_id: int, state: Any) -> Any:
-        """Return a state and what is kept, as an object with ``env`` and ``ended``."""
+    def _save(self, env_id: int) -> dict[str, Any]:
+        """Return what is kept of an environment's episode, by name."""
         raise NotImplementedError
 
-    def _check(self, state: Any) -> Any:
-        """Return a state if it fits; raise ConfigError if not."""
+    def _check(self, kept: Mapping[str, Any]) -> None:
+        """Raise ConfigError if what a state has kept does not fit."""
         raise NotImplementedError
 
-    def _restore(self, env_id: int, state: Any) -> None:
+    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
         """Take over what a state has kept."""
         raise NotImplementedError
 
@@ -286,8 +281,7 @@ def told_to_begin(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:
     """
     if "elapsed_steps" not in infos:
         return np.zeros(len(ended), bool)
-    begun: np.ndarray = infos["_elapsed_steps"] & (infos["elapsed_steps"] == 0) & ~ended
-    return begun
+    return infos["_elapsed_steps"] & (infos["elapsed_steps"] == 0) & ~ended
 
 
 def _executed_steps(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.wrappers.history_buffer import HistoryBuffer, HistoryState
+from vla_gym.wrappers.history_buffer import HistoryBuffer
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
 
 
@@ -34,18 +34,7 @@ class History(VectorEpisodeWrapper):
         stride: int = 1,
         frames: Sequence[str] = ("wrist",),
     ) -> None:
-        """Wrap a vector of environments with Dict observations and Box actions.
-
-        Args:
-            env: For example a :class:`~vla_gym.vector.LiberoVectorEnv`.
-            length: Entries T of the history, at least 1.
-            stride: Steps from one entry to the next, at least 1.
-            frames: Cameras of the observation whose frames are kept; empty for the actions alone.
-
-        Raises:
-            ConfigError: If a number is out of range, the observation is no Dict, has no such camera
-                or has a history already, or the action is no Box.
-        """
+        """Wrap a vector of environments; see :class:`vla_gym.wrappers.History`."""
         super().__init__(env)
         n, action_space = env.num_envs, env.single_action_space
         self._buffer = HistoryBuffer(
@@ -68,9 +57,7 @@ class History(VectorEpisodeWrapper):
         who = env_ids[acted]
         self._buffer.act(who, self._actions[who], executed[acted])
         if "final_obs" in infos:
-            final = infos["_final_obs"]
             infos = {**infos, "final_obs": self._observe_final(infos, env_ids)}
-            begun = begun | final
         self._buffer.begin(env_ids[begun])
         return self._observe(obs, env_ids), rewards, terminations, truncations, infos
 
@@ -89,11 +76,11 @@ class History(VectorEpisodeWrapper):
         self._buffer.see(env_ids, obs)
         return {**obs, **self._buffer.read(env_ids)}
 
-    def _save(self, env_id: int, state: Any) -> HistoryState:
-        return self._buffer.save(env_id, state, ended=bool(self._ended[env_id]))
+    def _save(self, env_id: int) -> dict[str, Any]:
+        return self._buffer.save(env_id)
 
-    def _check(self, state: Any) -> HistoryState:
-        return self._buffer.check(state)
+    def _check(self, kept: Mapping[str, Any]) -> None:
+        self._buffer.check(kept)
 
-    def _restore(self, env_id: int, state: HistoryState) -> None:
-        self._buffer.restore(env_id, state)
+    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
+        self._buffer.restore(env_id, kept)

@@ -32,19 +32,7 @@ class PlainSpaces(VectorObservationWrapper):
         obs_keys: Sequence[str] | None = None,
         string_infos: bool = True,
     ) -> None:
-        """Wrap a vector of environments with Dict observations.
-
-        Args:
-            env: For example ``LiberoVLA-*``.
-            flat: Whether an environment's observation and action are vectors.
-            obs_keys: The entries of the observation that are kept, in this order; None for all, in
-                the order of the observation space. Without ``flat`` the observation is a Dict.
-            string_infos: Whether infos may hold texts such as ``instruction``.
-
-        Raises:
-            ConfigError: If the observation is no Dict, an entry does not exist, is named twice or
-                cannot be made a vector, or the action is no Box.
-        """
+        """Wrap a vector of environments; see :class:`vla_gym.wrappers.PlainSpaces`."""
         super().__init__(env)
         self.form = PlainForm(
             env.single_observation_space, env.single_action_space, flat, obs_keys, string_infos
@@ -65,20 +53,17 @@ class PlainSpaces(VectorObservationWrapper):
     @if_env_has
     def step_async(self, actions: np.ndarray) -> None:
         """Begin a step; see the wrapped environment."""
-        env: Any = self.env
-        env.step_async(self.form.actions(actions, self.num_envs))
+        self.env.step_async(self.form.actions(actions, self.num_envs))
 
     @if_env_has
     def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
         """Begin a step in some environments; see the wrapped environment."""
-        env: Any = self.env
-        env.send(self.form.actions(actions, len(np.atleast_1d(env_ids))), env_ids)
+        self.env.send(self.form.actions(actions, len(np.atleast_1d(env_ids))), env_ids)
 
     @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Any:
         """Bring environments to states of ``get_state``; return the observations of all."""
-        env: Any = self.env
-        return self.form.observations(env.set_state(states, env_ids))
+        return self.form.observations(self.env.set_state(states, env_ids))
 
     def _convert_reset(
         self,

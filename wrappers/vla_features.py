@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from vla_gym.envs.checks import check_flag
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE
+from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_inputs import VLAInputs
 
@@ -50,15 +50,7 @@ class VLAFeatures:
     ) -> None:
         """Load what is named and check that it fits the spaces of one environment.
 
-        Args:
-            vla: Name or directory of a VLA, or the model itself.
-            rl_token: ``"auto"`` for the encoder that ships with the VLA (the mean hidden state if
-                none does), a name or a directory, the encoder itself, or None for the mean.
-            observation_space: Of one environment, with all views.
-            action_space: Of one environment, (C, action size).
-            keep_images: Whether the views stay in the observation.
-            chunk_len: Rows of ``vla_action``, if more than an action has; at most the horizon.
-            keep_inputs: Whether ``vla_input`` and ``vla_version`` are observed as well.
+        The arguments are those of ``wrappers.vector.FrozenVLAObservation``.
 
         Raises:
             ConfigError: If the spaces or the encoder do not fit the VLA, or a stateful one would
@@ -70,7 +62,7 @@ class VLAFeatures:
         check_flag(keep_images, "keep_images")
         check_flag(keep_inputs, "keep_inputs")
         self.memory = VLAMemory(load(vla) if isinstance(vla, str) else vla)
-        self.views: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
+        self.views = self.vla.cameras
         self.rl_token = choose_rl_token(rl_token, self.vla)
         self.seconds, self.version = 0.0, 0
         self.inputs: VLAInputs | None = None
@@ -119,8 +111,6 @@ class VLAFeatures:
 
     def _check_fit(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         vla, shape = self.vla, action_space.shape
-        action_size = getattr(vla, "action_size", ACTION_SIZE)
-        proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
         if not isinstance(observation_space, spaces.Dict):
             raise ConfigError(
                 "The VLA looks at images, so it needs an environment that observes a Dict; got "
@@ -131,21 +121,21 @@ class VLAFeatures:
         proprio = found["proprio"].shape if "proprio" in found else None
         if (
             not set(self.views) <= set(found)
-            or proprio != (proprio_size,)
+            or proprio != (vla.proprio_size,)
             or not shape
-            or (shape[-1] != action_size)
+            or (shape[-1] != vla.action_size)
         ):
             raise ConfigError(
                 f"The VLA {vla.name!r} was trained with cameras {', '.join(self.views)}, "
-                f"{proprio_size} numbers of proprioception and actions of {action_size} numbers; "
-                f"this environment has observations {', '.join(found)}, proprioception {proprio} "
-                f"and actions {shape}. Make the environment with cameras={self.views}, or use a "
-                "VLA for this suite."
+                f"{vla.proprio_size} numbers of proprioception and actions of {vla.action_size} "
+                f"numbers; this environment has observations {', '.join(found)}, proprioception "
+                f"{proprio} and actions {shape}. Make the environment with cameras={self.views}, "
+                "or use a VLA for this suite."
             )
         if len(shape) != 2 or shape[0] > vla.horizon:
             raise ConfigError(
-                f"Expected actions of shape (C, {action_size}) with C <= {vla.horizon} (the VLA's "
-                f"horizon), got {shape}: set chunk_len, or wrap with ActionChunk."
+                f"Expected actions of shape (C, {vla.action_size}) with C <= {vla.horizon} (the "
+                f"VLA's horizon), got {shape}: set chunk_len, or wrap with ActionChunk."
             )
         if self.rl_token is not None and self.rl_token.hidden_size != self.vla.hidden_size:
             raise ConfigError(
@@ -196,15 +186,10 @@ def look(
     instructions: list[str],
     proprio: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run one batched forward pass; arguments as in :meth:`VLAFeatures.__call__`.
+    """Run one batched forward pass; observations as in :meth:`VLAFeatures.__call__`.
 
-    Args:
-        vla: The model; a stateful one as :meth:`VLAMemory.at` returns it.
-        rl_token: The encoder, on any device; None for the mean hidden state.
-        chunk_len: Rows C of the chunks, at most the horizon.
-        views: As there.
-        instructions: As there.
-        proprio: As there.
+    A stateful model is given as :meth:`VLAMemory.at` returns it; the encoder may be on any device,
+    None is for the mean hidden state; chunk_len C is at most the horizon.
 
     Returns:
         RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.

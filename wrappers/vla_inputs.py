@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class VLAInputs:
     """Packs camera images and instruction of an observation; proprioception is stored apart.
 
     Images are kept at the backend's ``input_size`` where it has one: to the VLA they are the same,
-    bit for bit (see :class:`vla_gym.vla.base.TrainableNetwork`). Two cameras at 64 x 64 and the
+    bit for bit (see :class:`vla_gym.vla.FrozenVLA`). Two cameras at 64 x 64 and the
     instruction are 24,832 bytes.
 
     Attributes:
@@ -30,17 +29,11 @@ class VLAInputs:
     """
 
     def __init__(self, vla: FrozenVLA, image_shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Take the sizes from a VLA and the environment.
-
-        Args:
-            vla: Says which cameras, and at which size.
-            image_shapes: (H, W, 3) of each camera's renders.
-        """
-        side: Any = getattr(vla, "input_size", None)
-        self._side = None if side is None else int(side)
+        """Take the sizes from a VLA, or from (H, W, 3) of each camera's renders."""
+        self._side = side = vla.input_size
         self._shapes = {
-            view: tuple(image_shapes[view]) if side is None else (int(side), int(side), 3)
-            for view in getattr(vla, "cameras", CAMERAS)
+            view: tuple(image_shapes[view]) if side is None else (side, side, 3)
+            for view in vla.cameras
         }
         self._ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()])
         self.size = int(self._ends[-1]) + TEXT_BYTES

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vla_gym.envs.state import WrapperState
 from vla_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from vla_gym.wrappers.vla_features import VLAFeatures
 
 
-@dataclass(frozen=True, eq=False)
-class VLAEnvState:
-    """State of an environment and of the stateful VLA that looks at it; picklable.
-
-    What the VLA has made of the present frame is part of it: looked at in another batch, the
-    frame would lead to a state that differs in its last bits.
-
-    Attributes:
-        env: What the wrapped environment's ``get_state`` returned.
-        instruction: Of the running episode.
-        made: What the VLA has made of the present frame, by key of the observation.
-        memory: The VLA's state after it: named arrays.
-        begins: Whether the next frame will be the first of an episode.
-    """
-
-    env: Any
-    instruction: str
-    made: dict[str, np.ndarray]
-    memory: dict[str, np.ndarray]
-    begins: bool = False
+#: The class, in :class:`WrapperState`, of both wrappers that look.
+_WRAPPER = "FrozenVLAObservation"
 
 
 class LastFrames:
@@ -46,17 +28,11 @@ class LastFrames:
     """
 
     def __init__(self, features: VLAFeatures, num_envs: int) -> None:
-        """Know nothing yet.
-
-        Args:
-            features: They compute the observations.
-            num_envs: N.
-        """
+        """Know nothing yet; ``features`` compute the observations."""
         self._features = features
-        spaces = {key: features.space[key] for key in features.made}
         self.made = {
-            key: np.zeros((num_envs, *(space.shape or ())), space.dtype)
-            for key, space in spaces.items()
+            key: np.zeros((num_envs, *(features.space[key].shape or ())), features.space[key].dtype)
+            for key in features.made
         }
         self.instructions = np.full(num_envs, None, dtype=object)
         self.begins = np.ones(num_envs, bool)
@@ -75,23 +51,29 @@ class LastFrames:
         Raises:
             ConfigError: If an environment has not told its instruction.
         """
-        ended, texts = self.instructions[env_ids], self.instructions[env_ids]
-        hear(ended, infos.get("final_info", {}))
-        hear(texts, infos)
-        self.instructions[env_ids] = texts
+        before = self.instructions[env_ids]
+        ended = heard(before, infos.get("final_info", {}))
+        texts = self.instructions[env_ids] = heard(before, infos)
         return check_told([*texts[fresh], *ended[finals]])
 
     def save(self, env_ids: Sequence[int], states: Sequence[Any]) -> list[Any]:
-        """Return what ``get_state`` does: the wrapped environments' states, or these with more."""
+        """Return what ``get_state`` does: the wrapped environments' states, or these with more.
+
+        A stateful VLA's memory is kept with what it has made of the present frame: looked at in
+        another batch, the frame would lead to a state that differs in its last bits.
+        """
         memory = self._features.memory
         if not memory.is_stateful:
             return list(states)
         return [
-            VLAEnvState(
+            WrapperState(
                 state,
-                self.instructions[i],
-                {key: rows[i].copy() for key, rows in self.made.items()},
-                memory.save(i),
+                _WRAPPER,
+                {
+                    "instruction": self.instructions[i],
+                    "made": {key: rows[i].copy() for key, rows in self.made.items()},
+                    "memory": memory.save(i),
+                },
                 bool(self.begins[i]),
             )
             for i, state in zip(env_ids, states, strict=True)
@@ -109,39 +91,43 @@ class LastFrames:
         if self._features.memory.is_stateful:
             for state in states:
                 self._check(state)
-        return [state.env if isinstance(state, VLAEnvState) else state for state in states]
+        return [state.env if _is_own(state) else state for state in states]
 
     def _check(self, state: Any) -> None:
         memory = self._features.memory
-        if not isinstance(state, VLAEnvState):
+        if not _is_own(state):
             raise ConfigError(
                 f"The VLA {memory.vla.name!r} has a state, and this {type(state).__name__} was "
                 "saved without one: give a state that get_state returned with this VLA, or reset "
                 "the environments."
             )
-        memory.check(state.memory)
+        memory.check(state.kept["memory"])
         mine = {key: rows.shape[1:] for key, rows in self.made.items()}
-        theirs = {key: value.shape for key, value in state.made.items()}
+        theirs = {key: value.shape for key, value in state.kept["made"].items()}
         if mine != theirs:
             raise ConfigError(
                 f"The state was saved with other observations: expected {mine}, got {theirs}. Make "
                 "the environments with the RL token and the chunk length that they had."
             )
 
-    def load(self, env_ids: Sequence[int], states: Sequence[VLAEnvState]) -> None:
+    def load(self, env_ids: Sequence[int], states: Sequence[WrapperState]) -> None:
         """Take over states that :meth:`check` has seen, of as many environments."""
         for i, state in zip(env_ids, states, strict=True):
-            self._features.memory.load(i, state.memory)
-            self.instructions[i], self.begins[i] = state.instruction, state.begins
+            self._features.memory.load(i, state.kept["memory"])
+            self.instructions[i], self.begins[i] = state.kept["instruction"], state.ended
             for key, rows in self.made.items():
-                rows[i] = state.made[key]
+                rows[i] = state.kept["made"][key]
 
 
-def hear(texts: np.ndarray, infos: Mapping[str, Any]) -> None:
-    """Write the instructions that infos tell into texts (n,)."""
-    if "instruction" in infos:
-        told = infos["_instruction"]
-        texts[told] = infos["instruction"][told]
+def _is_own(state: Any) -> bool:
+    return isinstance(state, WrapperState) and state.wrapper == _WRAPPER
+
+
+def heard(texts: np.ndarray, infos: Mapping[str, Any]) -> np.ndarray:
+    """Return texts (n,), where infos tell an instruction that one in its place."""
+    if "instruction" not in infos:
+        return texts
+    return np.where(infos["_instruction"], infos["instruction"], texts)
 
 
 def check_told(instructions: list[Any]) -> list[str]:

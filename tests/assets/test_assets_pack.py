@@ -110,26 +110,23 @@ def test_without_wheels_the_cache_counts(tmp_path, monkeypatch):
     assert resolve_asset_pack("libero").root == tmp_path / "libero-assets"
 
 
-def test_a_wheel_of_another_version(monkeypatch):
-    real = metadata.version
-    fake = {WHEELS[1]: "0.2.0"}
-    monkeypatch.setattr(metadata, "version", lambda name: fake.get(name) or real(name))
-    with pytest.raises(
-        AssetError, match=r"expected version 0\.1\.0.*assets-2 0\.2\.0.*pip install"
-    ):
-        resolve_asset_pack("libero")
-
-
-def test_a_missing_wheel(monkeypatch):
+@pytest.mark.parametrize(
+    ("wheel", "found", "message"),
+    [
+        (WHEELS[1], "0.2.0", r"expected version 0\.1\.0.*assets-2 0\.2\.0.*pip install"),
+        (WHEELS[4], None, "assets-5 not installed"),
+    ],
+)
+def test_a_wheel_of_another_version_or_none(monkeypatch, wheel, found, message):
     real = metadata.version
 
     def version(name):
-        if name == WHEELS[4]:
+        if name == wheel and found is None:
             raise metadata.PackageNotFoundError(name)
-        return real(name)
+        return found if name == wheel else real(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(AssetError, match="assets-5 not installed"):
+    with pytest.raises(AssetError, match=message):
         resolve_asset_pack("libero")
 
 
@@ -177,8 +174,7 @@ def test_verify_reads_every_file(copied_wheels, capsys):
 
 @pytest.mark.parametrize("other", ["rlinf-libero", "hf-libero"])
 def test_another_libero_in_the_way(monkeypatch, other):
-    real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "1.0" if name == other else real(name))
+    monkeypatch.setattr(metadata, "distributions", lambda name: [name] if name == other else [])
     tasks_module.libero_data_root.cache_clear()
     try:
         with pytest.raises(

@@ -17,13 +17,10 @@ MICROWAVE = "articulated_objects/microwave.xml"
 CADDY = "turbosquid_objects/desk_caddy/desk_caddy.xml"
 SHELF = "turbosquid_objects/wooden_two_layer_shelf/wooden_two_layer_shelf.xml"
 FIXTURES = (*CABINETS, MICROWAVE, CADDY, SHELF)
-ROOMS = {
-    "scenes/libero_tabletop_base_style.xml": "table",
-    "scenes/libero_kitchen_tabletop_base_style.xml": "table",
-    "scenes/libero_living_room_tabletop_base_style.xml": "living_room_table",
-    "scenes/libero_study_base_style.xml": "study_table",
-    "scenes/libero_floor_base_style.xml": "floor",
-}
+ROOMS = [
+    f"scenes/libero_{room}_base_style.xml"
+    for room in ("tabletop", "kitchen_tabletop", "living_room_tabletop", "study", "floor")
+]
 
 
 def lite(path: str) -> ET.Element:
@@ -78,18 +75,6 @@ def occupied(model: mujoco.MjModel, data: mujoco.MjData, points: np.ndarray) -> 
             local[:, 2] -= np.clip(local[:, 2], -size[1], size[1])
             inside |= np.linalg.norm(local, axis=1) < size[0]
     return inside
-
-
-@pytest.mark.parametrize("path", FIXTURES)
-def test_visuals_do_not_collide_and_geoms_are_few(path):
-    model, _ = compiled(lite(path))
-    seen = model.geom_group == 1
-    assert set(model.geom_group) == {0, 1}
-    assert not (model.geom_contype[seen].any() or model.geom_conaffinity[seen].any())
-    assert (model.geom_conaffinity[~seen] == 1).all()
-    # The oven never touches itself; everything else collides with everything.
-    assert (model.geom_contype[~seen] == (0 if path == MICROWAVE else 1)).all()
-    assert seen.sum() <= 30
 
 
 @pytest.mark.libero_assets
@@ -248,21 +233,6 @@ def heights(root: ET.Element, xy: np.ndarray) -> np.ndarray:
     for start[:2] in xy:
         found.append(3 - mujoco.mj_ray(model, data, start, down, groups, 1, -1, geom))
     return np.array(found)
-
-
-@pytest.mark.parametrize(("path", "body"), ROOMS.items())
-def test_rooms_have_what_the_arena_classes_look_for(path, body):
-    root = GENERATORS[path]()
-    for texture in ("texplane", "tex-wall"):
-        assert root.find(f"./asset/texture[@name='{texture}']") is not None
-    assert root.find(f"./worldbody/body[@name='{body}']") is not None
-    assert sum(g.get("name") == "floor" for g in root.iter("geom")) == 1
-    for camera in ("frontview", "birdview", "agentview", "sideview"):
-        assert root.find(f"./worldbody/camera[@name='{camera}']") is not None
-    if body == "table":
-        found = {e.get("name") for e in root.iter()}
-        assert {"table_collision", "table_visual", "table_top"} <= found
-        assert {f"table_leg{i}_visual" for i in range(1, 5)} <= found
 
 
 @pytest.mark.libero_assets

@@ -18,8 +18,8 @@ from vla_gym.cli import main as cli
 from vla_gym.cli.bench import compare, peer_venvs
 from vla_gym.cli.bench import config as bench_config
 from vla_gym.cli.bench.config import BenchConfig, SystemSpec, system_specs
+from vla_gym.cli.bench.measuring import cpu_seconds, pss_mb, session_pids
 from vla_gym.cli.bench.processes import Child
-from vla_gym.cli.bench.procfs import cpu_seconds, pss_mb, session_pids
 from vla_gym.errors import BenchError, ConfigError
 from vla_gym.files import only_process
 from vla_gym.suites import get_suite

@@ -55,10 +55,8 @@ def test_unknown_command_and_option(capsys):
     [
         (["tasks", "--suite", "gaol"], "Unknown suite 'gaol'"),
         (["play", "--task-id", "10"], "task_id 10 is out of range"),
-        (["play", "--suite", "gaol"], "Unknown suite 'gaol'"),
         (["play", "--policy", "nobody.zip"], "there is no such file"),
         (["play", "--assets", "/nonexistent"], "/nonexistent"),
-        (["demos", "--suite", "gaol"], "Unknown suite 'gaol'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, expected, capsys):

@@ -83,16 +83,6 @@ def test_a_restored_episode_succeeds_as_the_original_does() -> None:
             other.step(actions[-1])
 
 
-def test_a_state_right_after_reset_and_any_number_of_restores() -> None:
-    env = make()
-    first, _ = env.reset(seed=1)
-    state = env.get_state()
-    expected = play(env, 4)
-    for _ in range(2):
-        assert_same(env.set_state(state), first)
-        assert_same(play(env, 4), expected)
-
-
 def test_inside_a_finished_episode_a_reset_is_needed_still() -> None:
     env, other = make(max_control_steps=CHUNK), make(max_control_steps=CHUNK)
     env.reset(seed=3)
@@ -192,54 +182,3 @@ def test_a_state_of_another_asset_pack_is_refused() -> None:
     with pytest.raises(ConfigError, match="lite"):
         libero.set_state(lite.get_state())
     assert libero.next_episode is None
-
-
-def test_image_out_receives_the_same_images_and_is_the_observation() -> None:
-    kwargs = {"cameras": ("wrist", "agentview"), "image_size": 40, "max_control_steps": 6}
-    plain, direct = make(**kwargs), make(**kwargs)
-    rows = np.zeros((3, 2, 40, 40, 3), np.uint8)
-    arrays = {"agentview": rows[1, 0], "wrist": rows[1, 1]}
-    direct.image_out = arrays
-    results = [plain.reset(seed=2)[0], plain.step(chunks(1)[0])[0]]
-    state = plain.get_state()
-
-    def check(obs: dict, expected: dict) -> None:
-        assert list(obs) == list(expected)
-        assert_same(obs, expected)
-        assert all(obs[camera] is arrays[camera] for camera in arrays)
-        assert not rows[[0, 2]].any()
-
-    first, _ = direct.reset(seed=2)
-    check(first, results[0])
-    proprio = first["proprio"].copy()
-    second = direct.step(chunks(1)[0])[0]
-    check(second, results[1])
-    assert np.array_equal(first["proprio"], proprio) and first["proprio"] is not second["proprio"]
-    direct.reset()
-    check(direct.set_state(state), results[1])
-
-    direct.image_out = None
-    own = direct.reset()[0]
-    assert not any(np.shares_memory(own[camera], rows) for camera in arrays)
-    for env in (plain, direct):
-        env.close()
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"agentview": np.zeros((40, 40, 3), np.uint8)},
-        {"agentview": np.zeros((40, 40, 3), np.uint8), "wrist": np.zeros((40, 40), np.uint8)},
-        {"agentview": np.zeros((40, 40, 3), np.uint8), "wrist": np.zeros((40, 40, 3))},
-        {
-            "agentview": np.zeros((40, 40, 3), np.uint8),
-            "wrist": np.broadcast_to(np.zeros(3, np.uint8), (40, 40, 3)),
-        },
-    ],
-    ids=["camera missing", "shape", "dtype", "read only"],
-)
-def test_image_out_that_does_not_fit(arrays) -> None:
-    env = make(cameras=("agentview", "wrist"), image_size=40)
-    with pytest.raises(ConfigError, match="image_out"):
-        env.image_out = arrays
-    assert env.image_out is None

@@ -58,11 +58,8 @@ def test_a_flattened_environment_under_a_vla_is_told_of_flat():
         ({"env_wrappers": [lambda _: None]}, "env_wrappers must return environments, got None"),
         ({"device": "nonsense"}, "torch device 'nonsense' is not there"),
         ({"keep_images": np.zeros((2, 2))}, "keep_images must be True or False"),
-        ({"keep_inputs": "x"}, "keep_inputs must be True or False"),
         ({"copy": "no"}, "copy must be True or False"),
         ({"settle_steps": 2**31}, r"settle_steps must be in 0\.\.10000"),
-        ({"device": None}, "torch device None is not there"),
-        ({"device": 2**63}, "torch device 9223372036854775808 is not there"),
         ({"vla": Path("/nowhere")}, "nowhere"),
     ],
 )

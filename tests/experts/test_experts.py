@@ -9,16 +9,7 @@ import pytest
 
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.experts import Expert, Phase, make_expert
-from vla_gym.experts.drawer import handle_center
-from vla_gym.experts.geometry import (
-    GRIPPER_DOWN,
-    axis_angle,
-    rotation_x,
-    rotation_y,
-    rotation_z,
-    world_box,
-    wrap_half_turn,
-)
+from vla_gym.experts.geometry import GRIPPER_DOWN, world_box
 from vla_gym.experts.grasps import rim_grasp, top_grasp
 from vla_gym.experts.phase_machine import CLOSED, MAX_RETRIES, OPEN, hold
 from vla_gym.suites import Task
@@ -144,21 +135,6 @@ def test_impossible_phase_lists_are_refused(phases: list[Phase]) -> None:
         Expert(ToyArm(), phases)
 
 
-@pytest.mark.parametrize("angle", [0.0, 1e-9, 1e-3, 1.0, 3.0, np.pi])
-def test_axis_angle_inverts_the_rotations(angle: float) -> None:
-    for axis, rotation in enumerate((rotation_x, rotation_y, rotation_z)):
-        vector = axis_angle(rotation(angle))
-        assert np.abs(vector[axis]) == pytest.approx(angle, abs=1e-6)
-        assert np.linalg.norm(vector) == pytest.approx(angle, abs=1e-6)
-
-
-def test_wrap_half_turn_keeps_the_fingers_axis() -> None:
-    for angle in np.linspace(-7.0, 7.0, 29):
-        wrapped = wrap_half_turn(angle)
-        assert -np.pi / 2 <= wrapped < np.pi / 2
-        assert np.sin(2 * (wrapped - angle)) == pytest.approx(0.0, abs=1e-9)
-
-
 def test_grasps_follow_from_the_collision_geometry() -> None:
     arm = ToyArm(box_corners((0.02, 0.05, 0.03)))
     assert world_box(arm, "b").size == pytest.approx([0.04, 0.10, 0.06])
@@ -175,13 +151,6 @@ def test_grasps_follow_from_the_collision_geometry() -> None:
     tilted = rim_grasp(arm, "b", np.pi / 2, inset=0.005, depth=0.02, tilt=0.3)
     # The hand leans outward: the approach direction points inward and down.
     assert tilted.rotation[:, 2] == pytest.approx([0.0, -np.sin(0.3), -np.cos(0.3)])
-
-
-def test_handle_center_is_the_middle_of_the_foremost_bar() -> None:
-    face = box_corners((0.1, 0.003, 0.03)) + [0.0, -0.07, 0.18]
-    bar = box_corners((0.04, 0.008, 0.007)) + [-0.003, -0.1, 0.19]
-    center = handle_center(np.concatenate([face, bar]))
-    assert center == pytest.approx([-0.003, -0.1, 0.19], abs=1e-9)
 
 
 def test_task_without_expert_is_one_clear_error() -> None:

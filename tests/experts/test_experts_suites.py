@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from vla_gym.experts import Expert, Phase, make_expert
-from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x, rotation_y, rotation_z, tilt_of
-from vla_gym.experts.grasps import FUNNEL_STEP, Grasp, rim_grasp, tilted_rim_grasp
-from vla_gym.experts.long_tasks import SETTLE, in_order, part, roomy_grip
+from vla_gym.experts.geometry import GRIPPER_DOWN, rotation_x
+from vla_gym.experts.grasps import rim_grasp, tilted_rim_grasp
+from vla_gym.experts.long_tasks import SETTLE, in_order, part
 from vla_gym.experts.pick_and_place import repeated_until_success
 from vla_gym.rollout import ExpertPolicy, Start, play
 from vla_gym.rollout.noise import NoisyEpisodes
@@ -70,30 +70,6 @@ def test_a_part_is_repeated_until_its_own_condition_holds() -> None:
     assert expert.retries == 1
 
 
-def test_a_flat_box_is_pinched_away_from_what_is_taller() -> None:
-    signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
-
-    def sim(box_height: float, bottle_x: float) -> SimpleNamespace:
-        corners = {
-            "box": signs * [0.04, 0.02, box_height / 2] + [0.0, 0.0, box_height / 2],
-            "bottle": signs * [0.03, 0.03, 0.07] + [bottle_x, 0.08, 0.07],
-        }
-        objects = {name: SimpleNamespace(body=name) for name in corners}
-        return SimpleNamespace(
-            task_model=SimpleNamespace(objects=objects), collision_corners=corners.__getitem__
-        )
-
-    assert roomy_grip(sim(0.02, -0.03), "box") > 0.01
-    assert roomy_grip(sim(0.02, 0.03), "box") < -0.01
-    assert roomy_grip(sim(0.08, 0.03), "box") == 0.0
-
-
-def test_tilt_is_what_remains_without_the_turn_about_the_own_axis() -> None:
-    tilt = rotation_z(0.7) @ rotation_y(0.4) @ rotation_z(-0.7)
-    assert tilt_of(tilt @ rotation_z(2.0)) == pytest.approx(tilt, abs=1e-12)
-    assert tilt_of(rotation_z(2.0)) == pytest.approx(np.eye(3), abs=1e-12)
-
-
 def test_a_bowl_that_stands_askew_is_taken_along_its_own_axis() -> None:
     position, tilt = np.array([0.1, 0.2, 0.9]), rotation_x(0.3)
     signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
@@ -114,22 +90,6 @@ def test_a_bowl_that_stands_askew_is_taken_along_its_own_axis() -> None:
     askew = tilted_rim_grasp(bowl(tilt), "bowl", 2.0, **rim)
     assert askew.point() == pytest.approx(position + tilt @ (upright.point() - position))
     assert askew.rotation == pytest.approx(tilt @ upright.rotation)
-
-
-def test_a_hand_beside_the_grasp_stays_above_until_it_is_over_it() -> None:
-    grasp = Grasp(lambda: np.zeros(3), GRIPPER_DOWN)
-    radius = 0.008
-    # Right above: down, a step at a time, and at last to the grasp point itself.
-    assert grasp.approach(np.array([0.0, 0.0, 0.1]), radius) == pytest.approx(
-        [0.0, 0.0, 0.1 - FUNNEL_STEP]
-    )
-    assert grasp.approach(np.array([0.0, 0.0, 0.01]), radius) == pytest.approx(np.zeros(3))
-    # The fingers open along world y: an error along it counts, one along x counts less.
-    aside = grasp.approach(np.array([0.0, 0.02, 0.03]), radius)
-    assert aside[:2] == pytest.approx([0.0, 0.0]) and aside[2] > 0.03
-    assert grasp.approach(np.array([0.015, 0.0, 0.02]), radius) == pytest.approx(np.zeros(3))
-    # Once the fingers are around the object, a push sideways does not lift the hand.
-    assert grasp.approach(np.array([0.0, 0.02, 0.01]), radius) == pytest.approx(np.zeros(3))
 
 
 def test_the_page_in_docs_is_what_its_counts_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Upstream's own predicates and placement samplers on given states, in a process of their own.
 
-``python tests/_upstream_goals.py ASSETS SUITE TASK_ID REQUEST.npz RESULT.npz`` answers a request:
+A request holds
 
-* ``qpos``, ``fixture_pos``, ``fixture_quat``, ``fixtures`` and ``goals`` (JSON): whether each goal
+* ``qpos``, ``fixture_pos``, ``fixture_quat``, ``fixtures`` and ``goals``: whether each goal
   predicate holds in each state, by upstream's code;
 * ``draws``: that many draws of upstream's placement samplers, less what starts on others;
 * ``resets``: that many whole resets with robosuite's default joint noise;
@@ -11,57 +11,32 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[2]
+from upstream import Upstream
 
 
 def ask_upstream(
     assets: Path, task_id: int = 0, suite: str = "goal", **request: Any
 ) -> dict[str, Any]:
-    """Run one request in a child process and return its arrays."""
-    with tempfile.TemporaryDirectory(prefix="vla-gym-upstream-") as folder:
-        ask, answer, log = (Path(folder) / n for n in ("ask.npz", "answer.npz", "log.txt"))
-        np.savez(ask, **request)
-        workdir = Path(folder) / "work"
-        workdir.mkdir()
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        with log.open("wb") as stream:
-            status = subprocess.run(
-                [sys.executable, __file__, str(assets), suite, str(task_id), str(ask), str(answer)],
-                cwd=workdir,
-                env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=280,
-                check=False,
-            ).returncode
-        assert status == 0, log.read_text(errors="replace")[-3000:]
-        with np.load(answer) as data:
-            return dict(data)
+    """Let a child process answer one request; return its arrays."""
+    with Upstream(assets, deadline_s=280) as child:
+        answers: dict[str, Any] = child.ask(suite, task_id, request)
+        return answers
 
 
 def _holds(env: Any, request: dict[str, Any]) -> np.ndarray:
     domain, model = env.env, env.sim.model._model
-    names = [str(n) for n in request["fixtures"]]
-    bodies = [model.body(domain.fixtures_dict[n].root_body).id for n in names]
-    goals = json.loads(str(request["goals"]))
+    bodies = [model.body(domain.fixtures_dict[n].root_body).id for n in request["fixtures"]]
     rows = []
     states = zip(request["qpos"], request["fixture_pos"], request["fixture_quat"], strict=True)
     for qpos, pos, quat in states:
         model.body_pos[bodies], model.body_quat[bodies] = pos, quat
         env.sim.set_state_from_flattened(np.concatenate([[0.0], qpos, np.zeros(model.nv)]))
         env.sim.forward()
-        rows.append([bool(domain._eval_predicate(goal)) for goal in goals])
+        rows.append([bool(domain._eval_predicate(goal)) for goal in request["goals"]])
     return np.array(rows)
 
 
@@ -111,34 +86,27 @@ def _benchmarks(names: list[str]) -> dict[str, np.ndarray]:
             # The latter is what ControlEnv calls its language_instruction.
             instruction = get_problem_info(problem)["language_instruction"]
             rows[f"{name}/{i}/words"] = np.array([task.name, task.language, instruction])
-            rows[f"{name}/{i}/states"] = benchmark.get_task_init_states(i)
+            rows[f"{name}/{i}/states"] = np.asarray(benchmark.get_task_init_states(i))
     return rows
 
 
-def _main(assets: Path, suite: str, task_id: int, ask: Path, answer: Path) -> None:
+def answer(suite: str, task_id: int, request: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Answer a request, in a process where ``upstream_env.prepare`` has been called."""
     from vla_gym.suites import get_task
     from vla_gym.suites.libero import upstream_env
 
-    upstream_env.prepare(assets, Path.cwd())
-    with np.load(ask) as data:
-        request = dict(data)
     if "suites" in request:
-        np.savez(answer, **_benchmarks(request["suites"].tolist()))
-        return
+        return _benchmarks(request["suites"])
     noise = "default" if "resets" in request else None
     task = get_task(suite, task_id)
     env = upstream_env.make_env(task.bddl_file, initialization_noise=noise)
     env.seed(3)
     upstream_env.reset_env(env.env)
-    result: dict[str, Any] = {}
+    result: dict[str, np.ndarray] = {}
     if "qpos" in request:
         result["holds"] = _holds(env, request)
     if "draws" in request:
-        result |= _draws(env, int(request["draws"]))
+        result |= _draws(env, request["draws"])
     if "resets" in request:
-        result |= _resets(env, int(request["resets"]))
-    np.savez(answer, **result)
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))
+        result |= _resets(env, request["resets"])
+    return result

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from on_policy_toys import tiny_vla, toy_envs
-from toy_token_env import LIMIT
+from on_policy_toys import tiny_vla, toy_factories
+from toy_token_env import GOAL
 
 from vla_gym_trainers.explorer.train import train_explorer
-from vla_gym_trainers.on_policy.networks import EnvFactories
 from vla_gym_trainers.runs.run import TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.world_model.model import GRUWorldModel
@@ -50,13 +49,7 @@ class OwnWorldModel:
 def explore(kind: type[Any], folder: Path, **changes: Any) -> TrainingRun:
     """Run phase 2 or 3 on the toy."""
     config = kind(**{**SMALL, "run_dir": folder, **changes})
-    envs = EnvFactories(
-        lambda: toy_envs(config.num_envs),
-        lambda: toy_envs(config.eval_envs, autoreset_mode="DISABLED"),
-        LIMIT,
-        (0, 1),
-    )
-    return train_explorer(config, vla=tiny_vla(), envs=envs)
+    return train_explorer(config, vla=tiny_vla(), envs=toy_factories(config, goal=GOAL))
 
 
 def fake_run(folder: Path, phase: str | None) -> Path:

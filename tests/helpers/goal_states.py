@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +137,8 @@ def compare_with_upstream(
         qpos=np.array([s.qpos for s in flat]),
         fixture_pos=np.array([s.fixture_pos for s in flat]),
         fixture_quat=np.array([s.fixture_quat for s in flat]),
-        fixtures=np.array(models[0].fixtures),
-        goals=json.dumps([text.split() for text in predicates]),
+        fixtures=models[0].fixtures,
+        goals=[text.split() for text in predicates],
     )["holds"]
     differing = np.argwhere(np.array(ours) != theirs)
     texts = list(predicates)

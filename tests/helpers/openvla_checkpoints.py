@@ -7,8 +7,6 @@ import numpy as np
 import tokenizers
 import torch
 
-from vla_gym.vla.openvla.llama_layers import run_layers
-
 GOLDEN = Path(__file__).parents[1] / "golden" / "openvla"
 CHECKPOINT = GOLDEN / "oft"
 EMPTY = 29871
@@ -77,27 +75,15 @@ class Reference:
         return torch.from_numpy(self.arrays["pixel_values"][:, : 6 * views]).float()
 
 
-def random_images(batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        key: rng.integers(0, 256, (batch, 256, 256, 3), dtype=np.uint8)
-        for key in ("agentview", "wrist")
-    }
-
-
 def observe(batch=3, seed=0):
-    rng = np.random.default_rng(seed)
+    """Return images, instructions and proprioception."""
+    draw = np.random.default_rng(seed).integers
+    images = {k: draw(0, 256, (batch, 256, 256, 3), np.uint8) for k in ("agentview", "wrist")}
     texts = ["open the middle drawer of the cabinet", "Push the plate", "turn on the stove"]
-    return random_images(batch, seed), texts[:batch], rng.normal(0, 0.3, (batch, 8)).astype("f4")
+    proprio = np.random.default_rng(seed).normal(0, 0.3, (batch, 8)).astype("f4")
+    return images, texts[:batch], proprio
 
 
 def gap(found, wanted) -> float:
     """The largest difference."""
     return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())
-
-
-def rewire(monkeypatch, vla, change):
-    """Run the Llama's layers with changed arguments."""
-    monkeypatch.setattr(
-        vla, "_run_layers", lambda *given, **named: run_layers(*given, **named | change(named))
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import gymnasium as gym
 import numpy as np
@@ -13,12 +12,9 @@ INSTRUCTIONS = ("open the drawer", "push the plate", "turn on the stove")
 
 
 class PictureEnv(gym.Env):
-    """Pictures that tell seed, episode and step apart; short episodes of random length.
+    """Pictures that tell seed, episode and step apart; short episodes of random length."""
 
-    ``delay``: seconds that a step sleeps, in place of a simulation.
-    """
-
-    def __init__(self, size: int = 4, chunk_len: int = 2, delay: float = 0.0) -> None:
+    def __init__(self, size: int = 4, chunk_len: int = 2) -> None:
         image = spaces.Box(0, 255, (size, size, 3), np.uint8)
         self.observation_space = spaces.Dict(
             {
@@ -29,7 +25,7 @@ class PictureEnv(gym.Env):
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, 7), np.float32)
-        self.episode, self.delay = 0, delay
+        self.episode = 0
 
     def reset(self, *, seed=None, options=None):
         del options
@@ -44,7 +40,6 @@ class PictureEnv(gym.Env):
 
     def step(self, action):
         assert np.shape(action) == self.action_space.shape
-        time.sleep(self.delay)
         self.t += 1
         ends = self.t == self.length
         success = ends and self.task == 0

@@ -44,6 +44,13 @@ def write_logs(
     monkeypatch.undo()
 
 
+def write_card(run: RunDir, config: Any, results: Mapping[str, Any]) -> None:
+    """Write the card of a run."""
+    kind, seeds = config.algorithm, {"run": config.seed}
+    card = make_card(kind, config=config, seeds=seeds, environment=FACTS, results=results)
+    write_json(run.card, card)
+
+
 def episodes(successes: Mapping[int, Sequence[bool]]) -> list[Episode]:
     """Return episodes of 100 steps on tasks of goal."""
     return [
@@ -93,14 +100,7 @@ def td3_run(
     if card:
         steps = 1000 * len(evals)
         training_facts = {"chunks": steps, "env_steps": 8 * steps, "minutes": 5.0, "episodes": 200}
-        content = make_card(
-            "td3",
-            config=config,
-            seeds={"run": config.seed},
-            environment=FACTS,
-            results={"training": training_facts, **(results or {})},
-        )
-        write_json(run.card, content)
+        write_card(run, config, {"training": training_facts, **(results or {})})
     return run
 
 
@@ -123,14 +123,7 @@ def grpo_run(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Ru
         logs.append((500 * i, 100.0 * i, row))
     write_logs(run, logs, monkeypatch)
     training = {"env_steps": 1000, "minutes": 200 / 60, "staleness_chunks": {"0": 30, "1": 10}}
-    content = make_card(
-        "grpo",
-        config=config,
-        seeds={"run": config.seed},
-        environment=FACTS,
-        results={"training": training},
-    )
-    write_json(run.card, content)
+    write_card(run, config, {"training": training})
     return run
 
 

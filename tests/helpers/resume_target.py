@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy_env import CHUNK_LEN, ToyReach
+from toy_env import CHUNK_LEN, ToyReach, in_process
 
 import vla_gym_trainers.td3.train as train_td3_module
-from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.runs import run_dir as run_dir_module
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
@@ -43,21 +42,12 @@ TINY: dict[str, Any] = {
 
 def make_toy_vec(config: TD3RunConfig) -> Any:
     """Stand in for ``train_td3.make_vec``."""
-    envs = LiberoVectorEnv(
-        config.num_envs,
-        env_factory=lambda _: ToyReach(gamma=config.gamma),
-        workers=0,
-        autoreset_mode="SAME_STEP",
-    )
-    return sb3_vec_env(envs)
+    return sb3_vec_env(in_process(lambda _: ToyReach(gamma=config.gamma), config.num_envs))
 
 
 def make_toy_player(config: Any = None) -> RunPlayer:
     """Stand in for ``train_td3.make_player``."""
-    envs = LiberoVectorEnv(
-        2, env_factory=lambda _: ToyReach(), workers=0, autoreset_mode="DISABLED"
-    )
-    return RunPlayer(envs, CHUNK_LEN)
+    return RunPlayer(in_process(lambda _: ToyReach(), 2, "DISABLED"), CHUNK_LEN)
 
 
 def tiny_arguments(**changes: Any) -> list[str]:

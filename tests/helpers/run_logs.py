@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,15 @@ def cut_off(run: Path, to: Path) -> list[Path]:
         shutil.rmtree(later)
     (to / "last.safetensors").unlink()
     return checkpoints
+
+
+def change_state(checkpoint: Path, **changes: Any) -> None:
+    """Change what a checkpoint says of its trainer; it stays a whole one."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    text = json.dumps({**state, "trainer": {**state["trainer"], **changes}})
+    (checkpoint / "state.json").write_text(text)
+    sizes = json.loads((checkpoint / "files.json").read_text())
+    (checkpoint / "files.json").write_text(json.dumps({**sizes, "state.json": len(text)}))
 
 
 def assert_goes_on(run: Callable[..., Any], folder: Path, **changes: Any) -> Path:

@@ -1,8 +1,9 @@
-"""Code in a process of its own, which has imported nothing yet."""
+"""This checkout: its files, and code that runs with it in a process of its own."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,3 +34,14 @@ def run_python(
     )
     assert (done.returncode != 0) == fails, done.stderr
     return done
+
+
+def copy_checkout(to: Path) -> Path:
+    """Copy the files that git tracks or would track into a new folder."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listing.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
+    return to

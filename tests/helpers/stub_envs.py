@@ -255,6 +255,12 @@ class StubEnv(gym.Env[dict[str, Any], np.ndarray]):
         return os.environ.get(name)
 
 
+class Unseekable(StubEnv):
+    """An environment as others write them: only reset(seed=...) says what it plays."""
+
+    seek = property()  # there is none
+
+
 def stub_factory(
     per_env: Mapping[int, Mapping[str, Any]] | None = None, **kwargs: Any
 ) -> Callable[[int], StubEnv]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+from vla_gym.vector import LiberoVectorEnv
 
 CHUNK_LEN = 4
 TOKEN_DIM = 12
@@ -103,3 +106,18 @@ class ToyReach(gym.Env[dict[str, Any], np.ndarray]):
             "discount": self.gamma**executed,
             **self.known,
         }
+
+
+class InPieces(ToyReach):
+    """ToyReach that executes two control steps at a time; ends inside a chunk and a piece."""
+
+    def __init__(self, gamma: float = 0.98, rows: int = 2) -> None:
+        super().__init__(gamma, max_control_steps=22)
+        self.action_space = spaces.Box(-1.0, 1.0, (rows, 7), np.float32)
+
+
+def in_process(
+    factory: Callable[[int], Any], num_envs: int = 2, autoreset_mode: str = "SAME_STEP"
+) -> LiberoVectorEnv:
+    """Environments of this process."""
+    return LiberoVectorEnv(num_envs, env_factory=factory, workers=0, autoreset_mode=autoreset_mode)

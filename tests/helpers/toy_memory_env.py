@@ -16,16 +16,16 @@ import torch
 from toy_token_env import TEXTS, ToyTokenEnv
 
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla import FrozenVLA
 from vla_gym_trainers.on_policy.networks import EnvFactories
 
 CHUNKS = 3
 
 
-class ProprioVLA:
+class ProprioVLA(FrozenVLA):
     """A VLA that shows proprio as it is, and does nothing: fast."""
 
-    name, head, horizon, hidden_size, image_size = "proprio", "l1", 8, 8, 4
-    cameras = ("agentview", "wrist")
+    name, horizon, hidden_size, image_size = "proprio", 8, 8, 4
 
     def infer(self, images, instructions, proprio):
         del images, instructions

@@ -1,4 +1,4 @@
-"""Upstream LIBERO in a child process, driven state for state by parity tests and benchmarks.
+"""Upstream LIBERO in a child process, driven state for state by parity tests.
 
 Importing libero prints, asks questions and imports gym, so it lives in a process of its own whose
 output is captured in a file. ``python tests/upstream.py FD_IN FD_OUT`` is that process; tests use
@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -112,7 +111,7 @@ class _Child:
         self._make = upstream_env.make_env
         self.env: Any = None
 
-    def build(self, suite: str, task_id: int, image_size: int | None = None) -> dict[str, float]:
+    def build(self, suite: str, task_id: int, image_size: int | None = None) -> None:
         """Make the env of a task, cameras only with an image size, and reset it once."""
         from vla_gym.suites import get_task
 
@@ -127,13 +126,10 @@ class _Child:
                 "camera_heights": image_size,
                 "camera_widths": image_size,
             }
-        begin = time.perf_counter()
         self.env = self._make(get_task(suite, task_id).bddl_file, **options)
-        made = time.perf_counter()
         self.env.seed(0)
         self.env.reset()
         self._keep_fresh_controller()
-        return {"make_s": made - begin, "reset_s": time.perf_counter() - made}
 
     @property
     def _domain(self) -> Any:
@@ -142,10 +138,6 @@ class _Child:
     @property
     def _raw(self) -> tuple[Any, Any]:
         return self.env.sim.model._model, self.env.sim.data._data
-
-    def fixtures(self) -> list[str]:
-        """Return the names of all fixtures that upstream places."""
-        return list(self._domain.fixtures_dict)
 
     def _place(self, names: tuple[str, ...], pos: np.ndarray, quat: np.ndarray) -> None:
         model, _ = self._raw
@@ -206,16 +198,13 @@ class _Child:
         robot.gripper.current_action = np.array(state.gripper_command)
         self._clear_counters()
 
-    def steps(
-        self, actions: np.ndarray, *, stop: bool = False, observe: bool = False
-    ) -> dict[str, np.ndarray]:
+    def steps(self, actions: np.ndarray, *, observe: bool = False) -> dict[str, np.ndarray]:
         """Run control steps; return qpos (T, nq), qvel (T, nv), success (T,) after each.
 
         Args:
             actions: (T, 7).
-            stop: Stop after the first success.
-            observe: Return also what ``step`` returned: ``images`` and ``proprio``, see
-                :meth:`observe`.
+            observe: Return also what ``step`` returned: ``images`` uint8 (T, 2, H, W, 3) upright
+                (None without cameras) and ``proprio`` (T, 8).
         """
         _, data = self._raw
         rows: dict[str, list[Any]] = {"qpos": [], "qvel": [], "success": []}
@@ -226,8 +215,6 @@ class _Child:
             rows["qpos"].append(data.qpos.copy())
             rows["qvel"].append(data.qvel.copy())
             rows["success"].append(bool(done))
-            if stop and done:
-                break
         return {key: np.array(value) for key, value in rows.items()}
 
     def step_from(
@@ -241,24 +228,6 @@ class _Child:
             self.env.step(action)
             result.append(data.qpos.copy())
         return np.array(result)
-
-    def observe(
-        self,
-        qpos: np.ndarray,
-        qvel: np.ndarray,
-        names: tuple[str, ...],
-        pos: np.ndarray,
-        quat: np.ndarray,
-    ) -> dict[str, Any]:
-        """Set a state as upstream's evaluations do and return what it then observes.
-
-        Returns:
-            ``images`` uint8 (2, H, W, 3) upright (None without cameras), ``proprio`` (8,),
-            ``success``.
-        """
-        self._place(names, pos, quat)
-        obs = self.env.set_init_state(np.concatenate([[0.0], qpos, qvel]))
-        return self._read(obs) | {"success": bool(self.env.check_success())}
 
     def _read(self, obs: dict[str, Any]) -> dict[str, Any]:
         import robosuite.utils.transform_utils as transform_utils
@@ -275,6 +244,12 @@ class _Child:
         )
         return {"images": images, "proprio": proprio}
 
+    def ask(self, suite: str, task_id: int, request: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Answer a request of :func:`_upstream_goals.ask_upstream`."""
+        import _upstream_goals
+
+        return _upstream_goals.answer(suite, task_id, request)
+
     def model_arrays(self) -> dict[str, np.ndarray]:
         """Return every numeric array of upstream's model."""
         return model_arrays(self._raw[0])
@@ -287,6 +262,17 @@ def model_arrays(model: Any) -> dict[str, np.ndarray]:
         if not name.startswith("_") and isinstance(value := getattr(model, name), np.ndarray):
             arrays[name] = value.copy()
     return arrays
+
+
+def assert_same_steps(
+    sim: Any, actions: np.ndarray, theirs: dict[str, np.ndarray], where: str, first: int = 0
+) -> None:
+    """Run control steps; each must give the bits of upstream's, from its step ``first`` on."""
+    for index, action in enumerate(actions, first):
+        success, told = sim.step(action), f"{where}, control step {index}"
+        np.testing.assert_array_equal(sim.qpos, theirs["qpos"][index], err_msg=told)
+        np.testing.assert_array_equal(sim.qvel, theirs["qvel"][index], err_msg=told)
+        assert success == theirs["success"][index], told
 
 
 def random_actions(count: int, seed: int = 0) -> np.ndarray:

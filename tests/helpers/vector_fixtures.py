@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
+import psutil
 import pytest
 from stub_envs import Fault
 from vector_processes import children_of, descriptors, memfd_maps, wait_until
@@ -55,7 +55,7 @@ def nothing_stays(stub_server):
     """After each test: no worker, no descriptor, no shared block more than before it."""
     gc.collect()
     pid = stub_server.current().pid
-    before = children_of(pid), len(descriptors()), memfd_maps(), len(os.listdir(f"/proc/{pid}/fd"))
+    before = children_of(pid), len(descriptors()), memfd_maps(), psutil.Process(pid).num_fds()
     yield
     gc.collect()
     same = stub_server.held.alive
@@ -66,9 +66,8 @@ def nothing_stays(stub_server):
     assert len(descriptors()) <= before[1], descriptors()
     if same:
         # It reaps a worker first and lets go of what belonged to it right after that.
-        wait_until(
-            lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before[3], "descriptors of the server"
-        )
+        server = psutil.Process(pid)
+        wait_until(lambda: server.num_fds() <= before[3], "descriptors of the server")
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 #: For what should take a moment; far above what a loaded machine needs.
 SOON = 60.0
 MARKER = "VLA_GYM_TEST_MARKER"
-SHM = "/dev/shm/"
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = SOON) -> None:
@@ -22,46 +23,26 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = SOON
         time.sleep(0.01)
 
 
-def status(pid: int) -> tuple[str, int] | None:
-    """State letter and parent of a process, or None if there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return fields[0], int(fields[1])
-
-
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    found = status(pid)
-    return found is not None and found[0] not in "ZX"
-
-
-def parent_of(pid: int) -> int:
-    found = status(pid)
-    assert found is not None, f"no process {pid}"
-    return found[1]
-
-
-def all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children_of(pid: int) -> set[int]:
     """Children, zombies included."""
-    return {p for p in all_pids() if (found := status(p)) is not None and found[1] == pid}
+    try:
+        return {child.pid for child in psutil.Process(pid).children()}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def marked(marker: str) -> set[int]:
     """Processes that were started with this value of ``MARKER`` in their environment."""
-    wanted, found = f"{MARKER}={marker}".encode(), set()
-    for pid in all_pids():
-        try:
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.add(pid)
-        except OSError:
-            continue
-    return found - {os.getpid()}
+    running = [(p.pid, p.info["environ"] or {}) for p in psutil.process_iter(["environ"])]
+    return {pid for pid, names in running if names.get(MARKER) == marker} - {os.getpid()}
 
 
 def new_marker() -> str:
@@ -84,11 +65,6 @@ def descriptors() -> dict[str, str]:
     return found
 
 
-def named_blocks(pid: int) -> list[str]:
-    """Entries of /dev/shm, semaphores included, that a process has mapped."""
-    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if SHM in line]
-
-
 def orphan_blocks(before: set[str]) -> set[str]:
     """New entries of /dev/shm that no living process has mapped.
 
@@ -96,7 +72,7 @@ def orphan_blocks(before: set[str]) -> set[str]:
     that another test process ends by force leaves those of Gymnasium's environments.
     """
     fresh = {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.")}
-    for pid in all_pids() if fresh else ():
+    for pid in psutil.pids() if fresh else ():
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
         except OSError:

@@ -27,6 +27,8 @@ NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.DISABLED,
 )
 MODES = (NEXT_STEP, SAME_STEP, DISABLED)
+#: In this process; with workers, of which the first of three envs has two.
+by_workers = pytest.mark.parametrize("workers", [0, 2])
 by_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 #: For workers that hang: a wait of this length is part of the test.
 HANG_S = 3.0
@@ -306,12 +308,17 @@ def follower(num_envs, seed, mode, per_env=None, *, keep=True, **kwargs):
     return Follower(references, mode)
 
 
+def reset_due(envs, expected):
+    """Reset what has ended, where DISABLED leaves that to the caller; restarts may be noted."""
+    if expected.mode == DISABLED and any(expected.due):
+        mask = np.array(expected.due)
+        expected.check_masked_reset(plain_reset(envs.reset(options={"reset_mask": mask})), mask)
+
+
 def advance(envs, expected, steps=1, lost=()):
     """Step, with the resets that DISABLED needs; the first step loses the envs ``lost``."""
     for step in range(steps):
-        if expected.mode == DISABLED and any(expected.due):
-            mask = np.array(expected.due)
-            expected.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
+        reset_due(envs, expected)
         expected.check_step(envs.step(expected.actions()), lost=() if step else lost)
 
 
@@ -347,6 +354,34 @@ def follow(
             follower.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
         follower.check_step(envs.step(follower.actions()))
     raise AssertionError(f"only {follower.finished} episodes after {max_steps} steps")
+
+
+def play_alike(
+    envs: Any, expected: Any, seed: int, steps: int, *, meanwhile: Callable[[], object] = list
+) -> Iterator[tuple[Any, ...]]:
+    """Play two vector envs side by side and yield each step, which is the same of both.
+
+    Args:
+        envs: Ours; only it has statistics of episodes.
+        expected: Gymnasium's.
+        seed: Of their reset.
+        steps: How many.
+        meanwhile: Called after a step of ours, before what it returned is compared.
+    """
+    assert_same(envs.reset(seed=seed), expected.reset(seed=seed))
+    rng, over = np.random.default_rng(0), np.zeros(envs.num_envs, bool)
+    for _ in range(steps):
+        if expected.metadata["autoreset_mode"] is DISABLED and over.any():
+            options = [{"reset_mask": over.copy()} for _ in range(2)]
+            assert_same(envs.reset(options=options[0]), expected.reset(options=options[1]))
+        actions = rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32)
+        result = envs.step(actions)
+        meanwhile()
+        for key in ("episode_stats", "_episode_stats"):
+            result[4].pop(key, None)
+        assert_same(result, expected.step(actions))
+        over = result[2] | result[3]
+        yield result
 
 
 def check_cells(result: tuple[Any, ...], cells: Sequence[str], image: Callable[..., Any]) -> None:

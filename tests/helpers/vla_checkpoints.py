@@ -1,8 +1,12 @@
 """The tiny checkpoint of every backend, and observations for them."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+from openvla_checkpoints import CHECKPOINT
+
+from vla_gym.vla.files import WEIGHTS_ROOT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name -> backend and folder; OpenVLA's are made by the fixture ``checkpoints``.
@@ -14,6 +18,13 @@ FOLDERS = {
     "qwen3": ("qwen-oft", GOLDEN / "qwenoft" / "qwen3"),
 }
 CASES = {"openvla-oft": "l1_2img_proprio", "openvla": "tokens_1img"}
+#: A backend's name -> its smallest folder.
+CHECKPOINTS = {
+    "mini": WEIGHTS_ROOT / "mini",
+    "openvla-oft": CHECKPOINT,
+    **{name: GOLDEN / name for name in ("pi0", "pi05", "smolvla")},
+    "qwen-oft": GOLDEN / "qwenoft" / "qwen3",
+}
 NAMES = (*FOLDERS, *CASES)
 PROMPTS = ["put the bowl on the plate", "turn on the stove", "open the middle drawer"]
 
@@ -21,6 +32,13 @@ PROMPTS = ["put the bowl on the plate", "turn on the stove", "open the middle dr
 def backend_and_folder(name, checkpoints):
     """Return a name's backend and folder."""
     return FOLDERS[name] if name in FOLDERS else (name, checkpoints[CASES[name]])
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """Copy a folder without the checksums of its weights, so that they may be others."""
+    shutil.copytree(folder, to)
+    (to / "SHA256SUMS").unlink(missing_ok=True)
+    return to
 
 
 def observe(vla, batch=3, seed=0):

@@ -172,10 +172,10 @@ def render_with_mujoco(payload: bytes, fds: list[int]) -> None:
 
 def draw(payload: bytes, fds: list[int]) -> None:
     """Draw an official state with the renderers that are open, then with a new one."""
-    from vla_gym.envs.scene_cache import SceneCache, _pool, load_task, num_renderers
+    from vla_gym.envs.scene_cache import SceneCache, _pool, load_task
     from vla_gym.suites import get_task
 
-    found, sizes = num_renderers(), [size for *_, size, _ in _pool().renderers]
+    sizes = [size for *_, size, _ in _pool().renderers]
     cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
     model = load_task(get_task("goal", 8), "lite")
     images = []
@@ -184,17 +184,18 @@ def draw(payload: bytes, fds: list[int]) -> None:
         renderer = cache.renderer(model)
         renderer.close()
     cache.close()
-    _tell(fds[0], {"found": found, "left": num_renderers(), "sizes": sizes, "images": images})
+    left = len(_pool().renderers)
+    _tell(fds[0], {"found": len(sizes), "left": left, "sizes": sizes, "images": images})
 
 
 def compile_shaders(payload: bytes, fds: list[int]) -> None:
     """Draw with a shared renderer, then so that Mesa compiles a new shader each time, and pause."""
     import time
 
-    from vla_gym.envs.scene_cache import SceneCache, load_task, num_renderers
+    from vla_gym.envs.scene_cache import SceneCache, _pool, load_task
     from vla_gym.suites import get_task
 
-    found = num_renderers()
+    found = len(_pool().renderers)
     cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
     picture(cache, load_task(get_task("goal", 8), "lite"), 0)
     from OpenGL import GL as gl

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla import FrozenVLA, VLAOutput
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.model import GRUWorldModel, WorldModelSizes
 from vla_gym_trainers.world_model.tokenizer import TokenizerConfig
@@ -16,11 +16,10 @@ FEATURES, CHUNK_LEN, ACTION, SIDE = 3, 2, 7, 4
 TOKENIZER = TokenizerConfig(frame_size=SIDE, grid_size=2, codebook_size=6, code_size=3, width=4)
 
 
-class TellingVLA:
+class TellingVLA(FrozenVLA):
     """Its output tells both pictures' mean, the instruction's length and proprio; counts rows."""
 
     name, horizon, num_hidden_tokens, hidden_size, image_size = "telling", 8, 2, FEATURES, SIDE
-    cameras = ("agentview", "wrist")
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -35,7 +34,7 @@ class TellingVLA:
         return VLAOutput(hidden, torch.sin(hidden[:, :1, :1]).repeat(1, 8, ACTION))
 
 
-class OneView:
+class OneView(FrozenVLA):
     """Does not look at the wrist camera, which a world model does."""
 
     name, horizon, num_hidden_tokens, hidden_size, image_size = "one", 8, 1, 32, 64
@@ -47,12 +46,7 @@ class OneView:
 
 
 def random_model(seed: int, **sizes: Any) -> GRUWorldModel:
-    """A model with random weights and a memory of 8 numbers.
-
-    Args:
-        seed: Of the weights.
-        **sizes: Of WorldModelSizes, beside the defaults here or instead of them.
-    """
+    """A model with random weights and a memory of 8 numbers; ``sizes``: of WorldModelSizes."""
     torch.manual_seed(seed)
     known: dict[str, Any] = {
         "vla": "mini",

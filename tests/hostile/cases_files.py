@@ -9,7 +9,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from engine import Case, Nonsense, command
 from gymnasium import spaces
 from hostile_data import EDGES, LONG, TEXTS, VALUES, drawn, spoilt
 from hypothesis import strategies as st
+from vla_checkpoints import copied
 
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.cli import main as cli
@@ -42,7 +43,7 @@ from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.trained import load_trained
 from vla_gym_trainers.explorer.config import ExplorerConfig
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
-from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
+from vla_gym_trainers.on_policy.rl_token_actor import ActorSizes, RLTokenActor
 from vla_gym_trainers.runs.result_card import to_plain
 from vla_gym_trainers.runs.run_dir import Checkpoint
 from vla_gym_trainers.runs.settings import parse_config, preset_names
@@ -66,11 +67,25 @@ def texts(good: str, count: int, seed: int) -> list[str]:
     return drawn(st.one_of(*[spoilt(good)] * 8, st.sampled_from(JSON_TEXTS)), count, seed)
 
 
-def copy(folder: Path, to: Path) -> Path:
-    """Copy a folder without the checksums of its weights."""
-    shutil.copytree(folder, to)
-    (to / "SHA256SUMS").unlink(missing_ok=True)
-    return to
+def damaged(
+    group: str,
+    source: Path,
+    name: str,
+    contents: Iterable[str | bytes],
+    read: Callable[[Path], Any],
+    wanted: str = "",
+) -> Iterator[Case]:
+    """Yield a case for each content of a file: ``read`` is given a copy of its folder with that."""
+
+    def run(at: Path, content: str | bytes) -> None:
+        bad = copied(source, at / "bad")
+        raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+        (bad / name).write_bytes(raw)
+        read(bad)
+
+    for content in contents:
+        title = f"{source.name} {name} {content!r}"[:120]
+        yield Case(group, title, partial(run, content=content), wanted)
 
 
 # Result cards, presets, command lines
@@ -81,13 +96,14 @@ def _cards(scratch: Path, count: int, seed: int) -> Iterator[Case]:
     won = {0: [True, False], 1: [True, True]}
     good = (report_runs.eval_card(scratch / "eval", won) / "card.json").read_text()
     results = {"training": {"chunks": 5, "env_steps": 40}, **report_runs.against_vla()}
-    run = report_runs.td3_run(scratch / "run", [0.5, 0.6], patch, results=results)
-    row = run.metrics.read_text().splitlines()[0]
-    group = "result cards and logs"
+    trained = report_runs.td3_run(scratch / "run", [0.5, 0.6], patch, results=results)
+    row = trained.metrics.read_text().splitlines()[0]
+    run, group = scratch / "run", "result cards and logs"
 
-    def report(folder: Path, *paths: Path) -> None:
-        command(cli.main, "report", *map(str, paths), "--out", str(folder / "page.html"))
-        if "<script>" in (page := (folder / "page.html").read_text()) and "alert" in page:
+    def report(bad: Path) -> None:
+        out = bad.with_name("page.html")
+        command(cli.main, "report", str(bad), "--out", str(out))
+        if "<script>" in (page := out.read_text()) and "alert" in page:
             raise Nonsense("a script in the page")
 
     def of_eval(folder: Path, text: str, merge: bool) -> None:
@@ -97,25 +113,20 @@ def _cards(scratch: Path, count: int, seed: int) -> Iterator[Case]:
             command(cli.main, "eval-merge", str(bad), "--partial", "--out", str(folder / "m.json"))
             json.loads((folder / "m.json").read_text())
         else:
-            report(folder, bad)
-
-    def of_run(folder: Path, text: str, name: str) -> None:
-        bad = copy(scratch / "run", folder / "run")
-        (bad / name).write_text(text, "utf-8", "surrogatepass")
-        report(folder, bad)
+            report(bad)
 
     for merge in (False, True):
         plain = partial(of_eval, text=good, merge=merge)
         yield Case(group, f"as it is, merged: {merge}", plain, "accepted")
-    plain = partial(of_run, text=(scratch / "run" / "card.json").read_text(), name="card.json")
-    yield Case(group, "a run as it is", plain, "accepted")
+    card = (run / "card.json").read_text()
+    yield from damaged(group, run, "card.json", [card], report, "accepted")
     for i, text in enumerate(texts(good, count // 2, seed)):
         yield Case(group, text[:90], partial(of_eval, text=text, merge=bool(i % 2)))
     for name, share in (("card.json", 4), ("config.json", 8)):
-        for text in texts((scratch / "run" / name).read_text(), count // share, seed):
-            yield Case(group, text[:90], partial(of_run, text=text, name=name))
-    for text in texts(row, count // 8, seed):
-        yield Case(group, text[:90], partial(of_run, text=text + "\n" + row, name="metrics.jsonl"))
+        bad = texts((run / name).read_text(), count // share, seed)
+        yield from damaged(group, run, name, bad, report)
+    logs = [f"{text}\n{row}" for text in texts(row, count // 8, seed)]
+    yield from damaged(group, run, "metrics.jsonl", logs, report)
 
 
 def _parsed(kind: Any, arguments: list[str]) -> None:
@@ -203,53 +214,42 @@ def _runs(scratch: Path, count: int, seed: int) -> Iterator[Case]:
     (run / "config.json").write_text(json.dumps(to_plain(TD3RunConfig(run_dir=run))))
     actor = scratch / "actor"
     actor.mkdir()
-    RLTokenActor(256, 8, (8,)).save(actor)
-
-    def loads(at: Path, name: str, content: bytes, source: Path, load: Any) -> None:
-        bad = copy(source, at / "bad")
-        (bad / name).write_bytes(content)
-        load(bad)
+    RLTokenActor(ActorSizes(256, 8, [8], 1.0, 2, 8, [1.0] * 7)).save(actor)
 
     def plays(folder: Path) -> None:
         _acts(load_trained(folder)._model)
 
-    policy = (run / "policy.safetensors").read_bytes()
+    def of_policy(folder: Path) -> None:
+        _acts(RLTokenPolicy.load(folder / "policy.safetensors"))
+
+    def of_actor(folder: Path) -> None:
+        _acts(RLTokenActor.load(folder))
+
     yield Case(group, "as it is", lambda _: plays(run), "accepted")
-    yield Case(group, "an actor as it is", lambda _: _acts(RLTokenActor.load(actor)), "accepted")
-    for content in spoilt_tensors(policy, count // 3, seed):
-        load = lambda at: _acts(RLTokenPolicy.load(at / "policy.safetensors"))  # noqa: E731
-        case = partial(loads, name="policy.safetensors", content=content, source=run, load=load)
-        yield Case(group, f"policy {content[:120]!r}"[:130], case)
-    for name, load in (
-        ("rl_token_actor.json", lambda at: _acts(RLTokenActor.load(at))),
-        ("config.json", plays),
+    yield Case(group, "an actor as it is", lambda _: of_actor(actor), "accepted")
+    tensors = spoilt_tensors((run / "policy.safetensors").read_bytes(), count // 3, seed)
+    yield from damaged(group, run, "policy.safetensors", tensors, of_policy)
+    for source, name, read in (
+        (actor, "rl_token_actor.json", of_actor),
+        (run, "config.json", plays),
     ):
-        source = run if name == "config.json" else actor
-        for text in texts((source / name).read_text(), count // 3, seed):
-            content = text.encode("utf-8", "surrogatepass")
-            case = partial(loads, name=name, content=content, source=source, load=load)
-            yield Case(group, f"{name} {text}"[:90], case)
+        bad = texts((source / name).read_text(), count // 3, seed)
+        yield from damaged(group, source, name, bad, read)
     for spec in ("class:os:system", "class:evil:Run", "class:", LONG, "mini?adapters=/etc", "a\0b"):
-        for key in ("vla", "world_model", "rl_token"):
-            content = json.dumps({key: spec}).encode()
-            case = partial(loads, name="config.json", content=content, source=run, load=plays)
-            yield Case(group, f"config.json {key}: {spec[:50]}", case)
+        configs = [json.dumps({key: spec}) for key in ("vla", "world_model", "rl_token")]
+        yield from damaged(group, run, "config.json", configs, plays)
     state = json.dumps({"format": 2, "step": 5, "trainer": {"a": 1}, "run": {}})
-    for text in texts(state, count // 8, seed):
-        content = text.encode("utf-8", "surrogatepass")
-        case = partial(loads, name="state.json", content=content, source=run, load=Checkpoint.read)
-        yield Case(group, f"state.json {text}"[:90], case)
+    states = texts(state, count // 8, seed)
+    yield from damaged(group, run, "state.json", states, Checkpoint.read)
 
 
 def _world_models(scratch: Path, count: int, seed: int) -> Iterator[Case]:
-    model = world_model_toys.toy_model()
-    model.save_pretrained(scratch / "world")
-    config = (scratch / "world" / "config.json").read_text()
-    (weights,) = (scratch / "world").glob("*.safetensors")
+    group, good = "world models", scratch / "world"
+    world_model_toys.toy_model().save_pretrained(good)
+    config = (good / "config.json").read_text()
+    (weights,) = good.glob("*.safetensors")
 
-    def loads(at: Path, name: str, content: bytes) -> None:
-        bad = copy(scratch / "world", at / "bad")
-        (bad / name).write_bytes(content)
+    def loads(bad: Path) -> None:
         loaded = GRUWorldModel.from_pretrained(bad)
         if not all(value.isfinite().all() for value in loaded.parameters()):
             raise Nonsense("weights that are not finite")
@@ -260,14 +260,10 @@ def _world_models(scratch: Path, count: int, seed: int) -> Iterator[Case]:
         if not logits.isfinite().all():
             raise Nonsense("logits that are not finite")
 
-    plain = partial(loads, name="config.json", content=config.encode())
-    yield Case("world models", "as it is", plain, wanted="accepted")
-    for text in texts(config, count * 2 // 3, seed):
-        run = partial(loads, name="config.json", content=text.encode("utf-8", "surrogatepass"))
-        yield Case("world models", text[:90], run)
-    for content in spoilt_tensors(weights.read_bytes(), count // 3, seed):
-        run = partial(loads, name=weights.name, content=content)
-        yield Case("world models", f"{content[:90]!r}", run)
+    yield from damaged(group, good, "config.json", [config], loads, "accepted")
+    yield from damaged(group, good, "config.json", texts(config, count * 2 // 3, seed), loads)
+    tensors = spoilt_tensors(weights.read_bytes(), count // 3, seed)
+    yield from damaged(group, good, weights.name, tensors, loads)
 
 
 # Caches, packs, demonstrations, tasks
@@ -279,19 +275,14 @@ def _scenes(count: int, seed: int) -> Iterator[Case]:
     source = known.mjb_path.parent
     group = "cached scenes and packs"
 
-    def manifest(at: Path, text: str) -> None:
-        bad = copy(source, at / "scene")
-        (bad / MANIFEST).write_text(text, "utf-8", "surrogatepass")
-        if verify(bad, known.scene_key):
-            same = (
-                json.loads(text)["sha256"] == json.loads((source / MANIFEST).read_text())["sha256"]
-            )
-            if not same:
-                raise Nonsense("a manifest with other checksums verifies")
+    def sums_of(folder: Path) -> Any:
+        return json.loads((folder / MANIFEST).read_text())["sha256"]
 
-    def scene(at: Path, name: str, content: bytes) -> None:
-        bad = copy(source, at / "scene")
-        (bad / name).write_bytes(content)
+    def manifest(bad: Path) -> None:
+        if verify(bad, known.scene_key) and sums_of(bad) != sums_of(source):
+            raise Nonsense("a manifest with other checksums verifies")
+
+    def scene(bad: Path) -> None:
         sums = {n: hashlib.sha256((bad / n).read_bytes()).hexdigest() for n in FILES}
         old = json.loads((bad / MANIFEST).read_text())
         (bad / MANIFEST).write_text(json.dumps({**old, "sha256": sums}))
@@ -304,28 +295,24 @@ def _scenes(count: int, seed: int) -> Iterator[Case]:
             if not np.isfinite(sim.data.qpos).all():
                 raise Nonsense("a simulation that is not finite")
 
-    for text in texts((source / MANIFEST).read_text(), count // 4, seed):
-        yield Case(group, f"manifest {text}"[:90], partial(manifest, text=text))
-    for text in texts((source / "scene.json").read_text(), count // 2, seed):
-        run = partial(scene, name="scene.json", content=text.encode("utf-8", "surrogatepass"))
-        yield Case(group, f"scene.json {text}"[:90], run)
-    for content in (b"", b"PK", (source / "init_states.npz").read_bytes()[:-50]):
-        run = partial(scene, name="init_states.npz", content=content)
-        yield Case(group, f"init_states.npz {content[:9]!r}", run, wanted="clear")
+    manifests = texts((source / MANIFEST).read_text(), count // 4, seed)
+    yield from damaged(group, source, MANIFEST, manifests, manifest)
+    scenes = texts((source / "scene.json").read_text(), count // 2, seed)
+    yield from damaged(group, source, "scene.json", scenes, scene)
+    states = [b"", b"PK", (source / "init_states.npz").read_bytes()[:-50]]
+    yield from damaged(group, source, "init_states.npz", states, scene, "clear")
 
 
 def _packs(count: int, seed: int) -> Iterator[Case]:
     root = resolve_asset_pack("lite").root
 
-    def pack(at: Path, text: str) -> None:
-        bad = copy(root, at / "pack")
-        (bad / "lite_pack.json").write_text(text, "utf-8", "surrogatepass")
+    def pack(bad: Path) -> None:
         found = resolve_asset_pack(bad)
         if not (found.root / "scenes").is_dir():
             raise Nonsense(f"a pack {found}")
 
-    for text in texts((root / "lite_pack.json").read_text(), count, seed):
-        yield Case("cached scenes and packs", f"pack {text}"[:90], partial(pack, text=text))
+    packs = texts((root / "lite_pack.json").read_text(), count, seed)
+    yield from damaged("cached scenes and packs", root, "lite_pack.json", packs, pack)
 
 
 def _demo_file(path: Path) -> None:
@@ -366,7 +353,7 @@ def _demos(scratch: Path, count: int, seed: int) -> Iterator[Case]:
 
     def reads(at: Path, how: tuple[Any, ...]) -> None:
         folder = at / "demos"
-        bad = copy(source.parent, folder) / "good_demo.hdf5"
+        bad = copied(source.parent, folder) / "good_demo.hdf5"
         with h5py.File(bad, "a") as file:
             if how[0] == "gone":
                 del file[how[1]]
@@ -421,15 +408,13 @@ def _tasks(count: int, seed: int) -> Iterator[Case]:
 def _rl_tokens(count: int, seed: int) -> Iterator[Case]:
     source = WEIGHTS_ROOT / "mini-rl-token"
 
-    def loads(at: Path, text: str) -> None:
-        bad = copy(source, at / "bad")
-        (bad / "config.json").write_text(text, "utf-8", "surrogatepass")
+    def loads(bad: Path) -> None:
         token = load_rl_token(bad)
         if not torch.isfinite(next(iter(token.parameters()))).all():  # type: ignore[union-attr]
             raise Nonsense("weights that are not finite")
 
-    for text in texts((source / "config.json").read_text(), count, seed):
-        yield Case("world models", f"RL token {text}"[:90], partial(loads, text=text))
+    configs = texts((source / "config.json").read_text(), count, seed)
+    yield from damaged("world models", source, "config.json", configs, loads)
 
 
 def cases(count: int, seed: int) -> Iterator[Case]:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import psutil
 
 from vla_gym.errors import VlaGymError
 
@@ -141,9 +142,8 @@ class _Child:
         return time.monotonic() - self.begun > HANG_S
 
     def is_big(self) -> bool:
-        with contextlib.suppress(OSError, IndexError):
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-            return pages * resource.getpagesize() > MEMORY_BYTES
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.pid).memory_info().rss > MEMORY_BYTES
         return False
 
     def outcome(self) -> Outcome:
@@ -171,8 +171,7 @@ def _child(case: Case, folder: Path, end: int) -> None:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (int(DEADLINE_S), int(DEADLINE_S)))
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + ADDRESS_BYTES
+        limit = psutil.Process().memory_info().vms + ADDRESS_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):

@@ -13,21 +13,13 @@ from vla_gym_trainers.runs.settings import load_preset, preset_names, presets_of
 
 PRESETS = [
     ("batch_size: abc", "batch_size: expected `int`, got 'abc'"),
-    ("batch_size: 1.5", "batch_size: expected `int`, got 1.5"),
     ("batch_size: true", "batch_size: expected `int`, got True"),
-    ("batch_size: null", "batch_size: expected `int`"),
-    ("batch_size: [1]", "batch_size: expected `int`, got array [1]"),
     ("learning_rate: .nan", "not finite"),
-    ("task_ids: 5", "task_ids: expected"),
     ("task_ids: [a]", "task_ids[0]: expected `int`, got 'a'"),
-    ("task_ids: {a: 1}", "task_ids: expected"),
     ("run_dir: 5", "run_dir: expected a path"),
     ("run_dir: " + 5000 * "a", "run_dir: expected a path of at most 1024 characters"),
-    ("suite: [goal]", "suite: expected"),
-    ("progress: 7", "progress: expected `bool`, got 7"),
     ("5: 5", "expected `str`"),
     ("null", "expected `object`"),
-    ("- a", "expected `object`"),
     ("a: [", "is not valid YAML"),
     ("nonsense: 1", "unknown keys ['nonsense']"),
 ]

@@ -1,15 +1,14 @@
 """Checkpoints from elsewhere: configurations, statistics, adapters, weights."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from openvla_checkpoints import CHECKPOINT
 from safetensors.torch import load_file, save_file
 from test_outside_cards import spoilt
+from vla_checkpoints import CHECKPOINTS, copied
 
 from vla_gym.errors import VlaGymError
 from vla_gym.rl_token import load_rl_token
@@ -17,13 +16,6 @@ from vla_gym.vla import load
 from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-FOLDERS = {
-    "openvla-oft": CHECKPOINT,
-    **{name: GOLDEN / name for name in ("pi0", "pi05", "smolvla")},
-    "qwen-oft": GOLDEN / "qwenoft" / "qwen3",
-    "mini": WEIGHTS_ROOT / "mini",
-}
 LONG = 5000 * "a"
 DEEP = json.loads("[" * 200 + "]" * 200)
 
@@ -37,99 +29,59 @@ C, S, V = "config.json", "dataset_statistics.json", "vlm_pretrained/config.json"
 P = "vlm_pretrained/preprocessor_config.json"
 PRE = "policy_preprocessor.json"
 CASES: list[tuple[str, str, str, Any]] = [
-    ("openvla-oft", C, "model_type", ["openvla"]),
     ("openvla-oft", C, "text_config", []),
     ("openvla-oft", C, "text_config/num_attention_heads", 0),
-    ("openvla-oft", C, "text_config/num_attention_heads", 7),
     ("openvla-oft", C, "text_config/num_hidden_layers", 100_000),
-    ("openvla-oft", C, "text_config/num_hidden_layers", 200),
     ("openvla-oft", C, "text_config/hidden_size", "big"),
     ("openvla-oft", C, "text_config/hidden_size", 10**12),
-    ("openvla-oft", C, "text_config/rms_norm_eps", -1),
     ("openvla-oft", C, "text_config/hidden_act", "nosuch"),
-    ("openvla-oft", C, "text_config/vocab_size", 3),
     ("openvla-oft", C, "text_config/pad_token_id", 10**6),
-    ("openvla-oft", C, "text_config/rope_theta", "x"),
     ("openvla-oft", C, "image_sizes", 5),
-    ("openvla-oft", C, "image_sizes", []),
     ("openvla-oft", C, "image_sizes", [10**9, 10**9]),
-    ("openvla-oft", C, "timm_model_ids", 5),
     ("openvla-oft", C, "_tiny_vit_num_heads", [0, 1]),
-    ("openvla-oft", C, "pad_to_multiple_of", "x"),
     ("openvla-oft", C, "pad_to_multiple_of", 10**5),
     ("openvla-oft", C, "text_config", DEEP),
     ("openvla-oft", "model.safetensors.index.json", "weight_map", 5),
     ("openvla-oft", "model.safetensors.index.json", "weight_map", {"a": LONG}),
-    ("openvla-oft", "model.safetensors.index.json", "weight_map", {"a": ["b"]}),
-    ("qwen-oft", S, "franka", "text"),
-    ("qwen-oft", S, "franka/action", "text"),
-    ("qwen-oft", S, "franka/action/q01", "text"),
     ("qwen-oft", S, "franka/action/q01", ["a"] * 7),
-    ("qwen-oft", S, "franka/action/q01", 5),
     ("qwen-oft", S, "franka/action/mask", "yes"),
     ("qwen-oft", V, "model_type", ["qwen3_vl"]),
-    ("qwen-oft", V, "text_config", []),
-    ("qwen-oft", V, "text_config/num_attention_heads", 0),
     ("qwen-oft", V, "text_config/num_hidden_layers", 100_000),
-    ("qwen-oft", V, "text_config/rms_norm_eps", -1),
-    ("qwen-oft", V, "text_config/hidden_act", "nosuch"),
     ("qwen-oft", V, "vision_config/depth", 100_000),
     ("qwen-oft", V, "vision_config/num_heads", 0),
     ("qwen-oft", P, "patch_size", 0),
-    ("qwen-oft", P, "patch_size", "a"),
-    ("qwen-oft", P, "image_mean", 5),
     ("qwen-oft", P, "image_std", [1, 2]),
-    ("qwen-oft", P, "size", []),
     *[
         (name, C, place, value)
         for name in ("pi0", "pi05", "smolvla")
         for place, value in [
-            ("type", [1]),
             ("input_features", []),
             ("input_features", {"observation.images.image": {"type": "VISUAL", "shape": 5}}),
-            ("input_features", {"observation.images.image": {"type": "VISUAL", "shape": []}}),
             ("chunk_size", 10**9),
-            ("chunk_size", "a"),
-            ("chunk_size", 0),
             ("max_action_dim", 10**9),
             ("max_state_dim", 3),
             ("tokenizer_max_length", -1),
             ("max_period", -1),
-            ("normalization_mapping", 5),
         ]
     ],
     ("pi0", C, "num_inference_steps", 10**9),
-    ("pi0", C, "paligemma_variant", []),
     ("pi0", C, "paligemma_variant/num_hidden_layers", 100_000),
     ("pi0", C, "paligemma_variant/num_attention_heads", 0),
     ("pi0", C, "vision_config/patch_size", 0),
-    ("pi0", C, "vision_config", 5),
-    ("pi0", C, "image_resolution", 5),
-    ("pi0", PRE, "steps", 5),
     ("pi0", PRE, "steps", [5]),
-    ("pi0", PRE, "steps/0/config", 5),
     ("pi0", PRE, "steps/0/registry_name", [1]),
     ("smolvla", C, "num_steps", 0),
     ("smolvla", C, "num_vlm_layers", 100_000),
     ("smolvla", C, "expert_width_multiplier", -1),
-    ("smolvla", C, "self_attn_every_n_layers", "x"),
     ("smolvla", C, "resize_imgs_with_padding", [0, 0]),
-    ("smolvla", C, "resize_imgs_with_padding", 5),
     ("smolvla", "vlm/config.json", "text_config/num_hidden_layers", 100_000),
-    ("smolvla", "vlm/config.json", "text_config", 5),
-    ("mini", C, "hidden_size", 0),
     ("mini", C, "hidden_size", "a"),
     ("mini", C, "hidden_size", 10**12),
     ("mini", C, "num_layers", 100_000),
-    ("mini", C, "num_heads", 0),
     ("mini", C, "num_heads", 7),
-    ("mini", C, "vocabulary", 5),
     ("mini", C, "vocabulary", [1, 2]),
     ("mini", C, "horizon", 10**9),
-    ("mini", C, "max_words", -1),
-    ("mini", C, "proprio_mean", "text"),
     ("mini", C, "proprio_std", [1.0]),
-    ("mini", C, "model_type", {"a": 1}),
 ]
 
 
@@ -150,19 +102,15 @@ def refused(loads: Any, folder: Path) -> str:
 def test_a_spoilt_configuration_is_one_clear_error(
     name: str, file: str, place: str, value: Any, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(FOLDERS[name], folder)
-    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    folder = copied(CHECKPOINTS[name], tmp_path / "copy")
     spoil(folder / file, place, value)
     refused(lambda: load(f"{name}:{folder}"), folder)
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 50_000, "{", "5", '{"model_type": NaN}', "\0"])
 def test_a_file_that_is_no_object_is_one_clear_error(text: str, tmp_path: Path) -> None:
-    for name, source in FOLDERS.items():
-        folder = tmp_path / name
-        shutil.copytree(source, folder)
-        (folder / "SHA256SUMS").unlink(missing_ok=True)
+    for name, source in CHECKPOINTS.items():
+        folder = copied(source, tmp_path / name)
         for file in (C, S):
             if (folder / file).is_file():
                 (folder / file).write_text(text)
@@ -170,9 +118,7 @@ def test_a_file_that_is_no_object_is_one_clear_error(text: str, tmp_path: Path) 
 
 
 def mini(tmp_path: Path, change: Any) -> Path:
-    folder = tmp_path / "mini"
-    shutil.copytree(FOLDERS["mini"], folder)
-    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    folder = copied(CHECKPOINTS["mini"], tmp_path / "mini")
     tensors = load_file(folder / "model.safetensors")
     save_file({n: change(t).contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
     return folder
@@ -192,17 +138,12 @@ def test_weights_of_another_kind_are_refused(change: Any, expected: str, tmp_pat
 
 
 ADAPTERS = [
-    ("r", "a"),
     ("r", 0),
     ("r", 10**9),
     ("peft_type", "EVIL"),
-    ("peft_type", None),
-    ("lora_alpha", "x"),
     ("lora_alpha", -1),
     ("lora_dropout", 7),
     ("target_modules", 5),
-    ("target_modules", [LONG]),
-    ("base_model_name_or_path", 5),
     ("base_model_name_or_path", LONG),
     ("modules_to_save", "all"),
     ("rank_pattern", {"a": 10**9}),
@@ -245,19 +186,14 @@ def test_adapters_that_are_not_finite_floats_are_refused(value: Any, adapters: P
     ("place", "value"),
     [
         ("hidden_size", 10**6),
-        ("hidden_size", "a"),
         ("dim", 2**24),
-        ("encoder_layers", 100_000),
         ("num_heads", 0),
         ("width", [1]),
-        ("model_type", []),
         ("more", 1),
     ],
 )
 def test_a_spoilt_rl_token_is_one_clear_error(place: str, value: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "token"
-    shutil.copytree(WEIGHTS_ROOT / "mini-rl-token", folder)
-    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    folder = copied(WEIGHTS_ROOT / "mini-rl-token", tmp_path / "token")
     spoil(folder / C, place, value)
     refused(lambda: load_rl_token(folder), folder)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from memory_vla import GRUVLA
-from mini_vla import random_inputs
 from on_policy_toys import tiny_vla
 from trees import assert_same
 
@@ -20,11 +19,10 @@ from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.remote.inference import InferenceServer, pack_weights
 from vla_gym.remote.ray_inference import InferenceActor, RayInference, in_pieces
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
-from vla_gym.vla import load
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla import FrozenVLA, VLAOutput, load
 
 
-class RowVLA:
+class RowVLA(FrozenVLA):
     """Row i of the output says what row i of the input was; counts its batches."""
 
     name, horizon, num_hidden_tokens, hidden_size, image_size = "rows", 4, 1, 2, 8
@@ -66,12 +64,18 @@ def serve():
         server.close()
 
 
-def test_what_waits_shares_a_forward_pass_up_to_max_rows(serve):
+def busy(serve, *numbers, **kwargs):
+    """Return a VLA that waits for its gate, its server, and the request that it works on."""
     vla = RowVLA()
     vla.gate.clear()
-    server = serve(vla, max_rows=5, max_wait_s=0.0)
-    first = server.infer(*request(1))
+    server = serve(vla, max_wait_s=0.0, **kwargs)
+    first = server.infer(*request(*numbers))
     assert vla.entered.wait(20)
+    return vla, server, first
+
+
+def test_what_waits_shares_a_forward_pass_up_to_max_rows(serve):
+    vla, server, first = busy(serve, 1, max_rows=5)
     waiting = [server.infer(*request(*rows)) for rows in ((2, 3), (4,), (5, 6, 7), (8,) * 7)]
     vla.gate.set()
     found = [future.result(20) for future in (first, *waiting)]
@@ -136,12 +140,8 @@ def test_a_stateful_vla_is_refused():
 
 
 def test_who_no_longer_waits_holds_up_nobody(serve):
-    vla = RowVLA()
-    vla.gate.clear()
-    server = serve(vla, max_wait_s=0.0)
+    vla, server, first = busy(serve, 1)
     weights = [pack_weights({"weight": torch.full((1, 1), float(i))}) for i in range(3)]
-    first = server.infer(*request(1))
-    assert vla.entered.wait(20)
     assert not first.cancel()  # too late
     assert server.infer(*request(2, 2)).cancel() and server.publish(1, weights[1]).cancel()
     third, fourth = server.infer(*request(3)), server.publish(2, weights[2])
@@ -154,11 +154,7 @@ def test_who_no_longer_waits_holds_up_nobody(serve):
 
 
 def test_requests_that_do_not_fit_together_are_apart(serve):
-    vla = RowVLA()
-    vla.gate.clear()
-    server = serve(vla, max_wait_s=0.0)
-    first = server.infer(*request(1))
-    assert vla.entered.wait(20)
+    vla, server, first = busy(serve, 1)
     images, texts, proprio = request(2)
     one_view = {"agentview": images["agentview"]}
     wrong = [
@@ -192,11 +188,7 @@ def test_a_request_with_unequal_rows_is_refused(serve):
 
 
 def test_a_request_that_shares_a_pass_with_one_that_fails_gets_what_it_gets_alone(serve):
-    vla = RowVLA()
-    vla.gate.clear()
-    server = serve(vla, max_wait_s=0.0)
-    alone = server.infer(*request(2, 3))
-    assert vla.entered.wait(20)
+    vla, server, alone = busy(serve, 2, 3)
     bad, good = server.infer(*request(1, text="break")), server.infer(*request(2, 3))
     vla.gate.set()
     with pytest.raises(ValueError, match="a broken row"):
@@ -218,17 +210,6 @@ def test_a_closed_server_answers_what_came_before_and_refuses_the_rest():
     for late in (server.infer(*request(9)), server.publish(1, weights)):
         with pytest.raises(WorkerError, match="inference server .* is closed"):
             late.result(0)
-
-
-def test_mini_answers_from_afar_as_it_does_at_hand(serve):
-    vla = load("mini")
-    images, texts, proprio = random_inputs(3, size=vla.image_size)
-    server = serve(vla)
-    remote = RemoteVLA(vla_facts(vla), server.infer)
-    assert remote.input_size == 64
-    here, there = vla.infer(images, texts, proprio), remote.infer(images, texts, proprio)
-    assert torch.equal(here.hidden.float(), there.hidden)
-    assert torch.equal(here.actions, there.actions)
 
 
 def test_environments_take_a_remote_vla_for_the_vla(serve):

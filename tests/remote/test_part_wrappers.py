@@ -210,7 +210,7 @@ def test_a_state_of_an_unwrapped_part_is_refused(make_both, given):
     plain = RemoteVectorEnv(N, hosts=ThreadHosts(1), env_factory=given()["env_factory"], workers=0)
     for each in (envs, plain):
         each.reset(seed=5)
-    with pytest.raises(ConfigError, match="HistoryState|saved without one"):
+    with pytest.raises(ConfigError, match="a state of History|saved without one"):
         envs.set_state(plain.get_state())
     obs, *_ = envs.step(actions_of(envs, 0))
     assert_same(envs.set_state(envs.get_state()), obs)

@@ -20,7 +20,7 @@ import pytest
 from forks import in_fork
 from part_hosts import BreakableHosts, BreakableShard
 from remote_play import play_groups, play_whoever_is_done
-from stub_envs import LIMIT, Fault, Gate, StubEnv, stub_factory
+from stub_envs import LIMIT, Fault, Gate, StubEnv, Unseekable, stub_factory
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
@@ -44,14 +44,6 @@ from vla_gym.variation import VARIATION_WIDTH
 from vla_gym.vector import LiberoVectorEnv
 
 pytest_plugins = ("vector_fixtures",)
-
-
-class NoSeekStub(StubEnv):
-    """A stub as other people's environments are: each reset goes on from the last one."""
-
-    @property
-    def seek(self):
-        raise AttributeError("seek")
 
 
 class VariedStub(StubEnv):
@@ -136,24 +128,6 @@ def test_views_and_copies(make_vec):
     envs.step(np.zeros((2, 3), np.float32))
     assert_same(first["proprio"], kept)
     assert envs.get_state()[0].env["count"] == 1
-
-
-@by_mode
-def test_states_go_on_in_any_part(make_vec, mode):
-    script = [(3, LIMIT), (4, LIMIT)]
-    envs = make_vec(4, ThreadHosts(2), autoreset_mode=mode, script=script)
-    expected = follower(4, 7, mode, script=script)
-    expected.check_reset(envs.reset(seed=7))
-    advance(envs, expected, 2)
-    states = envs.get_state()
-    assert [state.plays_as for state in states] == [0, 1, 2, 3]
-    obs = envs.set_state(states[::-1])  # 0 and 1 go to the other part
-    assert_same(obs["proprio"][:, 0], np.array([10, 9, 8, 7], np.float32))
-    mirrored = follower(4, 7, mode, script=script)
-    mirrored.references.reverse()
-    for name in ("episode", "count", "due", "last"):
-        setattr(mirrored, name, getattr(expected, name)[::-1])
-    advance(envs, mirrored, 6)
 
 
 def test_calls_attributes_and_options(make_vec):
@@ -332,8 +306,7 @@ def test_environments_that_cannot_seek_go_on_as_reproducibly(once, stub_server, 
         faults = [once("SIGKILL", episode=1)]
 
         def make(index: int, faults=faults):
-            env = NoSeekStub(index, faults=faults if index == 3 else (), script=[(2, LIMIT)])
-            return env
+            return Unseekable(index, faults=faults if index == 3 else (), script=[(2, LIMIT)])
 
         kwargs = {"env_factory": make, "workers": 2, "autoreset_mode": mode}
         envs = (

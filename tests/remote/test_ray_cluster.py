@@ -24,10 +24,16 @@ from vla_gym.remote.vector_env import RemoteVectorEnv
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'vla-gym[ray]'")
 
-from ray_cluster import add_node, node_of, small_cluster  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
 
 from vla_gym.remote.ray_inference import RayInference  # noqa: E402
 
+# Not 127.0.0.1, which Ray takes for "this machine's address in the network".
+NODE = {
+    "node_ip_address": "127.0.0.2",
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
 PROGRAM = """
 import sys, time
 import numpy as np
@@ -79,10 +85,24 @@ def test_a_killed_program_leaves_nothing(tmp_path, short_folder):
     wait_until(lambda: not marked(marker), "the end of all that the program started", 180)
 
 
+def add_node(cluster, wait=True):
+    cluster.add_node(num_cpus=1, resources={"sim": 1}, wait=wait, **NODE)
+
+
+def node_of(cluster, envs, part):
+    """The node that a part of a vector env is on."""
+    wanted = envs._pool._hosts._placed[part]
+    return next(node for node in cluster.worker_nodes if node.node_id == wanted)
+
+
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes, and this process connected to them."""
-    found = small_cluster(3)
+    """A head node that simulates nothing, three that do, and this process connected to them."""
+    head = {"num_cpus": 0, **NODE}
+    found = Cluster(initialize_head=True, connect=False, head_node_args=head)
+    for _ in range(3):
+        add_node(found, wait=False)
+    found.wait_for_nodes()
     ray.init(found.address, log_to_driver=False)
     yield found
     ray.shutdown()

@@ -30,7 +30,6 @@ from vla_gym.rollout import (
     play,
     rollout,
 )
-from vla_gym.rollout.policies import in_fixed_batches
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.rollout.workers import ExpertActs, WatchGoals
 from vla_gym.suites import get_task
@@ -116,21 +115,6 @@ def test_held_out_words_reach_the_vla() -> None:
     np.testing.assert_array_equal(policy.act(obs, told), expected)
     assert (VLAPolicy("mini").act(obs, told) != expected).any()
     assert told[0]["instruction"] == "put the bowl on the plate"
-
-
-def test_fixed_batches_have_one_size_and_one_instruction() -> None:
-    seen = []
-
-    def forward(obs: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-        [instruction] = {info["instruction"] for info in told}
-        seen.append((len(obs["proprio"]), instruction))
-        return obs["proprio"][:, :2] * 2
-
-    obs, told = observations(6), infos([8, 0, 8, 8, 0, 8])
-    out = in_fixed_batches(forward, obs, told, 3)
-    np.testing.assert_array_equal(out, obs["proprio"][:, :2] * 2)
-    names = [told[0]["instruction"]] * 2 + [told[1]["instruction"]]
-    assert seen == [(3, name) for name in names]
 
 
 def test_functions_of_every_control_step_change_nothing() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from memory_vla import GRUVLA
 from on_policy_toys import tiny_vla
+from trees import assert_same
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.rollout import Episode, Start, make_envs, play, rollout
@@ -61,16 +62,10 @@ def played(policy: Any, **settings: Any) -> list[Episode]:
     return sorted(play(policy, STARTS, **SETTINGS, **settings), key=lambda e: e.start)
 
 
-def assert_same(mine: dict[Any, np.ndarray], its: dict[Any, np.ndarray]) -> None:
-    assert mine.keys() == its.keys() and len(its) > 20
-    for key, chunk in its.items():
-        np.testing.assert_array_equal(mine[key], chunk, err_msg=str(key))
-
-
 def test_chunks_do_not_depend_on_environments_and_workers():
     one, five = recorded(), recorded()
     episodes = played(one, num_envs=1, workers=0)
-    assert played(five, num_envs=5, workers=2) == episodes
+    assert played(five, num_envs=5, workers=2) == episodes and len(one.played) > 20
     assert_same(five.played, one.played)
 
 

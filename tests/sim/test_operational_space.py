@@ -1,6 +1,5 @@
-"""Torques by Cholesky factors against upstream's way; where they are refused; the mass matrix."""
+"""Torques by Cholesky factors against upstream's way; where they are refused."""
 
-import mujoco
 import numpy as np
 import pytest
 
@@ -11,7 +10,6 @@ from vla_gym.sim.operational_space import (
     operational_inertia,
     operational_torques,
 )
-from vla_gym.sim.osc_fast import mass_addresses
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 
@@ -81,12 +79,3 @@ def test_what_is_no_number_is_refused(sim: LiberoSim) -> None:
             array[3, 2] = np.nan
         assert torques_of(arm, np.ones(6), np.ones(7)) is None
         array[2, 3] = value
-
-
-def test_the_arms_mass_matrix_is_read_where_it_is(sim: LiberoSim) -> None:
-    model, data = sim._model, sim._data
-    mujoco.mj_forward(model, data)
-    mass, dofs = np.zeros((model.nv, model.nv)), np.array(sim.task_model.robot.joint_qvel)
-    mujoco.mj_fullM(model, mass, data.qM)
-    read = data.qM[mass_addresses(model, dofs)]
-    np.testing.assert_array_equal(read, mass[np.ix_(dofs, dofs)])

@@ -18,9 +18,8 @@ from vla_gym.sim.rendering import painter as door
 from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
 from vla_gym.sim.rendering.painter import make_painter
 from vla_gym.sim.rendering.renderer import CAMERAS, _new_gl_context
-from vla_gym.sim.rendering.software import SoftwarePainter, culling, preload, scene_memory
+from vla_gym.sim.rendering.software import SoftwarePainter, culling, scene_memory
 from vla_gym.sim.rendering.software.draw_scene import draw_scene
-from vla_gym.sim.rendering.software.mesh_chunks import mesh_chunks
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import TaskModel, load_task_model
 
@@ -88,40 +87,6 @@ def test_the_mirror_shows_the_scene(toy: SharedModel) -> None:
     pair.painters[1]._reflections = False
     assert np.any(compare(pair, data, camera) != with_mirror)
     pair.close()
-
-
-def test_each_reason_to_leave_out_triangles(toy: SharedModel) -> None:
-    model, data = toy.model, mujoco.MjData(toy.model)
-    mujoco.mj_forward(model, data)
-    pair, base = PainterPair(toy, SIZE), model.geom("base").id
-    others = np.flatnonzero(np.asarray(model.geom_type) == mujoco.mjtGeom.mjGEOM_MESH)
-    groups = model.geom_group.copy()
-    model.geom_group[others[others != base]] = 3
-    every = int(model.mesh_facenum[model.geom_dataid[base]])
-
-    def drawn(camera: mujoco.MjvCamera) -> int:
-        compare(pair, data, camera)
-        return pair.triangles_drawn()
-
-    try:
-        centre = np.asarray(model.geom_pos[base])
-        assert drawn(looking(centre + [0, 0, 5], 0.5, 0, 80)) == 0, "not in the image"
-        near = drawn(looking(centre, 0.8, 30, -20))
-        assert 0.2 * every < near < 0.6 * every, "half of it faces away"
-        far = drawn(looking(centre, 12.0, 30, -20))
-        assert 0 < far < 0.1 * every, "a few pixels"
-        model.geom_pos[base] = [0, 0, 0.12]
-        mujoco.mj_forward(model, data)
-        below = looking(np.array([0, 0, 0.3]), 1.0, 30, -89)
-        hidden = drawn(below)
-        table = model.geom("table").id
-        model.geom_matid[table], model.geom_rgba[table, 3] = -1, 0.5
-        assert hidden < 0.1 * drawn(below), "the table hides it"
-    finally:
-        model.geom_pos[base], model.geom_group[:] = centre, groups
-        model.geom_matid[model.geom("table").id] = model.material("painted").id
-        model.geom_rgba[model.geom("table").id, 3] = 1
-        pair.close()
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -226,17 +191,6 @@ def test_a_painter_leaves_the_model_as_it_was(
         np.testing.assert_array_equal(old, new)
 
 
-def test_preload_is_what_drawing_needs(toy: SharedModel) -> None:
-    preload(toy)
-    assert "mesh_chunks" in toy.derived
-    data = mujoco.MjData(toy.model)
-    mujoco.mj_forward(toy.model, data)
-    pair = PainterPair(toy, SIZE)
-    compare(pair, data, fixed_camera(toy.model, "front"))
-    pair.close()
-    assert len(draw_scene.signatures) == 1, "nothing was compiled a second time"
-
-
 @pytest.mark.parametrize(
     ("gpus", "told", "expected"),
     [([], "", True), (["renderD128"], "", False), (["renderD128"], "true", True)],
@@ -254,17 +208,3 @@ def test_without_a_gpu_images_are_drawn_in_software(
 def test_compiled_code_knows_of_changes_in_other_files() -> None:
     for function in (draw_scene, culling.box_side):
         assert function._cache._cache_file._source_stamp[1] == _folder_stamp()
-
-
-def test_chunks_hold_all_triangles_in_order(toy: SharedModel) -> None:
-    model, chunks = toy.model, mesh_chunks(toy)
-    for mesh in range(model.nmesh):
-        first, last = chunks.first_chunk[mesh], chunks.first_chunk[mesh + 1]
-        triangles = chunks.triangles[chunks.first_triangle[first] : chunks.first_triangle[last]]
-        start, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-        faces = model.mesh_face[start : start + count] + model.mesh_vertadr[mesh]
-        np.testing.assert_array_equal(
-            chunks.vertices[triangles.ravel(), :3], model.mesh_vert[faces.ravel()]
-        )
-    shared = len(chunks.vertices) / (3 * len(chunks.triangles))
-    assert shared < 0.5, "most vertices belong to several triangles"

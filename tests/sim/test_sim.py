@@ -146,23 +146,17 @@ def test_sampled_layouts_come_to_rest(model: TaskModel, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "action", "word"),
+    ("actions", "word"),
     [
-        ("step", np.zeros(6), "shape"),
-        ("step", np.zeros((1, 7)), "shape"),
-        ("step", np.full(7, np.nan), "finite"),
-        ("step", np.array([0, 0, 0, 0, 0, 0, np.inf]), "finite"),
-        ("step", ["left"] * 7, "real numbers"),
-        *(("run_chunk", np.zeros(shape), "shape") for shape in ((7,), (0, 7), (8, 6), (2, 2, 7))),
-        ("run_chunk", np.vstack([np.zeros((7, 7)), np.full((1, 7), np.nan)]), "finite"),
+        *((np.zeros(shape), "shape") for shape in ((7,), (0, 7), (8, 6), (2, 2, 7))),
+        (np.vstack([np.zeros((7, 7)), np.full((1, 7), np.nan)]), "finite"),
     ],
 )
-def test_wrong_actions_move_nothing(
-    sim: LiberoSim, method: str, action: np.ndarray, word: str
-) -> None:
+def test_a_wrong_chunk_moves_nothing(sim: LiberoSim, actions: np.ndarray, word: str) -> None:
+    """Single actions: tests/outside/test_outside_numbers.py."""
     before = sim.get_state()
     with pytest.raises(InvalidActionError, match=word):
-        getattr(sim, method)(action)
+        sim.run_chunk(actions)
     assert same(before, sim.get_state())
 
 
@@ -259,11 +253,6 @@ def test_the_compiled_goal_test_never_misses(task_id: int) -> None:
         if exact:
             assert is_candidate(tests, data.qpos, data.xpos, data.site_xpos, data.site_xmat)
     assert 0 < hits < 300, "the random states must lie on both sides of the goal"
-
-
-def test_unknown_physics_is_refused(model: TaskModel) -> None:
-    with pytest.raises(ConfigError, match="exact"):
-        LiberoSim(model, physics="warp")  # type: ignore[arg-type]
 
 
 def test_a_second_process_does_not_compile_again(model: TaskModel, tmp_path: Path) -> None:

@@ -257,17 +257,14 @@ def test_the_cache_key_is_of_the_content(tmp_path: Path, file: Path) -> None:
             "unknown object 'moka_pots'. Did you mean 'moka_pot",
         ),
         (edited("(Turnon flat", "(Ignite flat"), "unknown predicate 'ignite'. Known: close, in"),
-        (edited("(Turnon flat_stove_1)", "(Not (Turnon flat_stove_1))"), "predicate 'not'"),
         (edited("(Turnon flat_stove_1)", "(Turnon flat_stove_2)"), "mean 'flat_stove_1'"),
         (edited("(Turnon flat_stove_1)", "(Turnon flat_stove_1 plate_1)"), "turnon takes 1"),
         (edited("(And (On moka_pot_1 plate_1)", "(And (In moka_pot_1 plate_1)"), "region second"),
-        (edited("main_table_plate)", "main_table_plates)"), "unknown name 'main_table_plates'"),
         (edited("(On plate_1 main_table_plate)", ""), "plate_1 has no place"),
         (edited("(:language", "(:words"), "no .:language"),
         (edited("main_table - table ", ""), "lacks main_table - table"),
         (edited("((0.04 -0.02 0.08 0.02))", "((0.04 -0.02 0.08))"), "rows of 4 numbers"),
         (edited("((0.04 -0.02 0.08 0.02))", "((0.08 -0.02 0.04 0.02))"), "ascending"),
-        (edited("0.04 -0.02 0.08", "0.04 nan 0.08"), "rows of 4 numbers"),
         (edited("((0.04 -0.02 0.08 0.02))", "0.04 -0.02 0.08 0.02"), "one value, or one list"),
         (
             edited(
@@ -278,7 +275,6 @@ def test_the_cache_key_is_of_the_content(tmp_path: Path, file: Path) -> None:
         ),
         (edited("plate_1 - plate)", "plate_1 - plate moka_pot_1 - plate)"), "the same name"),
         (OWN + " " * MAX_BYTES, "at most 262144"),
-        ("\0\xff", "expected one expression"),
     ],
 )
 def test_what_is_no_task_is_one_error(tmp_path: Path, text: str, message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from _upstream_goals import ask_upstream
 from distributions import same_distribution
 from goal_states import State, StateMaker, compare_with_upstream
-from upstream import Upstream, random_actions
+from upstream import Upstream, assert_same_steps, random_actions
 
 from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
@@ -96,18 +96,11 @@ def test_predicates_of_one_scene(libero_assets_dir: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", SCENES | VARIANT_SCENES)
 def test_predicates_of_every_task(libero_assets_dir: Path, scene: str) -> None:
-    states = 200 if scene == "goal" else 50
-    for task, (true, false) in compare_predicates(libero_assets_dir, scene, states).items():
-        print(f"{task}: {true} of {true + false} states meet the goal, all equal")  # noqa: T201
-        assert true >= 1 and false >= 1, task
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scene", VARIANT_SCENES)
-def test_predicates_of_every_variant(libero_assets_dir: Path, scene: str) -> None:
-    counts = compare_predicates(libero_assets_dir, scene, 25, played=True)
+    is_variant = scene in VARIANT_SCENES
+    states = 25 if is_variant else 200 if scene == "goal" else 50
+    counts = compare_predicates(libero_assets_dir, scene, states, played=is_variant)
     for task, (true, false) in counts.items():
         print(f"{task}: {true} of {true + false} states meet the goal, all equal")  # noqa: T201
         assert true >= 1 and false >= 1, task
@@ -115,7 +108,7 @@ def test_predicates_of_every_variant(libero_assets_dir: Path, scene: str) -> Non
 
 def test_words_and_states_of_every_variant(libero_assets_dir: Path) -> None:
     suites = [f"libero_{suite.replace('-', '_')}" for suite in VARIANTS]
-    theirs = ask_upstream(libero_assets_dir, suites=np.array(suites))
+    theirs = ask_upstream(libero_assets_dir, suites=suites)
     for suite, name in zip(VARIANTS, suites, strict=True):
         for task in suite_tasks(suite):
             words = theirs[f"{name}/{task.task_id}/words"].tolist()
@@ -199,14 +192,10 @@ def check_physics(upstream: Upstream, suite: str, task_id: int, steps: int) -> f
     theirs = upstream.steps(actions)
     sim, snapshots = LiberoSim(model, physics="exact"), []
     sim.reset(layout, settle=False)
-    for index, action in enumerate(actions):
-        if index % 5 == 0:
-            snapshots.append(sim.get_state())
-        success = sim.step(action)
-        where = f"{suite} {task_id}, control step {index}"
-        np.testing.assert_array_equal(sim.qpos, theirs["qpos"][index], err_msg=where)
-        np.testing.assert_array_equal(sim.qvel, theirs["qvel"][index], err_msg=where)
-        assert success == theirs["success"][index], where
+    for index in range(0, len(actions), 5):
+        snapshots.append(sim.get_state())
+        some = actions[index : index + 5]
+        assert_same_steps(sim, some, theirs, f"{suite} {task_id}", first=index)
     snapshots = snapshots[1:]  # the first has no control step before it
     qpos = upstream.step_from(snapshots, actions[5::5], model.fixtures)
     fast, errors = LiberoSim(model), []

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from run_python import ROOT, copy_checkout
 
-ROOT = Path(__file__).resolve().parents[2]
 TOP = [
     ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "RELEASING", "CHANGELOG", "SECURITY")
 ]
@@ -57,12 +56,7 @@ def test_every_page_is_in_the_navigation_once():
 def test_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     """README is the home, a linked source is a page; another host's picture is refused."""
     pytest.importorskip("material", reason="needs pip install -e '.[docs]'")
-    source = tmp_path / "source"
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    for name in filter(None, listing.stdout.decode().split("\0")):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    source = copy_checkout(tmp_path / "source")
     assert (built := build(source)).returncode == 0, built.stderr
     assert "Two commands" in (source / "site" / "index.html").read_text()
     assert "make_sb3_vec_env" in (source / "site/examples/sb3_sac.py.html").read_text()

@@ -91,7 +91,8 @@ def test_ppo_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
 @pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
 def test_environments_of_the_on_policy_trainers(kind: Any) -> None:
     config = kind(num_envs=4, group_size=2, eval_envs=1, workers=0, variation="strong")
-    envs = libero_envs(config, SimpleNamespace(chunk_len=8, image_size=16))  # type: ignore[arg-type]
+    networks: Any = SimpleNamespace(chunk_len=8, policy=SimpleNamespace(image_size=16))
+    envs = libero_envs(config, networks)
     with closing(envs.train()) as training, closing(envs.evaluation()) as evaluation:
         rows = training.reset(seed=0)[1]["variation"]
         assert (rows[::2] == rows[1::2]).all() and (rows[1] != rows[2]).any()  # a group's one look

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from vector_processes import SOON as LONG
 from vector_processes import alive as runs
-from vector_processes import children_of, status
+from vector_processes import children_of, descriptors
 from vector_processes import wait_until as until
 from worker_targets import picture
 
@@ -41,12 +42,12 @@ PRELOADED_TASKS = [("goal", 7), ("goal", 8)]
 
 
 def cpu_seconds(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
-def count_fds(pid: int | str = "self") -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def until_stopped(pid: int) -> None:
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is stopped")
 
 
 def read_all(fd: int) -> bytes:
@@ -189,7 +190,7 @@ def test_abort_shows_where_a_worker_hangs(capfd):
         with open(pipe, "rb") as running:
             assert running.read(1) == b"x"
         os.kill(stopped.pid, signal.SIGSTOP)
-        until(lambda: status(stopped.pid)[0] == "T", "it is stopped")
+        until_stopped(stopped.pid)
         hanging.abort(LONG)
         assert hanging.exit_code(0) == -signal.SIGABRT
         stopped.abort(0.1)
@@ -201,14 +202,14 @@ def test_abort_shows_where_a_worker_hangs(capfd):
 def test_kill(server):
     sleeping, stopped = spawn(server, "say_and_sleep"), spawn(server, "say_and_sleep")
     os.kill(stopped.pid, signal.SIGSTOP)
-    until(lambda: status(stopped.pid)[0] == "T", "it is stopped")
+    until_stopped(stopped.pid)
     assert sleeping.exit_code(0) is None
     began = time.monotonic()
     assert sleeping.exit_code(0.1) is None
     assert time.monotonic() - began >= 0.1
     for worker in (sleeping, stopped):
         assert worker.kill(LONG) == -signal.SIGKILL
-        until(lambda pid=worker.pid: status(pid) is None, "it is reaped")
+        until(lambda pid=worker.pid: not psutil.pid_exists(pid), "it is reaped")
 
 
 @pytest.mark.parametrize("how", [b"stay", b"leave"])
@@ -228,42 +229,8 @@ def test_a_worker_that_nobody_holds_does_not_stay(server):
     until(lambda: not runs(pid), "it was killed")
 
 
-def test_several_users_share_one_server():
-    first, second = ProcessServer.acquire(), ProcessServer.acquire()
-    assert first is second
-    first.release()
-    worker = spawn(second, "say_and_sleep")
-    os.kill(worker.pid, signal.SIGSTOP)
-    second.release()
-    assert status(second.pid) is None and not runs(worker.pid), "the last release waits for the end"
-    with pytest.raises(ServerDied, match="was released"):
-        spawn(second, "leave")
-    second.release()
-    third = ProcessServer.acquire()
-    assert third is not first and tell(third, "report")["parent"] == third.pid
-    third.release()
-
-
-def test_no_descriptor_stays():
-    began = count_fds()
-    server = ProcessServer.acquire()
-    tell(server, "report")
-    trainers = count_fds()
-    for cycle in range(20):
-        worker, pipe = spawn_with_pipe(server, "say_and_sleep")
-        os.read(pipe, 1)
-        assert count_fds(worker.pid) == 4  # its output and the pipe
-        assert worker.kill(LONG) == -signal.SIGKILL, cycle
-        os.close(pipe)
-    assert count_fds() == trainers
-    until(lambda: count_fds(server.pid) == 6, "the server has its output, link and wake-up")
-    assert children_of(server.pid) == set()
-    server.release()
-    assert count_fds() == began
-
-
 def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
-    fds = count_fds()
+    fds = len(descriptors())
     first, (second, pipe) = spawn(server, "say_and_sleep"), spawn_with_pipe(server, "say_and_sleep")
     os.read(pipe, 1)  # it has begun; the kernel knows that it shall end with its parent
     os.close(pipe)
@@ -282,7 +249,7 @@ def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
     assert new.pid != server.pid
     assert tell(new, "report")["parent"] == new.pid
     new.release()
-    assert count_fds() < fds
+    assert len(descriptors()) < fds
 
 
 def test_acquire_replaces_a_dead_server_that_nobody_has_asked_since(server):
@@ -317,7 +284,7 @@ def test_a_hanging_server_is_not_waited_for_for_ever(server):
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(ServerDied, match="did not answer 'spawn' within 0.2 s and was killed"):
         server.spawn("time:sleep", b"", [], {}, timeout=0.2)
-    assert status(server.pid) is None
+    assert not psutil.pid_exists(server.pid)
     until(lambda: not runs(other.pid), "its worker is gone")
 
 
@@ -382,18 +349,6 @@ def test_the_garbage_collector_may_close_another_env_in_the_middle_of_a_request(
 # --- the end of the trainer -----------------------------------------------------------------------
 
 
-def start_trainer(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Run a script that has no ``__main__`` guard, with the tests' folder in its sys.path."""
-    preamble = f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'helpers')!r})\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 def read_line(process: subprocess.Popen[str]) -> str:
     """Read a line of a trainer, byte by byte: what a buffer held, no deadline could wait for."""
     assert process.stdout is not None
@@ -407,8 +362,11 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 @contextlib.contextmanager
-def trainer(code: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    process = start_trainer(code, *arguments, **options)
+def trainer(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script that has no ``__main__`` guard, with the tests' folder in its sys.path."""
+    preamble = f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'helpers')!r})\n"
+    command = [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -523,8 +481,8 @@ def test_bare_checkout_and_a_working_directory_full_of_traps(tmp_path):
 
 
 def test_workers_share_what_the_server_has_loaded(loaded):
-    alone = len(os.listdir(f"/proc/{loaded.pid}/task"))
-    assert alone == 1, "a fork of a process with threads is not safe"
+    threads = psutil.Process(loaded.pid).num_threads()
+    assert threads == 1, "a fork of a process with threads is not safe"
     several = [tell(loaded, "simulation", b"%d" % task, ASSETS="lite") for task in (7, 8, 8)]
     check_sharing(several)
     assert several[1]["qpos"] == several[2]["qpos"]
@@ -569,10 +527,7 @@ def test_workers_draw_with_the_servers_renderers(
     began = cpu_seconds(server.pid)
     preload(server, PRELOADED_TASKS, "lite", timeout=5, drawing=drawing)
     assert cpu_seconds(server.pid) - began < 0.3  # it does not try again what cannot be shared
-    names = [
-        task.joinpath("comm").read_text() for task in Path(f"/proc/{server.pid}/task").iterdir()
-    ]
-    assert len(names) == 1
+    assert psutil.Process(server.pid).num_threads() == 1
     cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
     model = load_task(get_task("goal", 8), "lite")
     for state_id in (0, 3, 0):
@@ -655,12 +610,10 @@ def endless_preload(tmp_path, monkeypatch) -> Iterator[Callable[[], list[int]]]:
         def holders() -> list[int]:
             """Processes that wait for the lock."""
             found = []
-            for pid in filter(str.isdecimal, os.listdir("/proc")):
-                with contextlib.suppress(OSError):
-                    folder = f"/proc/{pid}/fd"
-                    links = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
-                    if str(lock) in links and int(pid) != os.getpid():
-                        found.append(int(pid))
+            for process in psutil.process_iter(["open_files"]):
+                paths = [file.path for file in process.info["open_files"] or ()]
+                if str(lock) in paths and process.pid != os.getpid():
+                    found.append(process.pid)
             return found
 
         yield holders
@@ -686,7 +639,7 @@ def test_a_server_that_is_busy(server, endless_preload):
     thread.join(LONG)
     assert [type(error) for error in errors] == [ServerDied]
     assert "did not answer 'preload' within 3 s and was killed" in str(errors[0])
-    assert status(server.pid) is None
+    assert not psutil.pid_exists(server.pid)
 
 
 @pytest.mark.parametrize("end", ["killed", "forked", "released"])

@@ -16,6 +16,7 @@ from vector_reference import (
     SAME_STEP,
     advance,
     by_mode,
+    by_workers,
     follow,
     follower,
     info_row,
@@ -27,8 +28,6 @@ from vla_gym.vector import LiberoVectorEnv
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
-#: In this process; with workers, of which the first has two envs.
-by_workers = pytest.mark.parametrize("workers", [0, 2])
 
 
 # Misuse
@@ -113,35 +112,23 @@ def test_calls_in_the_wrong_order(make_vec):
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"num_envs": 0, "suite": "goal"}, ConfigError, "num_envs must be in"),
-        ({"num_envs": 2, "suite": "goal", "workers": -1}, ConfigError, "workers must be at least"),
-        ({"num_envs": 2, "suite": "gaol"}, UnknownTaskError, "Unknown suite 'gaol'"),
-        ({"num_envs": 2, "suite": "goal", "task_ids": 10}, UnknownTaskError, "task_id 10 is out"),
-        ({"num_envs": 2, "suite": "goal", "task_ids": [[1], [2], [3]]}, ConfigError, "got 3"),
-        ({"num_envs": 2, "suite": "goal", "task_ids": [[1], []]}, ConfigError, "needs a task"),
-        ({"num_envs": 2, "suite": "goal", "task_sampling": "often"}, ConfigError, "task_sampling"),
-        ({"num_envs": 2, "suite": "goal", "group_size": 0}, ConfigError, "group_size must be in"),
-        (
-            {"num_envs": 2, "suite": "goal", "autoreset_mode": "LATER"},
-            ConfigError,
-            "autoreset_mode",
-        ),
-        ({"num_envs": 2, "suite": "goal", "max_restarts": -1}, ConfigError, "max_restarts must be"),
-        ({"num_envs": 2, "suite": "goal", "step_timeout": 0}, ConfigError, "step_timeout must be"),
-        ({"num_envs": 2, "suite": "goal", "chunk_len": 0}, ConfigError, "chunk_len must be in"),
-        (
-            {"num_envs": 2, "suite": "goal", "render_devices": 0},
-            ConfigError,
-            "render_devices lists",
-        ),
-        ({"num_envs": 2, "suite": "goal", "colour": "red"}, ConfigError, "argument 'colour'"),
-        ({"num_envs": 2}, ConfigError, "Give a suite"),
-        ({"num_envs": 2, "env_factory": stub_factory(), "chunk_len": 8}, ConfigError, "leave out"),
+        ({"num_envs": 0}, ConfigError, "num_envs must be in"),
+        ({"workers": -1}, ConfigError, "workers must be at least"),
+        ({"task_ids": 10}, UnknownTaskError, "task_id 10 is out"),
+        ({"task_ids": [[1], [2], [3]]}, ConfigError, "got 3"),
+        ({"task_ids": [[1], []]}, ConfigError, "needs a task"),
+        ({"group_size": 0}, ConfigError, "group_size must be in"),
+        ({"autoreset_mode": "LATER"}, ConfigError, "autoreset_mode"),
+        ({"max_restarts": -1}, ConfigError, "max_restarts must be"),
+        ({"step_timeout": 0}, ConfigError, "step_timeout must be"),
+        ({"render_devices": 0}, ConfigError, "render_devices lists"),
+        ({"suite": None}, ConfigError, "Give a suite"),
+        ({"suite": None, "env_factory": stub_factory(), "chunk_len": 8}, ConfigError, "leave out"),
     ],
 )
 def test_wrong_arguments_give_one_clear_error(kwargs, error, match):
     with pytest.raises(error, match=match):
-        LiberoVectorEnv(**kwargs)
+        LiberoVectorEnv(**{"num_envs": 2, "suite": "goal", **kwargs})
 
 
 def test_envs_must_share_their_spaces():
@@ -330,42 +317,6 @@ def test_states_move_between_envs_and_bring_their_future(make_vec, mode, workers
     advance(envs, expected, 10)
     with pytest.raises(ConfigError):
         envs.set_state(states, [0])
-
-
-def test_a_state_of_an_ended_episode_is_ended(make_vec):
-    script = {"script": [(1, LIMIT), (2, LIMIT)]}
-    envs = make_vec(1, stub_factory(**script), workers=1)
-    expected = follower(1, 0, NEXT_STEP, **script)
-    expected.check_reset(envs.reset(seed=0))
-    expected.check_step(envs.step(expected.actions()))
-    state = envs.get_state()
-    advance(envs, expected, 2)
-    envs.set_state(state)
-    expected.episode, expected.count, expected.due = [0], [1], [True]
-    advance(envs, expected, 4)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_wrappers_travel_to_the_workers(make_vec, workers):
-    bonus = 10.0  # a closure: only cloudpickle can carry it
-
-    class Shout(gym.Wrapper):
-        def reset(self, **kwargs):
-            obs, info = super().reset(**kwargs)
-            return obs, {**info, "shout": info["instruction"].upper()}
-
-    envs = make_vec(
-        2,
-        workers=workers,
-        env_wrappers=[
-            lambda env: gym.wrappers.TransformReward(env, lambda r: r + bonus),
-            Shout,
-        ],
-    )
-    _, infos = envs.reset(seed=0)
-    assert infos["shout"].tolist() == ["DO TASK 0", "DO TASK 1"]
-    _, rewards, *_ = envs.step(np.zeros((2, 3), np.float32))
-    assert (rewards >= 10.25).all()
 
 
 @by_workers

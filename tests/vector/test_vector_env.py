@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv, VectorEnv
@@ -17,6 +16,7 @@ from vector_reference import (
     SAME_STEP,
     assert_same,
     by_mode,
+    by_workers,
     copied,
     follow,
     follower,
@@ -27,8 +27,6 @@ from vla_gym.vector import LiberoVectorEnv
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
-#: In this process; with workers, of which the first has two envs.
-by_workers = pytest.mark.parametrize("workers", [0, 2])
 
 
 # Spaces and types
@@ -68,25 +66,6 @@ def test_default_is_one_worker_a_core_and_next_step(make_vec):
     envs = make_vec(2, workers=None)
     assert envs.autoreset_mode is NEXT_STEP and envs.metadata["autoreset_mode"] is NEXT_STEP
     assert len(envs.worker_pids) == min(2, len(os.sched_getaffinity(0)))
-
-
-def test_gym_make_vec_builds_it():
-    envs = gym.make_vec(
-        "Libero-goal-v0",
-        num_envs=2,
-        workers=0,
-        cameras=(),
-        task_ids=[7, 8],
-        chunk_len=2,
-        autoreset_mode="SAME_STEP",
-    )
-    try:
-        assert isinstance(envs.unwrapped, LiberoVectorEnv)
-        assert envs.metadata["autoreset_mode"] is SAME_STEP
-        assert {task.task_id for task in envs.get_attr("tasks")[1]} == {7, 8}
-        assert envs.action_space.shape == (2, 2, 7)
-    finally:
-        envs.close()
 
 
 @by_workers
@@ -168,20 +147,6 @@ def test_views_hold_until_the_next_but_one_step(make_vec, workers):
         assert_same(held[-2], copies[-2], "the last but one step's view")
     assert np.shares_memory(held[1]["image"], held[3]["image"]), "a view, not a copy"
     assert not np.array_equal(held[1]["image"], copies[1]["image"]), "the third step writes there"
-
-
-@by_mode
-def test_views_hold_the_same_values(make_vec, mode):
-    envs = make_vec(4, workers=2, autoreset_mode=mode, copy=False)
-    follow(envs, follower(4, 8, mode), 8, episodes=3)
-
-
-def test_views_survive_close(make_vec):
-    envs = make_vec(2, workers=1, copy=False)
-    obs, _ = envs.reset(seed=1)
-    before = copied(obs)
-    envs.close()
-    assert_same(obs, before)
 
 
 # Resets

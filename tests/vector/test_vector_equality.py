@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
-from contextlib import closing
 from functools import partial
 
 import gymnasium as gym
@@ -279,16 +277,6 @@ def test_options_of_each_env(make_vec):
             info["init_state_id"],
         )
     assert infos["init_state_id"].tolist() == [3, -1, 5, 9] and infos["task_id"][3] == 0
-    # The episode after it is the one that would have come anyway.
-    obs, _ = envs.reset()
-    mine.reset(seed=SEED + 1)
-    assert_same(rows(obs, 1), mine.reset()[0])
-    mask = np.array([False, False, True, False])
-    before = copied(obs)
-    obs, infos = envs.reset(options={"init_state_id": 11, "reset_mask": mask})
-    assert infos["_init_state_id"].tolist() == mask.tolist() and infos["init_state_id"][2] == 11
-    for i in (0, 1, 3):
-        assert_same(rows(obs, i), rows(before, i), "not reset")
     for wrong, error in (
         ({"init_state_id": 50}, ConfigError),
         ({"init_state_id": [1, 2]}, ConfigError),
@@ -300,29 +288,6 @@ def test_options_of_each_env(make_vec):
             envs.reset(options=wrong)
     envs.step(np.zeros((4, 8, 7), np.float32))
     mine.close()
-
-
-def test_states_of_any_env_go_on_in_any_other(make_vec, singles):
-    tasks = [[7, 8, 2]] * 4  # what follows comes from the env's own list
-    envs = make_vec(tasks, workers=2, **IMAGES)
-    expected = singles.follower(NEXT_STEP, tasks, **IMAGES)
-    expected.check_reset(envs.reset(seed=SEED))
-    expected.check_step(envs.step(expected.actions()))
-    states = pickle.loads(pickle.dumps(envs.get_state()))
-    marks = [
-        (expected.episode[i], expected.count[i], expected.last[i], expected.references[i])
-        for i in range(4)
-    ]
-    expected.check_step(envs.step(expected.actions()))  # ends all episodes
-    # Envs 0 and 3, in different workers, change places, back in time; the others stay.
-    obs = envs.set_state([states[3], states[0]], [0, 3])
-    for i, j in ((0, 3), (3, 0)):
-        expected.episode[i], expected.count[i], expected.last[i], expected.references[i] = marks[j]
-        expected.due[i] = False
-    for i in range(4):
-        assert_same(rows(obs, i), expected.last[i], f"env {i} after set_state")
-    while min(expected.finished) < 4:
-        expected.check_step(envs.step(expected.actions()))
 
 
 def test_a_state_takes_its_place_in_the_group_along(make_vec, singles):
@@ -350,28 +315,3 @@ def test_render_and_calls_leave_the_episode_alone(make_vec, singles):
         assert envs.get_attr("chunk_len") == (8,) * 4
         result = envs.step(expected.actions())
         expected.check_step(result)
-
-
-def test_weighted_tasks_are_those_of_single_environments() -> None:
-    """Weights that are set on the way hold from the next episode on, for workers as for single."""
-    kwargs = {**STATE_ONLY, "max_control_steps": 4}
-    later = {0: 0.1, 3: 0.0, 8: 0.0}
-    played: list[list[int]] = [[], []]
-    with closing(LiberoVectorEnv(2, "goal", workers=2, autoreset_mode=SAME_STEP, **kwargs)) as envs:
-        obs, _ = envs.reset(seed=SEED)
-        for step in range(16):
-            if step == 4:
-                envs.call("set_task_weights", later)
-            for i in range(2):
-                played[i].append(int(obs["task_id"][i]))
-            obs, *_ = envs.step(np.zeros((2, 8, 7), np.float32))
-    for i in range(2):
-        with closing(LiberoEnv("goal", env_index=i, **kwargs)) as env:
-            single = []
-            for step in range(16):
-                if step == 5:  # episode 4 had begun when the weights were set
-                    env.set_task_weights(later)
-                obs, _ = env.reset(seed=SEED + i if step == 0 else None)
-                single.append(int(obs["task_id"]))
-            assert single == played[i]
-            assert not {3, 8} & set(single[5:])

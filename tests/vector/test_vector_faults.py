@@ -191,28 +191,6 @@ def test_a_killed_step_shows_nothing_of_itself(make_vec, tmp_path, mode, mate_is
     assert expected.lost == [1, 1, 0, 0]
 
 
-@by_mode
-def test_killed_between_two_steps(make_vec, mode):
-    envs = make_vec(4, autoreset_mode=mode)
-    expected = follower(4, 20, mode)
-    expected.check_reset(envs.reset(seed=20))
-    advance(envs, expected, 2)
-    pid = envs.worker_pids[1]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), "the worker's end")
-    if mode == DISABLED and any(expected.due):
-        mask = np.array(expected.due)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", WorkerRestartWarning)
-            expected.check_masked_reset(plain_reset(envs.reset(options={"reset_mask": mask})), mask)
-            lost = [i for i in (2, 3) if not mask[i]] if mask[2:].any() else [2, 3]
-            expected.check_step(envs.step(expected.actions()), lost=lost)
-    else:
-        with pytest.warns(WorkerRestartWarning, match="SIGKILL"):
-            expected.check_step(envs.step(expected.actions()), lost=[2, 3])
-    advance(envs, expected, 10)
-
-
 # Asynchronous use
 
 

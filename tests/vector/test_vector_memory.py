@@ -15,7 +15,7 @@ from memory_vla import GRUVLA, STATE
 from on_policy_toys import tiny_vla
 from picture_env import PictureEnv
 from trees import assert_same
-from vector_reference import DISABLED, MODES, NEXT_STEP, SAME_STEP, rows
+from vector_reference import DISABLED, MODES, NEXT_STEP, SAME_STEP, play_alike, rows
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -56,46 +56,12 @@ def test_each_environment_remembers_as_a_single_one(mode):
     envs = make_vector(mode)
     singles = [lambda: FrozenVLAObservation(PictureEnv(size=SIZE), make_vla(), rl_token=None)] * 3
     expected = SyncVectorEnv(singles, autoreset_mode=mode)
-    assert_same(envs.reset(seed=SEED), expected.reset(seed=SEED))
-    over, ended = np.zeros(3, bool), np.zeros(3, int)
-    for _ in range(14):
-        if mode is DISABLED and over.any():
-            options = [{"reset_mask": over.copy()} for _ in range(2)]
-            assert_same(envs.reset(options=options[0]), expected.reset(options=options[1]))
-        actions = np.stack([ACTION] * 3)
-        result, wanted = envs.step(actions), expected.step(actions)
-        for key in ("episode_stats", "_episode_stats"):  # only ours has them
-            result[4].pop(key, None)
-        assert_same(result, wanted)
+    ended = np.zeros(3, int)
+    for result in play_alike(envs, expected, SEED, steps=14):
         for i, env in enumerate(expected.envs):
             assert_same(envs.features.memory.save(i), env.features.memory.save(0))
-        over = result[2] | result[3]
-        ended += over
+        ended += result[2] | result[3]
     assert ended.min() >= 3
-    envs.close()
-
-
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_send_and_recv_go_on_with_the_rows_that_are_returned(mode):
-    """Environments step when they like; one is reset in the middle of its first episode."""
-    envs = make_vector(mode, num_envs=3, length=3)
-    memory = envs.features.memory
-    envs.reset_send(seed=SEED)
-    envs.recv(3, timeout=60)
-    frames = [memory.save(i)["frames"] for i in range(3)]
-    assert frames == [1, 1, 1]
-    for ids, expected in [([0], [2, 1, 1]), ([0, 2], [3, 1, 2]), ([2], [3, 1, 3])]:
-        envs.send(np.stack([ACTION] * len(ids)), ids)
-        envs.recv(len(ids), timeout=60)
-        assert [memory.save(i)["frames"] for i in range(3)] == expected
-    envs.reset_send([2])
-    envs.recv(1, timeout=60)
-    assert [memory.save(i)["frames"] for i in range(3)] == [3, 1, 1]
-    # The end of 0's episode, and the beginning of its next one.
-    for expected in ([4, 1, 1], [1, 1, 1])[mode is SAME_STEP :]:
-        envs.send(ACTION[None], [0])
-        envs.recv(1, timeout=60)
-        assert [memory.save(i)["frames"] for i in range(3)] == expected
     envs.close()
 
 
@@ -233,10 +199,11 @@ def test_states_with_and_without_a_memory():
     with pytest.raises(ConfigError, match="this EnvRowState was saved without one"):
         envs.set_state(states)
     other = [pickle.loads(pickle.dumps(remembering[0]))]
-    other[0].memory["h"] = np.zeros(STATE + 1)
+    kept = other[0].kept
+    kept["memory"]["h"] = np.zeros(STATE + 1)
     with pytest.raises(ConfigError, match="belongs to another VLA"):
         envs.set_state(other)
-    other[0].memory["h"], other[0].made["vla_action"] = before["h"], np.zeros((8, 7))
+    kept["memory"]["h"], kept["made"]["vla_action"] = before["h"], np.zeros((8, 7))
     with pytest.raises(ConfigError, match="saved with other observations"):
         envs.set_state(other)
     np.testing.assert_array_equal(envs.features.memory.save(0)["h"], before["h"])

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from stub_envs import LIMIT, Fault, StubEnv, stub_factory
+from stub_envs import LIMIT, Fault, StubEnv, Unseekable, stub_factory
 from vector_reference import (
     CRASHES,
     HANG_S,
@@ -27,17 +27,6 @@ pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 
 # Faults in resets and at the start
-
-
-@pytest.mark.parametrize("kind", ["SIGKILL", "abort", "raise"])
-def test_a_fault_in_the_first_reset_is_only_a_warning(make_vec, once, kind):
-    envs = make_vec(4, {3: {"faults": [once(kind, "reset")]}})
-    expected = follower(4, 5, NEXT_STEP)
-    with pytest.warns(WorkerRestartWarning, match=CRASHES[kind]):
-        result = envs.reset(seed=5)
-    assert once.reached() == 1
-    expected.check_reset(plain_reset(result))
-    advance(envs, expected, 10)
 
 
 @by_mode
@@ -89,12 +78,6 @@ def test_an_unseeded_env_goes_on_with_its_own_seed(make_vec, once):
     assert envs.get_attr("_seed_value") == seeds and envs.get_attr("episode")[0] == 1
 
 
-class Unseekable(StubEnv):
-    """An environment as others write them: only reset(seed=...) says what it plays."""
-
-    seek = property()  # there is none
-
-
 def test_an_env_that_cannot_seek_is_seeded_again(make_vec, tmp_path):
     """Not with the next episode of its old seed, but the same each time."""
     played = []
@@ -112,19 +95,22 @@ def test_an_env_that_cannot_seek_is_seeded_again(make_vec, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "index"),
-    [("SIGKILL", 0), ("abort", 3), ("SIGSTOP", 3)],
+    ("kind", "at", "index"),
+    [("SIGKILL", "init", 0), ("abort", "init", 3), ("SIGSTOP", "init", 3)]
+    + [(kind, "reset", 3) for kind in ("SIGKILL", "abort", "raise")],
 )
-def test_a_fault_at_the_start_is_only_a_warning(make_vec, once, kind, index):
-    fault = once(kind, "init")
+def test_a_fault_at_the_start_or_in_the_first_reset_is_only_a_warning(
+    make_vec, once, kind, at, index
+):
+    limit = {"start_timeout": HANG_S} if at == "init" else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        envs = make_vec(4, {index: {"faults": [fault]}}, start_timeout=HANG_S)
+        envs = make_vec(4, {index: {"faults": [once(kind, at)]}}, **limit)
         expected = follower(4, 5, NEXT_STEP)
         result = envs.reset(seed=5)
     assert once.reached() == 1
-    kinds = [item.category for item in caught]
-    assert kinds == [WorkerRestartWarning], [str(item.message) for item in caught]
+    assert [item.category for item in caught] == [WorkerRestartWarning], list(map(str, caught))
+    assert at == "init" or CRASHES[kind] in str(caught[0].message)
     expected.check_reset(plain_reset(result))
     advance(envs, expected, 10)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import signal
-import time
 from typing import Any
 
 import gymnasium as gym
@@ -15,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, QuietEnv, StagedEnv
 from trees import assert_same
-from vector_reference import DISABLED, NEXT_STEP, SAME_STEP
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, play_alike
 from world_model_toys import TellingVLA
 
-from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers import FrozenVLAObservation, History
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
@@ -95,16 +92,8 @@ def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers)
     assert envs.single_observation_space == expected.single_observation_space
     assert envs.action_space == expected.action_space
     assert envs.metadata["autoreset_mode"] is mode
-    assert_same(envs.reset(seed=5), expected.reset(seed=5))
-    ended = np.zeros(3, int)
-    for _ in range(20):
-        actions = envs.action_space.sample()
-        result = envs.step(actions)
-        if workers is None:
-            envs.env.scramble()
-        for key in ("episode_stats", "_episode_stats"):  # only ours has them
-            result[4].pop(key, None)
-        assert_same(result, expected.step(actions))
+    ended, scramble = np.zeros(3, int), envs.env.scramble if workers is None else list
+    for result in play_alike(envs, expected, 5, steps=20, meanwhile=scramble):
         assert result[0] in envs.observation_space
         for final in result[4].get("final_obs", ()):
             assert final is None or final in envs.single_observation_space
@@ -147,13 +136,8 @@ def test_passes_on_what_it_does_not_know(mode, keep_images):
     kept = {"proprio", "task_id", "memory", "wrist_history", "action_history", "history_mask"}
     assert set(envs.single_observation_space) == {"rl_token", "vla_action"} | kept | images
     assert envs.single_observation_space == expected.single_observation_space
-    assert_same(envs.reset(seed=5), expected.reset(seed=5))
     ended, real = np.zeros(3, int), 0
-    for _ in range(12):
-        actions = envs.action_space.sample()
-        result = envs.step(actions)
-        envs.env.scramble()
-        assert_same(result, expected.step(actions))
+    for result in play_alike(envs, expected, 5, steps=12, meanwhile=envs.env.scramble):
         ended += result[2] | result[3]
         real = max(real, result[0]["history_mask"].sum())
     assert ended.min() >= 2 and real > 2
@@ -201,31 +185,6 @@ def test_returns_nothing_of_its_own_buffers(keep_images: bool):
     for key, value in first.items():
         assert not np.shares_memory(value, second[key])
         np.testing.assert_array_equal(value, kept[key])
-
-
-def test_an_environment_that_tells_its_instruction_at_reset_only():
-    envs = make_vector(SAME_STEP, num_envs=2, env=QuietEnv)
-    expected = make_vector(SAME_STEP, num_envs=2)
-    assert_same(envs.reset(seed=2)[0], expected.reset(seed=2)[0])
-    finals = 0
-    for _ in range(12):
-        actions = envs.action_space.sample()
-        a, b = envs.step(actions), expected.step(actions)
-        assert_same(a[0], b[0])
-        if "final_obs" in b[4]:
-            finals += 1
-            assert_same(a[4]["final_obs"], b[4]["final_obs"])
-    assert finals > 2
-
-
-def test_refuses_infos_without_an_instruction():
-    class Silent(PictureEnv):
-        def _info(self):
-            return {}
-
-    envs = VectorFrozenVLAObservation(SyncVectorEnv([Silent]), TellingVLA(), rl_token=None)
-    with pytest.raises(ConfigError, match="instruction"):
-        envs.reset(seed=0)
 
 
 @pytest.mark.parametrize("workers", [None, 2])
@@ -278,69 +237,6 @@ def test_recv_converts_the_rows_that_it_returns(mode):
         assert_same(one, other[: len(one)])
         assert len(one) >= steps
     envs.close()
-
-
-def test_a_dead_worker_leaves_its_last_observation_converted():
-    envs = make_vector(SAME_STEP, num_envs=2, workers=2)
-    last, _ = envs.reset(seed=0)
-    os.kill(envs.worker_pids[1], signal.SIGKILL)
-    with pytest.warns(WorkerRestartWarning):
-        obs, rewards, _, truncations, infos = envs.step(envs.action_space.sample())
-    assert (
-        truncations[1] and rewards[1] == 0 and infos["worker_restarted"].tolist() == [False, True]
-    )
-    final = infos["final_obs"][1]
-    assert_same(final, {key: value[1] for key, value in last.items()})
-    assert obs in envs.observation_space
-    assert (obs["rl_token"][1] != final["rl_token"]).any()
-    envs.close()
-
-
-class SleepyVLA(TellingVLA):
-    """Takes its time for each row, as a GPU that is busy does."""
-
-    def __init__(self, seconds_a_row: float) -> None:
-        super().__init__()
-        self.seconds_a_row = seconds_a_row
-
-    def infer(self, images, instructions, proprio):
-        time.sleep(self.seconds_a_row * len(instructions))
-        return super().infer(images, instructions, proprio)
-
-
-def test_two_groups_hide_the_simulation_behind_the_vla():
-    """The VLA takes as long for all as the workers do: two at a time, eight environments."""
-    delay, rounds = 0.01, 12
-    envs = make_vector(NEXT_STEP, num_envs=8, workers=2, delay=delay)
-    envs.vla = envs.features.vla = SleepyVLA(4 * delay / 8)
-    actions = np.zeros((8, 2, 7), np.float32)
-
-    def lock_step() -> float:
-        started = time.perf_counter()
-        for _ in range(rounds):
-            envs.step(actions)
-        return time.perf_counter() - started
-
-    def two_groups() -> float:
-        started = time.perf_counter()
-        groups = envs.groups(2)
-        for group in groups:
-            envs.send(actions[group], group)
-        for _ in range(2 * rounds - 2):
-            *_, infos = envs.recv(4, timeout=30)
-            envs.send(actions[infos["env_id"]], infos["env_id"])
-        for _ in groups:
-            envs.recv(4, timeout=30)
-        return time.perf_counter() - started
-
-    envs.reset(seed=0)
-    envs.set_attr("length", 10**6)
-    ratios: list[float] = []
-    while len(ratios) < 8 and max(ratios, default=0) < 1.5:  # others may use the machine
-        slow = lock_step()
-        ratios.append(slow / two_groups())
-    envs.close()
-    assert max(ratios) >= 1.5, ratios
 
 
 LIBERO: dict[str, Any] = {

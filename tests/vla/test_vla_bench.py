@@ -9,10 +9,11 @@ import pytest
 import torch
 from openvla_checkpoints import CHECKPOINT, make_checkpoint, observe
 
+from vla_gym import memory
 from vla_gym.cli.bench import vla as bench
 from vla_gym.cli.main import main
 from vla_gym.errors import ConfigError, NotEnoughMemoryError
-from vla_gym.vla import load, load_weights
+from vla_gym.vla import load
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.openvla import random_weights
 from vla_gym.vla.openvla.config import OpenVLAConfig
@@ -43,7 +44,7 @@ def test_random_policies_say_what_is_wrong(tiny, monkeypatch):
         random_policy("pi0")
     with pytest.raises(ConfigError, match="does not take these options: horizon"):
         random_policy("openvla", config=tiny, horizon=3)
-    monkeypatch.setattr(load_weights, "free_memory", lambda _: 10**9)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 10**9)
     with pytest.raises(NotEnoughMemoryError, match="15.3 GB on cpu, which has 1.0 GB"):
         random_policy("openvla-oft", dtype=torch.bfloat16)
 

@@ -10,10 +10,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from vla_gym import memory
 from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
-from vla_gym.vla import checkpoint_files, load_weights
+from vla_gym.vla import checkpoint_files
 from vla_gym.vla.checkpoint_files import Checkpoint, find_file
-from vla_gym.vla.load_weights import free_memory, load_into
+from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 
 
@@ -139,9 +140,9 @@ def test_find_file(tmp_path):
 
 
 def test_too_little_memory_is_said_before_anything_is_read(tmp_path, monkeypatch):
-    assert free_memory("cpu") > 1e6
+    assert memory.free_memory("cpu") > 1e6
     safetensors.torch.save_file(network().state_dict(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(load_weights, "free_memory", lambda _: 40)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 40)
     monkeypatch.setattr(Checkpoint, "tensor", lambda *_: pytest.fail("read"))
     with pytest.raises(NotEnoughMemoryError, match=r"0\.0 GB on cpu"):
         load_into(network("meta"), Checkpoint(tmp_path), dtype=torch.float32)
@@ -194,8 +195,8 @@ def test_choosing_a_data_set(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"norm_stats": stats}))
     assert read_statistics(tmp_path) == stats
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"only": {}}))
-    assert choose_statistics(read_statistics(tmp_path), None, "x") == ("only", {})
-    assert choose_statistics(stats, "libero_goal", "x")[0] == "libero_goal_no_noops"
+    assert choose_statistics(read_statistics(tmp_path), None, "x") == {}
+    assert choose_statistics(stats, "libero_goal", "x") == {"action": STATISTICS}
     with pytest.raises(ConfigError, match="'bridg'.*bridge, libero_goal_no_noops"):
         choose_statistics(stats, "bridg", "x")
     with pytest.raises(ConfigError, match="several data sets"):

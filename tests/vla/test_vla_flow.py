@@ -17,7 +17,7 @@ from vla_gym.vla import VLAOutput, load
 from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowInputs
-from vla_gym.vla.flow.images import resize_with_padding
+from vla_gym.vla.flow.functions import resize_with_padding
 from vla_gym.vla.flow.lerobot_files import PolicyConfig
 from vla_gym.vla.flow.pi0 import Pi0Backend, make_config
 from vla_gym.vla.flow.pi05 import Pi05Backend
@@ -42,15 +42,14 @@ def vla(name):
 
 
 def reference(name, rows=slice(None)):
-    """Inputs of `flow`, the noise and the original's outputs, of some rows."""
+    """Inputs of `flow`, the noise and the original's outputs, of some rows; cameras all have."""
     stored = np.load(GOLDEN / name / "reference.npz")
     data = {k: torch.from_numpy(v) for k, v in stored.items() if v.dtype.kind != "U"}
     images = data["images"][rows].float()
+    if name == "smolvla":
+        images = images[:, data["image_masks"][rows].all(dim=0)]
     inputs = {
         "pixels": images,
-        "image_mask": data["image_masks"][rows]
-        if name == "smolvla"
-        else torch.ones(images.shape[:2], dtype=torch.bool),
         "tokens": data["lang_tokens"][rows],
         "token_mask": data["lang_masks"][rows],
         # pi0.5's is in the prompt.
@@ -68,22 +67,22 @@ def sample(vla, inputs):
 
 
 def test_outputs_are_those_of_the_original(vla, name):
-    inputs, hidden, actions = reference(name)
-    out = sample(vla, inputs)
-    assert out.hidden.dtype == out.actions.dtype == torch.float32
-    torch.testing.assert_close(out.hidden, hidden[-1], rtol=0, atol=TOLERANCE[name])
-    torch.testing.assert_close(out.actions, actions, rtol=0, atol=TOLERANCE[name])
+    # The last row of SmolVLA's has one camera: the original masks the other, here it is left out.
+    for rows in (slice(2), slice(2, 3)) if name == "smolvla" else (slice(None),):
+        inputs, hidden, actions = reference(name, rows)
+        out = sample(vla, inputs)
+        assert out.hidden.dtype == out.actions.dtype == torch.float32
+        torch.testing.assert_close(out.hidden, hidden[-1], rtol=0, atol=TOLERANCE[name])
+        torch.testing.assert_close(out.actions, actions, rtol=0, atol=TOLERANCE[name])
 
 
-def test_a_batch_of_mixed_prompts_and_cameras_equals_its_rows(vla, name):
+def test_a_batch_of_mixed_prompts_equals_its_rows(vla, name):
     inputs, _, _ = reference(name)
     lengths = inputs["token_mask"].sum(dim=1)
     assert len(set(lengths.tolist())) == 3, "the reference has three lengths"
-    if name == "smolvla":
-        assert not inputs["image_mask"].all(), "and a camera that is not there"
     batch = sample(vla, inputs)
     for i, length in enumerate(lengths):
-        alone, _, _ = reference(name, slice(i, i + 1))
+        alone = {key: value[i : i + 1] for key, value in inputs.items()}
         for key in ("tokens", "token_mask"):  # without the padding that the batch needed
             alone[key] = alone[key][:, :length]
         single = sample(vla, alone)
@@ -151,17 +150,6 @@ def test_gradients_reach_every_parameter_of_pi05():
     for name, parameter in vla.model.named_parameters():
         reached = parameter.grad is not None and bool(parameter.grad.any())
         assert reached != name.startswith(tuple(unread)), name
-
-
-def test_a_camera_that_is_not_there_may_as_well_be_left_out(vla, name):
-    inputs, _, _ = reference(name)
-    inputs["image_mask"] = torch.tensor([[True, False]] * 3)
-    masked = sample(vla, inputs)
-    left_out = sample(
-        vla,
-        inputs | {"pixels": inputs["pixels"][:, :1], "image_mask": inputs["image_mask"][:, :1]},
-    )
-    torch.testing.assert_close(left_out.hidden, masked.hidden, rtol=0, atol=1e-5)
 
 
 def test_noise_options_differ_and_can_be_replaced(name):

@@ -17,12 +17,10 @@ from vla_gym.vla import FrozenVLA, TokenVLA
 from vla_gym.vla.base import TrainableTokenVLA
 from vla_gym.vla.openvla import images as openvla_images
 from vla_gym.vla.openvla import sequence
-from vla_gym.vla.tokens import ActionTokenizer
 
 OFT, BASE = Reference("oft"), Reference("base")
 IMAGES = np.load(GOLDEN / "preprocess" / "reference.npz")
 PROMPTS = OFT.prompts
-VOCABULARY = ActionTokenizer()
 
 
 def levels(found, wanted):
@@ -69,7 +67,7 @@ def test_actions_are_the_reference_s(oft):
     wanted = OFT.of(case, "actions")
     if case == "tokens_1img":
         tokens = vla.token_logits(hidden).argmax(-1)
-        ids = VOCABULARY.bins_to_ids(tokens).reshape(3, 56)
+        ids = vla.model.action_ids(tokens).reshape(3, 56)
         np.testing.assert_array_equal(ids, OFT.of(case, "token_ids"))
         found = vla.tokens_to_actions(tokens)
     else:
@@ -100,7 +98,7 @@ def test_openvla_s_tokens_are_the_reference_s(base):
     hidden, logits, tokens = generate(base)
     assert gap(hidden, BASE.of("", "hidden")) < 1e-4
     assert gap(logits.flip(-1), BASE.of("", "logits_last256")) < 1e-3
-    np.testing.assert_array_equal(VOCABULARY.bins_to_ids(tokens), BASE.of("", "token_ids"))
+    np.testing.assert_array_equal(base.model.action_ids(tokens), BASE.of("", "token_ids"))
     wanted = BASE.of("", "actions")
     found = base.tokens_to_actions(tokens[:, None])[:, 0]
     assert gap(found[:, :6], wanted[:, :6].clip(-1, 1)) < 1e-4

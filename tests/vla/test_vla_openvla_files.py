@@ -13,8 +13,8 @@ from openvla_checkpoints import (
     make_checkpoint,
 )
 
+from vla_gym import memory
 from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
-from vla_gym.vla import load_weights
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.config import OpenVLAConfig
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     with pytest.raises(WeightsError, match="remove those of other training steps"):
         OpenVLAOFTBackend.from_pretrained(folder)
     (folder / "action_head--100000_checkpoint.pt").unlink()
-    monkeypatch.setattr(load_weights, "free_memory", lambda _: 10**6)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 10**6)
     with pytest.raises(NotEnoughMemoryError, match="MB|GB"):
         OpenVLAOFTBackend.from_pretrained(folder)
     (folder / "tokenizer.json").unlink()

@@ -265,7 +265,7 @@ def test_configuration_decides_chunk_image_size_and_prompt(tmp_path):
 def test_a_tokenizer_without_padding_token_is_refused(qwen3, monkeypatch):
     tokenizer = copy.deepcopy(qwen3.prompts._tokenizer)
     tokenizer.pad_token = None
-    monkeypatch.setattr("vla_gym.vla.qwen.prompt.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
     with pytest.raises(WeightsError, match="no padding token"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3")
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import page_code
@@ -13,6 +14,7 @@ import torch
 from run_python import run_python
 
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
+from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
 from vla_gym.rl_token import choose_rl_token
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.files import (
@@ -20,7 +22,7 @@ from vla_gym.vla.files import (
     find_base_model,
     resolve_weights,
     verify_checksums,
-    write_weights,
+    write_checkpoint,
 )
 from vla_gym.vla.openvla.oft import OFTOptions
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
@@ -75,11 +77,17 @@ def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
 
 
 def test_a_folder_of_a_shipped_name_gets_no_shipped_rl_token(tmp_path):
-    """Whatever it holds: here the shipped network itself."""
+    """Whatever it holds: the shipped network itself, or that of another backend."""
     assert choose_rl_token("auto", load("mini")) is not None
     folder = shutil.copytree(WEIGHTS_ROOT / "mini", tmp_path / "mini")
-    with pytest.warns(RLTokenWarning, match="No RL token belongs to the VLA 'mini'"):
-        assert choose_rl_token("auto", load(str(folder))) is None
+    for vla in (load(str(folder)), SimpleNamespace(name="mini")):
+        with pytest.warns(RLTokenWarning, match="No RL token belongs to the VLA 'mini'"):
+            assert choose_rl_token("auto", vla) is None
+
+
+def test_a_vla_that_is_elsewhere_has_its_shipped_rl_token():
+    vla = RemoteVLA(vla_facts(load("mini")), ask=None)
+    assert choose_rl_token("auto", vla) is choose_rl_token("auto", load("mini"))
 
 
 def test_environment_takes_a_third_party_backend(example_package, checkpoint):
@@ -103,6 +111,15 @@ def test_two_packages_with_one_name_are_refused(example_package, checkpoint):
     (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = other:Other\n")
     with pytest.raises(ConfigError, match="Several installed packages"):
         load(f"constant:{checkpoint}")
+
+
+def test_a_class_that_derives_from_nothing_gets_the_defaults(tmp_path, monkeypatch):
+    loads = "    from_pretrained = classmethod(lambda cls, folder, device, dtype, compile: cls())\n"
+    (tmp_path / "plain_vla.py").write_text(f"class PlainVLA:\n    head = 'token'\n{loads}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    vla = load(f"class:plain_vla:PlainVLA:{tmp_path}")
+    assert (vla.head, vla.heads, vla.input_size) == ("token", ("l1",), None)
+    assert (vla.cameras, vla.action_size, vla.proprio_size) == (("agentview", "wrist"), 7, 8)
 
 
 def test_class_by_path_only_from_code(example_package, checkpoint):
@@ -212,12 +229,11 @@ def test_options_that_are_paths_stay_text():
 
 
 def test_weights_are_replaced_and_checksums_name_files_beside_them(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "other").write_text("")
-    write_weights(tmp_path, {"x": torch.zeros(2)})
+    write_checkpoint(tmp_path, {}, {"x": torch.zeros(2)})
     file = tmp_path / "model.safetensors"
     with file.open("rb") as old:
-        write_weights(tmp_path, {"x": torch.ones(2)})
+        write_checkpoint(tmp_path, {}, {"x": torch.ones(2)})
         assert old.read() != file.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o644
     assert len(list(tmp_path.iterdir())) == 4

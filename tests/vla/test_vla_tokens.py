@@ -12,7 +12,7 @@ from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.tokens import WordTokenizer, build_vocabulary, sample_tokens, token_log_probs
-from vla_gym_trainers.cloning.sentences import Sentences
+from vla_gym_trainers.cloning.data import Sentences
 
 
 def test_sampling_follows_the_softmax():

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from trees import assert_same
+from vector_reference import MODES, play_alike
 
 import vla_gym  # noqa: F401  (registers the ids)
 from vla_gym.errors import ConfigError, InvalidActionError
@@ -18,7 +18,6 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers import PlainSpaces
 from vla_gym.wrappers.vector import PlainSpaces as VectorPlainSpaces
 
-MODES = tuple(AutoresetMode)
 VLA = {"vla": "mini-few", "assets": "lite", "task_ids": 8, "max_control_steps": 16}
 
 
@@ -122,30 +121,11 @@ def test_rows_are_those_of_single_environments(mode, ours):
     envs = make_vector(mode, ours, **kwargs)
     single = lambda: PlainSpaces(CountingEnv(), **kwargs)  # noqa: E731
     expected = SyncVectorEnv([single] * 2, autoreset_mode=mode)
-    assert_same(envs.reset(seed=5), expected.reset(seed=5))
-    rng, over, finals = np.random.default_rng(0), np.zeros(2, bool), 0
-    for _ in range(12):
-        if mode == AutoresetMode.DISABLED and over.any():
-            options = [{"reset_mask": over.copy()} for _ in range(2)]
-            assert_same(envs.reset(options=options[0]), expected.reset(options=options[1]))
-        actions = rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32)
-        result = envs.step(actions)
-        for key in ("episode_stats", "_episode_stats"):  # only ours has them
-            result[4].pop(key, None)
-        assert_same(result, expected.step(actions))
+    finals = 0
+    for result in play_alike(envs, expected, 5, steps=12):
         assert envs.observation_space.contains(result[0]) and not texts(result[4])
-        over = result[2] | result[3]
         finals += sum(final is not None for final in result[4].get("final_obs", ()))
     assert finals == (10 if mode == AutoresetMode.SAME_STEP else 0)
-
-
-def test_infos_keep_texts_unless_told():
-    envs = make_vector(AutoresetMode.SAME_STEP, True)
-    _, infos = envs.reset(seed=0)
-    assert infos["instruction"].tolist() == ["episode 0"] * 2
-    plain = make_vector(AutoresetMode.SAME_STEP, True, string_infos=False)
-    _, infos = plain.reset(seed=0)
-    assert sorted(infos) == ["_elapsed", "elapsed"]
 
 
 def test_send_recv_and_states():

@@ -14,7 +14,7 @@ from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, InvalidActionError
-from vla_gym.vla.base import VLAOutput
+from vla_gym.vla import FrozenVLA, VLAOutput
 from vla_gym.wrappers import ActionChunk, FrozenVLAObservation
 
 
@@ -96,7 +96,7 @@ def test_action_chunk_equals_the_native_chunk():
     assert a[3] and a[4]["executed_steps"] == 2
 
 
-class FakeVLA:
+class FakeVLA(FrozenVLA):
     """Returns what it was given, so that the wrapper's wiring can be read off."""
 
     name, horizon, num_hidden_tokens, hidden_size, image_size = "fake", 8, 2, 4, 32

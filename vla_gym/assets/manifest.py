@@ -62,10 +62,8 @@ def best_root(folder: Path) -> tuple[Path, list[str]]:
     Returns:
         The best candidate and what it lacks.
     """
-    candidates = [folder / sub if sub else folder for sub in _SUBFOLDERS]
-    missing = [missing_files(root) for root in candidates]
-    best = min(range(len(candidates)), key=lambda i: len(missing[i]))
-    return candidates[best], missing[best]
+    candidates = [(root, missing_files(root)) for root in (folder / sub for sub in _SUBFOLDERS)]
+    return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def shorten(names: list[str], count: int = 3) -> str:

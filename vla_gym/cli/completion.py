@@ -27,12 +27,7 @@ complete -o default -F _{name} {program}
 
 
 def completion_script(program: str, commands: Mapping[str, Callable[[Sequence[str]], Any]]) -> str:
-    """Return a script that completes a program's commands and the options in their ``--help``.
-
-    Args:
-        program: Its name.
-        commands: Each takes its arguments.
-    """
+    """Return a script that completes a program's commands and the options in their ``--help``."""
     cases = []
     for name, command in commands.items():
         text = io.StringIO()

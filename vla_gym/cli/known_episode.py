@@ -63,8 +63,7 @@ def blocks_of(images: np.ndarray) -> np.ndarray:
     """Return the mean colours (N, 8, 8, 3) of blocks of images (N, S, S, 3), rounded."""
     side = images.shape[1] // 8
     blocks = images.reshape(-1, 8, side, 8, side, 3).mean(axis=(2, 4))
-    rounded: np.ndarray = blocks.round().astype(int)
-    return rounded
+    return blocks.round().astype(int)
 
 
 def judge(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[bool, str]:

@@ -171,10 +171,9 @@ def _run_point(point: EntryPoint, arguments: Sequence[str]) -> int:
 
 def _load(point: EntryPoint) -> Callable[[Sequence[str]], int | None]:
     try:
-        function: Callable[[Sequence[str]], int | None] = point.load()
+        return point.load()
     except Exception as error:  # whatever an import raises
         raise ConfigError(f"{point.name}: {point.value} cannot be imported: {error!r}") from error
-    return function
 
 
 def _help_of(function: Callable[[Sequence[str]], int]) -> str:
@@ -232,14 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(command: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
     """Run a command; what the user can mend is one line on stderr in place of a traceback.
 
-    Args:
-        command: Takes its arguments; returns an exit status, None for 0.
-        arguments: Of the command.
-
     Returns:
-        The command's own status; 2 for an error of this package, a path that may not be used or a
-        full disk, 130 after Ctrl-C
-        or SIGTERM.
+        The command's own status, 0 for None; 2 for an error of this package, a path that may not be
+        used or a full disk, 130 after Ctrl-C or SIGTERM.
     """
     try:
         return command(arguments) or EXIT_OK

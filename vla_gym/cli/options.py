@@ -26,12 +26,7 @@ def check_words(arguments: Sequence[str]) -> None:
 
 
 def parse_options(config_class: type[Config], arguments: Sequence[str], command: str) -> Config:
-    """Return the options of ``vla-gym COMMAND`` as a dataclass, ``--help`` from its docs.
-
-    Args:
-        config_class: A dataclass with a docstring below each field.
-        arguments: What stands behind the command.
-        command: Its name.
+    """Return the options of ``vla-gym COMMAND``, of a dataclass with a docstring for each field.
 
     Raises:
         ConfigError: If a word is too long.

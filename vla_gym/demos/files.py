@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -230,11 +230,23 @@ def read_episodes(
             yield images[:, :, ::-1] if flip else images, proprio.astype(np.float32), actions
 
 
-def read_paths(file_path: Path) -> list[tuple[np.ndarray, ...]]:
-    """Return what it takes to play each episode of a file of ``vla-gym demos`` again.
+class DemoPath(NamedTuple):
+    """A demonstration as it can be played again.
 
-    Returns:
-        First state, fixture positions and orientations, executed actions up to the success.
+    Attributes:
+        state: (1 + nq + nv,) time, qpos and qvel before the first action.
+        fixture_pos, fixture_quat: (F, 3), (F, 4), see ``Layout``.
+        actions: (T, 7) float32, as executed, up to the one that reached the goal.
+    """
+
+    state: np.ndarray
+    fixture_pos: np.ndarray
+    fixture_quat: np.ndarray
+    actions: np.ndarray
+
+
+def read_paths(file_path: Path) -> list[DemoPath]:
+    """Return what it takes to play each episode of a file of ``vla-gym demos`` again.
 
     Raises:
         ConfigError: If the file is damaged or not written by ``vla-gym demos``.
@@ -244,9 +256,10 @@ def read_paths(file_path: Path) -> list[tuple[np.ndarray, ...]]:
         paths = []
         for name, last in zip(_episode_names(file["data"]), ends, strict=True):
             demo = file["data"][name]
-            places = (np.array(demo.attrs[f"fixture_{part}"]) for part in ("pos", "quat"))
-            path = np.array(demo.attrs["init_state"]), *places, demo["executed_actions"][: last + 1]
-            if not all(np.isfinite(part).all() for part in path) or not len(path[-1]):
+            first = ("init_state", "fixture_pos", "fixture_quat")
+            state, pos, quat = (np.array(demo.attrs[key]) for key in first)
+            path = DemoPath(state, pos, quat, demo["executed_actions"][: last + 1])
+            if not all(np.isfinite(part).all() for part in path) or not len(path.actions):
                 raise ValueError(f"{name}: no actions, or states or actions that are not finite")
             paths.append(path)
         return paths

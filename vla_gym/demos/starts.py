@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 
-from vla_gym.demos.files import demo_path, read_paths
+from vla_gym.demos.files import DemoPath, demo_path, read_paths
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError
@@ -18,21 +18,6 @@ from vla_gym.suites.libero.spec import Layout
 
 #: Of the stream that says where an episode begins, apart from the layouts' own.
 _STREAM = 31
-
-
-class DemoPath(NamedTuple):
-    """A demonstration as it can be played again.
-
-    Attributes:
-        state: (1 + nq + nv,) time, qpos and qvel before the first action.
-        fixture_pos, fixture_quat: (F, 3), (F, 4), see :class:`Layout`.
-        actions: (T, 7) float32, as executed, up to the one that reached the goal.
-    """
-
-    state: np.ndarray
-    fixture_pos: np.ndarray
-    fixture_quat: np.ndarray
-    actions: np.ndarray
 
 
 def read_starts(folder: Path, tasks: Mapping[int, Task]) -> dict[int, list[DemoPath]]:
@@ -46,11 +31,7 @@ def read_starts(folder: Path, tasks: Mapping[int, Task]) -> dict[int, list[DemoP
         ConfigError: If there are none, or a file is damaged.
     """
     files = {number: demo_path(folder, task) for number, task in tasks.items()}
-    found = {
-        number: [DemoPath(*parts) for parts in read_paths(path)]
-        for number, path in files.items()
-        if path.is_file()
-    }
+    found = {number: read_paths(path) for number, path in files.items() if path.is_file()}
     if not found:
         raise ConfigError(
             f"{folder} has none of {', '.join(path.name for path in files.values())} to begin "

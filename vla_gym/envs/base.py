@@ -130,9 +130,9 @@ class LiberoEnvBase(CameraEnv):
         self.cameras = tuple(self._suite.cameras if cameras is None else cameras)
         for camera in self.cameras:
             check_choice(camera, "cameras", tuple(self._suite.cameras))
-        as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
+        self.image_size = as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
         if chunk_len is not None:
-            as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)
+            chunk_len = as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)
         if max_control_steps is not None:
             as_integer(max_control_steps, "max_control_steps", 1, 2**31 - 1)
         settle: dict[str, Any] = {}
@@ -157,8 +157,7 @@ class LiberoEnvBase(CameraEnv):
         if not isinstance(self.assets, str | os.PathLike):
             raise ConfigError(f"assets must be the name or path of a pack, got {assets!r:.80}.")
         check_path(self.assets)
-        self.physics, self.chunk_len = physics, chunk_len
-        self.image_size, self.visual_profile = int(image_size), visual_profile
+        self.physics, self.chunk_len, self.visual_profile = physics, chunk_len, visual_profile
         num_init_states = self._suite.num_init_states
         self.init_states = parse_init_states(init_states, num_init_states)
         # Which official states are played in turn; none: layouts are sampled.
@@ -189,11 +188,10 @@ class LiberoEnvBase(CameraEnv):
         fields["task_id"] = spaces.Discrete(len(self._suite.tasks))
         self.observation_space = spaces.Dict(fields)
         action = self._suite.action
-        shape = (action.size,) if chunk_len is None else (int(chunk_len), action.size)
+        shape = (action.size,) if chunk_len is None else (chunk_len, action.size)
         self.action_space = spaces.Box(action.low, action.high, shape, np.float32)
         # Frames are of steps.
-        fps = self._suite.control_hz / (1 if chunk_len is None else int(chunk_len))
-        self.metadata = {**self.metadata, "render_fps": fps}
+        self.metadata = {**self.metadata, "render_fps": self._suite.control_hz / (chunk_len or 1)}
         self._models: dict[tuple[int, bool], CompiledTask] = {}
         self._sim: Simulation | None = None
         self._task_id = -1

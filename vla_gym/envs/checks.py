@@ -47,10 +47,6 @@ def check_flag(value: Any, name: str) -> None:
 def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None:
     """Check that keyword arguments are there in one of the functions that will take them.
 
-    Args:
-        given: Names of the arguments.
-        functions: Functions and classes.
-
     Raises:
         ConfigError: If one is unknown; the message names the valid ones, the closest first.
     """
@@ -66,13 +62,9 @@ def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None
 
 
 def as_integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
-    """Return an argument as an ``int``; NumPy's integers are accepted, booleans are not.
+    """Return an argument as an ``int``, from ``low`` to ``high`` (None: no bound).
 
-    Args:
-        value: What the caller gave.
-        name: What the message calls it.
-        low: Smallest value allowed, or None for no bound.
-        high: Largest value allowed, or None for no bound.
+    NumPy's integers are accepted, booleans are not.
 
     Raises:
         ConfigError: If it is not an integer, or out of range.
@@ -91,14 +83,9 @@ def as_integer(value: Any, name: str, low: int | None = None, high: int | None =
 
 
 def as_number(value: Any, name: str, low: float, high: float, *, above: bool = False) -> float:
-    """Return an argument as a ``float``; NumPy's numbers are accepted, booleans are not.
+    """Return an argument as a ``float``, from ``low`` (with ``above`` itself not) to ``high``.
 
-    Args:
-        value: What the caller gave.
-        name: What the message calls it.
-        low: Smallest value allowed.
-        high: Largest value allowed.
-        above: Leave ``low`` itself out.
+    NumPy's numbers are accepted, booleans are not.
 
     Raises:
         ConfigError: If it is no number, or out of range.
@@ -111,11 +98,7 @@ def as_number(value: Any, name: str, low: float, high: float, *, above: bool = F
 
 
 def parse_tasks(suite: Suite, task_ids: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
-    """Return the indices in the suite of the tasks that the argument ``task_ids`` names.
-
-    Args:
-        suite: The suite.
-        task_ids: One task, several, or all of the suite (None); see ``task_number``.
+    """Return the indices in the suite of one task, several, or all (None); see ``task_number``.
 
     Raises:
         UnknownTaskError: If a task does not exist.
@@ -132,11 +115,7 @@ def parse_tasks(suite: Suite, task_ids: int | str | Sequence[int | str] | None) 
 def parse_init_states(
     init_states: str | Sequence[int], count: int
 ) -> Literal["sampled", "official"] | tuple[int, ...]:
-    """Return the argument ``init_states``, a sequence of states as a tuple of integers.
-
-    Args:
-        init_states: ``"sampled"``, ``"official"``, or indices of official states.
-        count: How many official states there are.
+    """Return ``"sampled"``, ``"official"`` or indices of the ``count`` official states.
 
     Raises:
         ConfigError: If it is something else, empty, or there is no such state.

@@ -212,11 +212,9 @@ class LiberoEnv(LiberoEnvBase):
     def set_state(self, state: EnvState) -> dict[str, Any]:
         """Continue a saved episode, exactly as the environment that saved it would.
 
-        The state may come from another environment or process, from another task or scene of the
-        suite. Afterwards the next reset plays what the original would have played next.
-
-        Args:
-            state: What :meth:`get_state` returned.
+        The state is that of :meth:`get_state`, maybe of another environment or process, or of
+        another task or scene of the suite. Afterwards the next reset plays what the original would
+        have played next.
 
         Returns:
             The observation of that moment.

@@ -34,23 +34,17 @@ def register_envs() -> None:
     LIBERO's limit counts control steps and is kept by the environment itself.
     """
     kinds = {
-        "Libero": (
-            "vla_gym.envs.registration:make_libero",
-            "vla_gym.envs.registration:make_libero_vec",
-        ),
-        "LiberoVLA": (
-            "vla_gym.wrappers.make:make_libero_vla",
-            "vla_gym.wrappers.make:make_libero_vla_vec",
-        ),
+        "Libero": "vla_gym.envs.registration:make_libero",
+        "LiberoVLA": "vla_gym.wrappers.make:make_libero_vla",
     }
     for suite in (None, *suite_names()):
-        for kind, (entry_point, vector_entry_point) in kinds.items():
+        for kind, entry_point in kinds.items():
             env_id = f"{kind}-{suite}-v0" if suite else f"{kind}-v0"
             if env_id not in gym.registry:
                 gym.register(
                     env_id,
                     entry_point=entry_point,
-                    vector_entry_point=vector_entry_point,
+                    vector_entry_point=f"{entry_point}_vec",
                     kwargs={"suite": suite} if suite else {},
                 )
 

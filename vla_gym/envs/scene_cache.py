@@ -44,10 +44,7 @@ _models: dict[tuple[Task, str, str | None, Path, bool], CompiledTask] = {}
 def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> CompiledTask:
     """Return a compiled task; the first load of a process verifies it, later ones share it.
 
-    Args:
-        task: Which task.
-        assets: ``"lite"``, ``"libero"``, or a path.
-        clutter: With clutter in its scene, see ``Suite.load_task_model``.
+    Arguments are those of ``Suite.load_task_model``.
 
     Raises:
         AssetError: If the asset pack is missing or not one.
@@ -72,7 +69,8 @@ class _User:
     def __init__(self, max_renderers: int) -> None:
         self.max_renderers, self.pinned = max_renderers, False
         # At exit the renderers close themselves, while OpenGL is there still.
-        weakref.finalize(self, _close_unused).atexit = False
+        # Those of other threads are closed at their next images.
+        weakref.finalize(self, lambda: _pool().close_unused()).atexit = False
 
 
 class _RendererPool:
@@ -160,16 +158,6 @@ def _pool() -> _RendererPool:
     if pool is None:
         pool = _local.pool = _RendererPool()
     return pool
-
-
-def _close_unused() -> None:
-    """Close what nobody uses in this thread; other threads do it at their next image."""
-    _pool().close_unused()
-
-
-def num_renderers() -> int:
-    """Return how many shared renderers the calling thread keeps."""
-    return len(_pool().renderers)
 
 
 class SceneCache:

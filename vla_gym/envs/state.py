@@ -1,9 +1,12 @@
-"""A saved environment: an episode that can go on in another process."""
+"""Saved environments and what wrappers keep of them: episodes go on in another process."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from vla_gym.sim.snapshot import Snapshot
@@ -44,3 +47,34 @@ class EnvState:
     next_episode: int
     env_index: int
     clutter: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class WrapperState:
+    """A saved environment with what a wrapper keeps of its running episode; picklable.
+
+    Attributes:
+        env: State of the wrapped environment.
+        wrapper: Name of the wrapper's class.
+        kept: What it keeps, by name.
+        ended: Whether the next step of a vector environment resets it (NEXT_STEP).
+    """
+
+    env: Any
+    wrapper: str
+    kept: Mapping[str, Any]
+    ended: bool = False
+
+
+def check_wrapper(state: Any, wrapper: str) -> WrapperState:
+    """Return a state if a wrapper of this class has saved it.
+
+    Raises:
+        ConfigError: If not.
+    """
+    if not isinstance(state, WrapperState) or state.wrapper != wrapper:
+        raise ConfigError(
+            f"Expected a state of {wrapper}, got {getattr(state, 'wrapper', type(state).__name__)}:"
+            f" it must come from an environment that is wrapped in {wrapper} at the same place."
+        )
+    return state

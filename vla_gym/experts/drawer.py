@@ -39,72 +39,59 @@ PULL_OUT, PULL_OUT_RISE = 0.065, 0.03
 BOWL_DRAWER_QPOS = -0.12
 
 
-class DrawerSkill:
-    """Phases that open one drawer.
+def drawer_outward(sim: LiberoSim, level: str) -> np.ndarray:
+    """Return the direction (3,) in which a drawer opens: every cabinet of LIBERO's own -y axis."""
+    return sim.body_mat(f"{CABINET}_cabinet_{level}") @ np.array([0.0, -1.0, 0.0])
+
+
+def drawer_phases(sim: LiberoSim, level: str, open_qpos: float = OPEN_QPOS) -> list[Phase]:
+    """Return the phases that open a drawer: reach, approach, close, pull, let go, back off.
 
     The gripper comes in horizontally, because only 1.6 cm are free behind the handle's bar and the
     handles sit above each other, so nothing fits in from above.
+
+    Args:
+        sim: Simulation.
+        level: ``"top"``, ``"middle"`` or ``"bottom"``.
+        open_qpos: Joint position at which to stop pulling, metres (open is negative).
     """
+    body = f"{CABINET}_cabinet_{level}"
+    handle = BodyPoint(sim, body, handle_center(local_corners(sim, body)))
+    outward = drawer_outward(sim, level)
+    yaw = np.arctan2(outward[1], outward[0]) - np.pi / 2.0
+    rotation = rotation_z(yaw) @ rotation_x(-np.pi / 2.0) @ GRIPPER_DOWN
 
-    def __init__(self, sim: LiberoSim, level: str, open_qpos: float = OPEN_QPOS) -> None:
-        """Read handle and opening direction.
+    def in_front(distance: float) -> np.ndarray:
+        return handle() + outward * distance
 
-        Args:
-            sim: Simulation.
-            level: ``"top"``, ``"middle"`` or ``"bottom"``.
-            open_qpos: Joint position at which to stop pulling, metres (open is negative).
-        """
-        self._sim = sim
-        self._open_qpos = open_qpos
-        self._joint = f"{CABINET}_{level}_level"
-        body = f"{CABINET}_cabinet_{level}"
-        self.handle = BodyPoint(sim, body, handle_center(local_corners(sim, body)))
-        # Every LIBERO cabinet opens along its own -y axis.
-        self.outward = sim.body_mat(body) @ np.array([0.0, -1.0, 0.0])
-        yaw = np.arctan2(self.outward[1], self.outward[0]) - np.pi / 2.0
-        self.rotation = rotation_z(yaw) @ rotation_x(-np.pi / 2.0) @ GRIPPER_DOWN
+    def is_open() -> bool:
+        return sim.joint_qpos(f"{CABINET}_{level}_level") < open_qpos
 
-    def is_open(self) -> bool:
-        """Return whether the drawer has been pulled far enough."""
-        return self._sim.joint_qpos(self._joint) < self._open_qpos
-
-    def in_front(self, distance: float) -> np.ndarray:
-        """Return the point (3,) that lies ``distance`` metres in front of the handle."""
-        return self.handle() + self.outward * distance
-
-    def phases(self) -> list[Phase]:
-        """Return reach, approach, close, pull, let go, back off."""
-        rotation = self.rotation
-        free = partial(Phase, rotation=rotation, gripper=OPEN)
-        return [
-            free(
-                "reach handle",
-                lambda: self.in_front(0.10),
-                tolerance=0.02,
-                rotation_tolerance=0.12,
-                max_steps=100,
-            ),
-            free("approach handle", self.handle, tolerance=0.008, max_steps=50, speed=0.7),
-            hold("close on handle", self.handle, 9, CLOSED, rotation),
-            Phase(
-                "pull",
-                self._pull_target,
-                rotation,
-                CLOSED,
-                tolerance=0.005,
-                max_steps=90,
-                speed=0.8,
-                check=self.is_open,
-                retry_from="reach handle",
-            ),
-            hold("let go", self.handle, 5, OPEN, rotation, speed=0.3),
-            free("back off", lambda: self.in_front(0.08), tolerance=0.02, max_steps=25),
-        ]
-
-    def _pull_target(self) -> np.ndarray:
-        if self.is_open():
-            return self._sim.eef_pose()[0]
-        return self.in_front(PULL_LEAD)
+    free = partial(Phase, rotation=rotation, gripper=OPEN)
+    return [
+        free(
+            "reach handle",
+            partial(in_front, 0.10),
+            tolerance=0.02,
+            rotation_tolerance=0.12,
+            max_steps=100,
+        ),
+        free("approach handle", handle, tolerance=0.008, max_steps=50, speed=0.7),
+        hold("close on handle", handle, 9, CLOSED, rotation),
+        Phase(
+            "pull",
+            lambda: sim.eef_pose()[0] if is_open() else in_front(PULL_LEAD),
+            rotation,
+            CLOSED,
+            tolerance=0.005,
+            max_steps=90,
+            speed=0.8,
+            check=is_open,
+            retry_from="reach handle",
+        ),
+        hold("let go", handle, 5, OPEN, rotation, speed=0.3),
+        free("back off", partial(in_front, 0.08), tolerance=0.02, max_steps=25),
+    ]
 
 
 def handle_center(corners: np.ndarray) -> np.ndarray:
@@ -121,12 +108,11 @@ def handle_center(corners: np.ndarray) -> np.ndarray:
 
 def open_middle_drawer(sim: LiberoSim) -> Expert:
     """Open the middle drawer."""
-    return Expert(sim, DrawerSkill(sim, "middle").phases())
+    return Expert(sim, drawer_phases(sim, "middle"))
 
 
 def bowl_in_top_drawer(sim: LiberoSim) -> Expert:
     """Open the top drawer and put the bowl inside."""
-    drawer = DrawerSkill(sim, "top", BOWL_DRAWER_QPOS)
     grasp = rim_grasp(sim, BOWL, BOWL_ANGLE, **BOWL_RIM)
     aside = Phase(
         "aside",
@@ -138,9 +124,9 @@ def bowl_in_top_drawer(sim: LiberoSim) -> Expert:
         turn_speed=1.0,
     )
     target = offset_target(lambda: sim.site_pos(f"{CABINET}_top_region"), 0.0, 0.0, -0.01)
-    outward = PULL_OUT * drawer.outward
+    outward = PULL_OUT * drawer_outward(sim, "top")
     placement = Placement(
         target, travel_height=1.26, pull_out=(outward[0], outward[1], PULL_OUT_RISE)
     )
     bowl = pick_and_place_phases(sim, BOWL, grasp, placement)
-    return Expert(sim, [*drawer.phases(), aside, *bowl])
+    return Expert(sim, [*drawer_phases(sim, "top", BOWL_DRAWER_QPOS), aside, *bowl])

@@ -116,20 +116,13 @@ class Expert:
                     f"Phase {phase.name!r} retries from unknown phase {phase.retry_from!r}: "
                     f"expected one of {list(self._index_of)}."
                 )
-        self._index = 0
-        self._steps_in_phase = 0
-        self._retries = 0
+        self.retries = 0  # how often a check has failed so far
         self._enter(0)
 
     @property
     def phase(self) -> str:
         """Name of the current phase."""
         return self._phases[self._index].name
-
-    @property
-    def retries(self) -> int:
-        """How often a check has failed so far."""
-        return self._retries
 
     def act(self) -> np.ndarray:
         """Return the action (7,) float64 for the simulation's present state.
@@ -145,12 +138,14 @@ class Expert:
             position_error = np.asarray(phase.target(), dtype=np.float64) - position
             rotation_error = axis_angle(phase.rotation @ rotation.T)
             last = self._index == len(self._phases) - 1
-            if self._lost(phase):
+            if self._fails(phase.guard):
                 self._retry(phase)
             elif last or not self._finished(phase, position_error, rotation_error):
                 break
+            elif self._fails(phase.check):
+                self._retry(phase)
             else:
-                self._advance(phase)
+                self._enter(self._index + 1)
         self._steps_in_phase += 1
         action = np.empty(ACTION.size)
         action[:3] = _limit_norm(position_error * (GAIN / POSITION_SCALE), phase.speed)
@@ -170,21 +165,12 @@ class Expert:
         limit = phase.rotation_tolerance
         return limit is None or bool(np.linalg.norm(rotation_error) < limit)
 
-    def _lost(self, phase: Phase) -> bool:
-        return self._may_retry(phase) and phase.guard is not None and not phase.guard()
-
-    def _may_retry(self, phase: Phase) -> bool:
-        return phase.retry_from is not None and self._retries < MAX_RETRIES
-
-    def _advance(self, phase: Phase) -> None:
-        if self._may_retry(phase) and phase.check is not None and not phase.check():
-            self._retry(phase)
-        else:
-            self._enter(self._index + 1)
+    def _fails(self, test: Callable[[], bool] | None) -> bool:
+        return test is not None and self.retries < MAX_RETRIES and not test()
 
     def _retry(self, phase: Phase) -> None:
         assert phase.retry_from is not None
-        self._retries += 1
+        self.retries += 1
         self._enter(self._index_of[phase.retry_from])
 
     def _enter(self, index: int) -> None:

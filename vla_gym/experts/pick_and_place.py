@@ -1,4 +1,7 @@
-"""Pick an object up, carry it above everything, put it down: bowl, cream cheese, wine bottle."""
+"""Pick an object up, carry it above everything, put it down: bowl, cream cheese, wine bottle.
+
+Tasks of the suite ``goal``, and every one of ``spatial``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_gym.experts.grasps import Grasp, pick_phases, rim_grasp, top_grasp
+from vla_gym.experts.grasps import Grasp, pick_phases, rim_grasp, tilted_rim_grasp, top_grasp
 from vla_gym.experts.phase_machine import CLOSED, OPEN, Expert, Phase, Vector, hold
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ MAX_SLIP, RETREAT = 0.03, 0.12
 # A body that is turned for its place is turned to within this angle before it is lowered, radians.
 TURNED = 0.05
 RELEASE_STEPS = 4  # control steps for opening the fingers
+# Travel height above the place where the bowl stood, at least 1.08 m (the table is at 0.90 m). Held
+# by one side it hangs askew: out of a drawer it must rise further, or its far side meets the front.
+MIN_TRAVEL_HEIGHT, LIFT, DRAWER_LIFT = 1.08, 0.13, 0.19
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,26 @@ def bowl_on_plate(sim: LiberoSim) -> Expert:
     """Put the bowl on the plate."""
     target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
     return Expert(sim, place_bowl(sim, Placement(target, travel_height=1.06, drop=0.004)))
+
+
+def bowl_on_plate_from(angle_degrees: float, lift: float = LIFT) -> Callable[[LiberoSim], Expert]:
+    """Return a builder of experts that put the bowl on the plate from wherever it starts.
+
+    Args:
+        angle_degrees: World polar angle at which the bowl is taken by its rim.
+        lift: Travel height of the grip site above the place where the bowl stood, metres.
+    """
+
+    def build(sim: LiberoSim) -> Expert:
+        # On the ramekin's uneven meshes the bowl stands askew.
+        grasp = tilted_rim_grasp(sim, BOWL, np.deg2rad(angle_degrees), **BOWL_RIM)
+        target = offset_target(lambda: sim.body_pos(PLATE), 0.0, 0.0, 0.003)
+        travel_height = max(MIN_TRAVEL_HEIGHT, float(sim.body_pos(BOWL)[2]) + lift)
+        placement = Placement(target, travel_height=travel_height, drop=0.004)
+        phases = pick_and_place_phases(sim, BOWL, grasp, placement)
+        return Expert(sim, repeated_until_success(sim, phases))
+
+    return build
 
 
 def bowl_on_stove(sim: LiberoSim) -> Expert:

@@ -6,16 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vla_gym.errors import UnknownTaskError
-from vla_gym.experts import (
-    black_bowls,
-    closing,
-    drawer,
-    groceries,
-    long_tasks,
-    pick_and_place,
-    push,
-    stove,
-)
+from vla_gym.experts import closing, drawer, groceries, long_tasks, pick_and_place, stove
 from vla_gym.experts.phase_machine import Expert
 
 if TYPE_CHECKING:
@@ -30,7 +21,7 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
         2: pick_and_place.bottle_on_cabinet,
         3: drawer.bowl_in_top_drawer,
         4: pick_and_place.bowl_on_cabinet,
-        5: push.plate_to_stove_front,
+        5: stove.plate_to_stove_front,
         6: pick_and_place.cream_cheese_in_bowl,
         7: stove.turn_on_stove,
         8: pick_and_place.bowl_on_plate,
@@ -38,9 +29,9 @@ _BUILDERS: dict[str, dict[int, ExpertBuilder]] = {
     },
     # On the +y side of these three bowls the hand meets the drawer, the other bowl or the cabinet.
     # Best of six to nine angles each on 8 to 20 sampled layouts an angle, with and without noise.
-    "spatial": dict.fromkeys(range(10), black_bowls.bowl_on_plate_from(90.0))
-    | dict.fromkeys((6, 9), black_bowls.bowl_on_plate_from(180.0))
-    | {4: black_bowls.bowl_on_plate_from(180.0, black_bowls.DRAWER_LIFT)},
+    "spatial": dict.fromkeys(range(10), pick_and_place.bowl_on_plate_from(90.0))
+    | dict.fromkeys((6, 9), pick_and_place.bowl_on_plate_from(180.0))
+    | {4: pick_and_place.bowl_on_plate_from(180.0, pick_and_place.DRAWER_LIFT)},
     "object": dict.fromkeys(range(10), groceries.grocery_in_basket),
     "10": {
         **dict.fromkeys((0, 1, 7), long_tasks.groceries_in_basket),

@@ -190,18 +190,18 @@ class InferenceServer:
         self._thread.join(_CLOSE_S)
 
     def _serve(self) -> None:
-        item: _Item = self._queue.get()
-        while item is not None:
-            if isinstance(item, _Request):
-                batch, following = self._gather(item)
-                self._forward(batch)
-                item = self._queue.get() if following == () else following
-            else:
+        following: list[_Item] = []
+        while (item := following.pop() if following else self._queue.get()) is not None:
+            if not isinstance(item, _Request):
                 item()
-                item = self._queue.get()
+                continue
+            batch, following = self._gather(item)
+            batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
+            if batch:
+                self._answer(batch)
 
-    def _gather(self, first: _Request) -> tuple[list[_Request], Any]:
-        """Return a batch, and what came next and does not belong to it; () for nothing."""
+    def _gather(self, first: _Request) -> tuple[list[_Request], list[_Item]]:
+        """Return a batch, and what came next and does not belong to it, if anything did."""
         batch, rows, end = [first], len(first.instructions), first.came + self._max_wait
         while rows < self._max_rows:
             pause = end - time.monotonic()
@@ -209,19 +209,13 @@ class InferenceServer:
                 item = self._queue.get(timeout=pause) if pause > 0 else self._queue.get_nowait()
             except queue.Empty:
                 break
-            if not isinstance(item, _Request) or not self._fits(first, item, rows):
-                return batch, item
-            batch.append(item)
+            if not isinstance(item, _Request) or item.kinds() != first.kinds():
+                return batch, [item]
             rows += len(item.instructions)
-        return batch, ()
-
-    def _fits(self, first: _Request, other: _Request, rows: int) -> bool:
-        return first.kinds() == other.kinds() and rows + len(other.instructions) <= self._max_rows
-
-    def _forward(self, batch: list[_Request]) -> None:
-        batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
-        if batch:
-            self._answer(batch)
+            if rows > self._max_rows:
+                return batch, [item]
+            batch.append(item)
+        return batch, []
 
     def _answer(self, batch: list[_Request]) -> None:
         began, stats = time.monotonic(), self._stats

@@ -97,12 +97,7 @@ class Link:
         self.send("call", (dict(zip(local.tolist(), arguments, strict=True)), method), local)
 
     def ask(self, wanted: Wanted, total: int) -> None:
-        """Ask for what was begun one by one and is wanted now, once.
-
-        Args:
-            wanted: Of all parts.
-            total: Environments of all parts that were begun one by one.
-        """
+        """Ask for what was begun one by one (``total`` in all parts) and is wanted now, once."""
         if self._asked is wanted or not self.going or self.again_at is not None:
             return
         asked: list[int] | int = sorted(self.going)
@@ -129,13 +124,7 @@ class Link:
         return future
 
     def heard(self, command: str, future: Future[Reply], limit: float) -> None:
-        """Take note of an answer to a command; with the first one the part is up.
-
-        Args:
-            command: That was answered.
-            future: Of the answer.
-            limit: Of a part that is up.
-        """
+        """Take note of an answer; with the first one the part is up, and ``limit`` holds."""
         if command == "start":
             self.ready, self.limit, self._sent = True, limit, []
         if self.ready:

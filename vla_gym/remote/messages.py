@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +34,8 @@ class PartSpec:
     suite: str | Sequence[str] | None
     kwargs: Mapping[str, Any]
     env_ids: range
-    vector_wrappers: Sequence[Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]] = ()
-    files: Sequence[tuple[str, str]] = ()
+    vector_wrappers: Sequence[Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]]
+    files: Sequence[tuple[str, str]]
 
     def build(self) -> tuple[Any, Any]:
         """Return the ``LiberoVectorEnv`` of the part, and the same with its wrappers."""
@@ -93,10 +93,10 @@ class Rows:
     ids: np.ndarray
     columns: dict[str, np.ndarray]
     final_ids: np.ndarray
-    finals: dict[str, np.ndarray] = field(default_factory=dict)
-    extras: dict[int, Extras] = field(default_factory=dict)
-    restarted: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    killed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    finals: dict[str, np.ndarray]
+    extras: dict[int, Extras]
+    restarted: np.ndarray
+    killed: np.ndarray
 
     @classmethod
     def of(

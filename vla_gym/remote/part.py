@@ -129,14 +129,7 @@ class Part:
     # Commands
 
     def _start(self, version: str, assets: str | None, digest: str | None, payload: bytes) -> Reply:
-        """Build the environments, if this is the same package with the same assets.
-
-        Args:
-            version: Of the caller's package.
-            assets: Name of the asset pack; None if none is played.
-            digest: Of the caller's pack.
-            payload: A cloudpickled :class:`PartSpec`.
-        """
+        """Build a cloudpickled :class:`PartSpec`, if package and asset pack are the caller's."""
         if version != vla_gym.__version__:
             raise ConfigError(
                 f"This program runs vla_gym {version}, the node has {vla_gym.__version__}: install "

@@ -246,10 +246,9 @@ class RemotePool:
 
 def _packed(spec: PartSpec) -> bytes:
     try:
-        packed: bytes = cloudpickle.dumps(spec)
+        return cloudpickle.dumps(spec)
     except Exception as error:
         raise ConfigError(
             f"The environments cannot be sent to other machines: {error}. Give arguments, "
             "factories and vector_wrappers that cloudpickle can pack."
         ) from error
-    return packed

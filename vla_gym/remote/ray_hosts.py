@@ -52,8 +52,7 @@ class PartActor:
                 given = copy.deepcopy(given)
             waiting.set_result(self._part.submit(*given))
             self._next += 1
-        reply: Reply = await asyncio.wrap_future(await answer)
-        return reply
+        return await asyncio.wrap_future(await answer)
 
 
 class RayShard:
@@ -74,8 +73,7 @@ class RayShard:
                 f"cannot be pickled: {str(error).splitlines()[0]}"
             ) from error
         self._number += 1  # the actor waits for a number that is left out
-        future: Future[Reply] = answer.future()
-        return future
+        return answer.future()
 
     def kill(self) -> None:
         """See :class:`~vla_gym.remote.shards.Shard`."""

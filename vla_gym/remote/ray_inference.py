@@ -207,8 +207,7 @@ class RayInference:
             WorkerError: If an actor does not say so within ``timeout`` seconds.
         """
         asked = [actor.stats.remote() for actor in self._actors]
-        found: list[dict[str, Any]] = self._get(asked, "tell what it has done")
-        return found
+        return self._get(asked, "tell what it has done")
 
     def _get(self, asked: Any, what: str) -> Any:
         try:

@@ -9,30 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import WorkerError
-from vla_gym.vla.base import ACTION_SIZE, CAMERAS, PROPRIO_SIZE, VLAOutput
+from vla_gym.vla.base import FrozenVLA, VLAOutput
 from vla_gym.vla.preprocess import area_downsample
 
 if TYPE_CHECKING:
     from vla_gym.remote.inference import Inferred
-    from vla_gym.vla.base import FrozenVLA
 
 
 def vla_facts(vla: FrozenVLA) -> dict[str, Any]:
     """Return the attributes of a VLA that :class:`RemoteVLA` has as well."""
-    names = ("name", "horizon", "num_hidden_tokens", "hidden_size", "image_size")
-    return {
-        **{name: getattr(vla, name) for name in names},
-        "cameras": tuple(getattr(vla, "cameras", CAMERAS)),
-        "action_size": getattr(vla, "action_size", ACTION_SIZE),
-        "proprio_size": getattr(vla, "proprio_size", PROPRIO_SIZE),
-        "heads": tuple(getattr(vla, "heads", ("l1",))),
-        "head": getattr(vla, "head", "l1"),
-        "input_size": getattr(vla, "input_size", None),
-    }
+    facts = {name: getattr(vla, name) for name in FrozenVLA.__annotations__}
+    return {**facts, "shipped_as": getattr(vla, "shipped_as", None)}
 
 
-class RemoteVLA:
-    """A frozen VLA that is elsewhere; it follows the ``FrozenVLA`` protocol.
+class RemoteVLA(FrozenVLA):
+    """A frozen VLA that is elsewhere.
 
     Renders are shrunk to the VLA's ``input_size`` before they travel, where it has one.
 
@@ -45,12 +36,7 @@ class RemoteVLA:
     num_hidden_tokens: int
     hidden_size: int
     image_size: int
-    cameras: tuple[str, ...]
-    action_size: int
-    proprio_size: int
-    heads: tuple[str, ...]
-    head: str
-    input_size: int | None
+    shipped_as: str | None
 
     def __init__(
         self,

@@ -66,10 +66,8 @@ def choose_rl_token(
     if rl_token == "mean":
         return None
     if rl_token == "auto":
-        rl_token = vla.name
-        own = WEIGHTS_ROOT / vla.name
-        ships = getattr(vla, "source", own) == own
-        if not ships or not (WEIGHTS_ROOT / f"{rl_token}-rl-token").is_dir():
+        rl_token = getattr(vla, "shipped_as", None)
+        if rl_token is None or not (WEIGHTS_ROOT / f"{rl_token}-rl-token").is_dir():
             warnings.warn(
                 f"No RL token belongs to the VLA {vla.name!r}: the mean of its hidden states takes "
                 "its place. Pretrain one with 'vla-gym-train rl-token --vla ...' and pass its "

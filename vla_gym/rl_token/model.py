@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
-from msgspec import Meta
 from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Layers, Object, Size, check_fields, to_type
+from vla_gym.outside import Fraction, Layers, Object, Size, check_fields, to_type
 from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
 from vla_gym.vla.blocks import Block
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.files import read_json, verify_checksums, write_weights
+from vla_gym.vla.files import read_json, verify_checksums, write_checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
 
 
@@ -48,7 +46,7 @@ class RLTokenModelConfig:
     encoder_layers: Layers = 2
     decoder_layers: Layers = 2
     num_heads: Size = 4
-    context_dropout: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
+    context_dropout: Fraction = 0.5
     linear_path: bool = False
     linear_rank: int = 0
 
@@ -119,7 +117,6 @@ class RLTokenEncoder(_RLTokenPart):
     prefix = "encoder."
 
     def __init__(self, config: RLTokenModelConfig) -> None:
-        """Build an encoder with fresh weights."""
         super().__init__(config)
         self.mean: torch.Tensor
         self.std: torch.Tensor
@@ -223,14 +220,11 @@ class RLTokenEncoder(_RLTokenPart):
             decoder: Also saved if given; acting needs only the encoder.
             half: In float16; else in float32.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"encoder.{key}": value for key, value in self.state_dict().items()}
         if decoder is not None:
             tensors |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
         config = {"model_type": "vla_gym_rl_token", **asdict(self.config)}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        write_weights(folder, tensors, half=half)
+        write_checkpoint(Path(folder), config, tensors, half=half)
 
 
 class RLTokenDecoder(_RLTokenPart):
@@ -242,7 +236,6 @@ class RLTokenDecoder(_RLTokenPart):
     prefix = "decoder."
 
     def __init__(self, config: RLTokenModelConfig) -> None:
-        """Build a decoder with fresh weights."""
         super().__init__(config)
         self.token_in = nn.Linear(config.dim, config.width)
         self.state_in = nn.Linear(config.hidden_size, config.width)

@@ -29,13 +29,9 @@ class Start(NamedTuple):
 
     @classmethod
     def official(cls, suite: str, task_id: int, state: int, look: int | None = None) -> Start:
-        """Return the start on an official state.
+        """Return the start on an official state, from 0.
 
-        Args:
-            suite: Suite name.
-            task_id: Task in the suite.
-            state: The state, from 0.
-            look: States in a row that share a look; None where scenes do not vary.
+        ``look``: how many states in a row share a look; None where scenes do not vary.
         """
         return cls(suite, task_id, state, 0 if look is None else state // look)
 
@@ -43,14 +39,10 @@ class Start(NamedTuple):
     def number(
         cls, k: int, suite: str, task_id: int, look: int | None, first_seed: int | None
     ) -> Start:
-        """Return start number k of a task in an evaluation.
+        """Return start number ``k``, from 0, of a task in an evaluation.
 
-        Args:
-            k: From 0.
-            suite: Suite name.
-            task_id: Task in the suite.
-            look: See :meth:`official`.
-            first_seed: None: on official state k; else on the layout of seed ``first_seed + k``.
+        It is on official state k, see :meth:`official`, or, if ``first_seed`` is given, on the
+        layout of seed ``first_seed + k``.
         """
         if first_seed is not None:
             return cls(suite, task_id, seed=first_seed + k)

@@ -11,7 +11,6 @@ import numpy as np
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.suites import get_task
-from vla_gym.suites.protocol import Task
 
 # Up to so many random actions move the arm before an expert begins.
 MAX_JIGGLE_STEPS = 5
@@ -54,11 +53,6 @@ class ActionNoise:
         return np.clip(noisy, -1.0, 1.0)
 
 
-def episode_rng(seed: int, task: Task, number: int) -> np.random.Generator:
-    """Return the generator of one episode: a function of (seed, task, number) alone."""
-    return np.random.default_rng([seed, zlib.crc32(task.suite.encode()), task.task_id, number])
-
-
 class NoisyEpisodes(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray]):
     """Plays noisy episodes from sampled layouts, numbered by the seeds of resets.
 
@@ -90,7 +84,9 @@ class NoisyEpisodes(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.n
 
         assert seed is not None and options, "expected the episode's number and its task"
         base = self._base
-        rng = episode_rng(self._seed, get_task(base.suite, int(options["task_id"])), seed)
+        task = get_task(base.suite, int(options["task_id"]))
+        suite = zlib.crc32(task.suite.encode())
+        rng = np.random.default_rng([self._seed, suite, task.task_id, seed])
         self._layouts.rng = rng
         base.seek(self._seed, seed)
         obs, info = self.env.reset(options=options)

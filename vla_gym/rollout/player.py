@@ -62,14 +62,11 @@ def make_envs(
     kwargs |= {"hosts": hosts, "workers": workers, **env_kwargs}
     envs = make_libero_vec(suite, num_envs, **kwargs)
     wrap = getattr(policy, "wrap_envs", None)
-    if wrap is None:
-        return envs
     try:
-        wrapped: LiberoVectorEnv = wrap(envs)  # it has all of its attributes
+        return envs if wrap is None else wrap(envs)  # which has all of their attributes
     except BaseException:
         envs.close()
         raise
-    return wrapped
 
 
 def play(

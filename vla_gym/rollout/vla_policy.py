@@ -19,7 +19,7 @@ from vla_gym.rollout.policies import (
     in_episodes,
     in_fixed_batches,
 )
-from vla_gym.vla.base import CAMERAS, FrozenVLA, TokenVLA
+from vla_gym.vla.base import FrozenVLA, TokenVLA
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.stateful import VLAMemory
 
@@ -81,11 +81,10 @@ class VLAPolicy:
             )
         self.chunk_len = check_chunk_len(chunk_len, self.vla)
         self.image_size = self.vla.image_size
-        self.cameras: tuple[str, ...] = tuple(getattr(self.vla, "cameras", CAMERAS))
-        acting = getattr(self.vla, "head", "l1")
+        self.cameras = self.vla.cameras
         self.name = f"{self.vla.name}, {head} head" if head not in (None, "l1") else self.vla.name
         known = vla_identity(vla) if isinstance(vla, str | Path) else {"name": vla.name}
-        self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": acting}
+        self.identity: dict[str, Any] = {"kind": "vla", "vla": known, "head": self.vla.head}
         if temperature > 0.0:
             self.name += f" sampled at T={temperature:g}"
             self.identity |= {"temperature": temperature, "seed": seed}
@@ -113,9 +112,8 @@ class VLAPolicy:
         import torch
 
         assert isinstance(self.vla, TokenVLA)
-        state = np.random.SeedSequence(episode_key(self._seed, info)).generate_state(1, np.uint64)[
-            0
-        ]
+        key = np.random.SeedSequence(episode_key(self._seed, info))
+        state = key.generate_state(1, np.uint64)[0]
         tokens, _ = self.vla.act_tokens(
             {camera: observations[camera][row : row + 1] for camera in self.cameras},
             [info["instruction"]],
@@ -161,13 +159,12 @@ def load_vla(
     if isinstance(vla, str | Path):
         model = load(vla, device=device, allow_class=allow_class)
     assert not isinstance(model, str | Path)
-    if head in (None, getattr(model, "head", "l1")):
+    if head in (None, model.head):
         return model
-    heads = getattr(model, "heads", ("l1",))
-    if head not in heads:
+    if head not in model.heads:
         raise ConfigError(
             f"The VLA {str(getattr(vla, 'name', vla))!r} has no {head!r} head, but "
-            f"{' and '.join(heads)}: choose another one."
+            f"{' and '.join(model.heads)}: choose another one."
         )
     # A copy, which shares the network: others may hold the loaded one.
     model = copy.copy(model)

@@ -70,11 +70,7 @@ def get_suite(name: str | Sequence[str]) -> Suite:
 
 
 def get_task(suite: str, task_id: int) -> Task:
-    """Return one task.
-
-    Args:
-        suite: See :func:`get_suite`.
-        task_id: 0-based index in the suite.
+    """Return the task with a 0-based index in a suite; see :func:`get_suite`.
 
     Raises:
         UnknownTaskError: If the suite does not exist or the id is out of range.

@@ -113,14 +113,7 @@ def make_appearance(
     vector: np.ndarray,
     sizes: dict[str, ClutterSize],
 ) -> Appearance:
-    """Return how a task looks with a variation.
-
-    Args:
-        plain: How it looks without.
-        model: The scene's model.
-        task_model: The task.
-        vector: See ``DomainVariation.describe``.
-        sizes: Of the clutter, by category.
+    """Return how a task looks with a variation, see ``DomainVariation.describe``.
 
     Raises:
         ConfigError: If it has clutter that the scene lacks.

@@ -25,6 +25,7 @@ _ROUNDING = 1.02  # corners of a polygon with 16 sides lie so far outside of the
 _STEP = 0.02  # of the grid of places, in metres
 _IN_VIEW = 0.95  # its middle, of half the image
 _PLANE_REACH = 0.8  # how much of an endless floor counts as table, in metres
+_CORNERS = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T  # of a cube
 _SUPPORT_SLACK = 0.06  # of the height at which BDDL files and models put the table's top
 
 
@@ -50,12 +51,10 @@ class ClutterPlaces:
     Attributes:
         sizes: By category.
         places: (n, 2) grid points where each category may stand.
-        blocked: (m, 4) what it keeps clear of: low x, high x, low y, high y.
     """
 
     sizes: dict[str, ClutterSize]
     places: dict[str, np.ndarray]
-    blocked: np.ndarray
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return float64 (MAX_DISTRACTORS, 4): kind (-1: none), x, y in metres, turn in degrees.
@@ -70,11 +69,8 @@ class ClutterPlaces:
         names = list(self.places)
         for index in rng.permutation(len(names)).tolist():
             # Drawn in any case: more clutter leaves the first pieces as they are.
-            u, jitter, yaw = (
-                rng.random(),
-                rng.uniform(-_STEP / 2, _STEP / 2, 2),
-                rng.uniform(-180, 180),
-            )
+            u, jitter = rng.random(), rng.uniform(-_STEP / 2, _STEP / 2, 2)
+            yaw = rng.uniform(-180, 180)
             if len(placed) == count:
                 break
             name = names[index]
@@ -108,9 +104,8 @@ def geom_points(model: mujoco.MjModel, geom: int) -> np.ndarray:
             for t in np.linspace(-np.pi / 2, np.pi / 2, 9)
         ]
         return np.asarray(np.concatenate(rings) * size)
-    signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
     half = model.geom_aabb[geom, 3:]  # a box, or the box around what is not
-    return np.asarray(model.geom_aabb[geom, :3] + signs * half)
+    return np.asarray(model.geom_aabb[geom, :3] + _CORNERS * half)
 
 
 class ClutterSurvey:
@@ -142,14 +137,12 @@ class ClutterSurvey:
         x, y = (np.arange(self._low[k], self._high[k], _STEP) for k in (0, 1))
         grid = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
         places = {kind: grid[self._fits(grid, size, blocked)] for kind, size in sizes.items()}
-        return ClutterPlaces(sizes, places, blocked)
+        return ClutterPlaces(sizes, places)
 
     def _points(self, body: str, *, seen: bool = True) -> np.ndarray:
         """Return points (K, 3) around a body, drawers and doors included.
 
-        Args:
-            body: Its name.
-            seen: With the geoms that are only seen; else with those that collide only.
+        They are of geoms that are only seen, too, or of those alone that collide.
         """
         model, data = self._model, self._data
         below = model.body_rootid[model.geom_bodyid] == model.body(body).id
@@ -176,7 +169,6 @@ class ClutterSurvey:
         model, data = self._model, self._data
         low, high, best = self._origin[:2], self._origin[:2], -np.inf
         owned = {model.body(spec.body).id for spec in self._task.objects.values()}
-        signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
         for geom in range(model.ngeom):
             body = int(model.geom_bodyid[geom])
             if not model.geom_contype[geom] or model.body_weldid[body] != 0:
@@ -189,7 +181,7 @@ class ClutterSurvey:
                 corners = corners + [*self._origin[:2], pos[2]]
             elif kind == mujoco.mjtGeom.mjGEOM_BOX:
                 mat = data.geom_xmat[geom].reshape(3, 3)
-                corners = pos + (signs * model.geom_size[geom]) @ mat.T
+                corners = pos + (_CORNERS * model.geom_size[geom]) @ mat.T
             else:
                 continue
             bottom, top = corners.min(axis=0), corners.max(axis=0)
@@ -213,12 +205,9 @@ class ClutterSurvey:
                 region = found[placement.reference].copy()
             if not spec.is_fixture and len(states):
                 address = 1 + self._task.free_qpos[placement.name]
-                low, high = (
-                    states[:, address : address + 2].min(0),
-                    states[:, address : address + 2].max(0),
-                )
-                region[[0, 2]] = np.minimum(region[[0, 2]], low)
-                region[[1, 3]] = np.maximum(region[[1, 3]], high)
+                xy = states[:, address : address + 2]
+                region[[0, 2]] = np.minimum(region[[0, 2]], xy.min(0))
+                region[[1, 3]] = np.maximum(region[[1, 3]], xy.max(0))
             if placement.site_pos is None or not placement.reference:
                 region = region + reach
             found[placement.name] = region

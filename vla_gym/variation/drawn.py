@@ -6,6 +6,8 @@ states carry, and what a simulation shows.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 
 from vla_gym.errors import ConfigError
@@ -54,18 +56,10 @@ PARTS: dict[str, tuple[int, ...]] = {
 }
 
 
-def _slices() -> dict[str, slice]:
-    found, at = {}, 0
-    for name, shape in PARTS.items():
-        size = int(np.prod(shape, dtype=int))
-        found[name] = slice(at, at + size)
-        at += size
-    return found
-
-
-SLICES = _slices()
+_ENDS = list(accumulate(int(np.prod(shape, dtype=int)) for shape in PARTS.values()))
+SLICES = {name: slice(a, b) for name, a, b in zip(PARTS, [0, *_ENDS], _ENDS, strict=False)}
 #: Length of the vector.
-VARIATION_WIDTH = SLICES["distractors"].stop
+VARIATION_WIDTH = _ENDS[-1]
 
 
 def plain_vector() -> np.ndarray:

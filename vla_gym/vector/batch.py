@@ -28,14 +28,7 @@ class Batch:
         *,
         copy: bool,
     ) -> None:
-        """Look at a table.
-
-        Args:
-            table: Of all environments.
-            mode: Autoreset mode.
-            observation_space: Of one environment.
-            copy: Whether observations of all environments are copied or views.
-        """
+        """Look at a table; ``copy``: whether observations of all are copies or views of it."""
         self._table, self._mode = table, mode
         self._space, self._copy = observation_space, copy
         self._everyone = np.arange(len(table.busy))
@@ -128,11 +121,11 @@ class Batch:
         known, table = self._table, self._table.columns
         final_obs = np.full(len(rows), None, dtype=object)
         for row in np.flatnonzero(ended).tolist():
-            arrays: Mapping[str, Any] = {
+            arrays: dict[str, Any] = {
                 name: table[f"final_{name}"][rows[row], ...].copy()[()]
                 for name in known.obs_columns
             }
-            final_obs[row] = read_value(self._space, dict(arrays))
+            final_obs[row] = read_value(self._space, arrays)
         extras = {i: e.final_infos for i, e in known.extras.items() if e.final_infos}
         final = batch_infos(table, "final_info", rows, ended, known.final_texts, extras)
         killed = ended & known.killed[rows]

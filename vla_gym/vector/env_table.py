@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,24 +91,20 @@ class EnvTable:
             for name in OF_RESETS:
                 self.columns[name][again] = rows[name][reset]
             self.columns["reseed"][again] |= own
-            self.seeds[again], self.next_episode[again] = (
-                rows["seed"][reset],
-                rows["episode"][reset],
-            )
+            self.seeds[again] = rows["seed"][reset]
+            self.next_episode[again] = rows["episode"][reset]
             self.lost[again] = False
 
     def state(self, i: int, played: EnvRowState) -> EnvRowState:
         """Return the state of environment i, of which the worker knows what it has played."""
         infos = {key: values[i].tolist() for key, values in self.known.items()}
-        return EnvRowState(
-            played.env,
-            played.episode_return,
-            played.episode_length,
-            int(self.seeds[i]),
-            int(self.next_episode[i]),
-            int(self.columns["plays_as"][i]),
-            bool(self.ended[i]),
-            infos | {TEXT_INFO: self.texts[i]},
+        return dataclasses.replace(
+            played,
+            seed=int(self.seeds[i]),
+            next_episode=int(self.next_episode[i]),
+            plays_as=int(self.columns["plays_as"][i]),
+            ended=bool(self.ended[i]),
+            infos=infos | {TEXT_INFO: self.texts[i]},
         )
 
     def restore(self, i: int, state: EnvRowState) -> None:
@@ -161,8 +158,7 @@ class EnvTable:
         if self.killed[rows].any():  # with autoreset in the same step
             columns["truncated"][ids[self.killed[rows]]] = True
         self.finished.extend(ids.tolist())
-        ended: np.ndarray = ids[columns["episode_ended"][rows]]
-        return ended
+        return ids[columns["episode_ended"][rows]]
 
     def settle_lost_step(self, i: int, mode: AutoresetMode) -> None:
         """Settle a step that died with its worker: truncated, at the last observation.
@@ -198,8 +194,7 @@ class EnvTable:
         for i in busy.tolist():
             if self.columns["op"][i] == STEP:
                 self.settle_lost_step(i, mode)
-        again: np.ndarray = block[self.busy[block]]
-        return again
+        return block[self.busy[block]]
 
 
 def _as_slice(ids: np.ndarray) -> np.ndarray | slice:

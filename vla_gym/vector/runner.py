@@ -36,11 +36,8 @@ class Runner:
     ) -> None:
         """Wait until the workers of a pool have built their environments.
 
-        Args:
-            pool: The workers.
-            mode: Autoreset mode.
-            max_restarts: Failures of a worker in which none of its episodes ends, before giving up.
-            first: See :class:`EnvTable`.
+        After ``max_restarts`` failures of a worker in which none of its episodes ends, the next one
+        is an error. ``first``: see :class:`EnvTable`.
 
         Raises:
             ConfigError: If the spaces differ or don't fit into arrays.
@@ -153,11 +150,7 @@ class Runner:
         return not self.table.busy.any()
 
     def call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
-        """Call a method of the rows of idle environments.
-
-        Args:
-            calls: Arguments by environment.
-            method: Name of the method of ``EnvRow``.
+        """Call a method of ``EnvRow`` of idle environments, with arguments by environment.
 
         Raises:
             WorkerError: If a worker died over it.
@@ -198,8 +191,7 @@ class Runner:
             self._values[worker] = event.value
         else:
             self.table.give_up(np.array(event.ids, np.int64))
-            error: Exception = event.value
-            return error
+            return event.value
         return None
 
     def _recover(self, worker: int, failure: Failure) -> Exception | None:

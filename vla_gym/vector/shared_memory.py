@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.errors import ConfigError
-from vla_gym.memory import check_ram
+from vla_gym.memory import check_memory
 from vla_gym.variation import VARIATION_WIDTH
 
 #: Shape and dtype of one array.
@@ -96,14 +96,9 @@ def table_layout(
     """Return names, shapes and dtypes of the table.
 
     ``obs/...`` is double buffered, (2, N, ...): a worker writes the half that the trainer does not
-    read, so an observation is whole even if its worker dies while it writes the next one.
-
-    Args:
-        observation_space: Of one environment.
-        action_space: Of one environment; a Box, Discrete, MultiBinary or MultiDiscrete.
-        num_envs: N.
-        num_workers: W.
-        final_rows: Whether final observations and infos are kept, as autoreset SAME_STEP needs.
+    read, so an observation is whole even if its worker dies while it writes the next one. The
+    spaces are of one environment, the action's a Box, Discrete, MultiBinary or MultiDiscrete; with
+    ``final_rows`` final observations and infos are kept, as autoreset SAME_STEP needs.
 
     Raises:
         ConfigError: If a space does not fit into arrays.
@@ -136,7 +131,7 @@ def table_layout(
             column(f"{prefix}/{key}", _DTYPES[kind], *INFO_SHAPES.get(key, ()))
     layout["progress"] = ((num_workers,), "<i8")
     size = sum(int(np.prod(s, dtype=np.int64)) * np.dtype(d).itemsize for s, d in layout.values())
-    check_ram(
+    check_memory(
         2 * size,  # of the table as much again for the observation space's bounds
         f"The table of {num_envs} environments",
         "take fewer environments, smaller images or fewer cameras",

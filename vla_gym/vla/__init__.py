@@ -90,6 +90,9 @@ def _load(
             f"{', '.join(list(signature.parameters)[1:])}."
         ) from error
     vla: FrozenVLA = chosen.from_pretrained(spec.path, **arguments)
+    for name in ("cameras", "action_size", "proprio_size", "input_size", "heads", "head"):
+        if not hasattr(vla, name):  # of a class that does not derive from FrozenVLA
+            setattr(vla, name, getattr(FrozenVLA, name))
     if adapters is not None:
         from vla_gym.vla.lora import LoraAdapters
 

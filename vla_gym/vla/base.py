@@ -87,7 +87,8 @@ class FrozenVLA(Protocol):
 
     A backend owns its image orientation, preprocessing, prompt, normalisation and gripper
     convention: callers pass upright renders and get environment actions. Row i of a batch must
-    not depend on the other rows. Who derives from this class has the attributes with a default.
+    not depend on the other rows. Who derives from this class has the attributes with a default;
+    :func:`vla_gym.vla.load` gives them to others.
 
     Attributes:
         name: Under which :func:`vla_gym.rl_token.load_rl_token` finds the RL token.
@@ -98,6 +99,9 @@ class FrozenVLA(Protocol):
         cameras: Names of the cameras that it sees; default: LIBERO's.
         action_size: Numbers of an action; default: LIBERO's 7.
         proprio_size: Numbers of the proprioception; default: LIBERO's 8.
+        input_size: Side in pixels that it shrinks renders to by averaging whole blocks, None if it
+            does not. Renders that were shrunk so already give the same result, bit for bit, so who
+            keeps or sends them shrinks them first.
         heads: Names of what it can act with: ``"l1"`` (regressed actions), ``"token"``, ``"flow"``.
         head: Which of them ``infer`` acts with.
     """
@@ -110,6 +114,7 @@ class FrozenVLA(Protocol):
     cameras: tuple[str, ...] = CAMERAS
     action_size: int = ACTION_SIZE
     proprio_size: int = PROPRIO_SIZE
+    input_size: int | None = None
     heads: tuple[str, ...] = ("l1",)
     head: str = "l1"
 
@@ -142,15 +147,11 @@ class TokenVLA(FrozenVLA, Protocol):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one chunk of tokens per row.
+        """Draw one chunk of tokens per row; the observations are as for ``infer``.
 
-        Args:
-            images: As for ``infer``.
-            instructions: As for ``infer``.
-            proprio: As for ``infer``.
-            temperature: Divides the logits; 0 takes the most likely tokens, whose
-                log-probabilities are then those of temperature 1.
-            generator: Source of the draws, on the CPU; None: torch's global one.
+        ``temperature`` divides the logits; 0 takes the most likely tokens, whose log-probabilities
+        are then those of temperature 1. ``generator``, on the CPU, is the source of the draws;
+        None: torch's global one.
 
         Returns:
             tokens (B, C, 7) int64 in 0..255 and log_probs (B, C, 7) float32, without gradients.
@@ -171,12 +172,7 @@ class TokenVLA(FrozenVLA, Protocol):
 
 
 class TrainableNetwork(FrozenVLA, Protocol):
-    """A VLA whose network PPO and GRPO can train.
-
-    A backend may also have ``input_size``: the side in pixels that it shrinks renders to by
-    averaging whole blocks. Renders that were shrunk so already give the same result, bit for bit,
-    so a rollout stores them at that size.
-    """
+    """A VLA whose network PPO and GRPO can train."""
 
     @property
     def model(self) -> torch.nn.Module:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from vla_gym import outside
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.files import replacing
-from vla_gym.outside import Layers, Size, file_sha256
+from vla_gym.outside import Layers, OpenFraction, Size, file_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -52,16 +53,26 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     )
 
 
-def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], *, half: bool = True) -> None:
-    """Write model.safetensors, and SHA256SUMS over it and the folder's config.json.
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    half: bool = True,
+) -> None:
+    """Write config.json, model.safetensors, and SHA256SUMS over both.
 
     Args:
-        folder: With config.json.
+        folder: Created if missing.
+        config: Of the network, as plain data.
         tensors: Of the network.
         half: In float16; else as they are.
     """
     from safetensors.torch import save_file
 
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
     file = folder / "model.safetensors"
     written = {
         name: (value.half() if half else value).contiguous().cpu()
@@ -178,7 +189,7 @@ class _Tower(Struct):
     num_key_value_heads: Size | None = None
     num_heads: Size | None = None
     vocab_size: Size | None = None
-    rms_norm_eps: Annotated[float, Meta(gt=0.0, lt=1.0)] | None = None
+    rms_norm_eps: OpenFraction | None = None
     hidden_act: str | None = None
 
 
@@ -217,7 +228,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Return a folder's tokenizer; no code of the folder is run, nothing is downloaded.
 
     Raises:
-        WeightsError: If its files cannot be read.
+        WeightsError: If its files cannot be read, or it has no padding token.
     """
     from transformers import AutoTokenizer
 
@@ -226,10 +237,12 @@ def load_tokenizer(folder: Path) -> Any:
             str(folder), local_files_only=True, trust_remote_code=False
         )
         tokenizer("put the bowl on the plate")  # its settings are looked at only now
-        return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever they raise for a broken file; a panic is no Exception
         raise WeightsError(
             f"Cannot load the tokenizer in {folder}: {outside.one_line(error)}"
         ) from error
+    if tokenizer.pad_token_id is None:
+        raise WeightsError(f"The tokenizer in {folder} has no padding token: expected one.")
+    return tokenizer

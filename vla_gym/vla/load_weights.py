@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vla_gym.errors import NotEnoughMemoryError, WeightsError
-from vla_gym.memory import free_ram
+from vla_gym.errors import WeightsError
+from vla_gym.memory import check_memory
 from vla_gym.vla.checkpoint_files import Checkpoint
+
+#: What to do if weights do not fit into a device.
+MEMORY_ADVICE = "use dtype='bfloat16' if you did not, free memory, or take a larger device"
 
 
 def load_into(
@@ -35,7 +38,7 @@ def load_into(
         module: Takes the weights.
         checkpoint: Gives them.
         device: Where the weights go.
-        dtype: What float weights become; None: as they are stored.
+        dtype: What float weights become; None: bfloat16 on a GPU, float32 elsewhere.
         rename: From a checkpoint's name to the module's; None for what is not needed.
         ignore: Regular expressions; what matches the checkpoint's full name is not needed either.
         keep_float32: Beginnings of the module's names that become float32 whatever ``dtype`` is.
@@ -71,14 +74,13 @@ def load_into(
             + ". Is it for another backend, or were other options used to train it?"
         )
 
-    def wanted(name: str) -> torch.dtype | None:
-        return torch.float32 if name.startswith(tuple(keep_float32)) else dtype
+    chosen = default_dtype(device, dtype)
 
-    def size(name: str) -> int:
-        # Unknown until it is read: most checkpoints are stored in 16 bits.
-        return targets[name].numel() * ((wanted(name) or torch.bfloat16).itemsize)
+    def wanted(name: str) -> torch.dtype:
+        return torch.float32 if name.startswith(tuple(keep_float32)) else chosen
 
-    check_memory(sum(map(size, sources)), device, str(checkpoint.path))
+    size = sum(targets[name].numel() * wanted(name).itemsize for name in sources)
+    check_memory(size, f"Loading {checkpoint.path}", MEMORY_ADVICE, device)
     replaced: dict[int, torch.Tensor] = {}
     for name, old in sources.items():
         tensor = checkpoint.tensor(old)
@@ -117,38 +119,11 @@ def described_by(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def default_dtype(device: str, dtype: torch.dtype | None) -> torch.dtype:
+def default_dtype(device: str | torch.device, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype that was asked for, else bfloat16 on a GPU and float32 elsewhere."""
     if dtype is not None:
         return dtype
     return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-
-
-def check_memory(needed: int, device: str | torch.device, what: str) -> None:
-    """Raise unless a device has room.
-
-    Args:
-        needed: In bytes.
-        device: ``"cpu"`` or a CUDA device.
-        what: Is to be loaded there; named in the error.
-
-    Raises:
-        NotEnoughMemoryError: With the memory that is needed and the memory that is free.
-    """
-    free = free_memory(device)
-    if free is not None and needed > free:
-        raise NotEnoughMemoryError(
-            f"The weights of {what} need {needed / 1e9:.1f} GB on {device}, which has "
-            f"{free / 1e9:.1f} GB free: use dtype='bfloat16' if you did not, free memory, or take "
-            "a larger device."
-        )
-
-
-def free_memory(device: str | torch.device) -> int | None:
-    """Return the bytes that are free on a device; None where that cannot be told."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_ram() if torch.device(device).type == "cpu" else None
 
 
 def _listed(what: str, names: Iterable[str], limit: int = 20) -> str:

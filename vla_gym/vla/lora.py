@@ -30,8 +30,8 @@ Names = Annotated[str, Meta(max_length=4096)] | list[Text] | None
 class _AdapterConfig(Struct):
     peft_type: Literal["LORA"]
     r: Rank
-    lora_alpha: Annotated[float, Meta(gt=0.0)]
-    lora_dropout: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    lora_alpha: PositiveFloat
+    lora_dropout: FractionBelow1 = 0.0
     base_model_name_or_path: Text | None = None
     target_modules: Names = None
     exclude_modules: Names = None
@@ -73,11 +73,7 @@ class LoraSettings:
     train_whole: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ConfigError: If a number is out of range.
-        """
+        """Raise ConfigError if a number is out of range."""
         check_fields(self)
 
 
@@ -110,7 +106,6 @@ class LoraAdapters:
     """
 
     def __init__(self, model: nn.Module, peft_model: PeftModel) -> None:
-        """Hold what :meth:`add` made."""
         self.model = model
         self._peft = peft_model
 

@@ -106,13 +106,8 @@ def stack_cameras(images: dict[str, np.ndarray]) -> np.ndarray:
     Raises:
         ConfigError: If a camera is missing or the images do not fit.
     """
-    missing = [name for name in CAMERAS if name not in images]
-    if missing:
-        raise ConfigError(f"Expected images of the cameras {CAMERAS}, got {sorted(images)}.")
-    views = [area_downsample(images[name]) for name in CAMERAS]
-    if len(set(map(len, views))) > 1:
-        raise ConfigError(f"Expected as many images of each camera, got {[*map(len, views)]}.")
-    return np.stack(views, axis=1)
+    small = {name: area_downsample(images[name]) for name in CAMERAS if name in images}
+    return np.stack(check_images(small, CAMERAS, IMAGE_SIZE), axis=1)
 
 
 def proprio_features(proprio: np.ndarray) -> np.ndarray:

@@ -42,11 +42,7 @@ class StatefulVLA(FrozenVLA, Protocol):
     ) -> tuple[VLAOutput, VLAState]:
         """Predict one action chunk per row, and the state after these observations.
 
-        Args:
-            images: As for ``infer``.
-            instructions: As for ``infer``.
-            proprio: As for ``infer``.
-            state: Before these observations, B rows; it is not changed.
+        ``state``, B rows, is the one before them; it is not changed. All else is as for ``infer``.
         """
 
     def infer(
@@ -69,17 +65,13 @@ def require_stateful(vla: Any, what: str) -> StatefulVLA:
     """
     if isinstance(vla, StatefulVLA):
         return vla
-    names = ("initial_state", "infer_with_state", "infer", *_attributes())
+    names = ("initial_state", "infer_with_state", "infer", *FrozenVLA.__annotations__)
     lacking = [name for name in names if not hasattr(vla, name)]
     raise ConfigError(
         f"{what} needs a stateful VLA, and {getattr(vla, 'name', vla)!r} lacks "
         f"{', '.join(lacking)} of vla_gym.vla.StatefulVLA: take another one, or derive its class "
         "from StatefulVLA; see docs/vla.md."
     )
-
-
-def _attributes() -> list[str]:
-    return [name for name in FrozenVLA.__annotations__ if not name.startswith("_")]
 
 
 def is_stateful(vla: Any) -> bool:

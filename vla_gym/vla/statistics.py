@@ -72,10 +72,8 @@ def read_statistics(folder: Path) -> Statistics:
     return found
 
 
-def choose_statistics(
-    statistics: Statistics, key: str | None, checkpoint: str | Path
-) -> tuple[str, DataSet]:
-    """Return key and statistics of the data set that the policy shall act for.
+def choose_statistics(statistics: Statistics, key: str | None, checkpoint: str | Path) -> DataSet:
+    """Return the statistics of the data set that the policy shall act for.
 
     Args:
         statistics: By data set.
@@ -86,11 +84,10 @@ def choose_statistics(
         ConfigError: If the key is unknown, or None and there are several.
     """
     if key is None and len(statistics) == 1:
-        key = next(iter(statistics))
-    for name in (key, f"{key}_no_noops"):
+        return next(iter(statistics.values()))
+    for name in (key or "", f"{key}_no_noops"):
         if name in statistics:
-            assert name is not None
-            return name, statistics[name]
+            return statistics[name]
     problem = f"has no statistics {key!r}" if key else "has statistics of several data sets"
     raise ConfigError(
         f"Checkpoint {checkpoint} {problem}: choose with unnorm_key=... among "
@@ -160,25 +157,21 @@ class Normalizer:
 
     def normalize(self, values: torch.Tensor) -> torch.Tensor:
         """Scale values (..., size) of a float dtype; the result has the same dtype and device."""
-        self._check(values)
         mask, offset, divisor = self._constants(values, self._offset, self._divisor)
         result = torch.where(mask, (values - offset) / divisor, values)
         return result.clamp(-1.0, 1.0) if self._clip else result
 
     def unnormalize(self, values: torch.Tensor) -> torch.Tensor:
         """Undo :meth:`normalize` on values (..., size), without clipping."""
-        self._check(values)
         mask, offset, multiplier = self._constants(values, self._offset, self._multiplier)
         return torch.where(mask, values * multiplier + offset, values)
 
-    def _check(self, values: torch.Tensor) -> None:
+    def _constants(self, values: torch.Tensor, *constants: torch.Tensor) -> Iterable[torch.Tensor]:
         if values.shape[-1:] != (self.size,) or not values.is_floating_point():
             raise ConfigError(
                 f"Expected float values of shape (..., {self.size}), got {values.dtype} of shape "
                 f"{tuple(values.shape)}."
             )
-
-    def _constants(self, values: torch.Tensor, *constants: torch.Tensor) -> Iterable[torch.Tensor]:
         return (
             self._mask.to(values.device),
             *(x.to(values.device, values.dtype) for x in constants),

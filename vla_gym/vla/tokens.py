@@ -73,34 +73,6 @@ def bins_to_actions(bins: torch.Tensor) -> torch.Tensor:
     return centres[bins.clamp(0, NUM_BINS - 2)].float()
 
 
-class ActionTokenizer:
-    """OpenVLA's action tokenizer: between actions and the last 256 ids of a vocabulary.
-
-    Bin b of :func:`actions_to_bins` has the id ``vocab_end - 1 - b``: the lowest action has the
-    highest id. Llama's 32,000 ids give 31,744 to 31,999.
-    """
-
-    def __init__(self, vocab_end: int = 32000) -> None:
-        """Remember where the vocabulary ends, without what it was padded by."""
-        self._last = vocab_end - 1
-
-    def bins_to_ids(self, bins: torch.Tensor) -> torch.Tensor:
-        """Return the ids of bins 0..255."""
-        return self._last - bins
-
-    def ids_to_bins(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the bins of ids; others than action ids become the nearest bin."""
-        return (self._last - ids).clamp(0, NUM_BINS - 1)
-
-    def encode(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return the ids (...) int64 of normalised actions (...); values outside are clipped."""
-        return self.bins_to_ids(actions_to_bins(actions))
-
-    def decode(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the normalised actions (...) float32 of ids: centres of 255 intervals."""
-        return bins_to_actions(self.ids_to_bins(ids))
-
-
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     if temperature < 0.0:
         raise ConfigError(f"Expected temperature >= 0, got {temperature}.")

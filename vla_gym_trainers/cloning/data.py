@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import torch
 
 from vla_gym.demos.files import read_episodes, read_instruction, read_meta
 from vla_gym.errors import ConfigError
+from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.preprocess import area_downsample, proprio_features
+from vla_gym.vla.tokens import WordTokenizer
 
 
 @dataclass
@@ -43,11 +46,7 @@ class DemoSet:
         self._frames = [np.flatnonzero(self.train & (self.task == i)) for i in ids]
 
     def chunks(self, index: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the actions that follow some frames.
-
-        Args:
-            index: (B,) frames.
-            horizon: Number C of actions.
+        """Return the C = ``horizon`` actions that follow some frames (B,).
 
         Returns:
             actions (B, C, 7) float32 and valid (B, C) bool, False after the episode's end.
@@ -150,12 +149,9 @@ def read_packs(path: Path) -> set[str]:
 
 
 def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> np.ndarray:
-    """Shift every image by up to ``pixels`` in both axes, repeating the border.
+    """Shift every image (B, K, H, W, C) by up to ``pixels`` in both axes, repeating the border.
 
-    Args:
-        images: (B, K, H, W, C) uint8.
-        pixels: Largest shift; 0 returns the input.
-        rng: Source of the shifts, one per row and camera.
+    The shifts are drawn one per row and camera; 0 pixels return the input.
     """
     if pixels == 0:
         return images
@@ -173,13 +169,41 @@ def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> n
 def drop_words(
     ids: torch.Tensor, rate: float, unknown: int, generator: np.random.Generator
 ) -> torch.Tensor:
-    """Replace words by the unknown word, so that its embedding is trained at all.
+    """Replace words (B, W), 0 = padding, by the unknown one, so that its embedding is trained.
 
-    Args:
-        ids: (B, W) word ids, 0 = padding.
-        rate: Probability per word.
-        unknown: Id of the unknown word.
-        generator: Source of the draws.
+    ``rate`` is the probability per word.
     """
     drop = torch.from_numpy(generator.random(tuple(ids.shape)) < rate)
     return torch.where(drop & (ids > 0), torch.full_like(ids, unknown), ids)
+
+
+class Sentences:
+    """For each task the original instruction and its paraphrases."""
+
+    def __init__(self, instructions: Sequence[str], tokenize: WordTokenizer) -> None:
+        """Tokenise everything once; task i has the instruction i."""
+        variants = [[text, *paraphrases(text)] for text in instructions]
+        flat = tokenize([text for texts in variants for text in texts])
+        self._ids = flat  # (all sentences, W), 0 = padding
+        self._counts = np.array([len(texts) for texts in variants])
+        self._first = np.cumsum(self._counts) - self._counts
+
+    def originals(self, tasks: np.ndarray) -> torch.Tensor:
+        """Return the word ids (B, W) of the instructions of tasks (B,)."""
+        return self._trim(self._ids[self._first[tasks]])
+
+    def draw(self, tasks: np.ndarray, rate: float, rng: np.random.Generator) -> torch.Tensor:
+        """Return a sentence for each task (B,): with probability ``rate`` one of its paraphrases.
+
+        Returns:
+            (B, W) int64 word ids, 0 = padding.
+        """
+        chance, which = rng.random((2, len(tasks)))
+        others = self._counts[tasks] - 1
+        variant = np.where(chance < rate, np.minimum(1 + which * others, others), 0).astype(int)
+        return self._trim(self._ids[self._first[tasks] + variant])
+
+    @staticmethod
+    def _trim(ids: torch.Tensor) -> torch.Tensor:
+        """Cut the columns that are padding in every row."""
+        return ids[:, : max(1, int((ids > 0).sum(1).max()))]

@@ -14,6 +14,7 @@ from vla_gym.errors import WeightsError
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.runs.run_dir import Checkpoint
+from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 
 
 @dataclass
@@ -65,9 +66,7 @@ class CloningState:
         try:
             model = MiniVLA(MiniVLAConfig.of(plain["model"], checkpoint.folder))
             state = cls.of(model, config)
-            tensors = torch.load(
-                checkpoint.folder / "cloning.pt", map_location="cpu", weights_only=True
-            )
+            tensors = load_tensors(checkpoint.folder / "cloning.pt")
             for name in ("model", "ema", "optimizer"):
                 getattr(state, name).load_state_dict(tensors[name])
             state.rng.bit_generator.state = plain["rng"]
@@ -89,6 +88,4 @@ class CloningState:
     def save(self, folder: Path) -> None:
         """Write the tensors into a checkpoint's folder."""
         tensors = {n: getattr(self, n).state_dict() for n in ("model", "ema", "optimizer")}
-        # Into Python's file: of its own, torch loses why a write failed (a full disk).
-        with open(folder / "cloning.pt", "wb") as file:
-            torch.save(tensors, file)
+        save_tensors(folder / "cloning.pt", tensors)

@@ -11,11 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from vla_gym.vla.base import GRIPPER
-from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, to_pixel_values
+from vla_gym.vla.mini.model import MiniVLA, to_pixel_values
 from vla_gym.vla.tokens import NUM_BINS, UNK, actions_to_bins
 from vla_gym_trainers.cloning.config import MiniConfig
-from vla_gym_trainers.cloning.data import DemoSet, drop_words, random_shift
-from vla_gym_trainers.cloning.sentences import Sentences
+from vla_gym_trainers.cloning.data import DemoSet, Sentences, drop_words, random_shift
 from vla_gym_trainers.cloning.state import CloningState
 
 
@@ -28,12 +27,8 @@ def cloning_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the L1 loss and the token cross-entropy, both without steps after the episode.
 
-    Args:
-        actions: (B, C, 7) of the L1 head.
-        logits: (B, C, 7, 256) of the token head.
-        target: (B, C, 7) expert actions.
-        valid: (B, C) bool.
-        config: For ``gripper_loss_weight`` and the labels of the tokens.
+    Of the L1 head's actions (B, C, 7) and the token head's logits (B, C, 7, 256), for the expert's
+    actions (B, C, 7) where ``valid`` (B, C).
     """
     weight = torch.ones(target.shape[-1], device=target.device)
     weight[GRIPPER] = config.gripper_loss_weight
@@ -60,15 +55,8 @@ def flow_loss(
     """Return the flow head's squared error, without steps after the episode.
 
     ``|v(h, x_t, t) - (a - n)|^2`` on ``x_t = (1 - t) n + t a`` with n ~ N(0, I), t ~ U(0, 1) and
-    standardised actions a (flow matching, Lipman et al. 2023, eq. 23).
-
-    Args:
-        model: With a flow head.
-        hidden: (B, C, H) states of the action queries.
-        target: (B, C, 7) expert actions.
-        valid: (B, C) bool.
-        draws: Noises and times for each row.
-        rng: Their source.
+    standardised actions a (flow matching, Lipman et al. 2023, eq. 23), as many draws of n and t for
+    each row; h are the states (B, C, H) of the action queries.
     """
     assert model.flow_head is not None
     mean, std = (target.new_tensor(x) for x in (model.config.action_mean, model.config.action_std))
@@ -84,13 +72,23 @@ def flow_loss(
 
 def _losses(
     model: MiniVLA,
-    out: MiniVLAOutput,
-    target: torch.Tensor,
-    valid: torch.Tensor,
+    seen: tuple[np.ndarray, torch.Tensor, np.ndarray],
+    chunks: tuple[np.ndarray, np.ndarray],
     config: MiniConfig,
     rng: np.random.Generator,
 ) -> dict[str, torch.Tensor]:
-    """Return the losses by name, the flow head's if there is one."""
+    """Return the losses by name, the flow head's if there is one.
+
+    Of what was ``seen``, images, word ids and proprioception, and of :meth:`DemoSet.chunks`.
+    """
+    images, ids, proprio = seen
+    out = model(
+        to_pixel_values(images).to(config.device),
+        ids.to(config.device),
+        torch.from_numpy(proprio).to(config.device),
+        with_tokens=True,
+    )
+    target, valid = (torch.from_numpy(array).to(config.device) for array in chunks)
     assert out.token_logits is not None
     l1, entropy = cloning_loss(out.actions, out.token_logits, target, valid, config)
     losses = {"l1": l1, "token_cross_entropy": entropy}
@@ -132,7 +130,7 @@ def train_step(
 ) -> dict[str, float]:
     """Draw a batch, take one optimiser step, update the average; return the losses by name."""
     index = demos.sample(state.rng, config.batch_size)
-    target, valid = demos.chunks(index, state.model.config.horizon)
+    chunks = demos.chunks(index, state.model.config.horizon)
     images = random_shift(demos.images[index], config.shift_pixels, state.rng)
     proprio = demos.proprio[index]
     noise = state.rng.normal(size=proprio.shape) * config.proprio_noise
@@ -140,16 +138,8 @@ def train_step(
     unknown = state.model.config.vocabulary.index(UNK)
     ids = sentences.draw(demos.task[index], config.paraphrase_rate, state.rng)
     ids = drop_words(ids, config.word_dropout, unknown, state.rng)
-    device = config.device
-    with torch.autocast(device.split(":")[0], torch.bfloat16, enabled=bf16):
-        out = state.model(
-            to_pixel_values(images).to(device),
-            ids.to(device),
-            torch.from_numpy(proprio).to(device),
-            with_tokens=True,
-        )
-        chunks = torch.from_numpy(target).to(device), torch.from_numpy(valid).to(device)
-        losses = _losses(state.model, out, *chunks, config, state.rng)
+    with torch.autocast(config.device.split(":")[0], torch.bfloat16, enabled=bf16):
+        losses = _losses(state.model, (images, ids, proprio), chunks, config, state.rng)
     weights = {"token_cross_entropy": config.token_loss_weight, "flow": config.flow_loss_weight}
     state.optimizer.zero_grad()
     torch.stack([weights.get(name, 1.0) * loss for name, loss in losses.items()]).sum().backward()
@@ -176,15 +166,9 @@ def validate(
     for part in np.array_split(index, max(1, math.ceil(len(index) / 64))):
         if len(part) == 0:
             return {}
-        target, valid = demos.chunks(part, model.config.horizon)
-        out = model(
-            to_pixel_values(demos.images[part]).to(config.device),
-            sentences.originals(demos.task[part]).to(config.device),
-            torch.from_numpy(demos.proprio[part]).to(config.device),
-            with_tokens=True,
-        )
-        chunks = torch.from_numpy(target).to(config.device), torch.from_numpy(valid)
-        losses = _losses(model, out, chunks[0], chunks[1].to(config.device), config, rng)
+        seen = demos.images[part], sentences.originals(demos.task[part]), demos.proprio[part]
+        chunks = demos.chunks(part, model.config.horizon)
+        losses = _losses(model, seen, chunks, config, rng)
         for name, loss in losses.items():
             totals[name] = totals.get(name, 0.0) + len(part) * float(loss)
     return {f"val/{name}": total / len(index) for name, total in totals.items()}

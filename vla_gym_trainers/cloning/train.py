@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,18 +21,17 @@ from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig, load_model
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.tokens import WordTokenizer, build_vocabulary
 from vla_gym_trainers.cloning.config import MiniConfig
-from vla_gym_trainers.cloning.data import DemoSet, load_demos
-from vla_gym_trainers.cloning.sentences import Sentences
+from vla_gym_trainers.cloning.data import DemoSet, Sentences, load_demos
 from vla_gym_trainers.cloning.state import CloningState
 from vla_gym_trainers.cloning.step import train_step, use_bf16, validate
 from vla_gym_trainers.evaluation.summary import by_task, counts
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.torch_helpers import set_cosine_rate
 
 logger = logging.getLogger(__name__)
 
 LOG_EVERY = 50  # steps
-WARMUP_STEPS = 100
 
 
 def main(config: MiniConfig) -> str:
@@ -123,7 +121,9 @@ def _loop(
     losses: list[dict[str, float]] = []
     began = time.perf_counter()
     while not run.is_over(state.step):
-        rate = _set_learning_rate(state, config)
+        rate = set_cosine_rate(
+            state.optimizer, state.step, config.steps, peak=config.learning_rate, warmup=100
+        )
         losses.append(train_step(state, demos, sentences, config, bf16))
         run.show(state.step, success=state.best if state.best >= 0.0 else None)
         if state.step % LOG_EVERY == 0:
@@ -145,16 +145,6 @@ def _loop(
             state.ema.save_pretrained(run.dir.path / "model")
             with run.new_checkpoint(state.step, state.plain()) as folder:
                 state.save(folder)
-
-
-def _set_learning_rate(state: CloningState, config: MiniConfig) -> float:
-    """Follow a cosine over the run after a linear warm-up; return the rate."""
-    cosine = 0.5 * (1 + math.cos(math.pi * state.step / config.steps))
-    warm = min(1.0, (state.step + 1) / WARMUP_STEPS)
-    rate = config.learning_rate * warm * (0.02 + 0.98 * cosine)
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
 
 
 def _evaluate(

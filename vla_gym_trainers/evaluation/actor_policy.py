@@ -42,21 +42,16 @@ class ActorPolicy:
     ) -> None:
         """Put a policy together.
 
-        Args:
-            model: Has SB3's ``predict``; None plays the VLA's own chunks.
-            vla: The VLA; None where the observations hold its features already.
-            rl_token: The RL token's encoder; None for the mean hidden state.
-            chunk_len: Rows of the chunks.
-            batch_size: Rows of a forward pass.
-            name: What tables call it.
-            world_model: Whose memory the policy sees, or None.
+        The model has SB3's ``predict``; None plays the VLA's own chunks. The VLA is None where the
+        observations hold its features already, the encoder for the mean hidden state. The policy
+        sees the memory of the world model, if there is one.
         """
         self._world_model = world_model
         self._model, self.vla, self._encoder = model, vla, rl_token
         self._vla_memory = None if vla is None else VLAMemory(vla)
         self._batch_size, self.chunk_len, self.name = batch_size, chunk_len, name
         self.image_size = 1 if vla is None else vla.image_size
-        self._views: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self._views = CAMERAS if vla is None else vla.cameras
         self.cameras = self._views
         if world_model is not None:  # which may look where the VLA does not
             self.cameras = tuple(dict.fromkeys((*self._views, *world_model.cameras, "wrist")))

@@ -26,13 +26,7 @@ MAX_EPISODES = 200_000
 
 @dataclass(frozen=True)
 class EvalCard:
-    """A card that was read from a file.
-
-    Attributes:
-        path: The file.
-        content: All of it.
-        episodes: Its episodes.
-    """
+    """A card that was read from a file: all of its content, and its episodes."""
 
     path: Path
     content: dict[str, Any]
@@ -60,9 +54,7 @@ def films_folder(out: Path) -> Path:
 def check_out(out: Path, *, resume: bool) -> Iterator[None]:
     """Check that a card can be written, and keep other processes from it.
 
-    Args:
-        out: A directory or a .json file.
-        resume: Whether what an earlier run left there is welcome.
+    What an earlier run left there is welcome to ``resume`` only.
 
     Raises:
         ConfigError: If it cannot, another process is about to, or an earlier run's would be
@@ -89,10 +81,7 @@ def check_out(out: Path, *, resume: bool) -> Iterator[None]:
 
 
 def read_card(path: Path) -> EvalCard:
-    """Read a card.
-
-    Args:
-        path: The file, or the directory that holds ``card.json``.
+    """Read a card from its file, or from the directory that holds ``card.json``.
 
     Raises:
         ConfigError: If there is none, or it is not one of ``vla-gym eval``.
@@ -182,14 +171,11 @@ def check_same(
 
 
 def merge(cards: Sequence[EvalCard], *, partial: bool) -> tuple[Episode, ...]:
-    """Return the episodes of cards that are parts of one evaluation.
-
-    Args:
-        cards: At least one.
-        partial: Accept that episodes are missing.
+    """Return the episodes of one or more cards that are parts of one evaluation.
 
     Raises:
-        ConfigError: If they do not fit together, an episode is there twice, or one is missing.
+        ConfigError: If they do not fit together, an episode is there twice, or, unless ``partial``,
+            one is missing.
     """
     source: dict[Start, Path] = {}
     wanted = starts_of(cards[0].protocol)
@@ -219,12 +205,7 @@ class RowsFile:
     """
 
     def __init__(self, card: Path, header: Mapping[str, Any]) -> None:
-        """Name the file.
-
-        Args:
-            card: The card's file.
-            header: What is played; only a run with the same one may go on.
-        """
+        """Name the file beside a card's; only a run with the same header may go on."""
         self.path = card.with_name(card.name.removesuffix(".json") + ROWS_SUFFIX)
         self._header = header
 

@@ -39,7 +39,6 @@ from vla_gym_trainers.runs.result_card import (
     to_plain,
     write_json,
 )
-from vla_gym_trainers.runs.torch_threads import torch_threads
 
 EXIT_INTERRUPTED = 130
 Card = dict[str, Any]
@@ -64,10 +63,7 @@ def main(config: EvalConfig) -> int:
 
 
 def run_eval(config: EvalConfig) -> Card:
-    """Evaluate as configured; write the card and the films if ``config.out`` says where.
-
-    Returns:
-        The card.
+    """Evaluate as configured; write the films and the card, and return it.
 
     Raises:
         VlaGymError: If an option is wrong or something cannot be loaded; nothing was played then.
@@ -81,6 +77,8 @@ def run_eval(config: EvalConfig) -> Card:
         if config.out is not None:
             stack.enter_context(check_out(config.out, resume=config.resume))
         if config.needs_torch:
+            from vla_gym_trainers.runs.torch_helpers import torch_threads
+
             stack.enter_context(torch_threads(config.torch_threads))
         policy = config.make_policy()
         protocol = make_protocol(config, policy)

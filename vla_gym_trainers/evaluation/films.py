@@ -33,17 +33,9 @@ def make_films(
     folder: Path,
     on_done: Callable[[], Any] = lambda: None,
 ) -> list[Path]:
-    """Write a video of each episode.
+    """Write a video of each episode, such as ``goal_8_state_03_success.mp4``; return the files.
 
-    Args:
-        policy: As it played them.
-        settings: Of the environments, as it played them.
-        episodes: Which ones, see :func:`choose`.
-        folder: Where ``goal_8_state_03_success.mp4`` goes.
-        on_done: Called after each video.
-
-    Returns:
-        The files.
+    Policy and settings of the environments are those that played them.
 
     Raises:
         ReplayError: If an episode ends otherwise than before.

@@ -51,9 +51,6 @@ class PolicyConfig(EnvSettings):
     def check_policy(self, starts: Iterable[Start]) -> None:
         """Check what can be checked without loading anything; after :meth:`check_env`.
 
-        Args:
-            starts: What will be played.
-
         Raises:
             ConfigError: If a value is out of range, or two contradict each other.
             UnknownTaskError: If the expert shall act and a task has none.

@@ -34,15 +34,9 @@ class RunPlayer:
         world_model: WorldModel | None = None,
         **settings: Any,
     ) -> None:
-        """Put it together.
+        """Put it together; see :func:`vla_gym.rollout.make_envs` and :class:`.ActorPolicy`.
 
-        Args:
-            envs: See :func:`vla_gym.rollout.make_envs`.
-            chunk_len: Rows of a chunk.
-            vla: The VLA; None where the observations hold its features already.
-            rl_token: The RL token's encoder; None for the mean hidden state.
-            world_model: Whose memory the environments observe and the policies see, or None.
-            **settings: Of environments that films are made in (assets, physics).
+        The settings are those of environments that films are made in (assets, physics).
         """
         self.envs, self._settings, self._world_model = envs, settings, world_model
         self._parts = self._trained = vla, rl_token, chunk_len
@@ -52,12 +46,7 @@ class RunPlayer:
         self._trained = vla, rl_token, self._parts[2]
 
     def policy(self, model: Any, name: str = "policy") -> ActorPolicy:
-        """Return a policy that can play here.
-
-        Args:
-            model: Has SB3's ``predict``; None for the VLA itself.
-            name: What tables and captions call it.
-        """
+        """Return the policy of a model that can play here, None for the VLA itself."""
         parts = self._parts if model is None else self._trained
         return ActorPolicy(model, *parts, name=name, world_model=self._world_model)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any
 
 from vla_gym.errors import ConfigError
 
@@ -16,12 +14,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     With ``p = s / n`` and ``z`` the normal quantile of 0.975, centre and half width are
     ``(p + z^2 / 2n) / (1 + z^2 / n)`` and ``z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)``.
 
-    Args:
-        successes: Number of successes, 0..trials.
-        trials: Number of trials; 0 gives the whole range (0, 1).
-
-    Returns:
-        Lower and upper bound of the rate, inside [0, 1].
+    Both bounds are inside [0, 1]; without trials they are 0 and 1.
 
     Raises:
         ConfigError: If the counts are out of range.
@@ -45,32 +38,10 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 def sign_test(wins: int, losses: int) -> float:
     """Return the exact two-sided p-value of a sign test.
 
-    Under the null hypothesis each of the ``wins + losses`` decided pairs is a fair coin:
-    ``p = min(1, 2 * P[Binomial(wins + losses, 1/2) <= min(wins, losses)])``. For paired success
-    counts this is McNemar's exact test.
-
-    Args:
-        wins: Pairs where only the new policy succeeded.
-        losses: Pairs where only the baseline succeeded.
+    Under the null hypothesis each of the ``wins + losses`` pairs of which only one succeeded is a
+    fair coin: ``p = min(1, 2 * P[Binomial(wins + losses, 1/2) <= min(wins, losses)])``. For paired
+    success counts this is McNemar's exact test.
     """
     decided = wins + losses
     tail = sum(math.comb(decided, i) for i in range(min(wins, losses) + 1))
     return min(1.0, 2 * tail / 2**decided)  # of integers: 2**1024 is no float
-
-
-def compare_paired(policy: Sequence[bool], baseline: Sequence[bool]) -> dict[str, Any]:
-    """Compare two success sequences, of the same states in the same order.
-
-    Returns:
-        ``wins``: states where only the policy succeeded; ``losses``: only the baseline; ``both``;
-        ``neither``; ``p_value``: of :func:`sign_test`.
-    """
-    pairs = list(zip(policy, baseline, strict=True))
-    wins, losses = pairs.count((True, False)), pairs.count((False, True))
-    return {
-        "wins": wins,
-        "losses": losses,
-        "both": pairs.count((True, True)),
-        "neither": pairs.count((False, False)),
-        "p_value": sign_test(wins, losses),
-    }

@@ -9,17 +9,13 @@ from typing import Any
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Episode, Start
 from vla_gym.suites import get_task, suite_tasks
-from vla_gym_trainers.evaluation.statistics import compare_paired, wilson_interval
+from vla_gym_trainers.evaluation.statistics import sign_test, wilson_interval
 
 _COLUMNS = ("success", "terminated", "truncated", "length", "achieved", "achieved_step")
 
 
 def summarize(episodes: Sequence[Episode], *, confusion: bool = False) -> dict[str, Any]:
-    """Return the results part of a card.
-
-    Args:
-        episodes: In the order of the card.
-        confusion: Whether the achieved goals were recorded.
+    """Return the results part of a card, with ``confusion`` if the achieved goals were recorded.
 
     Returns:
         ``total``, ``suites``, ``tasks``, with ``confusion`` one entry a suite, and ``episodes``.
@@ -141,11 +137,7 @@ def check_paired(starts: Sequence[Start], other: Iterable[Episode]) -> None:
 
 
 def compare(episodes: Sequence[Episode], other: Sequence[Episode]) -> dict[str, Any]:
-    """Compare with another evaluation, state by state.
-
-    Args:
-        episodes: Of this evaluation.
-        other: Of the other one, on these states at least.
+    """Compare with another evaluation, on these states at least, state by state.
 
     Returns:
         ``tasks`` and ``total``: ``wins`` (only this one succeeded), ``losses``, ``both``,
@@ -158,8 +150,15 @@ def compare(episodes: Sequence[Episode], other: Sequence[Episode]) -> dict[str, 
     theirs = {episode.start: episode.success for episode in other}
 
     def compared(mine: Sequence[Episode]) -> dict[str, Any]:
-        ours = [episode.success for episode in mine]
-        return compare_paired(ours, [theirs[episode.start] for episode in mine])
+        pairs = Counter((episode.success, theirs[episode.start]) for episode in mine)
+        wins, losses = pairs[True, False], pairs[False, True]
+        return {
+            "wins": wins,
+            "losses": losses,
+            "both": pairs[True, True],
+            "neither": pairs[False, False],
+            "p_value": sign_test(wins, losses),
+        }
 
     tasks = [
         {"suite": suite, "task_id": task_id, **compared(mine)}

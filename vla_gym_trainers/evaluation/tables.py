@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 MAX_MATRIX = 12
 # Columns of a table that is written to a file or another program.
 PIPED_WIDTH = 120
+_new_table = partial(Table, title_justify="left", show_edge=False)
 
 
 def print_results(
@@ -66,7 +68,7 @@ def vla_name(identity: Mapping[str, Any]) -> str:
 
 def results_table(results: Mapping[str, Any], title: str) -> Table:
     """Return the table of tasks, suites and total."""
-    table = Table(title=escape(title), title_justify="left", show_edge=False)
+    table = _new_table(title=escape(title))
     table.add_column("task", no_wrap=True)
     table.add_column("instruction", ratio=1, overflow="fold")
     for heading in ("success", "rate", "95 % (Wilson)", "mean steps"):
@@ -105,11 +107,7 @@ def print_confusion(confusion: Mapping[str, Any], console: Console) -> None:
     achieved = sorted({int(a) for row in matrix.values() for a in row})
     columns = sorted({*map(int, matrix), *achieved})
     if len(columns) <= MAX_MATRIX:
-        table = Table(
-            title=f"{confusion['suite']}: told x achieved first",
-            title_justify="left",
-            show_edge=False,
-        )
+        table = _new_table(title=f"{confusion['suite']}: told x achieved first")
         table.add_column("told", justify="right")
         for task_id in columns:
             table.add_column(str(task_id), justify="right")
@@ -134,11 +132,7 @@ def print_confusion(confusion: Mapping[str, Any], console: Console) -> None:
 
 def paired_table(paired: Mapping[str, Any]) -> Table:
     """Return the table of a comparison on the same states."""
-    table = Table(
-        title=escape(f"Same states as {policy_name(paired['policy'])}"),
-        title_justify="left",
-        show_edge=False,
-    )
+    table = _new_table(title=escape(f"Same states as {policy_name(paired['policy'])}"))
     for heading in ("task", "wins", "losses", "both", "neither", "p (McNemar, exact)"):
         table.add_column(heading, justify="left" if heading == "task" else "right")
     for index, row in enumerate(paired["tasks"]):

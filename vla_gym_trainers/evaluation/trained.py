@@ -22,11 +22,7 @@ ACTOR_FILES = ("rl_token_actor.safetensors", "policy.safetensors")
 
 
 def policy_file(path: Path) -> Path | None:
-    """Return the file of a policy over the RL token; None if a run directory has none.
-
-    Args:
-        path: The file itself, or a run directory.
-    """
+    """Return the file of a policy over the RL token, ``path`` itself; None if a run has none."""
     if path.is_file():
         return path
     return next((path / name for name in ACTOR_FILES if (path / name).is_file()), None)
@@ -34,9 +30,6 @@ def policy_file(path: Path) -> Path | None:
 
 def load_policy(path: Path) -> Any:
     """Load the network of a trained policy from its file or a run directory; it has ``predict``.
-
-    Args:
-        path: The file, or the run directory.
 
     Raises:
         WeightsError: If there is no such file, or it cannot be read.
@@ -167,10 +160,7 @@ class TrainedOn(Struct):
 
 
 def trained_on(path: Path) -> TrainedOn:
-    """Return what a run's policy was trained on.
-
-    Args:
-        path: A run directory, or a file in one.
+    """Return what a run's policy was trained on, by the run's directory or a file in it.
 
     Raises:
         ConfigError: If there is a configuration that cannot be read.
@@ -184,15 +174,11 @@ def trained_on(path: Path) -> TrainedOn:
 
 
 def trained_vla(run_dir: Path, vla: str) -> str | None:
-    """Return what :func:`vla_gym.vla.load` takes for the VLA that a run has trained.
+    """Return what :func:`vla_gym.vla.load` takes for the VLA that a run began with and trained.
 
     A plain checkpoint if the run has one, else the VLA with the run's adapters; None if it has
     neither, its path cannot stand in a specification, or the run began with other adapters, which
     would be lost.
-
-    Args:
-        run_dir: The run's folder.
-        vla: The VLA that the run began with.
     """
     if (run_dir / "vla").is_dir():
         spec = str(run_dir / "vla")

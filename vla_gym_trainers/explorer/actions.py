@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -12,29 +12,9 @@ from gymnasium import spaces
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.policies import Info
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
+from vla_gym.wrappers.vla_state import heard
 from vla_gym_trainers.on_policy.validation import GreedyPlayer
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
-
-
-@dataclass(frozen=True, eq=False)
-class ExploredState:
-    """State of one environment, and of what the explorer has seen of it; picklable.
-
-    Attributes:
-        env: State of the wrapped environment.
-        seen: Its last observation, what the explorer looks at.
-        instruction: Of the episode.
-        counts: Number of the episode, and of the chunk in it.
-        carried: What the explorer carries from chunk to chunk.
-        ended: Whether the next step of a vector environment resets it (NEXT_STEP).
-    """
-
-    env: Any
-    seen: dict[str, np.ndarray]
-    instruction: str | None
-    counts: tuple[int, int]
-    carried: dict[str, np.ndarray]
-    ended: bool
 
 
 class ExplorerActions(VectorEpisodeWrapper):
@@ -79,7 +59,7 @@ class ExplorerActions(VectorEpisodeWrapper):
         names = (*cameras, "proprio", "task_id")
         self._seen = {k: np.zeros((n, *(found[k].shape or ())), found[k].dtype) for k in names}
         self._texts = np.full(n, None, dtype=object)
-        self._counts = np.zeros((n, 2), np.int64)
+        self._counts = np.zeros((n, 2), np.int64)  # the episode, and the chunk in it
 
     def explore(self, actions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """Return chunks (n, C, A) for n environments: the explorer's where it is its turn."""
@@ -115,8 +95,6 @@ class ExplorerActions(VectorEpisodeWrapper):
     def _convert_step(self, result: Step) -> Step:
         obs, _, terminations, truncations, infos = result
         ids, begun, _ = self._steps(infos, terminations | truncations)
-        if "final_obs" in infos:
-            begun = begun | infos["_final_obs"]
         self._look(obs, infos, ids, begun)
         return result
 
@@ -124,40 +102,33 @@ class ExplorerActions(VectorEpisodeWrapper):
         """Keep what is to be acted on next."""
         for key, rows in self._seen.items():
             rows[ids] = obs[key]
-        if "instruction" in infos:
-            told = infos["_instruction"]
-            self._texts[ids[told]] = infos["instruction"][told]
+        self._texts[ids] = heard(self._texts[ids], infos)
         self._counts[ids] += np.where(begun[:, None], [1, 0], [0, 1])
         self._counts[ids[begun], 1] = 0
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:  # noqa: ARG002
         return obs
 
-    def _save(self, env_id: int, state: Any) -> ExploredState:
-        return ExploredState(
-            env=state,
-            seen={key: rows[env_id].copy() for key, rows in self._seen.items()},
-            instruction=self._texts[env_id],
-            counts=(int(self._counts[env_id, 0]), int(self._counts[env_id, 1])),
-            carried=self.explorer.memory.rows([env_id]),
-            ended=bool(self._ended[env_id]),
-        )
+    def _save(self, env_id: int) -> dict[str, Any]:
+        return {
+            "seen": {key: rows[env_id].copy() for key, rows in self._seen.items()},
+            "instruction": self._texts[env_id],
+            "counts": self._counts[env_id].tolist(),
+            "carried": self.explorer.memory.rows([env_id]),
+        }
 
-    def _check(self, state: Any) -> ExploredState:
+    def _check(self, kept: Mapping[str, Any]) -> None:
         shapes = self.explorer.memory.shapes
-        if not isinstance(state, ExploredState) or shapes != {
-            name: value.shape[1:] for name, value in state.carried.items()
-        }:
+        found = {name: value.shape[1:] for name, value in kept["carried"].items()}
+        if found != shapes:
             raise ConfigError(
-                "Expected an ExploredState of get_state() with the same explorer's memory, got "
-                f"{type(state).__name__}: both environments need the same explorer."
+                f"Expected what an explorer remembers as {shapes}, got {found}: both environments "
+                "need the same explorer."
             )
-        return state
 
-    def _restore(self, env_id: int, state: ExploredState) -> None:
+    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
         for key, rows in self._seen.items():
-            rows[env_id] = state.seen[key]
-        self._texts[env_id], self._counts[env_id] = state.instruction, state.counts
-        if state.carried:
-            values = state.carried[MEMORY], state.carried[PREVIOUS_ACTION]
-            self.explorer.memory.keep([env_id], *values)
+            rows[env_id] = kept["seen"][key]
+        self._texts[env_id], self._counts[env_id] = kept["instruction"], kept["counts"]
+        if carried := kept["carried"]:
+            self.explorer.memory.keep([env_id], carried[MEMORY], carried[PREVIOUS_ACTION])

@@ -23,10 +23,10 @@ from vla_gym_trainers.world_model.checkpoint import check_phase
 from vla_gym_trainers.world_model.collect import collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
+from vla_gym_trainers.world_model.memory import StepRecorder
 from vla_gym_trainers.world_model.model import GRUWorldModel
 from vla_gym_trainers.world_model.pictures import write_pictures
 from vla_gym_trainers.world_model.protocol import load_world_model
-from vla_gym_trainers.world_model.recorder import StepRecorder
 from vla_gym_trainers.world_model.teacher import tokenised
 from vla_gym_trainers.world_model.windows import check_length
 
@@ -64,8 +64,11 @@ class ExplorerLoop(Loop):
         self.world_model = model
 
     def after_update(self, rollout: Rollout) -> dict[str, float]:
-        """Return the state coverage of a rollout."""
-        self.metrics = {"rollout/coverage": rollout_coverage(rollout)}
+        """Return the state coverage: cells of the end effector, apart by task, for each chunk."""
+        valid = rollout.data["valid"]
+        positions = rollout.data["proprio"][valid][:, :3].numpy()
+        cells = cells_visited(positions, np.asarray(rollout.data["task_id"][valid]))
+        self.metrics = {"rollout/coverage": cells / max(len(positions), 1)}
         return self.metrics
 
     def plain(self) -> dict[str, Any]:
@@ -132,13 +135,7 @@ class AdversarialLoop(ExplorerLoop):
     ) -> None:
         """Begin with the explorer and the world model of the phases before, or go on.
 
-        Args:
-            config: All settings.
-            run: See :class:`Loop`.
-            group: One process.
-            stack: See :class:`Loop`.
-            taught: Phase 1's training data; None: the world model learns from the explorer alone.
-            **parts: See :class:`Loop`.
+        The world model is reminded of phase 1's training data, ``taught``, unless it is None.
 
         Raises:
             ConfigError: If there are several processes, windows are longer than episodes, or the
@@ -190,10 +187,3 @@ class AdversarialLoop(ExplorerLoop):
         before = load_world_model(self.config.teacher, self.config.device)
         found = by_behaviour(before, data, paired=True)
         return {**super().compared(data), "behaviours_before": found}
-
-
-def rollout_coverage(rollout: Rollout) -> float:
-    """Return the cells of the end effector's positions, apart by task, for each chunk."""
-    data, valid = rollout.data, rollout.data["valid"]
-    positions = data["proprio"][valid][:, :3].numpy()
-    return cells_visited(positions, np.asarray(data["task_id"][valid])) / max(len(positions), 1)

@@ -53,13 +53,8 @@ def load_player(
     """Load what ``vla-gym-train explorer | adversarial | ppo | grpo`` has trained.
 
     It sees what it saw in training, and remembers as it did: nothing of the world model is needed.
-
-    Args:
-        run: The run's directory.
-        seed: Of its draws; None: it acts greedily.
-        vla: The VLA that it was trained from; default: as the run's configuration names it.
-        device: Torch device.
-        batch_size: Rows of a forward pass.
+    It acts greedily unless its draws have a seed. The VLA that it was trained from is the one that
+    the run's configuration names, by default.
 
     Raises:
         ConfigError: If it is no run, or its settings do not fit the VLA.

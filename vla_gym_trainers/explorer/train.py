@@ -31,10 +31,8 @@ def train_explorer(
 ) -> TrainingRun:
     """Train phase 2, or phase 3 by its settings, and write the result card.
 
-    Args:
-        config: All settings; ``resume`` and ``auto_resume`` say whether a run goes on.
-        vla: A backend in place of the one that the configuration names.
-        envs: Environments in place of LIBERO's; nothing is filmed and compared then.
+    A VLA may take the place of the one that the configuration names, and environments that of
+    LIBERO's; nothing is filmed and compared then.
 
     Raises:
         ConfigError: If a phase before is missing, or settings do not fit each other.

@@ -11,8 +11,9 @@ from torch import nn
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.explorer.config import AdversarialConfig
 from vla_gym_trainers.runs.run_dir import Checkpoint
+from vla_gym_trainers.runs.torch_helpers import save_tensors
 from vla_gym_trainers.world_model.behaviours import step_terms
-from vla_gym_trainers.world_model.checkpoint import read_tensors, write_tensors
+from vla_gym_trainers.world_model.checkpoint import F1_FILE, read_tensors
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.evaluate import memory_states
 from vla_gym_trainers.world_model.losses import Window, window_loss
@@ -38,13 +39,7 @@ class WorldModelUpdates:
     def __init__(
         self, model: GRUWorldModel, config: AdversarialConfig, taught: Sequences | None
     ) -> None:
-        """Begin with an empty replay.
-
-        Args:
-            model: The world model.
-            config: The numbers.
-            taught: Phase 1's training data, with tokens; None: no windows are drawn from them.
-        """
+        """Begin with an empty replay; windows are drawn from phase 1's data, too, if given."""
         self.model, self.config, self._taught = model, config, taught
         self.replay: Sequences | None = None
         own = [p for name, p in model.named_parameters() if not name.startswith("tokenizer.")]
@@ -56,14 +51,9 @@ class WorldModelUpdates:
         )
 
     def cycle(self, new: Sequences | None, number: int) -> dict[str, float]:
-        """Take in the explorer's new episodes and take the gradient steps of a cycle.
+        """Take in new episodes, with tokens, and take the gradient steps of a cycle.
 
-        Args:
-            new: The episodes, with tokens; None if there are none.
-            number: Of the cycle: sets the draws.
-
-        Returns:
-            Metrics, see docs/f1.md.
+        The cycle's number sets the draws. Returns metrics, see docs/f1.md.
         """
         metrics: dict[str, float] = {}
         if new is not None:
@@ -121,9 +111,8 @@ class WorldModelUpdates:
 
     def save(self, folder: Path) -> None:
         """Write model, optimiser and replay into a checkpoint's folder."""
-        write_tensors(
-            folder, {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
-        )
+        tensors = {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        save_tensors(folder / F1_FILE, tensors)
         if self.replay is not None:
             self.replay.save(folder / _REPLAY)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from vla_gym.errors import VlaGymError, WeightsError
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import Policy
+from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 
 
 def parameter_bytes(state: Mapping[str, Tensor]) -> bytes:
@@ -40,18 +40,11 @@ def save_checkpoint(folder: Path, learner: Learner, reference: Policy | None) ->
     ``policy.safetensors`` and ``reference.safetensors`` hold what is trained, ``learner.pt`` the
     optimiser and the learner's generator. Environments need no state: the next rollout begins new
     episodes by its own seed.
-
-    Args:
-        folder: Where; see ``Run.new_checkpoint``.
-        learner: The learner.
-        reference: Of the KL penalty, or None.
     """
     (folder / "policy.safetensors").write_bytes(parameter_bytes(learner.policy.state_dict()))
     if reference is not None:
         (folder / "reference.safetensors").write_bytes(parameter_bytes(reference.state_dict()))
-    # Into Python's file: of its own, torch loses why a write failed (a full disk).
-    with open(folder / "learner.pt", "wb") as file:
-        torch.save(learner.state_dict(), file)
+    save_tensors(folder / "learner.pt", learner.state_dict())
 
 
 def load_checkpoint(folder: Path, learner: Learner, reference: Policy | None) -> None:
@@ -62,7 +55,7 @@ def load_checkpoint(folder: Path, learner: Learner, reference: Policy | None) ->
         ConfigError: If the parameters do not fit the policy.
     """
     try:
-        numbers = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
+        numbers = load_tensors(folder / "learner.pt")
         learner.policy.load_state_dict(load_parameters(folder / "policy.safetensors"))
         if reference is not None:
             reference.load_state_dict(load_parameters(folder / "reference.safetensors"))

@@ -12,9 +12,8 @@ from vla_gym_trainers.on_policy.phases import Actor, MixedActor
 from vla_gym_trainers.on_policy.policy import Observation
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
-from vla_gym_trainers.rollout.collector import Collector
+from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.rollout.memory import EpisodeMemory
-from vla_gym_trainers.td3.stopwatch import Stopwatch
 
 
 class RolloutCollector:

@@ -20,7 +20,7 @@ from vla_gym.outside import (
 from vla_gym_trainers.on_policy.policy_settings import PolicySettings
 from vla_gym_trainers.runs.settings import CheckpointSettings
 from vla_gym_trainers.runs.tasks import TaskSettings
-from vla_gym_trainers.world_model.settings import WorldModelSettings
+from vla_gym_trainers.world_model.rewards import WorldModelSettings
 
 RatioLevel = Literal["factor", "chunk", "chunk-mean"]
 Aggregation = Literal["tokens", "episodes"]
@@ -135,11 +135,6 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
     """Threads of torch while a rollout is learnt from and none is collected."""
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ConfigError: If a value is out of range, or two contradict each other.
-        """
         check_fields(self)
         super().__post_init__()
         self.check_tasks()
@@ -211,7 +206,6 @@ class GRPOConfig(OnPolicyConfig):
     (with aggregation tokens the advantages then sum to 0: no drift by long failures)."""
 
     def __post_init__(self) -> None:
-        """Check the ranges; see the base."""
         super().__post_init__()
         if self.episodes_per_env is None:
             raise ConfigError("GRPO plays whole episodes: give episodes_per_env.")

@@ -34,15 +34,9 @@ def accumulate(
     """Run this process's chunks of a minibatch backward, in micro-batches.
 
     Every loss is a sum divided by the count over all of the minibatch, so what the gradients add up
-    to, over micro-batches and processes, is exactly the gradient of the minibatch.
-
-    Args:
-        policy: Its gradients are added to.
-        config: Weights of the losses.
-        rollout: Holds the observations.
-        chunks: See :meth:`Learner.gradient`.
-        phase: What takes part.
-        counts: See :func:`counts_of`.
+    to, over micro-batches and processes, is exactly the gradient of the minibatch. ``chunks`` are
+    as :func:`~.minibatches.gather` returns them, if some are held with ``reference`` as well, see
+    :func:`~.minibatches.refer`, and ``counts`` as :func:`counts_of` does.
 
     Returns:
         What :data:`SUMS` names, of this process.

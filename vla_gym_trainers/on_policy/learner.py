@@ -20,6 +20,7 @@ from vla_gym_trainers.on_policy.minibatches import gather, minibatches, refer
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.on_policy.student import check_float32
 from vla_gym_trainers.on_policy.value_fit import Played, fit_values
 
 _NORM_HISTORY, _NORM_MINIMUM = 50, 5
@@ -66,11 +67,7 @@ class Learner:
                 "Nothing of the policy is trained: give --heads NAMES of the VLA's modules, or "
                 "--trainable lora."
             )
-        if any(p.dtype != torch.float32 for p in own):
-            raise ConfigError(
-                "Adam's steps would be rounded away in what is trained here in 16 bits: load the "
-                "VLA with dtype=float32, or train adapters alone, which are float32."
-            )
+        check_float32(own)
         self.policy, self.config, self.reference = policy, config, reference
         self.group = group or ProcessGroup()
         self.parameters = list(named.values())
@@ -199,16 +196,7 @@ class Learner:
     def gradient(
         self, rollout: Rollout, chunks: TensorDict, phase: Phase
     ) -> tuple[dict[str, float], dict[str, float]] | None:
-        """Fill the gradients with those of one minibatch.
-
-        Each process runs its own chunks in micro-batches; every loss is a sum divided by the count
-        over all of the minibatch, so what they add up to is exactly its gradient.
-
-        Args:
-            rollout: Holds the observations.
-            chunks: This process's share, as :func:`gather` returns it; if some are held, with
-                ``reference`` as well, see :func:`refer`.
-            phase: What takes part.
+        """Fill the gradients with those of one minibatch, of which ``chunks`` are this process's.
 
         Returns:
             What :data:`SUMS` names, and the count of each of :data:`LOSSES`, over all processes;

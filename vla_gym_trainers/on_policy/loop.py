@@ -36,7 +36,7 @@ from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import EVAL_SEED
-from vla_gym_trainers.runs.torch_threads import torch_threads
+from vla_gym_trainers.runs.torch_helpers import torch_threads
 
 DEADLINE_SECONDS = 6 * 3600.0  # of one rollout
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
@@ -84,13 +84,7 @@ class Loop:
 
         A request to stop that any process gets ends all of them after the same rollout.
 
-        Args:
-            config: All settings.
-            run: Log, checkpoints and limits.
-            group: The processes.
-            stack: Closes the environments.
-            vla: A backend in place of the one that the configuration names.
-            envs: Environments in place of LIBERO's; there are no films then.
+        ``stack`` closes the environments; for ``vla`` and ``envs`` see :func:`.train.train`.
         """
         self.config, self.run, self.group, self._has_films = config, run, group, envs is None
         self.networks = make_networks(config, vla)

@@ -39,16 +39,10 @@ def gather(
     ``returns``, ``mask`` of the factors that took part, ``rl`` (the surrogate loss counts this
     chunk), ``valued`` (the value loss does), ``held`` (the KL to the reference does).
 
-    Args:
-        policy: The policy that learns.
-        rollout: What was played.
-        advantages: [rows, chunks].
-        keep: [rows, chunks] bool: chunks to learn from by reinforcement.
-        returns: [rows, chunks], or None without a value head.
-        phase: What takes part.
-        held: Whether there is a KL penalty. It counts all chunks of the student, also of groups
-            without contrast: nothing else corrects what learning from other tasks does to them.
-        length: Chunks of a window, see :func:`~vla_gym_trainers.rollout.sequences.windows_of`.
+    Arguments as :meth:`.learner.Learner.update`; ``held`` says whether there is a KL penalty. It
+    counts all chunks of the student, also of groups without contrast: nothing else corrects what
+    learning from other tasks does to them. ``length`` is that of
+    :func:`~vla_gym_trainers.rollout.sequences.windows_of`.
 
     Raises:
         ConfigError: If windows are longer than rows.
@@ -119,13 +113,8 @@ def micro_batches(chunks: TensorDict, size: int) -> Iterator[TensorDict]:
 def refer(reference: Policy, rollout: Rollout, chunks: TensorDict, size: int) -> Tensor:
     """Return a reference's log-probabilities: it never changes, so once for all passes.
 
-    It remembers what it saw itself of the episodes, not what the policy that acted did.
-
-    Args:
-        reference: The policy that stays.
-        rollout: Holds the observations.
-        chunks: As :func:`gather` returns them.
-        size: Chunks in memory at once.
+    It remembers what it saw itself of the episodes, not what the policy that acted did. At most
+    ``size`` of the chunks, as :func:`gather` returns them, are in memory at once.
 
     Returns:
         (n, *factors) float32, 0 where a chunk is not held.

@@ -15,7 +15,6 @@ from vla_gym.rollout.vla_policy import check_chunk_len
 from vla_gym.suites import get_suite, get_task
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import load
-from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
@@ -49,7 +48,6 @@ class Networks:
         policy: The student.
         adapters: Its LoRA adapters, if it has any.
         teacher: The frozen VLA.
-        image_size: Of the environments' frames, in pixels.
         chunk_len: Control steps executed a chunk.
         reference: Of the KL penalty, or None.
         world_model: Beside the policy, or None.
@@ -59,7 +57,6 @@ class Networks:
     adapters: LoraAdapters | None
     teacher: Teacher
     reference: Policy | None
-    image_size: int
     chunk_len: int
     world_model: WorldModel | None = None
 
@@ -95,11 +92,7 @@ class Networks:
 
 
 def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
-    """Make the networks; the VLA itself is not touched.
-
-    Args:
-        config: All settings.
-        vla: The VLA; default: the one that the configuration names.
+    """Make the networks; the VLA, by default the one that the settings name, is not touched.
 
     Raises:
         ConfigError: If the VLA cannot be trained that way, or other settings do not fit it.
@@ -124,7 +117,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         if config.policy == "tokens":
             teacher = VLATeacher(vla, config.teacher_head)
     reference = policy.copy() if config.kl_coef > 0.0 else None
-    return Networks(policy, adapters, teacher, reference, vla.image_size, chunk_len, world_model)
+    return Networks(policy, adapters, teacher, reference, chunk_len, world_model)
 
 
 def _vla_policy(
@@ -166,7 +159,7 @@ def _kind(
     """Return the VLA as a policy that sees what the configuration lets it see."""
     policy: VLAPolicy
     if config.policy == "gaussian":
-        scales: Sequence[float] = (1.0,) * getattr(student, "action_size", ACTION_SIZE)
+        scales: Sequence[float] = (1.0,) * student.action_size
         if isinstance(student, MiniBackend):  # others' units are normalised already
             scales = get_suite(config.suite).action.scales
         kind: Any = RecurrentGaussianPolicy if memory else GaussianPolicy
@@ -231,7 +224,7 @@ def libero_envs(config: OnPolicyConfig, networks: Networks) -> EnvFactories:
         "hosts": config.hosts,
         "task_ids": list(tasks),
         "chunk_len": networks.chunk_len,
-        "image_size": networks.image_size,
+        "image_size": networks.policy.image_size,
         "gamma": config.gamma,
         **local_rendering(config.device),
     }

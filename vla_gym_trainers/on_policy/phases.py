@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_gym.errors import ConfigError
 from vla_gym.rollout.vla_policy import load_vla
-from vla_gym.vla.base import CAMERAS, GRIPPER
+from vla_gym.vla.base import GRIPPER
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
 from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
@@ -104,7 +103,7 @@ Teacher = Callable[[Observation, Sequence[str]], TeacherChunk | Act]
 class VLATeacher:
     """A frozen VLA that acts greedily, with its own actions or its token head."""
 
-    def __init__(self, vla: Any, head: str = "auto") -> None:
+    def __init__(self, vla: Any, head: Literal["auto", "l1", "token"] = "auto") -> None:
         """Make a teacher; it shares the network of ``vla``.
 
         Args:
@@ -114,19 +113,17 @@ class VLATeacher:
                 of them that there is.
 
         Raises:
-            ConfigError: If ``head`` is something else, or the VLA lacks it.
+            ConfigError: If the VLA lacks it.
         """
-        if head not in ("auto", "l1", "token"):
-            raise ConfigError(f"Expected head 'auto', 'l1' or 'token', got {head!r:.80}.")
         if head == "auto":
-            head = "l1" if "l1" in getattr(vla, "heads", ("l1",)) else "token"
+            head = "l1" if "l1" in vla.heads else "token"
         self.head = head
-        self.vla: Any = vla if head == getattr(vla, "head", head) else load_vla(vla, head)
+        self.vla: Any = vla if head == vla.head else load_vla(vla, head)
 
     @torch.no_grad()
     def __call__(self, observation: Observation, instructions: Sequence[str]) -> TeacherChunk:
         """Choose chunks; see :meth:`Policy.act`."""
-        frames = {camera: observation[camera] for camera in getattr(self.vla, "cameras", CAMERAS)}
+        frames = {camera: observation[camera] for camera in self.vla.cameras}
         inputs = frames, list(instructions), observation["proprio"]
         if self.head == "token":
             tokens = self.vla.token_outputs(*inputs).logits.argmax(dim=-1)

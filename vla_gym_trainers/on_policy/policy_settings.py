@@ -102,11 +102,7 @@ class PolicySettings:
     rl-token, a small network on the VLA's RL token that corrects the frozen VLA's chunks."""
 
     def check_policy(self) -> None:
-        """Check what one kind of policy asks for.
-
-        Raises:
-            ConfigError: If a value is out of range, or the policy has no such setting.
-        """
+        """Raise a ConfigError if the policy has no such setting, or one is out of range."""
         for name in ("sigma_learning_rate", "sigma_end"):
             if getattr(self, name) and (self.policy != "gaussian" or not self.learn_sigma):
                 raise ConfigError(
@@ -127,11 +123,7 @@ class PolicySettings:
             raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
 
     def check_memory(self, micro_batch_size: int) -> None:
-        """Check that the sizes fit the policy and each other.
-
-        Raises:
-            ConfigError: If they do not.
-        """
+        """Raise a ConfigError if the memory's sizes do not fit the policy or each other."""
         if self.memory_size and self.policy not in ("rl-token", "gaussian"):
             raise ConfigError(
                 f"policy {self.policy} has no memory: give memory_size=0 and history=1, got "
@@ -142,20 +134,15 @@ class PolicySettings:
                 f"history is of the memory of policy gaussian, got policy {self.policy} with "
                 f"memory_size {self.memory_size}: give history=1."
             )
-        if not self.memory_size:
-            return
-        if self.sequential_training and micro_batch_size < self.bptt_length:
+        is_sequential = self.memory_size and self.sequential_training
+        if is_sequential and micro_batch_size < self.bptt_length:
             raise ConfigError(
                 f"micro_batch_size ({micro_batch_size}) must be at least bptt_length "
                 f"({self.bptt_length}): a window is in memory as a whole."
             )
 
     def check_rows(self, num_chunks: int) -> None:
-        """Check that a window fits into a row of a rollout.
-
-        Raises:
-            ConfigError: If it does not.
-        """
+        """Raise a ConfigError if a window does not fit into a row of a rollout."""
         if self.memory_size and self.sequential_training and self.bptt_length > num_chunks:
             raise ConfigError(
                 f"bptt_length must be at most {num_chunks}, the chunks of a row, got "
@@ -169,10 +156,9 @@ class PolicySettings:
 
     def trained_heads(self) -> tuple[str, ...]:
         """Return the modules that trainable=heads trains; see ``heads``."""
-        reached = _REACHED.get(self.policy)
         if self.heads is not None:
             return self.heads
-        return () if reached is None else (reached,)
+        return (_REACHED[self.policy],) if self.policy in _REACHED else ()
 
     def heads_without_adapters(self) -> tuple[str, ...]:
         """Return the modules without adapters; see ``lora_exclude``."""

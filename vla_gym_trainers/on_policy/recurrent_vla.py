@@ -39,12 +39,8 @@ class ViewMemory(nn.Module):
     ) -> None:
         """Begin with a memory that moves nothing.
 
-        Args:
-            features: Numbers F of a view's features.
-            action: Numbers of the chunk that was executed before.
-            chunk: Shape of the mean that is moved.
-            hidden: Numbers of h.
-            history: Views n.
+        ``features``, ``action`` and ``hidden`` count the numbers of f, a and h, ``history`` is n,
+        and ``chunk`` the shape of the mean.
         """
         super().__init__()
         self.hidden, self.size = hidden, hidden + (history - 1) * features
@@ -76,15 +72,10 @@ class RecurrentGaussianPolicy(GaussianPolicy):
     def __init__(
         self, vla: Any, *, frozen: Any, chunk_len: int, memory_size: int, history: int, **rest: Any
     ) -> None:
-        """Make a policy.
+        """Make a :class:`GaussianPolicy`, whose ``value_head`` reads ``memory_size`` numbers more.
 
-        Args:
-            vla: See :class:`GaussianPolicy`.
-            frozen: The VLA as it was loaded, whose features the memory takes in.
-            chunk_len: Control steps that are executed of a chunk.
-            memory_size: Numbers of h.
-            history: Views that the memory takes in at each chunk.
-            **rest: See :class:`GaussianPolicy`; ``value_head`` reads as many numbers more.
+        The memory takes in ``history`` views as features of ``frozen``, the VLA as it was loaded,
+        and of each chunk the ``chunk_len`` control steps that are executed.
         """
         super().__init__(vla, **rest)
         self.frozen, size = frozen, frozen.hidden_size

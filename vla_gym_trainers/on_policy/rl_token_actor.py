@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.files import replacing
 from vla_gym.outside import ChunkLength, Size, read_json
-from vla_gym.suites.libero.spec import ACTION, PROPRIO
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym_trainers.networks import (
@@ -37,7 +36,12 @@ WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
 State = tuple[np.ndarray, np.ndarray]
 
 
-class _Sizes(msgspec.Struct):
+class ActorSizes(msgspec.Struct):
+    """What an actor is made by, see ``PPOConfig`` and, for ``action_scale``, ``ActionSpec.scales``.
+
+    A size of 0: there is no such memory.
+    """
+
     token_dim: Size
     chunk_len: ChunkLength
     net_arch: Annotated[list[Size], Meta(max_length=64)]
@@ -56,7 +60,7 @@ class RLTokenActor(nn.Module):
     a that was executed before, both h and a zeros at an episode's start; the actor sees x and h.
 
     Attributes:
-        sizes: Arguments that make it.
+        sizes: What it was made by.
         action_space: Of what it plays.
         observation_space: What it looks at.
         guarded_tasks: None: it plays all tasks itself.
@@ -67,55 +71,38 @@ class RLTokenActor(nn.Module):
 
     gru: nn.GRUCell | None
 
-    def __init__(
-        self,
-        token_dim: int,
-        chunk_len: int,
-        net_arch: Sequence[int] = (256, 256),
-        residual_scale: float = 1.0,
-        residual_basis: int = 2,
-        sigma: float = 0.05,
-        *,
-        proprio_dim: int = PROPRIO.size,
-        action_scale: Sequence[float] = ACTION.scales,
-        memory_size: int = 0,
-        world_memory_size: int = 0,
-    ) -> None:
-        """Begin at the VLA; see ``PPOConfig`` and, for ``action_scale``, ``ActionSpec.scale``."""
+    def __init__(self, sizes: ActorSizes, sigma: float = 0.05) -> None:
+        """Begin at the VLA; ``sigma`` is what all standard deviations begin with."""
         super().__init__()
-        self.sizes: dict[str, Any] = {
-            "token_dim": token_dim,
-            "chunk_len": chunk_len,
-            "net_arch": list(net_arch),
-            "residual_scale": residual_scale,
-            "residual_basis": residual_basis,
-            "proprio_dim": proprio_dim,
-            "action_scale": list(action_scale),
-            "memory_size": memory_size,
-            "world_memory_size": world_memory_size,
-        }
-        self.action_space = spaces.Box(-1.0, 1.0, (chunk_len, len(action_scale)), np.float32)
+        self.sizes, num_actions = sizes, len(sizes.action_scale)
+        self.action_space = spaces.Box(-1.0, 1.0, (sizes.chunk_len, num_actions), np.float32)
         self.observation_space = spaces.Dict(
             {
-                "rl_token": spaces.Box(-np.inf, np.inf, (token_dim,), np.float32),
+                "rl_token": spaces.Box(-np.inf, np.inf, (sizes.token_dim,), np.float32),
                 "vla_action": self.action_space,
-                "proprio": spaces.Box(-np.inf, np.inf, (proprio_dim,), np.float32),
+                "proprio": spaces.Box(-np.inf, np.inf, (sizes.proprio_dim,), np.float32),
             }
         )
-        if world_memory_size:
-            world_memory = spaces.Box(-np.inf, np.inf, (world_memory_size,), np.float32)
+        if sizes.world_memory_size:
+            world_memory = spaces.Box(-np.inf, np.inf, (sizes.world_memory_size,), np.float32)
             self.observation_space[WORLD_MEMORY] = world_memory
         self.guarded_tasks: tuple[int, ...] = ()
         self.normalizer = FeatureNormalizer(
-            token_dim, proprio_dim, world_memory_dim=world_memory_size
+            sizes.token_dim, sizes.proprio_dim, world_memory_dim=sizes.world_memory_size
         )
-        limit = residual_scale * torch.tensor(action_scale, dtype=torch.float32)
         state_dim = self.normalizer.state_dim
-        self.actor = ChunkActor(state_dim + memory_size, chunk_len, net_arch, limit, residual_basis)
-        self.log_std = nn.Parameter(torch.full((len(action_scale),), math.log(sigma)))
-        self.memory_size, self.gru = memory_size, None
-        if memory_size:
-            self.gru = nn.GRUCell(state_dim + chunk_len * len(action_scale), memory_size)
+        self.actor = ChunkActor(
+            state_dim + sizes.memory_size,
+            sizes.chunk_len,
+            sizes.net_arch,
+            sizes.residual_scale * torch.tensor(sizes.action_scale, dtype=torch.float32),
+            sizes.residual_basis,
+        )
+        self.log_std = nn.Parameter(torch.full((num_actions,), math.log(sigma)))
+        self.memory_size, self.gru = sizes.memory_size, None
+        if self.memory_size:
+            seen = state_dim + sizes.chunk_len * num_actions
+            self.gru = nn.GRUCell(seen, self.memory_size)
 
     @property
     def carried(self) -> dict[str, tuple[int, ...]]:
@@ -205,7 +192,8 @@ class RLTokenActor(nn.Module):
         weights = save({k: v.contiguous() for k, v in self.state_dict().items()})
         with replacing(folder / WEIGHTS) as draft:  # a loaded actor maps the old file
             draft.write_bytes(weights)
-        (folder / SIZES).write_text(json.dumps(self.sizes) + "\n", encoding="utf-8")
+        sizes = json.dumps(msgspec.structs.asdict(self.sizes))
+        (folder / SIZES).write_text(sizes + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> RLTokenActor:
@@ -214,8 +202,8 @@ class RLTokenActor(nn.Module):
         Raises:
             WeightsError: If a file is missing or damaged, or holds numbers that are not finite.
         """
-        sizes = msgspec.structs.asdict(read_json(folder / SIZES, _Sizes, WeightsError))
+        sizes = read_json(folder / SIZES, ActorSizes, WeightsError)
         with described_by(folder), torch.device("meta"):
-            actor = cls(**sizes)
+            actor = cls(sizes)
         load_into(actor, Checkpoint(folder / WEIGHTS), dtype=torch.float32)
         return actor.eval()

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from vla_gym.suites import get_suite
-from vla_gym.vla.base import CAMERAS, FrozenVLA
+from vla_gym.vla.base import FrozenVLA
 from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
@@ -27,7 +27,7 @@ from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.phases import TeacherChunk
 from vla_gym_trainers.on_policy.policy import Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.recurrence import recompute
-from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
+from vla_gym_trainers.on_policy.rl_token_actor import ActorSizes, RLTokenActor
 from vla_gym_trainers.rollout.memory import MEMORY
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
@@ -92,13 +92,7 @@ class RLTokenPPOPolicy(Policy):
     def make(
         cls, config: OnPolicyConfig, vla: Any, chunk_len: int, world_memory_size: int = 0
     ) -> RLTokenPPOPolicy:
-        """Make an untrained one.
-
-        Args:
-            config: All settings.
-            vla: The frozen VLA.
-            chunk_len: Control steps of a chunk.
-            world_memory_size: Size of the world model's memory; 0: there is no world model.
+        """Make an untrained one; ``world_memory_size`` 0: there is no world model.
 
         Raises:
             ConfigError: If the encoder does not fit the VLA.
@@ -109,18 +103,18 @@ class RLTokenPPOPolicy(Policy):
         encoder = choose_rl_token(config.rl_token, vla, device)
         token_dim = vla.hidden_size if encoder is None else encoder.dim
         suite = get_suite(config.suite)
-        actor = RLTokenActor(
-            token_dim,
-            chunk_len,
-            config.net_arch,
-            config.residual_scale,
-            config.residual_basis,
-            config.sigma,
+        sizes = ActorSizes(
+            token_dim=token_dim,
+            chunk_len=chunk_len,
+            net_arch=list(config.net_arch),
+            residual_scale=config.residual_scale,
+            residual_basis=config.residual_basis,
             proprio_dim=suite.proprio.size,
-            action_scale=suite.action.scales,
+            action_scale=list(suite.action.scales),
             memory_size=config.memory_size,
             world_memory_size=world_memory_size,
-        ).to(device)
+        )
+        actor = RLTokenActor(sizes, config.sigma).to(device)
         with_values = isinstance(config, PPOConfig)
         return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
 
@@ -132,8 +126,8 @@ class RLTokenPPOPolicy(Policy):
     ) -> Observation:
         """Run the VLA: return its RL token and chunk, proprio and task."""
         proprio = np.array(observation["proprio"], np.float32)
-        frames = {name: observation[name] for name in getattr(self.vla, "cameras", CAMERAS)}
-        chunk_len = self.actor.sizes["chunk_len"]
+        frames = {name: observation[name] for name in self.vla.cameras}
+        chunk_len = self.actor.sizes.chunk_len
         vla = self.vla if vla is None else vla
         token, chunk = look(vla, self.encoder, chunk_len, frames, list(texts), proprio)
         seen = {

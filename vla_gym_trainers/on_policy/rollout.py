@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.policy import ArraySpec, Policy
 from vla_gym_trainers.rollout.reward_terms import no_terms
 
@@ -58,22 +57,10 @@ class Rollout:
         group_size: int = 1,
         first_env: int = 0,
     ) -> None:
-        """Take the memory; pages that are never written cost nothing.
+        """Take the memory for a policy's rollouts; pages that are never written cost nothing.
 
-        Args:
-            policy: Whose rollouts they are.
-            num_envs: See the class.
-            num_chunks: See the class.
-            episodes: See the class.
-            group_size: So many consecutive environments play the same layouts.
-            first_env: See the class.
-
-        Raises:
-            ConfigError: If a size is not positive.
+        ``group_size`` consecutive environments play the same layouts; for the rest see the class.
         """
-        sizes = num_envs, num_chunks, 1 if episodes is None else episodes, group_size
-        if min(sizes) < 1:
-            raise ConfigError(f"Sizes of a rollout must be positive, got {sizes}.")
         self.num_envs, self.num_chunks, self.episodes = num_envs, num_chunks, episodes
         self.first_env, self.observation = first_env, tuple(policy.observation)
         self.carried = policy.carried

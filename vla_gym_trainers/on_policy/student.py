@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,7 @@ from vla_gym_trainers.on_policy.policy_settings import Trainable
 
 
 def check_trainable(vla: Any, protocol: type[Any], by: str) -> None:
-    """Check that a backend offers what a way of training needs.
-
-    Args:
-        vla: The backend.
-        protocol: One of :mod:`vla_gym.vla.base`.
-        by: The way, for the message.
+    """Check that a backend has a protocol of :mod:`vla_gym.vla.base`; ``by`` is for the message.
 
     Raises:
         ConfigError: If it lacks a part of the protocol, or is stateful.
@@ -44,15 +41,7 @@ def check_trainable(vla: Any, protocol: type[Any], by: str) -> None:
 
 
 def check_stateless(vla: Any, by: str) -> None:
-    """Check that a VLA has no state: training shows it stored observations one by one.
-
-    Args:
-        vla: The backend.
-        by: The way of training, for the message.
-
-    Raises:
-        ConfigError: If it is stateful.
-    """
+    """Raise a ConfigError if a VLA has a state; ``by`` says how it would be trained."""
     if is_stateful(vla):
         raise ConfigError(
             f"The VLA {vla.name!r} has a state and cannot be trained {by}, which shows it single "
@@ -71,6 +60,15 @@ def check_can_be_kept(vla: Any, what: Trainable) -> None:
         raise ConfigError(
             f"Of {vla.name!r} only adapters can be kept, not what {what} trains: take lora "
             "(--lora-train-whole of ppo and grpo names modules that are trained whole)."
+        )
+
+
+def check_float32(parameters: Iterable[nn.Parameter]) -> None:
+    """Raise a ConfigError if what is trained has 16 bits."""
+    if any(p.dtype != torch.float32 for p in parameters):
+        raise ConfigError(
+            "Adam's steps would be rounded away in what is trained here in 16 bits: load the VLA "
+            "with dtype=float32, or train adapters (lora) alone, which are float32."
         )
 
 
@@ -98,10 +96,8 @@ def trainable_copy(
         The copy, and its adapters with ``"lora"``.
 
     Raises:
-        ConfigError: If there is no such module, or ``what`` is something else.
+        ConfigError: If there is no such module.
     """
-    if what not in ("lora", "heads", "full"):
-        raise ConfigError(f"Expected 'lora', 'heads' or 'full' to be trained, got {what!r:.80}.")
     model: nn.Module = vla.model
     modules = dict(model.named_modules())
     if missing := [name for name in heads if name not in modules]:
@@ -123,7 +119,7 @@ def trainable_copy(
         lora = lora or LoraSettings()
         if fresh_heads:
             whole = tuple(dict.fromkeys((*lora.train_whole, *heads)))
-            lora = LoraSettings(**{**lora.__dict__, "train_whole": whole})
+            lora = replace(lora, train_whole=whole)
         return student, LoraAdapters.add(student, lora)
     for p in student.model.parameters():
         if id(p) not in {id(t) for t in tensors}:

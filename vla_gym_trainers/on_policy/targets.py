@@ -35,12 +35,8 @@ def ppo_targets(rollout: Rollout, gae_lambda: float, group: ProcessGroup | None 
     """GAE over chunks, standardised over the student's chunks of all processes.
 
     An episode that was lost with its worker is cut at the last chunk that is there, which
-    bootstraps from the value of the observation after it.
-
-    Args:
-        rollout: Collected with a value head.
-        gae_lambda: See :func:`~vla_gym_trainers.on_policy.formulas.gae`.
-        group: The processes.
+    bootstraps from the value of the observation after it. ``rollout`` was collected with a value
+    head; for ``gae_lambda`` see :func:`~vla_gym_trainers.on_policy.formulas.gae`.
     """
     group, data = group or ProcessGroup(), rollout.data
     keep, values = data["valid"], data["values"]
@@ -81,10 +77,8 @@ def grpo_targets(
             their mean over the episodes that are kept.
 
     Raises:
-        ConfigError: If rows are not whole episodes, or a word is unknown.
+        ConfigError: If rows are not whole episodes.
     """
-    if baseline not in ("mean", "length") or aggregation not in ("tokens", "episodes"):
-        raise ConfigError(f"Unknown baseline {baseline!r} or aggregation {aggregation!r}.")
     if rollout.episodes is None:
         raise ConfigError("GRPO needs rollouts of whole episodes.")
     group, data = group or ProcessGroup(), rollout.data
@@ -115,12 +109,7 @@ def grpo_targets(
 
 
 def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict[str, float]:
-    """Return what a rollout was like, over all processes.
-
-    Args:
-        rollout: What was played.
-        group: The processes.
-    """
+    """Return what a rollout was like, over all processes."""
     data = rollout.data
     valid, ended = data["valid"], rollout.ended
     won = ended & data["terminated"]

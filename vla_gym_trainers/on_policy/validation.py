@@ -12,7 +12,6 @@ from vla_gym.rollout import Episode, Start, rollout
 from vla_gym.rollout.episodes import mean_success, success_by_task
 from vla_gym.rollout.policies import BATCH_SIZE, Info, Observations, in_episodes
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.evaluation.summary import compare
 from vla_gym_trainers.on_policy.phases import Teacher
@@ -37,7 +36,7 @@ class GreedyPlayer:
         """Name who chooses, whose images it sees, and the rows of a chunk that are executed."""
         self._choose, self._policy, self.chunk_len = choose, policy, chunk_len
         self._vla_memory = VLAMemory(policy.vla)
-        self.cameras: tuple[str, ...] = tuple(getattr(policy.vla, "cameras", CAMERAS))
+        self.cameras: tuple[str, ...] = policy.vla.cameras
         self.image_size, self.name = policy.image_size, "policy"
         self.wrap_envs: Callable[[Any], Any] | None = None
         self.identity: dict[str, Any] = {"kind": "student"}

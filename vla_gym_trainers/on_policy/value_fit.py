@@ -32,14 +32,8 @@ def fit_values(
 ) -> float:
     """Fit the value head to the returns; it costs next to nothing beside a pass of the VLA.
 
-    Args:
-        head: Changed in place.
-        optimizer: Holds its parameters; what else it holds stays as it is.
-        played: As many rollouts in all processes.
-        epochs: Passes, of ``STEPS`` gradient steps each; a step sees a part of every rollout.
-        max_grad_norm: Gradients are scaled down to this norm.
-        group: The processes.
-        rng: In the same state in all of them.
+    A pass is ``STEPS`` gradient steps, and each sees a part of every rollout. What else the
+    optimiser holds stays as it is. All processes have as many rollouts and the same state of rng.
 
     Returns:
         Mean of half the squared error in the last pass, over all processes. Steps whose gradient is

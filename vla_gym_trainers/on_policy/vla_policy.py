@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import (
-    ACTION_SIZE,
-    CAMERAS,
-    PROPRIO_SIZE,
     Distribution,
     FrozenVLA,
     TrainableActionVLA,
@@ -62,15 +59,14 @@ class VLAPolicy(Policy):
         """
         check_trainable(vla, self.protocol, self.by)
         self.vla, self.value_head = vla, value_head
-        self.stored_size = int(getattr(vla, "input_size", vla.image_size))
-        self.cameras: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self.stored_size: int = vla.input_size or vla.image_size
+        self.cameras: tuple[str, ...] = vla.cameras
         self.hidden: tuple[str, ...] = ()
-        proprio_size = getattr(vla, "proprio_size", PROPRIO_SIZE)
         frame: ArraySpec = ((self.stored_size, self.stored_size, 3), torch.uint8)
         self.observation = {camera: frame for camera in self.cameras}
-        self.observation["proprio"] = (proprio_size,), torch.float32
+        self.observation["proprio"] = (vla.proprio_size,), torch.float32
         self.observation["task_id"] = (), torch.int64
-        self.chunk_shape = (vla.horizon, getattr(vla, "action_size", ACTION_SIZE))
+        self.chunk_shape = (vla.horizon, vla.action_size)
         self.value_size, self.image_size = vla.hidden_size, vla.image_size
 
     def hide(self, cameras: Sequence[str]) -> None:
@@ -146,11 +142,9 @@ class TokenPolicy(VLAPolicy):
             value_head: Reads the hidden state of the first action query.
 
         Raises:
-            ConfigError: If the VLA has no token head, or the temperature is not positive.
+            ConfigError: If the VLA has no token head.
         """
         super().__init__(vla, value_head)
-        if not temperature > 0.0:
-            raise ConfigError(f"The temperature must be positive, got {temperature}.")
         self.temperature = temperature
         self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.uint8)
 
@@ -251,14 +245,14 @@ class FlowPolicy(VLAPolicy):
 
         Args:
             vla: A :class:`~vla_gym.vla.base.TrainableFlowVLA`.
-            noise: Its level, positive.
-            stochastic_steps: The first so many denoising steps have noise; None: all.
-            correlation: Of the noise of successive control steps, in [0, 1).
-            fixed_start: Whether chains begin at the noise at which acting greedily does.
+            noise: See :class:`FlowChain`, as for the following ones.
+            stochastic_steps: None: all.
+            correlation: In [0, 1).
+            fixed_start: Begin where acting greedily does.
             value_head: Reads the first hidden state at the beginning of the greedy flow.
 
         Raises:
-            ConfigError: If the VLA is no flow, or a number is out of range.
+            ConfigError: If the VLA is no flow, or has fewer denoising steps.
         """
         super().__init__(vla, value_head)
         steps = vla.num_steps if stochastic_steps is None else stochastic_steps
@@ -267,8 +261,6 @@ class FlowPolicy(VLAPolicy):
                 f"stochastic_steps must be in 1..{vla.num_steps} (the VLA's denoising steps; "
                 f"without noise there is nothing to reinforce), got {steps}."
             )
-        if not 0.0 < noise < math.inf:
-            raise ConfigError(f"The noise of a flow must be positive, got {noise}.")
         self.level, self.steps, self.correlation = noise, steps, correlation
         self.fixed_start = fixed_start
         with torch.no_grad():

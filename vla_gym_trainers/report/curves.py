@@ -142,11 +142,7 @@ def reference(group: Group) -> float | None:
 
 
 def band(curves: Sequence[Curve], by: str = "steps") -> Band | None:
-    """Put the curves of a group together.
-
-    Args:
-        curves: One of each run.
-        by: ``"steps"`` or ``"seconds"``.
+    """Put the curves of a group, one of each run, together, by ``"steps"`` or ``"seconds"``.
 
     Returns:
         Of one run, its values with Wilson's intervals if they are rates; of several, mean, lowest

@@ -84,13 +84,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed.
-
-    Attributes:
-        index: Place among the groups, which sets the colour.
-        label: What legends call it.
-        runs: At least one.
-    """
+    """Runs that differ in nothing but the seed; the place among the groups sets the colour."""
 
     index: int
     label: str
@@ -98,10 +92,7 @@ class Group:
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[list[Run], list[tuple[str, EvalCard]]]:
-    """Read everything that a report names.
-
-    Args:
-        paths: Run directories, result cards, directories with one.
+    """Read everything that a report names: run directories, result cards, directories with one.
 
     Returns:
         Runs, and evaluations with the name that the page gives them.

@@ -51,11 +51,8 @@ def of_run(run: Run, colour: int) -> Evaluation | None:
 def of_card(name: str, card: EvalCard, others: Sequence[EvalCard], colour: int) -> Evaluation:
     """Return the evaluation of a card of ``vla-gym eval``.
 
-    Args:
-        name: Of the card.
-        card: It may be paired with another already.
-        others: Else it is compared with the first of these that is of a VLA on the same states.
-        colour: Of the policy.
+    One that is not paired is compared with the first of the others that is of a VLA on the same
+    states.
     """
     policy, results = card.protocol["policy"], card.content["results"]
     paired = results.get("paired")
@@ -94,7 +91,7 @@ def _evaluation(
     paired: Mapping[str, Any] | None,
     baseline: str | None,
     colour: int | None,
-    note: str = "",
+    note: str,
 ) -> Evaluation:
     compared = [None] * len(results["tasks"]) if paired is None else paired["tasks"]
     tasks = [_outcome(row, pair) for row, pair in zip(results["tasks"], compared, strict=True)]

@@ -29,12 +29,7 @@ Cards = Sequence[tuple[str, EvalCard]]
 
 
 def make_page(paths: Sequence[Path], *, title: str = "vla_gym report", films: int = 4) -> str:
-    """Return the page of a report.
-
-    Args:
-        paths: Run directories and result cards.
-        title: Heading of the page.
-        films: Film strips of each run or card at most.
+    """Return the page of a report; see :class:`.command.ReportConfig` for the arguments.
 
     Raises:
         ConfigError: If a run or card is missing, damaged or something else.

@@ -73,18 +73,9 @@ def line_plot(
     unit: float = 1.0,
     size: tuple[float, float] = (3.6, 2.0),
 ) -> str:
-    """Draw lines.
+    """Draw one or more lines, rates if ``percent``; return a ``data:`` address.
 
-    Args:
-        title: Above the plot.
-        lines: At least one.
-        x_label: Under the axis.
-        percent: The values are rates: the axis goes from 0 to 100 %.
-        unit: What 1 is on the x axis.
-        size: Width and height in inches.
-
-    Returns:
-        A ``data:`` address.
+    ``unit`` is what 1 is on the x axis; the size is in inches.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -132,8 +123,7 @@ def draw_lines(
 def bar_plot(rows: Sequence[tuple[str, Sequence[tuple[int | None, int, int]]]]) -> str:
     """Draw success rates with Wilson's 95 % intervals, from 0 to 100 %.
 
-    Args:
-        rows: Label, then colour, successes and episodes of each bar of the row, top first.
+    A row is its label, then colour, successes and episodes of each bar, top first.
     """
     height = 0.6 + sum(0.12 + 0.16 * len(bars) for _, bars in rows)
     with matplotlib.rc_context(STYLE):

@@ -25,12 +25,7 @@ from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.cloning.data import demo_files
-from vla_gym_trainers.rl_token.vla_states import (
-    PLAYERS,
-    StatesConfig,
-    VLAStates,
-    infer_hidden,
-)
+from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates, infer_hidden
 
 # Players see different layouts, and others than `vla-gym demos` with the same seed.
 _FIRST_SEED = {"expert": 20_000, "vla": 30_000}
@@ -39,13 +34,7 @@ _FIRST_SEED = {"expert": 20_000, "vla": 30_000}
 def states_of_demos(
     vla: FrozenVLA, folder: str | Path, stride: int, *, progress: bool = True
 ) -> VLAStates:
-    """Let the VLA look at every ``stride``-th frame of demonstrations.
-
-    Args:
-        vla: The VLA.
-        folder: Folder below which the files are, or one file.
-        stride: Frames from one look to the next.
-        progress: Show a progress bar.
+    """Let the VLA look at every ``stride``-th frame of demonstrations below a folder, or in a file.
 
     Raises:
         ConfigError: If there are no demonstrations, or images that are not the VLA's size nor a
@@ -88,18 +77,12 @@ def frames_for(vla: FrozenVLA, images: np.ndarray, path: Path) -> np.ndarray:
 
 
 def states_of_episodes(vla: FrozenVLA, config: StatesConfig) -> VLAStates:
-    """Play the episodes that the config asks for.
-
-    Args:
-        vla: The VLA.
-        config: Which episodes.
+    """Play the episodes that the config, which was checked, asks for.
 
     Raises:
-        ConfigError: If a value is out of range, no episode is asked for, or a task names no object
-            of interest.
+        ConfigError: If no episode is asked for, or a task names no object of interest.
         WorkerError: If a worker fails again and again.
     """
-    config.check()
     counts = {"expert": config.expert_episodes, "vla": config.rollout_episodes}
     tasks = config.tasks()
     episodes: dict[tuple[str, Start], VLAStates] = {}
@@ -143,18 +126,11 @@ class StatesPolicy:
     """
 
     def __init__(self, vla: FrozenVLA, player: str, stride: int) -> None:
-        """Choose who acts.
-
-        Args:
-            vla: The VLA that looks.
-            player: ``"expert"``, or ``"vla"``: it acts too.
-            stride: Control steps of the expert from one look to the next.
-        """
+        """Choose who acts: ``"expert"``, or ``"vla"``, which looks in any case."""
         self._vla, self._player, self._vla_memory = vla, player, VLAMemory(vla)
         self.name, self.expert = player, player == "expert"
         self.chunk_len = stride if self.expert else vla.horizon
         self.cameras: tuple[str, ...] = CAMERAS
-        self._vla_cameras = getattr(vla, "cameras", CAMERAS)
         self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
         # Hidden states (images of the expert's episodes), proprio and the object's position.
@@ -166,7 +142,7 @@ class StatesPolicy:
         hidden: list[torch.Tensor | None] = [None] * len(infos)
 
         def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-            images = {name: batch[name] for name in self._vla_cameras}
+            images = {name: batch[name] for name in self._vla.cameras}
             texts = [info["instruction"] for info in told]
             with torch.no_grad():
                 out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
@@ -221,11 +197,7 @@ class ShowObject(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, An
         self.observation_space = spaces.Dict({**env.observation_space.spaces, "object_pos": place})
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Add the position.
-
-        Raises:
-            ConfigError: If the task's BDDL file does not say what it is about.
-        """
+        """Add the position; raise ConfigError if the task does not say what it is about."""
         base = self.unwrapped
         assert isinstance(base, LiberoEnv)
         sim, task = base.sim, base.task_model.task

@@ -45,12 +45,8 @@ def fit_linear_probe(
     For every target k the weights w minimise ``mean((x w + b - y_k)^2) + penalty_k |w|^2``; the
     penalty is the one of :data:`PENALTIES` that predicts a quarter of the episodes best after
     fitting on the rest. The final fit is on all of them. Without features the probe predicts the
-    mean.
-
-    Args:
-        features: (N, F) float.
-        targets: (N, K) float.
-        episodes: (N,) int, which episode a row is from; an episode is never divided.
+    mean. Features are (N, F), targets (N, K); ``episodes`` (N,) says which one a row is from, and
+    an episode is never divided.
 
     Raises:
         ConfigError: If the shapes do not fit, there are fewer than two episodes, or a value is not

@@ -56,13 +56,9 @@ class ProbeConfig(StatesConfig):
     """Share of every task's episodes that the probes are tested on."""
     output: str | None = None
     """File that the result is written to as JSON; None: it is only printed."""
-    device: str = "cpu"
-    """Torch device."""
-    threads: PositiveInt = 1
-    """Torch threads."""
 
     def check(self) -> None:
-        """Check the values; see :meth:`StatesConfig.check`."""
+        """Check the values; see the base."""
         super().check()
         counts = (self.expert_episodes, self.rollout_episodes)
         test = sum(held_out_count(count, self.test_share) for count in counts)
@@ -109,12 +105,7 @@ def probe_features(
     ``random_token`` is of an encoder of the same sizes with fresh weights and no linear path (its
     scale, and nothing else, is taken from the training states); ``random_projection`` are D random
     linear combinations of the standardised hidden states; ``full_hidden`` are all of them side by
-    side: nothing linear reads more from the VLA.
-
-    Args:
-        states: N states.
-        encoder: The pretrained encoder.
-        train: (N,) bool, rows from which the random encoder's scale is taken.
+    side: nothing linear reads more from the VLA. ``train`` (N,) says which the training states are.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -143,10 +134,8 @@ def _projected(scale: RLTokenEncoder, hidden: torch.Tensor, mix: torch.Tensor) -
 def run_probes(states: VLAStates, encoder: RLTokenEncoder, test: np.ndarray) -> dict[str, Any]:
     """Fit every probe on the training episodes and measure it on the test episodes.
 
-    Args:
-        states: States with known object positions; rows without are left out.
-        encoder: The RL token's encoder.
-        test: (N,) bool, True for rows of the test episodes.
+    ``test`` (N,) says which states are of the latter; those without an object's position are left
+    out.
 
     Returns:
         ``errors[target][scope][feature][suite or "all"]``: mean error in cm over the states of a

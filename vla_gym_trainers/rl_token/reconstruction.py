@@ -32,12 +32,8 @@ def report(
     and previous states. ``context_wrong_token``: the same with other observations' tokens, and
     ``context_zero_token`` with zeros (the token's mean over its dimensions); the distance of both
     to ``context`` says how much the decoder uses the token when it could do without.
-    ``generated``: from the token and its own previous predictions.
-
-    Args:
-        encoder: Trained encoder.
-        decoder: Trained decoder.
-        hidden: (N, M, H) states that were not trained on, N >= 2.
+    ``generated``: from the token and its own previous predictions. The states (N, M, H), N >= 2,
+    were not trained on.
 
     Returns:
         ``<way>_mse`` (in standardised units) and ``<way>_explained_variance``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAState
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import RunSettings
+from vla_gym_trainers.runs.torch_helpers import set_cosine_rate
 
 # States that scale and principal components are taken from.
 SCALE_STATES = 4096
@@ -68,13 +68,9 @@ class RLTokenConfig(StatesConfig, RunSettings):
     """Peak learning rate of AdamW; cosine to zero after 100 steps of warm-up."""
     held_out_share: OpenFraction = 0.1
     """Share of every task's and player's episodes that the report is made on."""
-    device: str = "cpu"
-    """Torch device."""
-    threads: PositiveInt = 1
-    """Torch threads."""
 
     def check(self) -> None:
-        """Check the values; see :meth:`StatesConfig.check`."""
+        """Check the values; see the base."""
         super().check()
         RLTokenModelConfig(2**24, 1, self.dim, self.width)
         if self.demos is None and not self.expert_episodes + self.rollout_episodes:
@@ -117,13 +113,8 @@ def fit(
 ) -> tuple[RLTokenEncoder, RLTokenDecoder]:
     """Train encoder and decoder together.
 
-    Loss: the decoder's mean squared error against the standardised states, which are constants
-    (the VLA is frozen).
-
-    Args:
-        hidden: (N, M, H) hidden states of any float type.
-        config: Sizes, steps and seed.
-        log: Takes metrics and the step, every 50 steps.
+    Loss: the decoder's mean squared error against the standardised states (N, M, H), which are
+    constants (the VLA is frozen). ``log`` takes metrics and the step, every 50 steps.
     """
     torch.manual_seed(config.seed)
     sizes = RLTokenModelConfig(
@@ -150,10 +141,9 @@ def fit(
     what = f"context dropout {config.context_dropout:g}"
     bar = tqdm(range(config.steps), what, unit="step", disable=not config.progress)
     for step in bar:
-        warm = min(1.0, (step + 1) / 100)
-        cosine = 0.5 * (1 + math.cos(math.pi * step / config.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * warm * cosine
+        set_cosine_rate(
+            optimizer, step, config.steps, peak=config.learning_rate, warmup=100, floor=0.0
+        )
         index = torch.randint(len(hidden), (config.batch_size,), generator=generator)
         batch = hidden[index].float().to(config.device)
         states = encoder.standardise(batch)

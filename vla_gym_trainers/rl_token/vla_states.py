@@ -45,22 +45,15 @@ class StatesConfig(SuitesSettings):
     num_workers: Count = 0
     """Processes that simulate; the VLA runs in this one. 0: none but this one. With hosts: on each
     of them."""
-    hosts: str | None = None
-    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     seed: Count = 0
     """Seed of layouts, noise, weights and batches; an episode is a function of it, the task and
     its number, whatever the worker count."""
+    device: str = "cpu"
+    """Torch device."""
+    threads: PositiveInt = 1
+    """Torch threads."""
     progress: bool = True
     """Show progress bars."""
-
-    def check(self) -> None:
-        """Check the values; not when they are made, so that the command line says it in one line.
-
-        Raises:
-            ConfigError: A value is out of range, or a task has no expert.
-            UnknownTaskError: There is no such suite or task.
-        """
-        self.check_tasks(need_expert=self.expert_episodes > 0)
 
 
 @dataclass
@@ -93,12 +86,8 @@ class VLAStates:
     def select(self, rows: np.ndarray) -> VLAStates:
         """Return some rows, given by a mask (N,) or by indices."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
-        arrays = {
-            f.name: getattr(self, f.name)[index]
-            for f in dataclasses.fields(self)
-            if f.name != "tasks"
-        }
-        return VLAStates(**arrays, tasks=self.tasks)
+        names = [f.name for f in dataclasses.fields(self) if f.name != "tasks"]
+        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in names})
 
     @classmethod
     def joined(cls, parts: Sequence[VLAStates]) -> VLAStates:
@@ -137,18 +126,14 @@ def infer_hidden(
     """Return the VLA's hidden states (N, M, H) float16 on the CPU, a batch after the other.
 
     A stateful VLA looks at one frame after the other, with the state that these lead to.
-
-    Args:
-        vla: The VLA.
-        images: (N, 2, S, S, 3) uint8, agentview then wrist, upright; of one episode, in its order.
-        instruction: The same for all rows.
-        proprio: (N, 8) float32.
+    The images (N, 2, S, S, 3) uint8, agentview then wrist, upright, and the proprioception (N, 8)
+    float32 are of one episode, in its order.
     """
-    parts, memory, shown = [], VLAMemory(vla), getattr(vla, "cameras", CAMERAS)
+    parts, memory = [], VLAMemory(vla)
     size = 1 if memory.is_stateful else BATCH
     for start in range(0, len(images), size):
         rows = slice(start, start + size)
-        batch = {n: images[rows, camera] for camera, n in enumerate(CAMERAS) if n in shown}
+        batch = {n: images[rows, camera] for camera, n in enumerate(CAMERAS) if n in vla.cameras}
         count = len(proprio[rows])
         at = memory.at([0] * count, [start == 0])
         hidden = at.infer(batch, [instruction] * count, proprio[rows]).hidden

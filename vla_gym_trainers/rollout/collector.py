@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,12 +59,7 @@ class Collector:
     """
 
     def __init__(self, envs: Envs, groups: int = 1, obs: Observation | None = None) -> None:
-        """Take over environments.
-
-        Args:
-            envs: Those of any machine.
-            groups: Groups that take turns.
-            obs: Of all environments, if they have been reset.
+        """Take over environments, in so many groups; ``obs`` is of those that have been reset.
 
         Raises:
             ConfigError: If they cannot be split into groups.
@@ -89,3 +88,31 @@ class Collector:
         assert self.obs is not None
         obs = {key: value[ids] for key, value in self.obs.items()}
         return self.envs.begin(player.act(obs, ids), ids)
+
+
+class Stopwatch:
+    """Adds up the seconds of named parts of a run; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Time what happens in the context, an exception included."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - began)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add seconds to a part."""
+        with self._lock:
+            self._seconds[part] += seconds
+
+    def lap(self) -> dict[str, float]:
+        """Return the seconds of every part since the last call, and begin anew."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, defaultdict(float)
+        return dict(seconds)

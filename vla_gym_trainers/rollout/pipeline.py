@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.errors import WorkerError
 
 Weights = TypeVar("Weights")
 Block = TypeVar("Block")
@@ -30,12 +30,10 @@ class Collected(Generic[Block]):
 
     Attributes:
         block: What `collect` returned.
-        version: Of the weights that acted: the updates published before they were taken.
-        staleness: Updates published from then until the block was handed out, 0..ahead.
+        staleness: Updates published since the weights that acted were taken, 0..ahead.
     """
 
     block: Block
-    version: int
     staleness: int
 
 
@@ -82,12 +80,7 @@ class Pipeline(Generic[Weights, Block]):
             deadline: Seconds that one block may take.
             limit: Blocks to hand out; no more are collected. None: until the end.
             state: What :meth:`state` of a pipeline with the same ``ahead`` returned: go on there.
-
-        Raises:
-            ConfigError: If ``ahead`` is negative.
         """
-        if ahead < 0:
-            raise ConfigError(f"ahead must be 0 or more blocks, got {ahead}.")
         self.ahead, self.version = ahead, 0
         self._collect, self._snapshot, self._deadline = collect, snapshot, deadline
         self._limit, self._taken, self._index = limit, 0, 0
@@ -121,8 +114,8 @@ class Pipeline(Generic[Weights, Block]):
     @property
     def num_waiting(self) -> int:
         """Blocks that are collected, under way or begun, and not handed out."""
-        with self._changed:
-            return self._waiting()
+        with self._changed:  # who holds it already may ask, too
+            return len(self._ready) + self._ordered + self._is_collecting
 
     def next(self, *, begin: bool = True) -> Collected[Block]:
         """Wait for the oldest block and let collecting go on.
@@ -138,7 +131,7 @@ class Pipeline(Generic[Weights, Block]):
         if self.ahead == 0:
             self._take_snapshot()
             self._ready.append(self._play())
-        if not self._waiting():
+        if not self.num_waiting:
             self.begin()
         with self._changed:
             if not self._changed.wait_for(lambda: self._ready or self._error, self._deadline):
@@ -150,15 +143,15 @@ class Pipeline(Generic[Weights, Block]):
             self._taken += 1
         if begin:
             self.begin()
-        return Collected(block, version, self.version - version)
+        return Collected(block, self.version - version)
 
     def begin(self) -> None:
         """Let blocks begin until `ahead` are collected or under way; see :meth:`next`."""
         with self._changed:
-            while self._waiting() < self.ahead:
+            while self.num_waiting < self.ahead:
                 if self._weights is None:
                     self._take_snapshot()
-                if self._limit is not None and self._taken + self._waiting() >= self._limit:
+                if self._limit is not None and self._taken + self.num_waiting >= self._limit:
                     break
                 self._ordered += 1
             if self._ordered and self._thread is None:
@@ -207,9 +200,6 @@ class Pipeline(Generic[Weights, Block]):
             "ready": list(self._ready),
             "weights": self._weights if self.ahead == 1 else None,
         }
-
-    def _waiting(self) -> int:
-        return len(self._ready) + self._ordered + self._is_collecting
 
     def _take_snapshot(self) -> None:
         self._weights = (self._snapshot(), self.version)

@@ -29,13 +29,7 @@ class RunLogger:
         state: Mapping[str, Any] | None = None,
         wandb_project: str | None = None,
     ) -> None:
-        """Open the writers.
-
-        Args:
-            metrics: The JSONL file.
-            tensorboard: Folder of TensorBoard's event files.
-            state: What :meth:`state` returned where the run goes on; None begins anew.
-            wandb_project: Weights & Biases project that is logged to as well; None for none.
+        """Open the writers, anew or from what :meth:`state` returned where the run goes on.
 
         Raises:
             ConfigError: If Weights & Biases is asked for and not installed.
@@ -44,23 +38,21 @@ class RunLogger:
 
         self._wandb = None if wandb_project is None else start_wandb(wandb_project, metrics.parent)
         metrics.parent.mkdir(parents=True, exist_ok=True)
-        if state is not None and metrics.exists():
+        state = state or {"bytes": 0, "step": -1, "values": {}, "counts": {}, "hidden": ()}
+        if state["bytes"] and metrics.exists():
             os.truncate(metrics, min(int(state["bytes"]), metrics.stat().st_size))
-        self._file = open(metrics, "wb" if state is None else "ab")  # noqa: SIM115
+        self._file = open(metrics, "ab" if state["bytes"] else "wb")  # noqa: SIM115
         # TensorBoard hides the points of older event files from this step on.
-        purge = 0 if state is None else int(state["step"]) + 1
+        purge = int(state["step"]) + 1
         self.tensorboard = SummaryWriter(log_dir=str(tensorboard), purge_step=purge)
-        self._values: dict[str, Any] = {} if state is None else dict(state["values"])
-        self._counts: dict[str, int] = {} if state is None else dict(state["counts"])
-        self._hidden: set[str] = set() if state is None else set(state["hidden"])
+        self._values: dict[str, Any] = dict(state["values"])
+        self._counts: dict[str, int] = dict(state["counts"])
+        self._hidden: set[str] = set(state["hidden"])
 
     def record(self, key: str, value: Any, exclude: str | Sequence[str] | None = None) -> None:
-        """Set a metric of the next log.
+        """Set a metric of the next log; NumPy scalars and arrays of one element are numbers.
 
-        Args:
-            key: Its name.
-            value: A number; NumPy scalars and arrays of one element are taken as numbers.
-            exclude: ``"tensorboard"`` keeps it out of TensorBoard.
+        To exclude ``"tensorboard"`` keeps it out of TensorBoard.
         """
         self._values[key] = value
         if exclude and "tensorboard" in exclude:
@@ -75,8 +67,7 @@ class RunLogger:
     def dump(self, step: int = 0) -> None:
         """Write what has been recorded, and forget it; numbers that are not finite become null.
 
-        Args:
-            step: Chunks or control steps so far, whatever the run counts.
+        Steps are chunks or control steps so far, whatever the run counts.
         """
         values = self._plain_values()
         row = {"step": step, "wall_s": round(time.time(), 3), **values}
@@ -92,11 +83,7 @@ class RunLogger:
         self._values, self._counts, self._hidden = {}, {}, set()
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what has been recorded and not been written yet, and how much has (plain data).
-
-        Args:
-            step: As of :meth:`dump`.
-        """
+        """Return what has been recorded and not been written yet, and how much has (plain data)."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return {
@@ -124,9 +111,7 @@ class RunLogger:
 def start_wandb(project: str, run_dir: Path) -> Any:
     """Begin or go on with the run of Weights & Biases that belongs to a run directory.
 
-    Args:
-        project: Name of the project.
-        run_dir: ``wandb_id`` in it says which run that is, so that a resumed one goes on there.
+    Its ``wandb_id`` says which run that is.
 
     Raises:
         ConfigError: If the package is not installed.

@@ -28,12 +28,7 @@ from vla_gym_trainers.runs.stopping import stoppable
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a training run leaves.
-
-    Attributes:
-        run_dir: See :class:`~vla_gym_trainers.runs.run_dir.RunDir`.
-        card: The result card.
-    """
+    """What a training run leaves: its directory, see :class:`.run_dir.RunDir`, and result card."""
 
     run_dir: Path
     card: dict[str, Any]
@@ -76,11 +71,8 @@ class Run:
     ) -> None:
         """Find the run's directory and where it goes on.
 
-        Args:
-            config: The settings.
-            total: Steps of the whole run, in the unit that checkpoints and metrics count.
-            unit: Name of a step in the progress bar.
-            is_main: False in further processes of a data-parallel run: they write nothing.
+        Steps are in the unit that checkpoints and metrics count. Further processes of a
+        data-parallel run, where ``is_main`` is False, write nothing.
 
         Raises:
             ConfigError: If the directory holds another run, or settings differ that must not.
@@ -158,13 +150,7 @@ class Run:
             self.logger.dump(step)
 
     def show(self, step: int, success: float | None = None, phase: str = "") -> None:
-        """Move the progress bar of :meth:`training`.
-
-        Args:
-            step: Steps so far.
-            success: Success rate of recent training episodes, in [0, 1].
-            phase: What is going on.
-        """
+        """Move the progress bar of :meth:`training`, with the success of recent episodes."""
         self._bar.set_description(phase or self.config.algorithm, refresh=False)
         if success is not None:
             self._bar.set_postfix(success=f"{success:.2f}", refresh=False)
@@ -180,9 +166,7 @@ class Run:
     def new_checkpoint(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
         """Give a folder to write the trainer's files into; nothing may be under way.
 
-        Args:
-            step: Steps so far.
-            state: Plain data that comes back as :attr:`Checkpoint.state`.
+        The state is plain data, which comes back as :attr:`Checkpoint.state`.
         """
         self.plan_checkpoint(step)
         with self.dir.new_checkpoint(step, self.limits.keep_checkpoints) as folder:
@@ -205,10 +189,8 @@ class Run:
     def film_if_due(self, episodes: int, film: Callable[[Path], None]) -> None:
         """Film the policy if ``film_every`` training episodes have passed since the last film.
 
-        Args:
-            episodes: Training episodes so far.
-            film: Plays the policy and writes the film to a path; it must leave the training's
-                environments and random generators alone.
+        ``film`` plays the policy and writes the film to a path; it must leave the training's
+        environments and random generators alone.
         """
         every = self.limits.film_every
         if not every or not self.is_main or episodes < self._next_film:
@@ -227,12 +209,7 @@ class Run:
     def write_card(
         self, results: Mapping[str, Any], environment: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Write and return the result card.
-
-        Args:
-            results: Measurements.
-            environment: What the results depend on besides versions: asset pack, renderer, machine.
-        """
+        """Write and return the result card; see :func:`.result_card.make_card`."""
         card = make_card(
             self.config.algorithm,
             config=self.config,

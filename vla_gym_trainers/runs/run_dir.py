@@ -164,9 +164,7 @@ class RunDir:
     def new_checkpoint(self, step: int, keep: int) -> Iterator[Path]:
         """Give a folder to write a checkpoint into; it counts once the block ends without error.
 
-        Args:
-            step: Steps so far, as the run counts them: its name.
-            keep: So many checkpoints stay, this one included.
+        Its steps name it; ``keep`` checkpoints stay, this one included.
         """
         final = self.checkpoint_dir / f"{step:09d}"
         draft = self.checkpoint_dir / f".{final.name}.draft"

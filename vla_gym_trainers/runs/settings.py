@@ -106,10 +106,7 @@ class _Source:
 def parse_config(kind: type[Config], arguments: Sequence[str], prog: str | None = None) -> Config:
     """Read the settings of a command: defaults < preset or resumed run < options.
 
-    Args:
-        kind: A dataclass with a docstring below each field.
-        arguments: What stands behind the command.
-        prog: The command, for ``--help``.
+    Their dataclass has a docstring below each field; ``prog`` is the command, for ``--help``.
 
     Raises:
         ConfigError: If the preset or the run does not exist or does not fit.
@@ -147,11 +144,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(kind: type[Config], preset: str) -> Config:
-    """Return the settings of a preset.
-
-    Args:
-        kind: The dataclass.
-        preset: Name of a shipped preset, or path of a yaml file with field names as keys.
+    """Return the settings of a shipped preset, or of a yaml file with field names as keys.
 
     Raises:
         ConfigError: If it does not exist, is not a mapping, has unknown keys, or names a class as
@@ -187,11 +180,9 @@ def run_of(path: Path) -> tuple[Path, Path | None]:
 
 
 def load_run_settings(path: Path, kind: type[Config]) -> Config:
-    """Return the settings of a run, to go on with it.
+    """Return the settings of a run, to go on with it or with one of its checkpoints.
 
-    Args:
-        path: The run's directory, or one of its checkpoints.
-        kind: The dataclass; a setting that the run lacks takes its default.
+    A setting that the run lacks takes its default.
 
     Raises:
         ConfigError: If there is no run of this command.

@@ -57,11 +57,8 @@ class StopRequest:
 def stoppable(run: RunDir, command: str | None) -> Iterator[StopRequest]:
     """Have Ctrl-C, SIGTERM and a full disk end a run with the advice how to go on.
 
-    Signals reach a process's main thread; in other threads this changes nothing.
-
-    Args:
-        run: The run's folder.
-        command: Of ``vla-gym-train``: ``"td3"``, ...; None: it has no checkpoints to go on from.
+    Signals reach a process's main thread; in other threads this changes nothing. A command of None
+    has no checkpoints to go on from.
 
     Raises:
         KeyboardInterrupt: After a signal; its text is for the user.
@@ -74,7 +71,10 @@ def stoppable(run: RunDir, command: str | None) -> Iterator[StopRequest]:
     try:
         yield request
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(advice(run, command)) from error
+        how = "Stopped: run the command again."
+        if command is not None:
+            how = f"Stopped. Go on with: vla-gym-train {command} --resume {run.path}"
+        raise KeyboardInterrupt(how) from error
     except Exception as error:
         if not is_disk_full(error):
             raise
@@ -93,10 +93,3 @@ def _full_disk(run: RunDir, command: str | None) -> str:
         f"The disk of {run.path} is full. {newest}. Free some space and go on with: "
         f"vla-gym-train {command} --resume {run.path}"
     )
-
-
-def advice(run: RunDir, command: str | None) -> str:
-    """Return how to go on with a run that was stopped."""
-    if command is None:
-        return "Stopped: run the command again."
-    return f"Stopped. Go on with: vla-gym-train {command} --resume {run.path}"

@@ -11,6 +11,7 @@ from vla_gym.envs.scene_cache import VisualProfile
 from vla_gym.envs.settings import EnvSettings
 from vla_gym.errors import ConfigError
 from vla_gym.experts import EXPERT_TASKS
+from vla_gym.outside import Count
 from vla_gym.rollout import Start
 from vla_gym.suites import Task, choose_suite, get_suite, get_task, suite_tasks
 from vla_gym_trainers.runs.settings import TEST_SEED
@@ -52,10 +53,9 @@ class TaskSettings(EnvSettings):
         return tuple(range(len(get_suite(self.suite).tasks)))
 
     def final_starts(self, count: int | None) -> list[Start]:
-        """Return where the evaluations at the end begin, task after task.
+        """Return where the evaluations at the end begin, task after task, ``count`` of each.
 
-        Args:
-            count: How many of each task; None: all official states, or 50 sampled layouts.
+        None: on all official states, or 50 sampled layouts.
         """
         suite = get_suite(self.suite)
         first_seed = None if suite.num_init_states else TEST_SEED
@@ -96,6 +96,10 @@ class SuitesSettings(EnvSettings):
     """Suites whose tasks are played."""
     task_ids: tuple[int, ...] | None = None
     """Tasks of each of these suites; None: all."""
+    expert_episodes: Count = 4
+    """Episodes a task of the scripted expert with noise, on sampled layouts."""
+    hosts: str | None = None
+    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
 
     def tasks(self) -> list[Task]:
         """Return the tasks in the order of suites and ids."""
@@ -103,11 +107,8 @@ class SuitesSettings(EnvSettings):
             return [task for suite in self.suites for task in suite_tasks(suite)]
         return [get_task(suite, i) for suite in self.suites for i in self.task_ids]
 
-    def check_tasks(self, *, need_expert: bool) -> None:
-        """Check tasks and world.
-
-        Args:
-            need_expert: Whether the scripted expert plays them.
+    def check(self) -> None:
+        """Check what needs the suites; not when the settings are made, as they may be a preset's.
 
         Raises:
             ConfigError: If there is no task, one is named twice, or one has no expert.
@@ -117,7 +118,7 @@ class SuitesSettings(EnvSettings):
         keys = [task.key for task in self.tasks()]
         each_once("the tasks of suites and task_ids", keys)
         lacking = [t.key for t in self.tasks() if t.task_id not in EXPERT_TASKS.get(t.suite, ())]
-        if need_expert and lacking:
+        if self.expert_episodes and lacking:
             raise ConfigError(
                 f"No expert plays {', '.join(lacking)}: set expert_episodes=0, or leave them out."
             )

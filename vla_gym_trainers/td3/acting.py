@@ -15,11 +15,10 @@ from torch import Tensor
 from vla_gym.errors import WorkerError
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
-from vla_gym_trainers.rollout.collector import Collector
+from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
-from vla_gym_trainers.td3.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy
@@ -139,16 +138,10 @@ class ChunkPlayer:
         set_tasks: Callable[[dict[int, float]], Any],
         explore: Explore | None = None,
     ) -> None:
-        """Put together what plays.
+        """Put together what plays, after ``begun`` chunks that were collected before.
 
-        Args:
-            collector: Steps the environments.
-            acting: Plays the weights of each block.
-            exploration: Noise, added to every chunk.
-            config: Its ``learning_starts`` and ``train_freq`` are used.
-            begun: Chunks collected before.
-            set_tasks: Tells the environments how often each task is played.
-            explore: Puts an explorer's chunks in the place of the warm-up's.
+        ``set_tasks`` tells the environments how often each task is played, and ``explore`` puts an
+        explorer's chunks in the place of the warm-up's.
         """
         self._explore, self._set_tasks = explore, set_tasks
         self.collector, self.acting, self.exploration = collector, acting, exploration

@@ -20,7 +20,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from torch import Tensor
 
 from vla_gym_trainers.rollout.chunks import own
-from vla_gym_trainers.rollout.collector import Collector
+from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, envs_of, sb3_vec_env
 from vla_gym_trainers.td3.acting import (
@@ -37,7 +37,6 @@ from vla_gym_trainers.td3.exploration import ChunkNoise
 from vla_gym_trainers.td3.finetune import VLAFineTuner
 from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces, num_tasks
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
-from vla_gym_trainers.td3.stopwatch import Stopwatch
 from vla_gym_trainers.td3.task_sampler import TaskSampler
 from vla_gym_trainers.td3.updates import GradientSteps, warm_up
 
@@ -320,7 +319,7 @@ class TD3BC(TD3):
         self.max_staleness = max(self.max_staleness, collected.staleness)
         for step in collected.block:
             self.num_timesteps += self.n_envs
-            callback.update_locals({**vars(step), "self": self, "version": collected.version})
+            callback.update_locals({**vars(step), "self": self})
             go_on &= callback.on_step()
             counted = np.array([counts(info) for info in step.infos], bool)
             infos = [info for info in step.infos if counts(info)]

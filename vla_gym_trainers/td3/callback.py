@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from vla_gym_trainers.rollout.reward_terms import reward_metrics
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.td3.algorithm import TD3BC
-from vla_gym_trainers.td3.checkpoint import checkpoint_figures, save_checkpoint
+from vla_gym_trainers.td3.checkpoint import save_checkpoint
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.episode_log import EpisodeLog, counts
 
@@ -42,14 +42,7 @@ class RunCallback(BaseCallback):
         best: BestModel | None = None,
         film: Callable[[TD3BC, Path], None] | None = None,
     ) -> None:
-        """Watch a run.
-
-        Args:
-            config: The run's settings.
-            run: Its log, checkpoints and limits.
-            best: Evaluates and keeps the best policy; None for neither.
-            film: Films a policy; None for no films.
-        """
+        """Watch a run; ``best`` evaluates and keeps a policy, ``film`` films one, if given."""
         super().__init__()
         self.config, self.run, self.best, self.film = config, run, best, film
         self.recent: deque[bool] = deque(maxlen=50)
@@ -81,10 +74,17 @@ class RunCallback(BaseCallback):
     def save(self) -> None:
         """Write a checkpoint; call it between two rollouts only."""
         self.log_evaluation(wait=True)
-        with self.model.paused():
-            done = self.model.num_timesteps
-            with self.run.new_checkpoint(done, checkpoint_figures(self.model)) as folder:
-                save_checkpoint(folder, self.model, self.state())
+        model = self.model
+        with model.paused():
+            done = model.num_timesteps
+            figures = {  # to look at
+                "chunks": done,
+                "critic_steps": model._n_updates,
+                "episodes": model._episode_num,
+                "transitions": model.replay_buffer.size(),
+            }
+            with self.run.new_checkpoint(done, figures) as folder:
+                save_checkpoint(folder, model, self.state())
         self.saved_at = done
 
     def _on_step(self) -> bool:

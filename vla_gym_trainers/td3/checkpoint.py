@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from vla_gym.errors import ConfigError, VlaGymError, WeightsError
+from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
+from vla_gym_trainers.td3.algorithm import TD3BC
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from vla_gym_trainers.td3.algorithm import TD3BC
-    from vla_gym_trainers.td3.finetune import VLAFineTuner
-
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 9
+FORMAT = 10
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:
@@ -27,12 +24,8 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
 
     ``model.zip`` is SB3's (networks, targets, optimisers, generators, counters), ``replay.pkl``
     the replay with its generator and the episodes that are running, ``loop.pkl`` the environments'
-    states and what the run itself keeps, ``vla.pt`` what is trained of the VLA, if anything is.
-
-    Args:
-        folder: Where; see ``RunDir.new_checkpoint``.
-        model: The algorithm.
-        run_state: Anything that can be pickled; :func:`load_checkpoint` returns it.
+    states and ``run_state``, anything that can be pickled, ``vla.pt`` what is trained of the VLA,
+    if anything is.
 
     Raises:
         ConfigError: If the environment has no ``get_state``.
@@ -42,8 +35,7 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
     with open(folder / "replay.pkl", "wb") as file:
         pickle.dump(model.replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
     if model.fine_tuner is not None:
-        with open(folder / "vla.pt", "wb") as file:
-            torch.save(model.fine_tuner.state_dict(), file)
+        save_tensors(folder / "vla.pt", model.fine_tuner.state_dict())
     loop = {
         "format": FORMAT,
         "env": env.get_state(),
@@ -55,11 +47,7 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
 
 
 def _with_states(env: Any) -> Any:
-    """Return environments, whose states can be saved.
-
-    Raises:
-        ConfigError: If they cannot.
-    """
+    """Return environments whose states can be saved; raise a ConfigError if they cannot."""
     if not hasattr(getattr(env, "vector_env", None), "get_state"):
         raise ConfigError(
             f"{type(env).__name__} cannot save the state of its environments: make it with "
@@ -68,28 +56,11 @@ def _with_states(env: Any) -> Any:
     return env
 
 
-def checkpoint_figures(model: TD3BC) -> dict[str, int]:
-    """Return a few numbers to look at, for a checkpoint's ``state.json``."""
-    return {
-        "chunks": model.num_timesteps,
-        "critic_steps": model._n_updates,
-        "episodes": model._episode_num,
-        "transitions": model.replay_buffer.size(),
-    }
-
-
-def load_checkpoint(
-    folder: Path, env: VecEnv, algorithm: type[TD3BC], device: str = "cpu"
-) -> tuple[TD3BC, dict[str, Any]]:
+def load_checkpoint(folder: Path, env: VecEnv, device: str = "cpu") -> tuple[TD3BC, dict[str, Any]]:
     """Bring algorithm and environments to where a checkpoint was written.
 
-    Pickles are executed when they are read: load checkpoints of your own runs only.
-
-    Args:
-        folder: The checkpoint.
-        env: Environments made as those of the run; they are set to the saved states.
-        algorithm: The class.
-        device: Torch device.
+    Pickles are executed when they are read: load checkpoints of your own runs only. The
+    environments are made as those of the run, and set to the saved states here.
 
     Returns:
         The algorithm, ready for ``learn(..., reset_num_timesteps=False)``, and ``run_state``.
@@ -108,7 +79,7 @@ def load_checkpoint(
                 "on with the vla_gym version that wrote it."
             )
         # The replay comes from its own file: a buffer of one row in the meantime.
-        model = algorithm.load(
+        model = TD3BC.load(
             folder / "model.zip",
             env=env,
             device=device,
@@ -118,7 +89,7 @@ def load_checkpoint(
         with open(folder / "replay.pkl", "rb") as file:
             model.replay_buffer = pickle.load(file)
         if model.fine_tuner is not None:
-            load_vla(folder / "vla.pt", model.fine_tuner)
+            model.fine_tuner.load_state_dict(load_tensors(folder / "vla.pt"))
     except VlaGymError:
         raise
     except Exception as error:  # OS, zip and whatever pickles of another version raise
@@ -134,17 +105,3 @@ def load_checkpoint(
     # observation is the one that the run would have acted on.
     model._last_obs = last_obs
     return model, loop["run"]
-
-
-def load_vla(path: Path, fine_tuner: VLAFineTuner) -> None:
-    """Bring a trained VLA to where it was saved.
-
-    Raises:
-        WeightsError: If the file is missing or damaged.
-        ConfigError: If it is of another VLA or of other adapters.
-    """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, ValueError, KeyError, RuntimeError, pickle.PickleError) as error:
-        raise WeightsError(f"{path} is no whole file of a trained VLA: {error}") from error
-    fine_tuner.load_state_dict(state)

@@ -8,12 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from vla_gym.files import replacing
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import mean_success, success_by_task
 from vla_gym_trainers.runs.run_dir import RunDir
+from vla_gym_trainers.runs.torch_helpers import save_tensors
 
 if TYPE_CHECKING:
     from vla_gym_trainers.evaluation.run_player import RunPlayer
@@ -110,9 +109,8 @@ class BestModel:
         if self.best is None or score > self.best:
             self.best = score
             if self._tuner is not None:
-                # Into Python's file: of its own, torch loses why a write failed (a full disk).
-                with replacing(self.run.best_vla) as draft, open(draft, "wb") as file:
-                    torch.save(self._tuner.state_dict(optimizer=False), file)
+                with replacing(self.run.best_vla) as draft:
+                    save_tensors(draft, self._tuner.state_dict(optimizer=False))
             policy.save(self.run.best)
         metrics = {
             "eval/success": score,

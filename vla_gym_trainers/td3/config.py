@@ -14,7 +14,7 @@ from vla_gym.suites import get_suite
 from vla_gym_trainers.runs.settings import CheckpointSettings
 from vla_gym_trainers.runs.tasks import TaskSettings
 from vla_gym_trainers.td3.algorithm_config import TD3Config
-from vla_gym_trainers.world_model.settings import WorldModelSettings
+from vla_gym_trainers.world_model.rewards import WorldModelSettings
 
 
 @dataclass
@@ -101,20 +101,12 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
                 "explore_with plays whole chunks on this machine, got stride "
                 f"{self.stride} and hosts {self.hosts}: leave them out."
             )
-        if self.vla_update_freq and self.hosts:
+        names = ("hosts", "explore_with", "world_model", "guard_layouts")
+        others = [name for name in names if getattr(self, name)]
+        if self.vla_update_freq and others:
             raise ConfigError(
-                "vla_update_freq trains the VLA of this process, and with hosts the frames are "
-                "seen by others: leave one of the two out."
-            )
-        if self.vla_update_freq and (self.explore_with is not None or self.world_model is not None):
-            raise ConfigError(
-                "vla_update_freq trains the VLA that all environments look through, and nobody "
-                "else may play or remember there: leave out explore_with and world_model, or it."
-            )
-        if self.vla_update_freq and self.guard_layouts:
-            raise ConfigError(
-                "guard_layouts hands tasks back to the frozen VLA, which a run with "
-                "vla_update_freq does not play any more: leave one of the two out."
+                "vla_update_freq trains the VLA of this process, which alone looks and plays in "
+                f"all environments: leave out {' and '.join(others)}, or it."
             )
         if self.prior_demos is not None and (self.vla_update_freq or self.hosts or self.rewards):
             raise ConfigError(

@@ -32,16 +32,7 @@ class ChunkNoise:
         seed: int | None,
         correlation: float = 0.0,
     ) -> None:
-        """Set the sizes.
-
-        Args:
-            chunk_len: C, control steps per chunk.
-            white: Standard deviation of the independent part.
-            chunk: Standard deviation of the part shared by a chunk.
-            scale: (A,) natural size of each action dimension.
-            seed: Seed of the generator, which belongs to this noise alone.
-            correlation: Of the offsets of successive chunks of an episode, in [0, 1].
-        """
+        """Set the sizes; names as above, scale (A,). The generator belongs to this noise alone."""
         self.chunk_len, self.white, self.chunk = chunk_len, white, chunk
         self.correlation = correlation
         self.scale = np.asarray(scale, np.float64)

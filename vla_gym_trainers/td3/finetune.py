@@ -44,6 +44,7 @@ from vla_gym.wrappers.vla_features import look
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.on_policy.student import (
     check_can_be_kept,
+    check_float32,
     check_trainable,
     checkpoint_layers,
     save_student,
@@ -74,11 +75,7 @@ class VLAFineTuner:
     """
 
     def __init__(self, env: Any, config: TD3Config) -> None:
-        """Copy what the environments look through.
-
-        Args:
-            env: A :class:`vla_gym.wrappers.vector.FrozenVLAObservation` that keeps its inputs.
-            config: The numbers.
+        """Copy what a ``FrozenVLAObservation`` that keeps its inputs looks through.
 
         Raises:
             ConfigError: If the environments do not keep what the VLA sees, or the VLA cannot be
@@ -111,12 +108,7 @@ class VLAFineTuner:
             lora=LoraSettings(config.lora_r, config.lora_alpha, exclude=untrained),
             heads=(),
         )
-        if any(p.dtype != torch.float32 for p in self._vla_parameters().values()):
-            raise ConfigError(
-                "Adam's small steps would be rounded away in a VLA that is trained in 16 bits: "
-                "load it with dtype=float32, or take vla_trainable=lora, whose adapters are "
-                "float32."
-            )
+        check_float32(self._vla_parameters().values())
         if config.gradient_checkpointing:
             checkpoint_layers(self.vla)
         self.encoder = copy.deepcopy(self._frozen_encoder)
@@ -143,12 +135,8 @@ class VLAFineTuner:
     ) -> dict[str, float]:
         """Do one gradient step of VLA, encoder and actor; the actor's target follows.
 
-        The gradient is that of the whole batch, added up over micro-batches.
-
-        Args:
-            policy: Networks and optimisers; only the actor and its target change.
-            buffer: Where the batch is drawn from.
-            rng: Generator of the reference dropout.
+        The gradient is that of the whole batch, which is drawn from the buffer, added up over
+        micro-batches. The generator draws the reference dropout.
 
         Returns:
             Metrics, see ``train/vla_*`` in docs/metrics.md.

@@ -60,7 +60,8 @@ class RLTokenPolicy(BasePolicy):
 
     Attributes:
         actor_average: The running average of the actor's weights; None without ``actor_ema``.
-        guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see :mod:`~.td3.guard`.
+        guarded_tasks: Tasks in which ``predict`` returns the VLA's chunk; see
+            :func:`~vla_gym_trainers.td3.train.guard_policy`.
     """
 
     def __init__(
@@ -71,15 +72,10 @@ class RLTokenPolicy(BasePolicy):
         config: TD3Config | None = None,
         **base_kwargs: Any,
     ) -> None:
-        """Build all networks.
+        """Build all networks, of the sizes that ``config`` says; other arguments as SB3's.
 
-        Args:
-            observation_space: Dict with rl_token (D,), vla_action (C, N), proprio (P,), and
-                perhaps a world model's world_memory (S,) and a Discrete task_id.
-            action_space: Box(-1, 1, (C, N)).
-            lr_schedule: Learning rate as a function of the remaining progress.
-            config: Sizes of the networks and what they see; None for the defaults.
-            **base_kwargs: Passed on to SB3's BasePolicy.
+        Observed are rl_token (D,), vla_action (C, N), proprio (P,), and perhaps a world model's
+        world_memory (S,) and a Discrete task_id; actions are a Box(-1, 1, (C, N)).
 
         Raises:
             ConfigError: If the spaces do not fit.

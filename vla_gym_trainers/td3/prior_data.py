@@ -38,10 +38,8 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
     first, with reward 1; chunks that end with it are shorter, and are filled up with their last
     action.
 
-    Args:
-        config: Settings; files of ``prior_demos`` of tasks that it does not train on are left out,
-            and not all of those need have any.
-        env: A :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+    Files of ``prior_demos`` of tasks that the run does not train on are left out, and not all of
+    those need have any. ``env`` is a :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
 
     Raises:
         ConfigError: If there are no demonstrations of the tasks, or of others, whose frames may be

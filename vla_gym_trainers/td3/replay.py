@@ -50,7 +50,6 @@ class ChunkReplayBuffer(ReplayBuffer):
         observations: Key -> (buffer_size, ...) view.
         next_observations: The same.
         actions: (buffer_size, C * 7) view.
-        num_dropped: Transitions that were not stored.
         task_weights: By task, above 0, 1 where it has none; see ``balanced``.
         prior: Other transitions, of which half of each sampled batch comes; with ``balanced`` half
             as many rows as its tasks' share of the batch, beside their share of the other rows.
@@ -119,7 +118,6 @@ class ChunkReplayBuffer(ReplayBuffer):
         shapes |= {"actions": (self.action_dim,), "truncated": ()}
         shapes |= {name: () for name in _SCALARS}
         self._ring, self._tasks = Ring(self.buffer_size, shapes), TaskIndex()
-        self.num_dropped = 0
         self.cut_episodes()
         self._bind()
 
@@ -190,7 +188,6 @@ class ChunkReplayBuffer(ReplayBuffer):
         number = self.num_added
         self._push(rows[kept])
         self._release(rows[~kept])
-        self.num_dropped += int((~kept).sum())
         for env, episode in enumerate(self._episodes):
             if kept[env]:
                 episode.append(number)

@@ -38,17 +38,14 @@ class ChunkReplaySamples(NamedTuple):
     demonstrated: Tensor
 
     def joined(self, other: ChunkReplaySamples) -> ChunkReplaySamples:
-        """Return this batch and another one below it."""
-        obs, next_obs = (
-            {key: torch.cat([mine[key], theirs[key]]) for key in mine}
-            for mine, theirs in (
-                (self.observations, other.observations),
-                (self.next_observations, other.next_observations),
-            )
-        )
-        names = ("actions", "dones", "rewards", "discounts", "mc_returns", "demonstrated")
-        parts = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names}
-        return ChunkReplaySamples(observations=obs, next_observations=next_obs, **parts)
+        """Return this batch and another one below it, which may observe more."""
+
+        def both(mine: Any, theirs: Any) -> Any:
+            if isinstance(mine, dict):
+                return {key: torch.cat([mine[key], theirs[key]]) for key in mine}
+            return torch.cat([mine, theirs])
+
+        return ChunkReplaySamples(*map(both, self, other))
 
 
 class Ring:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -28,12 +29,12 @@ from vla_gym_trainers.runs.run import Run, TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 from vla_gym_trainers.runs.settings import EVAL_SEED
+from vla_gym_trainers.runs.torch_helpers import load_tensors
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
-from vla_gym_trainers.td3.checkpoint import load_checkpoint, load_vla
+from vla_gym_trainers.td3.checkpoint import load_checkpoint
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
-from vla_gym_trainers.td3.guard import GUARD_SEED, guard_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.prior_data import demo_replay
 from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
@@ -42,6 +43,8 @@ from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 #: Environments of the evaluations during training.
 EVAL_ENVS = 8
+#: Added to a run's seed: layouts that neither training nor the choice of the best policy played.
+GUARD_SEED = 1_500_000_000
 
 
 def main(config: TD3RunConfig) -> str:
@@ -76,7 +79,7 @@ def train_td3(config: TD3RunConfig) -> TrainingRun:
             if config.prior_demos is not None:
                 model.replay_buffer.prior = demo_replay(config, getattr(env, "vector_env", env))
         else:
-            model, state = load_checkpoint(run.checkpoint.folder, env, TD3BC, config.device)
+            model, state = load_checkpoint(run.checkpoint.folder, env, config.device)
 
         def open_player() -> RunPlayer:
             return stack.enter_context(closing(make_player(config)))
@@ -106,15 +109,7 @@ def _sampled_starts(config: TD3RunConfig, layouts: int, seed: int) -> list[Start
 def conclude(
     config: TD3RunConfig, run: Run, model: TD3BC, training: dict[str, Any], player: RunPlayer
 ) -> TrainingRun:
-    """Save the policy, guard it, evaluate it beside the VLA, film it and write the card.
-
-    Args:
-        config: Settings.
-        run: The run.
-        model: Holds the policy as it is at the end.
-        training: Goes into the card.
-        player: Plays the policies.
-    """
+    """Save the policy, guard it, evaluate it beside the VLA, film it and write the card."""
     results: dict[str, Any] = {"training": training}
     files = run.dir
     has_best, tuner = files.best.is_file(), model.fine_tuner
@@ -123,7 +118,7 @@ def conclude(
     final = RLTokenPolicy.load(files.best, model.device) if has_best else model.policy
     if tuner is not None:
         if has_best:
-            load_vla(files.best_vla, tuner)
+            tuner.load_state_dict(load_tensors(files.best_vla))
         tuner.save(files.path)
         player.use(tuner.vla, tuner.encoder)
     if config.guard_layouts:
@@ -138,6 +133,37 @@ def conclude(
         film(config, files, policy, player)
     world = {**config.world_facts(), **player.facts(), **machine_facts()}
     return TrainingRun(files.path, run.write_card(results, world))
+
+
+def guard_policy(
+    policy: RLTokenPolicy, player: RunPlayer, starts: Sequence[Start]
+) -> dict[str, Any]:
+    """Let the VLA play the tasks in which a policy had fewer successes on the same starts.
+
+    Args:
+        policy: Its ``guarded_tasks`` are set; what it was guarded in before does not count here.
+        player: Plays both.
+        starts: Sampled layouts.
+
+    Returns:
+        The guard's part of a result card.
+    """
+    policy.guarded_tasks = ()
+    played = player.play(None, starts), player.play(policy, starts)
+    vla, mine = (Counter(e.task_id for e in episodes if e.success) for episodes in played)
+    guarded = [task for task in sorted(vla) if mine[task] < vla[task]]
+    policy.guarded_tasks = tuple(guarded)
+    rows = [
+        {
+            "task_id": task,
+            "episodes": count,
+            "vla_successes": vla[task],
+            "policy_successes": mine[task],
+            "plays": "vla" if task in guarded else "policy",
+        }
+        for task, count in sorted(Counter(start.task_id for start in starts).items())
+    ]
+    return {"num_guarded": len(guarded), "guarded_tasks": guarded, "by_task": rows}
 
 
 def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:

@@ -27,18 +27,15 @@ class GradientSteps:
         self, policy: RLTokenPolicy, config: TD3Config, rng: torch.Generator, use_graphs: bool
     ) -> None:
         """Keep what all steps have in common; ``use_graphs`` needs a policy on a GPU."""
-        self._critic: Step = partial(critic_step, policy, config=config, rng=rng)
+        #: Does :func:`critic_step` with a batch.
+        self.critic: Step = partial(critic_step, policy, config=config, rng=rng)
         self._actor: Step = partial(actor_step, policy, config=config, rng=rng)
         if use_graphs:
             for optimizer in (policy.critic_optimizer, policy.actor_optimizer):
                 for group in optimizer.param_groups:
                     group["capturable"] = True
-            self._critic = GraphedStep(self._critic, rng)
+            self.critic = GraphedStep(self.critic, rng)
             self._actor = GraphedStep(self._actor, rng)
-
-    def critic(self, batch: ChunkReplaySamples) -> dict[str, Tensor]:
-        """Do :func:`critic_step`."""
-        return self._critic(batch)
 
     def actor(self, batch: ChunkReplaySamples, bc_weight: float) -> dict[str, Tensor]:
         """Do :func:`actor_step`."""
@@ -75,11 +72,7 @@ def critic_step(
 ) -> dict[str, Tensor]:
     """Regress the critics to their targets once, and move the target critics.
 
-    Args:
-        policy: Networks and optimisers, changed in place.
-        batch: B transitions.
-        config: The numbers.
-        rng: Generator of the smoothing noise.
+    The generator draws the smoothing noise.
 
     Returns:
         ``critic_loss``, ``q_mean`` (over batch and critics), ``target_mean``: scalars.
@@ -127,12 +120,8 @@ def actor_step(
 ) -> dict[str, Tensor]:
     """Move the actor up the mean of the critics, held as :func:`held_to` says; and what follows it.
 
-    Args:
-        policy: Networks and optimisers; only the actor, its target and its average change.
-        batch: B transitions.
-        bc_weight: Scalar beta of now; that of ``config`` is where it begins.
-        config: The other numbers.
-        rng: Generator of the reference dropout.
+    Only the actor, its target and its average change. ``bc_weight`` is beta as it is now, that of
+    ``config`` where it begins; the generator draws the reference dropout.
 
     Returns:
         Scalars ``actor_loss``, ``actor_q`` and ``reference_rms``: root mean square of the scaled
@@ -164,13 +153,7 @@ def actor_step(
 def clone_step(
     policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
 ) -> float:
-    """Move the actor towards the reference alone: the actor's loss without Q.
-
-    Args:
-        policy: Networks and optimisers; only the actor changes, not its target.
-        batch: B transitions.
-        config: Its ``reference_dropout`` and ``bc_beside_demos`` are used.
-        rng: Generator of the reference dropout.
+    """Move the actor, not its target, towards the reference alone: its loss without Q.
 
     Returns:
         The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units, but for what

@@ -18,12 +18,9 @@ MOVED = 0.02
 
 
 def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = rewards.CELL) -> int:
-    """Return how many different cells positions are in.
+    """Return how many different cells positions (N, D) are in, in metres; NaN does not count.
 
-    Args:
-        positions: (N, D) in metres; rows with NaN do not count.
-        groups: (N,) int: the same cell counts once for each group.
-        size: Side of a cell.
+    The same cell counts once for each of the groups (N,).
     """
     known = np.isfinite(positions).all(axis=1)
     cells = rewards.cells(positions[known], size)
@@ -31,11 +28,7 @@ def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = rewar
 
 
 def state_coverage(data: Sequences, rows: np.ndarray) -> dict[str, float]:
-    """Return the cells that chunks led to, for each chunk.
-
-    Args:
-        data: The sequences.
-        rows: (n,) the steps: rows with a next one.
+    """Return the cells that the chunks of rows (n,) with a next one led to, for each chunk.
 
     Returns:
         ``coverage``, in [0, 1]: cells of the end effector's positions (the first three numbers of
@@ -56,12 +49,9 @@ def state_coverage(data: Sequences, rows: np.ndarray) -> dict[str, float]:
 
 @torch.no_grad()
 def step_terms(model: WorldModel, data: Sequences, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the reward terms (n,) that a world model would give for steps.
+    """Return the reward terms (n,) that a world model would give for rows (n,) with a next one.
 
-    Args:
-        model: The world model.
-        data: With its tokens.
-        rows: (n,) the steps: rows with a next one.
+    The data has the model's tokens.
     """
     states = memory_states(model, data)
     found: list[dict[str, Tensor]] = []
@@ -81,11 +71,8 @@ def by_behaviour(
 ) -> dict[str, dict[str, Any]]:
     """Return, by behaviour, the means of :func:`step_terms` and :func:`state_coverage`.
 
-    Args:
-        model: The world model.
-        data: With its tokens.
-        paired: Of episode number n of every behaviour, only as many steps count as the shortest of
-            them has: all behaviours have the same starts and the same number of steps then.
+    If ``paired``, of episode number n of every behaviour only as many steps count as the shortest
+    of them has: all behaviours have the same starts and the same number of steps then.
 
     Returns:
         ``steps`` (of the environment), ``memory_divergence``, ``uncertainty``,

@@ -8,46 +8,28 @@ and ``learner.pt`` are the explorer's, as PPO writes them. Schedules are functio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
+from vla_gym_trainers.runs.torch_helpers import load_tensors
 
 #: F1's phases, and the commands that train them.
 TEACHER, STUDENT, ADVERSARIAL = "teacher", "student", "adversarial"
 PHASES = {TEACHER: "world-model", STUDENT: "explorer", ADVERSARIAL: "adversarial"}
-_FILE = "f1.pt"
-
-
-def write_tensors(folder: Path, tensors: Mapping[str, Any]) -> None:
-    """Write state dicts and tensors by name into a checkpoint's folder."""
-    # Into Python's file: of its own, torch loses why a write failed (a full disk).
-    with open(folder / _FILE, "wb") as file:
-        torch.save(dict(tensors), file)
+F1_FILE = "f1.pt"
 
 
 def read_tensors(checkpoint: Checkpoint, phase: str) -> dict[str, Any]:
-    """Read what :func:`write_tensors` wrote; nothing in the file is executed.
-
-    Args:
-        checkpoint: Of a run.
-        phase: The phase that goes on.
+    """Read the ``f1.pt`` that a phase goes on from; nothing in the file is executed.
 
     Raises:
         WeightsError: If it is another phase's, or damaged.
     """
     check_phase(checkpoint, phase)
-    try:
-        tensors: dict[str, Any] = torch.load(
-            checkpoint.folder / _FILE, map_location="cpu", weights_only=True
-        )
-    except Exception as error:  # pickle, zip and OS errors alike
-        raise WeightsError(f"Cannot resume from {checkpoint.folder}: {error}") from error
-    return tensors
+    return load_tensors(checkpoint.folder / F1_FILE)
 
 
 def check_phase(checkpoint: Checkpoint, phase: str) -> None:
@@ -66,12 +48,7 @@ def check_phase(checkpoint: Checkpoint, phase: str) -> None:
 
 
 def newest_of(run: Path, phases: Sequence[str], option: str) -> Checkpoint:
-    """Return the newest checkpoint of a run of an earlier phase.
-
-    Args:
-        run: The run's directory.
-        phases: It is of one of these.
-        option: That named it, for the message.
+    """Return the newest checkpoint of a run of one of these phases, which an option named.
 
     Raises:
         ConfigError: If it is no run, or one of another phase.

@@ -109,22 +109,13 @@ class SequencePolicy:
         keep_agentview: bool,
         explorer: Policy | None = None,
     ) -> None:
-        """Choose who acts.
-
-        Args:
-            vla: The VLA that looks, and acts as ``"vla"``.
-            behaviour: One of :data:`.data.BEHAVIOURS`.
-            chunk_len: Control steps of a step.
-            seed: Of random actions.
-            keep_agentview: Whether the main camera's frames are kept, too.
-            explorer: Acts as ``"explorer"``.
-        """
+        """Choose who acts; the VLA looks in any case, and the seed is that of random actions."""
         self._vla, self._behaviour, self._seed = vla, behaviour, seed
         self._explorer = explorer
         self._keep_agentview = keep_agentview
         self.name, self.chunk_len = behaviour, chunk_len
         self.expert = behaviour == "expert"
-        self._views: tuple[str, ...] = tuple(getattr(vla, "cameras", CAMERAS))
+        self._views = vla.cameras
         self.cameras = tuple(dict.fromkeys((*self._views, *CAMERAS)))
         self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
@@ -231,13 +222,7 @@ class RecordedEpisodes(NoisyEpisodes):
     def __init__(
         self, env: gym.Env[dict[str, Any], np.ndarray], *, chunk_len: int, **noise: Any
     ) -> None:
-        """Wrap an environment around a ``LiberoEnv``.
-
-        Args:
-            env: The environment.
-            chunk_len: Rows C of its actions.
-            **noise: See :class:`~vla_gym.rollout.noise.NoisyEpisodes`.
-        """
+        """Wrap an environment around a ``LiberoEnv``; for the noise see the base."""
         super().__init__(env, **noise)
         assert isinstance(env.observation_space, spaces.Dict)
         size = get_suite(self._base.suite).action.size

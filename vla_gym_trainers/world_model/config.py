@@ -39,8 +39,6 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """Training episodes a task of smooth random actions."""
     vla_episodes: Count = 4
     """Training episodes a task of the VLA with noise."""
-    expert_episodes: Count = 4
-    """Training episodes a task of the scripted expert with noise."""
     validation_episodes: PositiveInt = 1
     """Episodes a task of each of these behaviours on other layouts, for validation."""
     noise: Fraction = 0.15
@@ -49,8 +47,6 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """Environments at once while episodes are played."""
     num_workers: Count = 1
     """Processes that simulate, with hosts on each of them; 0: none but this one."""
-    hosts: str | None = None
-    """ray, or ray://host:port: a part of the environments on each node of a Ray cluster."""
     codebook_size: int = 512
     """Tokens that a place of a frame can have."""
     code_size: int = 16
@@ -110,15 +106,6 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
         check_fields(self)
         if not sum(getattr(self, name) for name in counts):
             raise ConfigError(f"No sequences: ask for at least one of {', '.join(counts)}.")
-
-    def check(self) -> None:
-        """Check what needs the suites; not when the settings are made, as they may be a preset's.
-
-        Raises:
-            ConfigError: If there is no task, or one without an expert.
-            UnknownTaskError: If there is no such suite or task.
-        """
-        self.check_tasks(need_expert=self.expert_episodes > 0)
 
     def episodes(self, *, held_out: bool) -> dict[str, int]:
         """Return the episodes a task by behaviour, for training or for validation."""

@@ -88,11 +88,8 @@ class Sequences:
 
     def since(self, row: int) -> Sequences:
         """Return the rows from an episode's first one on."""
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        # Pictures may have been left out.
-        return Sequences(
-            **{k: v[row:] if len(v) else v for k, v in columns.items()}, tasks=self.tasks
-        )
+        # Pictures may have been left out: they stay of no rows.
+        return dataclasses.replace(self, **{name: getattr(self, name)[row:] for name in _COLUMNS})
 
     def without_frames(self) -> Sequences:
         """Return the same without pictures: a model is trained by tokens."""

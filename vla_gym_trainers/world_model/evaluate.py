@@ -1,4 +1,4 @@
-"""What a world model predicts on sequences it has not seen, beside copying the last frame."""
+"""What a world model predicts and remembers on sequences that it has not seen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.losses import next_token_loss
 from vla_gym_trainers.world_model.protocol import WorldModel
@@ -18,6 +19,10 @@ from vla_gym_trainers.world_model.protocol import WorldModel
 BATCH = 128
 #: Resamples of a bootstrap.
 RESAMPLES = 2000
+#: Steps that lie between a frame and the state that :func:`recall` asks for it.
+LAGS = (1, 4, 8, 16)
+#: Side of the coarse pictures that it reads off the states.
+COARSE = 4
 
 
 class Predictions(NamedTuple):
@@ -38,11 +43,8 @@ class Predictions(NamedTuple):
 def memory_states(model: WorldModel, data: Sequences, *, reset: bool = False) -> Tensor:
     """Return the states (N, S) after every row.
 
-    Args:
-        model: The model.
-        data: The sequences.
-        reset: Start every step from the initial state, as if it were an episode's first: what the
-            model knows without memory.
+    With ``reset`` every step starts from the initial state, as if it were an episode's first: what
+    the model knows without memory.
     """
     bounds, last = data.bounds(), data.last_actions()
     arrays = (data.features, data.proprio, last)
@@ -62,11 +64,7 @@ def forecasts(
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Yield, batch by batch, rows, the logits (b, P, K) of what follows, and the tokens that did.
 
-    Args:
-        model: The model.
-        data: With its tokens.
-        states: (N, S) after every row.
-        rows: (n,) rows with a next one.
+    From the states (N, S) after every row, at rows (n,) with a next one.
     """
     for part in np.array_split(rows, max(1, math.ceil(len(rows) / BATCH))):
         tokens, after, action = (
@@ -91,12 +89,8 @@ def predict(model: WorldModel, data: Sequences, states: Tensor, rows: np.ndarray
 def copy_cross_entropy(stay: float, codebook_size: int, same: np.ndarray) -> np.ndarray:
     """Return the cross-entropy (n,) of the guess that a token stays, in nats.
 
-    ``p(token stays) = q``, and ``(1 - q) / (K - 1)`` for each of the others.
-
-    Args:
-        stay: The probability q, in (0, 1).
-        codebook_size: K.
-        same: (n, P) bool, tokens that did stay.
+    ``p(token stays) = q``, in (0, 1), and ``(1 - q) / (K - 1)`` for each of the others; ``same``
+    (n, P) says which did stay.
     """
     flips = -math.log((1.0 - stay) / (codebook_size - 1))
     return np.where(same, -math.log(stay), flips).mean(axis=1)
@@ -134,10 +128,8 @@ def tokenizer_psnr(model: WorldModel, data: Sequences) -> float:
 def evaluate(model: WorldModel, data: Sequences, stay: float) -> dict[str, Any]:
     """Return the figures of a result card: prediction with and without memory, and copying.
 
-    Args:
-        model: The model.
-        data: Sequences on layouts that it was not trained on, with its tokens.
-        stay: Of the copy's cross-entropy, see :func:`stay_rate`, of the training data.
+    The sequences, with the model's tokens, are on layouts that it was not trained on; ``stay`` is
+    the :func:`stay_rate` of the training data.
 
     Returns:
         ``n_frames`` and ``n_episodes`` predicted; ``tokenizer_psnr``; for each of ``memory``,
@@ -173,14 +165,10 @@ def evaluate(model: WorldModel, data: Sequences, stay: float) -> dict[str, Any]:
 
 
 def bootstrap(values: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
-    """Return the mean of values (n,) with a 95 % interval over episodes.
+    """Return the mean of values (n,) with a 95 % interval over the episodes (n,) they are from.
 
     Whole episodes are drawn with replacement (their steps are alike), and the mean is taken over
     the steps of those drawn.
-
-    Args:
-        values: (n,).
-        episode: (n,) int, which episode a value is from.
     """
     numbers = np.unique(episode, return_inverse=True)[1]
     sums, counts = np.bincount(numbers, values), np.bincount(numbers)
@@ -188,3 +176,60 @@ def bootstrap(values: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
     means = sums[picks].sum(1) / counts[picks].sum(1)
     low, high = np.quantile(means, (0.025, 0.975))
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
+
+
+def recall(model: WorldModel, train: Sequences, test: Sequences) -> dict[str, Any]:
+    """Read what the wrist camera saw some steps ago off the model's states, by linear probes.
+
+    A ridge regression (:func:`.linear_probe.fit_linear_probe`) maps the state at step t to the mean
+    colours of the ``COARSE x COARSE`` tiles of the wrist frame at step t - lag. It is fitted on
+    training sequences and tested on others. ``memory``: the state; ``no_memory``: the state that
+    the model has when it is reset at every step: it knows the present observation and the last
+    action.
+
+    Returns:
+        By lag: ``n_steps``, ``n_episodes``; share of the variance that is explained, ``memory`` and
+        ``no_memory`` (1: all; 0: as the mean picture does); ``memory_gain``: their difference, with
+        bounds over episodes. Lags that no episode is long enough for are left out.
+    """
+    sets = (train, test)
+    states = {
+        name: [memory_states(model, d, reset=name == "no_memory").cpu().numpy() for d in sets]
+        for name in ("memory", "no_memory")
+    }
+    pictures, ages = [_coarse(d.frames) for d in sets], [_ages(d) for d in sets]
+    results: dict[str, Any] = {}
+    for lag in LAGS:
+        fit, check = (np.flatnonzero(age >= lag) for age in ages)
+        if len(np.unique(train.episode[fit])) < 2 or not len(check):
+            continue
+        truth, wanted = pictures[0][fit - lag], pictures[1][check - lag]
+        spread = np.square(wanted - truth.mean(axis=0)).sum(axis=1)
+        explained: dict[str, np.ndarray] = {}
+        for name, (one, other) in states.items():
+            probe = fit_linear_probe(one[fit], truth, train.episode[fit])
+            error = np.square(probe(other[check]) - wanted).sum(axis=1)
+            explained[name] = 1.0 - error / spread.mean()
+        episode = test.episode[check]
+        results[str(lag)] = {
+            "n_steps": len(check),
+            "n_episodes": len(np.unique(episode)),
+            **{name: float(values.mean()) for name, values in explained.items()},
+            "memory_gain": bootstrap(explained["memory"] - explained["no_memory"], episode),
+        }
+    return results
+
+
+def _coarse(frames: np.ndarray) -> np.ndarray:
+    """Return the mean colours of the tiles, (N, COARSE * COARSE * 3) float32 in [0, 1]."""
+    tile = frames.shape[1] // COARSE
+    tiles = frames.reshape(len(frames), COARSE, tile, COARSE, tile, 3).astype(np.float32)
+    means: np.ndarray = tiles.mean(axis=(2, 4)).reshape(len(frames), -1) / 255.0
+    return means
+
+
+def _ages(data: Sequences) -> np.ndarray:
+    """Return how many rows (N,) of its episode come before each row."""
+    first = data.bounds()[:, 0]
+    rows = np.arange(len(data))
+    return rows - first[np.searchsorted(first, rows, side="right") - 1]

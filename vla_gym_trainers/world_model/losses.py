@@ -48,12 +48,7 @@ def states_along(model: WorldModel, window: Window, state: Tensor) -> Tensor:
 
 
 def next_token_loss(logits: Tensor, next_tokens: Tensor) -> Tensor:
-    """Return the cross-entropy ``-log p(next token)`` (N, P) in nats.
-
-    Args:
-        logits: (N, P, K).
-        next_tokens: (N, P) int64.
-    """
+    """Return ``-log p(next token)`` (N, P) in nats, of logits (N, P, K) and tokens (N, P)."""
     loss = F.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(), reduction="none")
     return loss.view(next_tokens.shape)
 
@@ -62,12 +57,8 @@ def window_loss(model: WorldModel, window: Window, state: Tensor) -> tuple[Tenso
     """Return the mean cross-entropy of a window, its accuracy and its states (B, T, S).
 
     ``L = mean over valid steps t and places p of -log softmax(logits(s_t, tokens_t, a_t))_p at
-    tokens_{t+1, p}``. The accuracy is the share of tokens whose likeliest value is right.
-
-    Args:
-        model: With gradients where its parameters have them.
-        window: What was seen and done.
-        state: (B, S) before the windows.
+    tokens_{t+1, p}``, from the state (B, S) before the window. The accuracy is the share of tokens
+    whose likeliest value is right.
     """
     states, valid = states_along(model, window, state), window.valid
     logits = model.logits(states[valid], window.tokens[valid], window.actions[valid])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from vla_gym.outside import ChunkLength, ImageSide, Object, Size, SomeLayers, ch
 from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.blocks import Block
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.files import read_json, verify_checksums, write_weights
+from vla_gym.vla.files import read_json, verify_checksums, write_checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.preprocess import area_downsample, proprio_features
 from vla_gym_trainers.world_model.tokenizer import FrameTokenizer, TokenizerConfig
@@ -32,21 +31,10 @@ MEMORY_TOKENS = 8
 class WorldModelSizes:
     """Sizes of a :class:`GRUWorldModel`.
 
-    Attributes:
-        vla: The VLA whose features it was trained on, as ``vla_gym.vla.load`` takes it.
-        feature_size: Size F of its hidden states.
-        proprio_size: Numbers of the proprioception.
-        action_size: Numbers A of an action.
-        chunk_len: Control steps C of a step.
-        cameras: Views that the VLA looks at.
-        image_size: Side in pixels of the renders that it expects.
-        memory_hidden: Width of the GRU.
-        memory_num_layers: Its layers; a state has ``memory_num_layers * memory_hidden`` numbers.
-        memory_enabled: False: the state before is never used, so that a step knows itself alone.
-        width: Width of the predictor's transformer.
-        num_blocks: Its blocks.
-        num_heads: Its attention heads.
-        tokenizer: Sizes of the tokenizer.
+    ``vla`` is the VLA whose features, of size F, it was trained on, as ``vla_gym.vla.load`` takes
+    it; a state has ``memory_num_layers * memory_hidden`` numbers; without ``memory_enabled`` the
+    state before is never used, so that a step knows itself alone. See also
+    :class:`.protocol.WorldModel` and :class:`.config.WorldModelConfig`.
     """
 
     vla: str
@@ -206,11 +194,9 @@ class GRUWorldModel(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json, model.safetensors (float32) and SHA256SUMS."""
-        folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps({"model_type": MODEL_TYPE, **asdict(self.sizes)}, indent=2)
-        (folder / "config.json").write_text(content + "\n", encoding="utf-8")
+        config = {"model_type": MODEL_TYPE, **asdict(self.sizes)}
         # In 32 bits: a rounded codebook would give other tokens than those it was trained on.
-        write_weights(folder, self.state_dict(), half=False)
+        write_checkpoint(folder, config, self.state_dict(), half=False)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str = "cpu") -> Self:

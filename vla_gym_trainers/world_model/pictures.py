@@ -23,12 +23,7 @@ def write_pictures(path: Path, model: WorldModel, data: Sequences) -> None:
 
     Both show the first episode of each behaviour. At step t that is the main camera's frame, the
     wrist camera's, and what the model expected the wrist camera to show when it knew the steps
-    before t and the chunk that led to it.
-
-    Args:
-        path: Of the film, ``.mp4``.
-        model: The model.
-        data: With tokens and the main camera's frames.
+    before t and the chunk that led to it. The data has tokens and the main camera's frames.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     states = memory_states(model, data)

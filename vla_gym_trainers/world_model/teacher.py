@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ from torch import Tensor, nn
 
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.runs.run_dir import Checkpoint
-from vla_gym_trainers.world_model.checkpoint import TEACHER, read_tensors, write_tensors
+from vla_gym_trainers.runs.torch_helpers import save_tensors, set_cosine_rate
+from vla_gym_trainers.world_model.checkpoint import F1_FILE, TEACHER, read_tensors
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.losses import Window, window_loss
 from vla_gym_trainers.world_model.model import GRUWorldModel, WorldModelSizes
 from vla_gym_trainers.world_model.windows import Windows
 
-WARMUP_STEPS = 50
 #: Frames that are tokenised in one forward pass.
 BATCH = 128
 
@@ -121,17 +120,11 @@ class Teacher:
         return {"loss": loss, "accuracy": accuracy}
 
     def _set_learning_rate(self) -> float:
-        """Follow a cosine over what trains now, after a linear warm-up; return the rate."""
-        config, step, total, peak = self.config, self.steps, self.config.steps, 0.0
+        config, first = self.config, self.config.tokenizer_steps
+        step, total, peak = self.steps - first, config.steps, config.learning_rate
         if self.is_tokenizing:
-            total, peak = config.tokenizer_steps, config.tokenizer_learning_rate
-        else:
-            step, peak = step - config.tokenizer_steps, config.learning_rate
-        cosine = 0.5 * (1.0 + math.cos(math.pi * step / total))
-        rate = peak * min(1.0, (step + 1) / WARMUP_STEPS) * (0.02 + 0.98 * cosine)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+            step, total, peak = self.steps, first, config.tokenizer_learning_rate
+        return set_cosine_rate(self._optimizer, step, total, peak=peak, warmup=50)
 
     # Checkpoints
 
@@ -143,8 +136,8 @@ class Teacher:
 
     def save(self, folder: Path) -> None:
         """Write the tensors into a checkpoint's folder."""
-        write_tensors(
-            folder,
+        save_tensors(
+            folder / F1_FILE,
             {
                 "model": self.model.state_dict(),
                 "optimizer": self._optimizer.state_dict(),

@@ -132,12 +132,7 @@ class FrameTokenizer(nn.Module):
         """Move the codebook to the vectors of a batch; bring dead codes back to life.
 
         ``N_k <- d N_k + (1 - d) n_k``, ``m_k <- d m_k + (1 - d) sum z``, ``e_k = m_k / N_k``. A
-        dead code becomes a vector of the batch, drawn at random.
-
-        Args:
-            vectors: (B, D, G, G) of the encoder.
-            tokens: (B, P) that they were given.
-            generator: Source of the draws, on the CPU.
+        dead code becomes a vector of the batch, drawn at random by a generator on the CPU.
         """
         flat, chosen = vectors.permute(0, 2, 3, 1).flatten(0, 2), tokens.flatten()
         count = flat.new_zeros(len(self.codebook)).index_add_(
@@ -161,12 +156,8 @@ class FrameTokenizer(nn.Module):
         """Return the terms of the training loss of a batch, and move the codebook.
 
         ``|x - D(e)|^2 + b |z - sg(e)|^2``, eq. 3 of the paper; its middle term is the running
-        average here. The codebook of the first batch is drawn from that batch.
-
-        Args:
-            frames: (B, S, S, 3) uint8.
-            generator: Of :meth:`follow`.
-            commitment: Weight b.
+        average here. The codebook of the first batch is drawn from that batch. Frames are
+        (B, S, S, 3) uint8; ``commitment`` is the weight b.
 
         Returns:
             ``loss`` with gradients, ``mse`` of pixels in [0, 1], ``codes``: share of the codebook
@@ -195,12 +186,10 @@ class FrameTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Return the frames (B, S, S, 3) uint8 of tokens.
+        """Return the frames (B, S, S, 3) uint8 of tokens (B, P).
 
-        Args:
-            tokens: (B, P) int64, or probabilities (B, P, K) float32 of each: what is decoded then
-                are the expected codes, which come nearer to an uncertain frame than the likeliest
-                ones, and are blurred where it is uncertain.
+        Of probabilities (B, P, K) the expected codes are decoded, which come nearer to an uncertain
+        frame than the likeliest ones, and are blurred where it is uncertain.
         """
         pixels = self.decoder(self._grid(tokens)).clamp(-0.5, 0.5)
         return ((pixels + 0.5) * 255.0).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()

@@ -11,7 +11,6 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import to_type
 from vla_gym.suites import get_suite
 from vla_gym.vla import FrozenVLA, load
-from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import is_stateful
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
@@ -19,10 +18,9 @@ from vla_gym_trainers.world_model.behaviours import by_behaviour
 from vla_gym_trainers.world_model.collect import FRAME_SIZE, collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
-from vla_gym_trainers.world_model.evaluate import evaluate, stay_rate, tokenizer_psnr
+from vla_gym_trainers.world_model.evaluate import evaluate, recall, stay_rate, tokenizer_psnr
 from vla_gym_trainers.world_model.model import WorldModelSizes
 from vla_gym_trainers.world_model.pictures import write_pictures
-from vla_gym_trainers.world_model.probe import recall
 from vla_gym_trainers.world_model.teacher import Teacher, tokenised
 from vla_gym_trainers.world_model.tokenizer import TokenizerConfig
 from vla_gym_trainers.world_model.windows import check_length
@@ -100,7 +98,7 @@ def _sizes(config: WorldModelConfig, vla: FrozenVLA) -> WorldModelSizes:
         proprio_size=suite.proprio.size,
         action_size=suite.action.size,
         chunk_len=config.chunk_len,
-        cameras=tuple(getattr(vla, "cameras", CAMERAS)),
+        cameras=vla.cameras,
         image_size=vla.image_size,
         memory_hidden=config.memory_hidden,
         memory_num_layers=config.memory_num_layers,

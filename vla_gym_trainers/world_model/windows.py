@@ -36,25 +36,15 @@ class Windows:
         *,
         sequential: bool,
     ) -> None:
-        """Begin.
-
-        Args:
-            data: With tokens.
-            length: Steps T of a window.
-            batch_size: Windows B of a batch.
-            state_size: Size S of a state.
-            seed: Of the draws.
-            sequential: See the class.
+        """Begin: batches of B windows of ``length`` T steps, from sequences with tokens.
 
         Raises:
-            ConfigError: If no sequence is as long as a window, or the tokens are missing.
+            ConfigError: If no sequence is as long as a window.
         """
         self._data, self._length, self._size = data, length, batch_size
         check_length(data, length)
         bounds = data.bounds()
         self._bounds = bounds[np.diff(bounds)[:, 0] > 1]
-        if len(data.tokens) != len(data):
-            raise ConfigError("Windows need the tokens of all frames: let a tokenizer make them.")
         self._sequential, self._rng = sequential, np.random.default_rng(seed)
         self._last = data.last_actions()
         self._state = torch.zeros(batch_size, state_size)
@@ -144,13 +134,9 @@ def check_length(data: Sequences, length: int) -> None:
 
 
 def window_of(data: Sequences, last: np.ndarray, rows: np.ndarray, valid: np.ndarray) -> Window:
-    """Return the steps ``rows`` (B, T) of sequences.
+    """Return the steps ``rows`` (B, T) of sequences, each row of B inside one episode.
 
-    Args:
-        data: With tokens.
-        last: ``data.last_actions()``.
-        rows: Indices; those of a row of B are of one episode.
-        valid: (B, T) bool, which of them are real.
+    ``last`` are ``data.last_actions()``, and ``valid`` (B, T) says which of the steps are real.
     """
     after = np.minimum(rows + 1, len(data) - 1)
     valid = valid & (data.executed[rows] > 0)

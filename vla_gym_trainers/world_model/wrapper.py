@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,10 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym.errors import ConfigError
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
-from vla_gym.wrappers.vla_state import check_told, hear
+from vla_gym.wrappers.vla_state import check_told, heard
 from vla_gym_trainers.world_model import rewards as terms
-from vla_gym_trainers.world_model.memory import Seen, WorldMemory
+from vla_gym_trainers.world_model.memory import WorldMemory
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, WorldModel, load_world_model
-
-
-@dataclass(frozen=True, eq=False)
-class RememberedState:
-    """State of one environment and of what the world model remembers of its episode; picklable.
-
-    Attributes:
-        env: State of the wrapped environment.
-        memory: (S,) float32.
-        tokens: (P,) int64 of the present wrist frame.
-        visited: Cells of the end effector in the episode so far.
-        instruction: Of the episode.
-        ended: Whether the next step of a vector environment resets it (NEXT_STEP).
-    """
-
-    env: Any
-    memory: np.ndarray
-    tokens: np.ndarray
-    visited: frozenset[tuple[int, ...]]
-    instruction: str | None
-    ended: bool
 
 
 class WorldModelObservation(VectorEpisodeWrapper):
@@ -125,8 +103,6 @@ class WorldModelObservation(VectorEpisodeWrapper):
     def _convert_step(self, result: Step) -> Step:
         obs, rewards, terminations, truncations, infos = result
         ids, begun, executed = self._steps(infos, terminations | truncations)
-        if "final_obs" in infos:
-            begun = begun | infos["_final_obs"]
         infos, paid = self._remember(obs, infos, ids, executed, begun)
         if self.weights is not None:
             stepped = executed > 0
@@ -159,17 +135,15 @@ class WorldModelObservation(VectorEpisodeWrapper):
             name; 0 where nothing was executed.
         """
         # Copies of what is written to: infos may be the environment's own.
-        infos, of_finals = dict(infos), self._instructions[ids]
-        final_obs: dict[int, Obs] = {}
+        infos, final_obs = dict(infos), dict[int, Obs]()
         if "final_obs" in infos:
             infos["final_obs"] = infos["final_obs"].copy()
             infos["final_info"] = dict(infos["final_info"])
             finals = np.flatnonzero(infos["_final_obs"]).tolist()
             final_obs = {i: infos["final_obs"][i] for i in finals}
-            hear(of_finals, infos["final_info"])
-        texts = self._instructions[ids]
-        hear(texts, infos)
-        self._instructions[ids] = texts
+        before = self._instructions[ids]
+        of_finals = heard(before, infos.get("final_info", {}))
+        texts = self._instructions[ids] = heard(before, infos)
         stepped, fresh = np.flatnonzero(executed), np.flatnonzero(begun)
         # A final observation belongs to the episode that has just ended.
         rows = [
@@ -180,7 +154,7 @@ class WorldModelObservation(VectorEpisodeWrapper):
         after, paid = self.memory.rows(ids), {name: np.zeros(len(ids)) for name in terms.TERMS}
         if rows:
             after[stepped], found = self.memory.advance(
-                _batch(self.world_model.cameras, rows),
+                *_batch(self.world_model.cameras, rows),
                 ids[stepped],
                 ids[fresh],
                 self._executed_actions(ids[stepped], executed[stepped]),
@@ -203,32 +177,27 @@ class WorldModelObservation(VectorEpisodeWrapper):
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
         return {**obs, WORLD_MEMORY: self.memory.rows(env_ids)}
 
-    def _save(self, env_id: int, state: Any) -> RememberedState:
-        return RememberedState(
-            env=state,
-            memory=self.memory.rows(np.array([env_id]))[0],
-            tokens=self.memory.tokens[env_id].cpu().numpy().copy(),
-            visited=frozenset(self.memory.visited[env_id]),
-            instruction=self._instructions[env_id],
-            ended=bool(self._ended[env_id]),
-        )
+    def _save(self, env_id: int) -> dict[str, Any]:
+        return {
+            "memory": self.memory.rows(np.array([env_id]))[0],
+            "tokens": self.memory.tokens[env_id].cpu().numpy().copy(),
+            "visited": frozenset(self.memory.visited[env_id]),
+            "instruction": self._instructions[env_id],
+        }
 
-    def _check(self, state: Any) -> RememberedState:
-        sizes = (self.world_model.state_size,), (self.world_model.num_tokens,)
-        known = isinstance(state, RememberedState)
-        if not known or (np.shape(state.memory), np.shape(state.tokens)) != sizes:
+    def _check(self, kept: Mapping[str, Any]) -> None:
+        sizes = self.world_model.state_size, self.world_model.num_tokens
+        if (found := (len(kept["memory"]), len(kept["tokens"]))) != sizes:
             raise ConfigError(
-                f"Expected a RememberedState of get_state() with a memory of {sizes[0][0]} numbers "
-                f"and {sizes[1][0]} tokens, got {type(state).__name__}: both environments need the "
-                "same world model."
+                f"Expected a memory of {sizes[0]} numbers and {sizes[1]} tokens, got {found[0]} "
+                f"and {found[1]}: both environments need the same world model."
             )
-        return state
 
-    def _restore(self, env_id: int, state: RememberedState) -> None:
-        self.memory.states[env_id] = torch.from_numpy(state.memory)
-        self.memory.tokens[env_id] = torch.from_numpy(state.tokens)
-        self.memory.visited[env_id] = set(state.visited)
-        self._instructions[env_id] = state.instruction
+    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
+        self.memory.states[env_id] = torch.from_numpy(kept["memory"])
+        self.memory.tokens[env_id] = torch.from_numpy(kept["tokens"])
+        self.memory.visited[env_id] = set(kept["visited"])
+        self._instructions[env_id] = kept["instruction"]
 
 
 def _row(obs: Obs, i: int) -> Obs:
@@ -236,15 +205,17 @@ def _row(obs: Obs, i: int) -> Obs:
     return {key: value[i] for key, value in obs.items()}
 
 
-def _batch(cameras: Sequence[str], rows: Sequence[tuple[Obs, Any]]) -> Seen:
-    """Return observations and their instructions as a batch.
+def _batch(
+    cameras: Sequence[str], rows: Sequence[tuple[Obs, Any]]
+) -> tuple[dict[str, np.ndarray], list[str], np.ndarray]:
+    """Return views, instructions and proprioception of observations as a batch.
 
     Raises:
         ConfigError: If an instruction is not known.
     """
     texts = check_told([text for _, text in rows])
     views = {name: np.stack([obs[name] for obs, _ in rows]) for name in {*cameras, "wrist"}}
-    return Seen(views, texts, np.stack([obs["proprio"] for obs, _ in rows]))
+    return views, texts, np.stack([obs["proprio"] for obs, _ in rows])
 
 
 def _show(infos: dict[str, Any], paid: Mapping[str, np.ndarray], stepped: np.ndarray) -> None:

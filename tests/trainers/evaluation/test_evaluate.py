@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from resume_target import make_toy_player, make_toy_vec
+from resume_target import make_toy_player, use_toy
 
 import vla_gym_trainers
 from vla_gym.errors import ConfigError, WeightsError
@@ -18,7 +18,6 @@ from vla_gym.rollout import Start
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.policy_config import _numbered
-from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.evaluation.summary import summarize
 from vla_gym_trainers.evaluation.trained import TrainedOn, load_policy, trained_on, trained_vla
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
@@ -37,13 +36,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def toy_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the LIBERO environments by the toy ones."""
-    monkeypatch.setattr("vla_gym_trainers.td3.train.make_player", make_toy_player)
-    monkeypatch.setattr("vla_gym_trainers.td3.train.make_vec", make_toy_vec)
-
-
 def test_lazy_exports() -> None:
     for name in vla_gym_trainers.__all__:
         assert getattr(vla_gym_trainers, name).__name__ == name
@@ -53,12 +45,6 @@ def test_lazy_exports() -> None:
 
 def starts(states: Sequence[int], task_id: int = 0) -> list[Start]:
     return [Start("goal", task_id, state) for state in states]
-
-
-@pytest.fixture
-def player() -> Iterator[RunPlayer]:
-    with closing(make_toy_player()) as player:
-        yield player
 
 
 class Corrects:
@@ -73,18 +59,19 @@ class Corrects:
         return action, None
 
 
-def test_the_vla_and_a_policy_play_the_same_states(player: RunPlayer) -> None:
-    results = player.evaluate(Corrects(), starts(range(40)))
+def test_the_vla_and_a_policy_play_the_same_states() -> None:
+    with closing(make_toy_player()) as player:
+        results = player.evaluate(Corrects(), starts(range(40)))
+        again = player.evaluate(None, starts(range(40)))
     first, policy = results["start"], results["policy"]
-    assert player.evaluate(None, starts(range(40)))["policy"]["episodes"] == first["episodes"]
+    assert again["policy"]["episodes"] == first["episodes"]
     assert 0 < first["total"]["num_successes"] < policy["total"]["num_successes"]
     assert policy["paired"]["total"]["wins"] > policy["paired"]["total"]["losses"]
     assert [row["init_state_id"] for row in policy["episodes"]] == list(range(40))
 
 
-def test_the_command_leaves_everything(
-    tmp_path: Path, toy_env: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_leaves_everything(tmp_path, monkeypatch, capsys):
+    use_toy(monkeypatch)
     preset, run_dir = tmp_path / "small.yaml", tmp_path / "run"
     preset.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in SMALL.items()))
     arguments = ["--preset", str(preset), "--run-dir", str(run_dir), "--task-ids", "8"]
@@ -123,9 +110,7 @@ def test_the_command_leaves_everything(
         (["td3", "--preset", "nonsense"], 2, "nonsense"),
     ],
 )
-def test_command_line_mistakes(
-    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line_mistakes(arguments, status, text, capsys):
     assert main(arguments) == status
     assert text in "".join(capsys.readouterr())
 
@@ -142,11 +127,8 @@ def test_config_mistakes(changes: dict[str, Any], message: str) -> None:
         TD3RunConfig(**changes)
 
 
-def test_load_policy_errors(tmp_path: Path) -> None:
+def test_a_folder_without_a_policy_is_told(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="No trained policy"):
-        load_policy(tmp_path)
-    (tmp_path / "policy.safetensors").write_bytes(b"no weights")
-    with pytest.raises(WeightsError, match="missing or damaged"):
         load_policy(tmp_path)
 
 

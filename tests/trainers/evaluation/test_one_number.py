@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -17,8 +16,7 @@ from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.trained import load_trained
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.closed_loop import BestModel
-from vla_gym_trainers.td3.guard import guard_policy
-from vla_gym_trainers.td3.train import TD3RunConfig, build_model, make_player
+from vla_gym_trainers.td3.train import TD3RunConfig, build_model, guard_policy, make_player
 
 OFFICIAL = [Start("goal", 8, 1)]
 STARTS = [*OFFICIAL, Start("goal", 8, -1, 5)]
@@ -29,9 +27,7 @@ def outcomes(episodes: list[Episode]) -> dict[Start, tuple[bool, int]]:
 
 
 @pytest.mark.slow
-def test_every_caller_plays_the_same_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_caller_plays_the_same_episodes(tmp_path, monkeypatch):
     env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini")
     model = build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env)
     env.close()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import collected, tiny_vla
+from on_policy_toys import collected, moved, random_targets, tiny_vla
 from test_on_policy_policy import keys_of, random_inputs
 from test_on_policy_train import SMALL, run
 
@@ -90,8 +90,7 @@ def test_what_is_learnt_from_is_what_was_collected():
     first = rollout.data[MEMORY][:, 0]
     assert not first.any() and not rollout.data[PREVIOUS_ACTION][:, 0].any()
     assert rollout.data[MEMORY][:, 1].abs().max() > 0.0
-    keep = valid
-    batch = gather(policy, rollout, torch.ones_like(again[..., 0]), keep, None, Phase(), length=4)
+    batch = gather(policy, rollout, torch.ones_like(again[..., 0]), valid, None, Phase(), length=4)
     start = starts(policy, rollout, recomputed=False)
     observation, texts = with_memory(policy, rollout, batch, start)
     found = policy.distribution(observation, texts)[0].log_prob(batch["sample"])
@@ -108,13 +107,9 @@ def test_copies_share_the_frozen_vla_that_the_memory_looks_through(trainable):
 def test_memory_adapters_and_value_learn():
     policy = blind()
     rollout = collected(policy)
-    config = PPOConfig(**BLIND)
     before = policy.state_dict()
-    valid = rollout.data["valid"]
-    advantages = torch.randn(valid.shape, generator=torch.Generator().manual_seed(0))
-    Learner(policy, config).update(rollout, advantages, valid, advantages)
-    after = policy.state_dict()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    Learner(policy, PPOConfig(**BLIND)).update(rollout, *random_targets(rollout))
+    changed = moved(policy, before)
     for part in ("memory.gru.weight_ih", "memory.out.weight", "lora_", "noise.log_std"):
         assert any(part in name for name in changed), part
     assert any(name.startswith("value_head.") for name in changed)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from run_logs import rows_of
 
 from vla_gym.errors import WorkerError
 from vla_gym.vla.files import resolve_weights
@@ -16,23 +17,15 @@ from vla_gym_trainers.on_policy.train import final_evaluation
 from vla_gym_trainers.runs.run import TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 
-CARD = {"results": {"training": {"env_steps": 1234, "rollouts": 5, "minutes": 0.5}}}
 
-
-@pytest.fixture
-def calls(monkeypatch, tmp_path):
-    """What train() was called with."""
-    seen = []
+def test_options_and_presets(monkeypatch, tmp_path, capsys):
+    calls, training = [], {"env_steps": 1234, "rollouts": 5, "minutes": 0.5}
 
     def train(config):
-        seen.append(config)
-        return TrainingRun(tmp_path, CARD)
+        calls.append(config)
+        return TrainingRun(tmp_path, {"results": {"training": training}})
 
     monkeypatch.setattr(module, "train", train)
-    return seen
-
-
-def test_options_and_presets(calls, capsys):
     assert cli.main(["grpo", "--preset", "grpo_goal", "--seed", "7", "--task-ids", "1", "2"]) == 0
     config = calls[0]
     assert isinstance(config, GRPOConfig) and config.resume is None
@@ -63,7 +56,7 @@ def test_a_run_on_libero(tmp_path, capsys):
     arguments = [word for pair in options.items() for word in pair]
     assert cli.main(["grpo", *arguments, "--run-dir", str(tmp_path), "--no-progress"]) == 0
     assert "run directory" in capsys.readouterr().out
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path)
     assert sum("rollout/success" in row for row in rows) >= 2
     assert [row["eval/gap"] for row in rows if "eval/gap" in row]
     card = json.loads((tmp_path / "card.json").read_text())

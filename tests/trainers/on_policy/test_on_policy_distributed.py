@@ -83,6 +83,17 @@ def two_processes(folder, job):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+def assert_as_one(processes, alone, updates):
+    """Compare (parameters, metrics) of two processes with those of one that did it all."""
+    ((first, metrics), (second, others)), (expected, of_one) = processes, alone
+    assert metrics == others and metrics["train/updates"] == updates
+    for key, value in of_one.items():
+        assert metrics[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+    for name, value in expected.items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], value, atol=3e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kept_rows", [(0, 1, 2, 3), (0, 1)])
 def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
     # With rows 0 and 1 alone, the second process has nothing to learn from.
@@ -92,15 +103,10 @@ def test_two_processes_equal_one(rollout, tmp_path, kept_rows):
     def job(among):
         return learn(rollout, halves[among.rank], kept_rows, weights, among)
 
-    (first, metrics), (second, others) = two_processes(tmp_path, job)
-    alone, expected = learn(rollout, slice(0, 4), kept_rows, weights, ProcessGroup())
+    found = two_processes(tmp_path, job)
+    alone, metrics = learn(rollout, slice(0, 4), kept_rows, weights, ProcessGroup())
+    assert_as_one(found, (alone, metrics), updates=6)
     start = tiny_policy(value=True).state_dict()
-    assert metrics == others and metrics["train/updates"] == 6
-    for key, value in expected.items():
-        assert metrics[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
-    for name, value in alone.items():
-        assert torch.equal(first[name], second[name])
-        torch.testing.assert_close(first[name], value, atol=3e-5, rtol=1e-3)
     assert max(float((alone[n] - start[n]).abs().max()) for n in start) > 1e-3
 
 

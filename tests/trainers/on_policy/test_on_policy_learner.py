@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from on_policy_toys import collected, random_targets, shuffled, tiny_policy
+from on_policy_toys import collected, moved, random_targets, shuffled, tiny_policy
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import PPOConfig
@@ -19,41 +19,25 @@ def rollout():
     return shuffled(collected(tiny_policy(value=True)))
 
 
-def shortened(rollout, chunks):
-    """The same rollout with the first chunks of each row only."""
-    rollout = copy.copy(rollout)
-    rollout.data = rollout.data.clone()
-    rollout.data["valid"][:, chunks:] = False
-    return rollout
-
-
-def learner_of(policy=None, **settings):
+def learner_of(policy=None, reference=None, **settings):
     policy = policy or tiny_policy(value=True)
-    return Learner(policy, PPOConfig(**{"learning_rate": 1e-2, "seed": 3, **settings}))
-
-
-def moved(policy, state):
-    """Names of parameters that differ from a state."""
-    return {k for k, v in policy.state_dict().items() if not torch.equal(v, state[k])}
+    config = PPOConfig(**{"learning_rate": 1e-2, "seed": 3, **settings})
+    return Learner(policy, config, reference=reference)
 
 
 def test_micro_batches_add_up_to_the_whole_batch(rollout):
     # Every loss at once; tokens masked, two instructions, 9 chunks: no size divides them.
-    rollout = shortened(rollout, 2)
+    rollout = copy.copy(rollout)
+    rollout.data = rollout.data.clone()
+    rollout.data["valid"][:, 2:] = False
     rollout.data["valid"][1:, 1] = False
     assert rollout.data["valid"].sum() == 9
     reference = tiny_policy(value=True, seed=0)
     results = {}
     for size in (1, 2, 8, 1000):
         policy = tiny_policy(value=True)
-        settings = PPOConfig(
-            learning_rate=1e-2,
-            num_minibatches=1,
-            micro_batch_size=size,
-            entropy_coef=0.01,
-            kl_coef=0.1,
-        )
-        learner = Learner(policy, settings, reference=reference)
+        settings = {"num_minibatches": 1, "entropy_coef": 0.01, "kl_coef": 0.1}
+        learner = learner_of(policy, reference, micro_batch_size=size, **settings)
         targets, weights = random_targets(rollout), Phase(cloning=0.5)
         # Away from the behaviour policy: ratios differ from 1, and adapters' B from 0.
         learner.update(rollout, *targets, weights)
@@ -159,8 +143,7 @@ def test_weights_may_change_the_step_size(rollout):
 
 
 def test_gradients_are_clipped(rollout):
-    policy = tiny_policy(value=True)
-    learner = Learner(policy, PPOConfig(max_grad_norm=1e-3, num_minibatches=1))
+    learner = learner_of(max_grad_norm=1e-3, num_minibatches=1)
     metrics = learner.update(rollout, *random_targets(rollout))
     assert metrics["train/grad_norm"] > 0.01
     grads = [p.grad for p in learner.parameters if p.grad is not None]
@@ -219,8 +202,7 @@ def test_the_reference_holds_what_has_no_contrast(rollout):
         parameter.data += 0.05 * torch.randn(
             parameter.shape, generator=torch.Generator().manual_seed(0)
         )
-    settings = PPOConfig(learning_rate=1e-3, kl_coef=0.1)
-    learner = Learner(policy, settings, reference=reference)
+    learner = learner_of(policy, reference, learning_rate=1e-3, kl_coef=0.1, seed=0)
     found = refer(reference, rollout, batch, 3)
     for i in range(len(batch)):  # each chunk has its own, whatever the order they were played in
         one = batch[i : i + 1]

@@ -15,9 +15,6 @@ from vla_gym.vla.mini.model import MiniVLA
 HEADS = LoraSettings(r=4, alpha=8, exclude=("action_head",), train_whole=("token_head",))
 
 
-BOTH_HEADS = pytest.mark.parametrize("vla", [0, 24], ids=["linear", "mlp"], indirect=True)
-
-
 @pytest.fixture
 def vla(request):
     torch.manual_seed(0)
@@ -40,7 +37,7 @@ def logits(vla):
         return vla.token_outputs(*random_inputs(3)).logits
 
 
-@BOTH_HEADS
+@pytest.mark.parametrize("vla", [0, 24], ids=["linear", "mlp"], indirect=True)
 def test_adapters_change_nothing_until_trained_and_then_alone(vla):
     before, weights = logits(vla), copy.deepcopy(vla.model.state_dict())
     adapters = LoraAdapters.add(vla, HEADS)
@@ -53,15 +50,6 @@ def test_adapters_change_nothing_until_trained_and_then_alone(vla):
             assert torch.equal(after[name], value), name
     trained = {name.split(".")[0] for name, p in vla.model.named_parameters() if p.requires_grad}
     assert trained == {"stems", "proprio_mlp", "blocks", "token_head"}
-
-
-@BOTH_HEADS
-def test_every_adapter_gets_a_gradient(vla):
-    adapters = LoraAdapters.add(vla, HEADS)
-    train_a_step(vla, adapters)
-    for name, p in vla.model.named_parameters():
-        if p.requires_grad:
-            assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
 def test_counts(vla):

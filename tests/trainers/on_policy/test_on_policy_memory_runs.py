@@ -1,10 +1,9 @@
 """Runs of recurrent policies: a task that needs a memory, resuming, playing, mistakes."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
+from on_policy_toys import chunks_of
 from run_logs import assert_goes_on, rows_of
 from safetensors.torch import load_file
 from test_on_policy_memory import SIZE, recurrent
@@ -13,13 +12,11 @@ from test_on_policy_train import SMALL
 from toy_memory_env import ProprioVLA, memory_envs, memory_factories
 
 from vla_gym.errors import ConfigError, WeightsError, WorkerRestartWarning
-from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.on_policy.checkpoint import load_checkpoint
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
-from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.on_policy.validation import GreedyPlayer
 
@@ -53,22 +50,8 @@ def success_of(result):
 
 def played(player, num_envs=3, layouts=12, **kwargs):
     """Chunks of each start's episode, and its success."""
-    chunks, act = {}, player.act
-
-    def spy(observations, infos):
-        chosen = act(observations, infos)
-        for info, chunk in zip(infos, chosen, strict=True):
-            chunks[info["task_id"], info["seed"], info["elapsed_steps"]] = chunk
-        return chosen
-
-    player.act = spy
-    starts = sampled_starts("goal", (0, 1), layouts, 7)
     envs = memory_envs(num_envs, autoreset_mode="DISABLED", **kwargs)
-    try:
-        episodes = list(rollout(envs, player, starts))
-    finally:
-        envs.close()
-        player.act = act
+    chunks, episodes = chunks_of(player, envs, sampled_starts("goal", (0, 1), layouts, 7))
     return chunks, [episode.success for episode in sorted(episodes, key=lambda e: e.start)]
 
 
@@ -184,28 +167,12 @@ def test_predict_takes_and_returns_a_state(policy, tmp_path):
         model.predict(features, after)
 
 
-def test_actors_that_were_saved_without_a_memory_load(tmp_path):
-    plain = recurrent(chunk_len=4, memory_size=0)
-    assert plain.carried == {} and plain.remember({}) is None
-    plain.actor.save(tmp_path)
-    sizes = json.loads((tmp_path / "rl_token_actor.json").read_text())
-    assert sizes.pop("memory_size") == 0
-    (tmp_path / "rl_token_actor.json").write_text(json.dumps(sizes))
-    model = load_policy(tmp_path)
-    assert isinstance(model, RLTokenActor) and model.carried == {}
-    features = {key: box.sample() for key, box in model.observation_space.items()}
-    assert model.predict(features, None)[1] is None
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"memory_size": -1}, "memory_size: expected `int` >= 0, got -1"),
-        ({"bptt_length": 0}, "bptt_length: expected `int` >= 1, got 0"),
         ({"bptt_length": 25}, "bptt_length must be at most 24, the chunks of a row, got 25"),
         ({"policy": "tokens"}, "policy tokens has no memory"),
         ({"micro_batch_size": 7}, r"micro_batch_size \(7\) must be at least bptt_length \(8\)"),
-        ({"memory_start": "zeros"}, "'stored' or 'recomputed', got 'zeros'"),
     ],
 )
 def test_settings_are_checked(wrong, words):
@@ -235,5 +202,5 @@ def test_an_actor_that_is_not_finite_is_refused(tmp_path):
 
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path):
     (tmp_path / "learner.pt").write_bytes(b"no file of torch, however long it may be")
-    with pytest.raises(WeightsError, match="is no whole checkpoint"):
+    with pytest.raises(WeightsError, match="is no whole file of tensors"):
         load_checkpoint(tmp_path, None, None)

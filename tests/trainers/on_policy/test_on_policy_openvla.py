@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import toy_envs
+from on_policy_toys import toy_factories
 from openvla_checkpoints import make_checkpoint
+from run_logs import rows_of
 from safetensors.torch import load_file
-from toy_token_env import LIMIT
 
 from vla_gym.errors import WeightsError
 from vla_gym.rollout.vla_policy import VLAPolicy, vla_identity
@@ -19,9 +19,7 @@ from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.tables import policy_name
 from vla_gym_trainers.evaluation.trained import trained_vla
 from vla_gym_trainers.on_policy.config import PPOConfig
-from vla_gym_trainers.on_policy.networks import EnvFactories
 from vla_gym_trainers.on_policy.train import train
-from vla_gym_trainers.report.data import read_rows
 
 pytest.importorskip("peft")
 SMALL = {
@@ -45,13 +43,8 @@ def test_two_updates_with_lora(tmp_path):
     vla = load(spec)
     before = {k: v.clone() for k, v in vla.model.state_dict().items()}
     config = PPOConfig(vla=spec, run_dir=tmp_path / "run", **SMALL)
-
-    def envs():
-        return toy_envs(4, size=256, tasks=(0,), goal=-0.05, group_size=config.group_size)
-
-    train(config, envs=EnvFactories(envs, envs, LIMIT, (0,)))
-    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/updates" in row]
-    learnt = [row for row in rows if row["train/updates"] > 0]
+    train(config, envs=toy_factories(config, size=256, tasks=(0,), goal=-0.05))
+    learnt = [row for row in rows_of(tmp_path / "run") if row.get("train/updates", 0) > 0]
     assert len(learnt) >= 2
     for row in learnt:
         losses = [row[f"train/{x}"] for x in ("policy_loss", "entropy", "reference_kl", "kl")]

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import keys_of, tiny_vla, toy_envs
+from on_policy_toys import keys_of, moved, tiny_vla, toy_envs
 from run_logs import assert_goes_on, rows_of
 from safetensors.torch import load_file
 from test_on_policy_train import run
@@ -107,8 +107,8 @@ def test_the_value_learns_alone_and_the_first_ratios_are_one(envs):
     keep, before = rollout.data["valid"], policy.state_dict()
     metrics = learner.update(rollout, advantages, keep, returns, Phase("value", rl=False))
     assert "train/policy_loss" not in metrics and metrics["train/value_loss"] > 0
-    moved = {k for k, v in policy.state_dict().items() if not torch.equal(v, before[k])}
-    assert moved and all(name.startswith("value_head.") for name in moved)
+    names = moved(policy, before)
+    assert names and all(name.startswith("value_head.") for name in names)
     metrics = learner.update(rollout, advantages, keep, returns)
     assert abs(metrics["train/kl"]) < 1e-6 and metrics["train/updates"] == 1
     assert policy.actor.actor.head.weight.abs().max() > 0

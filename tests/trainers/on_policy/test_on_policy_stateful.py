@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from memory_vla import GRUVLA
-from on_policy_toys import tiny_vla, toy_envs
+from on_policy_toys import chunks_of, tiny_vla, toy_envs
 from run_logs import assert_goes_on, rows_of
 from test_on_policy_rl_token import SMALL
 from test_on_policy_train import run
 
 from vla_gym.errors import ConfigError
-from vla_gym.rollout import Start, rollout
+from vla_gym.rollout import Start
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
@@ -81,25 +81,14 @@ def test_whole_episodes_begin_with_a_fresh_state(policy):
     envs.close()
 
 
-class Recorded(GreedyPlayer):
-    def act(self, observations, infos):
-        chunks = super().act(observations, infos)
-        for info, chunk in zip(infos, chunks, strict=True):
-            self.chunks[info["seed"], info["task_id"], info["elapsed_steps"]] = chunk
-        return chunks
-
-
 def test_validation_plays_the_same_in_any_number_of_environments(policy):
     starts = [Start("goal", task, -1, seed) for task in (0, 1) for seed in range(3)]
-    played = []
-    for num_envs in (1, 4):
-        envs = toy_envs(num_envs, autoreset_mode="DISABLED")
-        player = Recorded(policy.act, policy, 4)
-        player.chunks = {}
-        list(rollout(envs, player, starts))
-        envs.close()
-        played.append(player.chunks)
-    one, four = played
+    one, four = (
+        chunks_of(
+            GreedyPlayer(policy.act, policy, 4), toy_envs(n, autoreset_mode="DISABLED"), starts
+        )[0]
+        for n in (1, 4)
+    )
     assert one.keys() == four.keys() and len(one) > 12
     for key, chunk in one.items():
         np.testing.assert_array_equal(four[key], chunk)
@@ -108,7 +97,7 @@ def test_validation_plays_the_same_in_any_number_of_environments(policy):
     obs, infos = envs.reset(seed=2, options={"task_id": 1})
     for steps in (0, 4, 8):
         chunk = policy.act(obs, infos["instruction"].tolist()).actions.numpy()
-        np.testing.assert_allclose(one[2, 1, steps], chunk[0], atol=1e-5)
+        np.testing.assert_allclose(one[1, 2, steps], chunk[0], atol=1e-5)
         obs, *_, infos = envs.step(chunk)
     envs.close()
 

@@ -143,5 +143,3 @@ def test_metrics_of_a_rollout():
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="whole episodes"):
         grpo_targets(played([(4, "none")], group_size=1, episodes=None))
-    with pytest.raises(ConfigError, match="baseline 'median'"):
-        grpo_targets(played([(4, "none")]), baseline="median")

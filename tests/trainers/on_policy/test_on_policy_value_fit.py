@@ -6,20 +6,13 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import collected, tiny_policy, tiny_vla
+from on_policy_toys import collected, moved, tiny_policy, tiny_vla
 
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.phases import MixedActor, VLATeacher
 from vla_gym_trainers.on_policy.value_fit import STEPS, fit_values
-
-
-def policy_with_values():
-    """A value head that says something."""
-    policy = tiny_policy(value=True)
-    torch.nn.init.normal_(policy.value_head.fc2.weight)
-    return policy
 
 
 def fitted(policy, *pairs, epochs, rate=3e-3):
@@ -38,7 +31,8 @@ def fitted(policy, *pairs, epochs, rate=3e-3):
 
 @pytest.mark.parametrize("epsilon", [None, 1.0, 0.5])
 def test_inputs_are_what_values_were_read_off(epsilon):
-    policy, actor = policy_with_values(), None
+    policy, actor = tiny_policy(value=True), None
+    torch.nn.init.normal_(policy.value_head.fc2.weight)
     if epsilon is not None:
         actor = MixedActor(policy, VLATeacher(tiny_vla()), epsilon)
     data = collected(policy, actor, seed=3).data
@@ -94,9 +88,8 @@ def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
         settings = PPOConfig(value_epochs=epochs, num_minibatches=1)
         learner = Learner(policy, settings)
         seen[epochs] = learner.update(rollout, *targets, returns)
-        after = policy.state_dict()
-        moved = {name for name in before if not torch.equal(before[name], after[name])}
-        assert moved and all(name.startswith("value_head.") for name in moved)
+        names = moved(policy, before)
+        assert names and all(name.startswith("value_head.") for name in names)
         head = learner.optimizer.param_groups[1]["params"]
         steps = {float(learner.optimizer.state[p]["step"]) for p in head}
         assert steps == {1.0 + epochs * STEPS}  # one minibatch of the update itself

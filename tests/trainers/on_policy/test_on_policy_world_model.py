@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -23,7 +24,7 @@ from vla_gym_trainers.evaluation.trained import load_policy, load_trained
 from vla_gym_trainers.networks import FeatureNormalizer
 from vla_gym_trainers.on_policy import networks
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
-from vla_gym_trainers.on_policy.rl_token_actor import SIZES, RLTokenActor
+from vla_gym_trainers.on_policy.rl_token_actor import SIZES, ActorSizes, RLTokenActor
 from vla_gym_trainers.runs.settings import parse_config
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, load_world_model
@@ -46,23 +47,19 @@ def learn(folder, model, **changes):
 
 def test_ppo_learns_with_a_world_model_and_what_it_saves_plays(model_folder, tmp_path):
     learn(tmp_path / "run", model_folder, checkpoint_every=150)  # unvalidated: the last one is kept
-    rows = [json.loads(line) for line in open(tmp_path / "run" / "metrics.jsonl")]
+    rows = rows_of(tmp_path / "run")
     shown = next(row for row in rows if "rollout/reward_uncertainty" in row)
     assert 0.0 < shown["rollout/reward_uncertainty"] <= 1.0
     assert shown["rollout/reward_memory_divergence"] > 0.0 and "rollout/reward_task" in shown
     assert "rollout/reward_prediction_error" not in shown
     actor = load_policy(tmp_path / "run")
-    assert actor.sizes["world_memory_size"] == 8
+    assert actor.sizes.world_memory_size == 8
     assert actor.normalizer.scale[-8:].max() < 1.0  # fitted to a memory, which is within -1..1
     model = load_world_model(model_folder, vlas={"mini": tiny_vla()})
     policy = ActorPolicy(actor, tiny_vla(), None, 4, world_model=model)
-    envs = toy_envs(2, autoreset_mode="DISABLED")
-    wrapped = policy.wrap_envs(envs)
-    try:
-        episodes = list(rollout(wrapped, policy, sampled_starts("goal", (0, 1), 2, 7)))
-        obs, _ = wrapped.reset(seed=0)
-    finally:
-        envs.close()
+    with closing(policy.wrap_envs(toy_envs(2, autoreset_mode="DISABLED"))) as envs:
+        episodes = list(rollout(envs, policy, sampled_starts("goal", (0, 1), 2, 7)))
+        obs, _ = envs.reset(seed=0)
     assert len(episodes) == 4
     seen = {"rl_token": np.zeros((2, 32)), "proprio": obs["proprio"]}
     seen |= {"vla_action": np.zeros((2, 4, 7), np.float32), WORLD_MEMORY: obs[WORLD_MEMORY]}
@@ -84,23 +81,16 @@ def test_rewards_are_the_trainings_alone_and_success_stays_the_tasks(model_folde
     changes = {"world_model": str(model_folder), "rewards": ("task=0", "memory_divergence=7")}
     run(GRPOConfig, paid, **common, **changes)
     first, second = (rows_of(folder) for folder in (unpaid, paid))
-    success = [
-        [r["rollout/success"] for r in rows if "rollout/success" in r] for rows in (first, second)
-    ]
-    assert success[0][0] == success[1][0]  # the same episodes, before anything is learnt
-    assert [r["eval/success"] for r in first if "eval/success" in r][0] == [
-        r["eval/success"] for r in second if "eval/success" in r
-    ][0]
+    for key in ("rollout/success", "eval/success"):  # the same, before anything is learnt
+        one, other = (next(row[key] for row in rows if key in row) for rows in (first, second))
+        assert one == other
 
 
 def test_who_does_not_see_the_memory_is_validated_without_it(model_folder):
     paid = {"world_model": str(model_folder), "rewards": TERMS, "chunk_len": 4}
     made = networks.make_networks(PPOConfig(policy="gaussian", **paid), tiny_vla())
-    envs = toy_envs(1)
-    try:
+    with closing(toy_envs(1)) as envs:
         assert made.watched(envs) is envs and made.watched(envs, {"task": 1.0}) is not envs
-    finally:
-        envs.close()
 
 
 def seeing_model():
@@ -127,30 +117,30 @@ def test_td3_learns_with_a_world_model_and_what_it_saves_plays(tmp_path):
     model.policy.save(tmp_path / "policy.safetensors")
     loaded = load_policy(tmp_path / "policy.safetensors")
     watched = WorldModelObservation(toy_envs(2, autoreset_mode="DISABLED"), seeing_model())
-    player = RunPlayer(watched, 4, tiny_vla(), None, watched.world_model)
-    try:
+    with closing(RunPlayer(watched, 4, tiny_vla(), None, watched.world_model)) as player:
         episodes = player.play(loaded, sampled_starts("goal", (0, 1), 2, 7))
         obs, _ = FrozenVLAObservation(watched, tiny_vla(), None).reset(seed=0)
-    finally:
-        player.close()
     assert len(episodes) == 4
     chunks, _ = loaded.predict(obs, deterministic=True)
     obs[WORLD_MEMORY] = -obs[WORLD_MEMORY]
     assert not np.array_equal(loaded.predict(obs, deterministic=True)[0], chunks)
 
 
-def test_files_without_a_world_model_load_as_before(tmp_path):
-    RLTokenActor(6, 4, (8,)).save(tmp_path)
+def test_files_without_a_world_model_and_a_memory_load_as_before(tmp_path):
+    RLTokenActor(ActorSizes(6, 4, [8], 1.0, 2, 8, [1.0] * 7)).save(tmp_path)
     sizes = json.loads((tmp_path / SIZES).read_text())
-    del sizes["world_memory_size"]
+    assert sizes.pop("world_memory_size") == sizes.pop("memory_size") == 0
     (tmp_path / SIZES).write_text(json.dumps(sizes))
     actor = RLTokenActor.load(tmp_path)
     assert actor.normalizer.inputs == ("rl_token", "proprio")
     assert FeatureNormalizer(6, 8).state_dict().keys() == actor.normalizer.state_dict().keys()
+    features = {key: box.sample() for key, box in actor.observation_space.items()}
+    assert actor.carried == {} and actor.predict(features, None)[1] is None
 
 
 def test_a_policy_that_needs_a_world_model_tells_so(tmp_path, model_folder):
-    RLTokenActor(192, 4, (8,), world_memory_size=8).save(tmp_path)
+    sizes = ActorSizes(192, 4, [8], 1.0, 2, 8, [1.0] * 7, world_memory_size=8)
+    RLTokenActor(sizes).save(tmp_path)
     with pytest.raises(ConfigError, match="was trained with a world model, which nothing names"):
         load_trained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"world_model": "class:os:path:/x"}))
@@ -203,7 +193,8 @@ def test_a_world_model_that_nothing_would_use_as_it_was_trained_is_refused():
 
 
 def test_what_a_policy_is_depends_on_its_world_models_weights(tmp_path):
-    RLTokenActor(192, 4, (8,), world_memory_size=8).save(tmp_path)
+    sizes = ActorSizes(192, 4, [8], 1.0, 2, 8, [1.0] * 7, world_memory_size=8)
+    RLTokenActor(sizes).save(tmp_path)
     settings = {"world_model": str(tmp_path / "model"), "rl_token": "mean"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     found = []
@@ -231,9 +222,6 @@ def test_each_process_has_its_world_model_on_its_own_device(monkeypatch):
 def test_who_plays_observes_what_the_world_model_sees():
     policy = ActorPolicy(None, OneView(), None, 4, world_model=seeing_model())
     assert policy.cameras == ("agentview", "wrist")
-    envs = toy_envs(1, autoreset_mode="DISABLED")
-    try:
-        episodes = list(rollout(policy.wrap_envs(envs), policy, sampled_starts("goal", (0,), 1, 7)))
-    finally:
-        envs.close()
+    with closing(policy.wrap_envs(toy_envs(1, autoreset_mode="DISABLED"))) as envs:
+        episodes = list(rollout(envs, policy, sampled_starts("goal", (0,), 1, 7)))
     assert len(episodes) == 1

@@ -336,17 +336,8 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
             "is of no trainer that the report knows",
         ),
         (_only("config.json", "{"), "config.json is no valid JSON"),
-        (_only("metrics.jsonl", ""), "holds no config.json"),
         (_first_line(b"[1]"), "line 1, is no log of a training: expected `object`, got array [1]"),
-        *(
-            (_first_line(line), "line 1, is no log of a training")
-            for line in (
-                b'{"step": "a", "wall_s": 1}',
-                b'{"step": 1, "wall_s": []}',
-                b'{"step": 1}',
-                b"[" * 5000,
-            )
-        ),
+        (_first_line(b"[" * 5000), "line 1, is no log of a training"),
         (_first_line(b'{"loss": 1}'), "a training: object missing required field `step`"),
         (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "rate cannot be 40"),
         (

@@ -42,9 +42,7 @@ def test_runs_without_the_token_are_drawn_with_those_that_have_it(tool: ModuleTy
     assert found == {name.removesuffix("-no-use-rl-token") for name in without} != set()
 
 
-def test_cards_of_other_conditions_are_refused_or_told_apart(
-    tool: ModuleType, tmp_path: Path
-) -> None:
+def test_cards_of_other_conditions_are_refused_or_told_apart(tool, tmp_path):
     robustness = importlib.import_module("make_robustness_page")
     content = json.loads(
         (tool.RESULTS / "libero_earlier" / "spatial-first" / "eval.json").read_text()
@@ -76,15 +74,7 @@ def test_cards_hold_no_paths_of_a_machine(tool: ModuleType) -> None:
         assert not re.search(r'"/[^"]', file.read_text()), file
 
 
-def test_paths_are_cut(tool: ModuleType) -> None:
-    text = json.dumps({"a": "/home/me/runs/single/x", "b": "/home/me/other/card.json", "c": "1/2"})
-    expected = {"a": "runs/single/x", "b": "card.json", "c": "1/2"}
-    assert json.loads(tool._without_machine(text, "/home/me/runs/")) == expected
-
-
-def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(
-    tool: ModuleType, tmp_path: Path
-) -> None:
+def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(tool, tmp_path):
     """Of fewer the short, successful ones have ended first; the minutes count from the start."""
     rows = [
         {"step": 8 * i, "wall_s": 1000.0 + 60 * i + (5000 if i > 2 else 0), "time/seconds": 60 * i}
@@ -109,9 +99,7 @@ def test_a_curve_of_rollouts_spans_a_hundred_episodes(tool: ModuleType, tmp_path
     assert tool.curve_of(tmp_path) == [(128, 2.0, 0.35), (192, 3.0, 0.55), (256, 4.0, 0.9)]
 
 
-def test_pictures_show_runs_of_one_kind_in_one_colour(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pictures_show_runs_of_one_kind_in_one_colour(tool, monkeypatch, tmp_path):
     """Ablations by their names; PPO and GRPO beside TD3+BC on the same suite, not on another."""
     curves = importlib.import_module("results_curves")
     assert tool.CURVES  # the fixture has put the tools on the path
@@ -144,9 +132,7 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(
     assert curves.draw("single") is None
 
 
-def test_official_states_of_each_task_are_drawn(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_official_states_of_each_task_are_drawn(tool, monkeypatch, tmp_path):
     curves = importlib.import_module("results_curves")
     assert tool.CURVES  # the fixture has put the tools on the path
     monkeypatch.setattr(curves, "RESULTS", tmp_path)

@@ -11,7 +11,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.vla import StatefulVLA, VLAOutput, load
+from vla_gym.vla import FrozenVLA, StatefulVLA, VLAOutput, load
 from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.rl_token.probes import (
@@ -26,7 +26,7 @@ from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAState
 EXPERT, VLA = PLAYERS.index("expert"), PLAYERS.index("vla")
 
 
-class PixelVLA:
+class PixelVLA(FrozenVLA):
     """Hidden states that say what it was shown; it stands still."""
 
     name, horizon, num_hidden_tokens, hidden_size, image_size = "pixel", 8, 2, 4, 32
@@ -54,16 +54,6 @@ def test_a_linear_function_is_found_exactly_from_tall_and_from_wide_features():
         np.testing.assert_allclose(probe(x[120:]), y[120:], rtol=0, atol=1e-2)
         np.testing.assert_allclose(probe.weights[:6], weights, rtol=0, atol=1e-2)
         assert (probe.penalties <= 1e-5).all()
-
-
-def test_wide_and_tall_solutions_are_the_same():
-    # Doubling every row turns a wide problem into a tall one with the same solution.
-    x, y = scattered(30, 40), scattered(30, 1, seed=1)
-    episodes = np.arange(30)
-    wide = fit_linear_probe(x, y, episodes)
-    tall = fit_linear_probe(np.tile(x, (2, 1)), np.tile(y, (2, 1)), np.tile(episodes, 2))
-    assert wide.penalties == tall.penalties
-    np.testing.assert_allclose(wide.weights, tall.weights, rtol=0, atol=1e-8)
 
 
 def test_noise_teaches_nothing_and_no_features_give_the_mean():
@@ -309,28 +299,20 @@ def test_regions_and_fixtures_have_positions_too():
 def test_bad_options_are_refused():
     for values, message in (
         ({"expert_episodes": -1}, ">= 0"),
-        ({"rollout_noise": 2.0}, "rollout_noise"),
-        ({"frame_stride": 0}, "frame_stride"),
         ({"suites": ()}, "suites and task_ids needs at least one value"),
         ({"suites": ("90",)}, "No expert plays 90_0"),
         ({"suites": ("nothing",)}, "Unknown suite"),
         ({"task_ids": (11,)}, "out of range"),
     ):
-        with pytest.raises(Exception, match=message) as caught:
+        with pytest.raises(ValueError, match=message):
             StatesConfig(**values).check()
-        assert isinstance(caught.value, ValueError)
     StatesConfig(suites=("90",), expert_episodes=0).check()
     with pytest.raises(ConfigError, match="No states"):
         states_of_episodes(PixelVLA(), StatesConfig(expert_episodes=0, rollout_episodes=0))
     for values, message in (
         ({"test_share": 1.0}, "test_share"),
-        ({"expert_episodes": 2, "rollout_episodes": 0}, "three episodes"),
         ({"expert_episodes": 1, "rollout_episodes": 1}, "three episodes"),
         ({"expert_episodes": 4, "rollout_episodes": 0, "test_share": 0.9}, "three episodes"),
-        ({"threads": 0}, "threads"),
-        ({"frame_stride": 0}, "frame_stride"),
-        ({"rollout_episodes": -1}, "rollout_episodes"),
-        ({"seed": -1}, "seed"),
     ):
         with pytest.raises(ConfigError, match=message):
             ProbeConfig(**values).check()

@@ -8,10 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from on_policy_toys import tiny_policy, toy_rollout
 from resume_target import TINY, make_toy_player
-from toy_env import ToyReach
+from toy_env import InPieces, ToyReach, in_process
 from toy_token_env import ToyTokenEnv
 
 import vla_gym_trainers.td3.train as td3
@@ -48,19 +47,8 @@ class Paid(gym.Wrapper):
         return self.env.get_wrapper_attr("set_state")(inner)
 
 
-class InPieces(ToyReach):
-    def __init__(self) -> None:
-        super().__init__(max_control_steps=22)
-        self.action_space = spaces.Box(-1.0, 1.0, (2, 7), np.float32)
-
-
 def vector(env: Any, num_envs: int = 2) -> LiberoVectorEnv:
-    return LiberoVectorEnv(
-        num_envs,
-        env_factory=lambda i: Paid(env(i)),
-        workers=0,
-        autoreset_mode="SAME_STEP",
-    )
+    return in_process(lambda i: Paid(env(i)), num_envs)
 
 
 @pytest.mark.parametrize("pieces", [False, True])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.rollout.sequences import ranges, runs, unroll, windows_of
+from vla_gym_trainers.rollout.sequences import unroll, windows_of
 
 #: Of the module's docstring: ``|`` is an end, ``x`` a chunk that is not valid.
 ROWS = ("abcd|ef", "g|hxij|k")
@@ -87,12 +87,6 @@ def test_any_array_can_be_taken():
     assert torch.equal(numbers.grad, flags[0][..., None].expand(2, 6, 5).float())
     nothing = windows_of(flags[0] & False, *flags[1:], 3)
     assert len(nothing) == 0 and nothing.take({"number": numbers})["number"].shape == (0, 1, 5)
-
-
-def test_numbers_and_runs():
-    assert ranges(torch.tensor([7, 2, 4]), torch.tensor([2, 3, 1])).tolist() == [7, 8, 2, 3, 4, 4]
-    first, lengths = runs(torch.tensor([5, 5, 2, 2, 2, 5]))
-    assert first.tolist() == [0, 2, 5] and lengths.tolist() == [2, 3, 1]
 
 
 @pytest.mark.parametrize("length", [-1, 0, 7])

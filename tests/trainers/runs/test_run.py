@@ -190,9 +190,7 @@ def test_a_signal_ends_it_with_a_checkpoint(tmp_path: Path, number: signal.Signa
         (OSError(errno.ENOSPC, "full"), "free some space and run the command again"),
     ],
 )
-def test_without_checkpoints_nobody_is_told_to_resume(
-    tmp_path: Path, end: BaseException, said: str
-) -> None:
+def test_without_checkpoints_nobody_is_told_to_resume(tmp_path, end, said):
     with (
         pytest.raises((KeyboardInterrupt, DiskFullError), match=said),
         Run(RunSettings(run_dir=tmp_path), total=1),
@@ -219,9 +217,7 @@ def test_films_come_every_so_many_episodes_also_after_a_resume(tmp_path: Path) -
     assert films == [f"episode_{n:07d}.mp4" for n in (12, 24, 36)]
 
 
-def test_weights_and_biases_only_if_asked_for_and_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_only_if_asked_for_and_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
         count(CountConfig(run_dir=tmp_path, wandb="project"))

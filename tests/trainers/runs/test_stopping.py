@@ -32,9 +32,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_waits_for_the_block(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
+def test_the_first_signal_waits_for_the_block(tmp_path, capsys, number):
     done = []
     with (
         pytest.raises(KeyboardInterrupt, match=f"vla-gym-train td3 --resume {tmp_path}"),
@@ -94,37 +92,25 @@ def test_other_threads_leave_signals_alone(tmp_path: Path) -> None:
     assert seen == [[signal.getsignal(number) for number in SIGNALS]]
 
 
-def _toy_run(monkeypatch: pytest.MonkeyPatch, at_chunks: int | None) -> None:
-    """Train on the toy; send the process SIGINT when so many chunks are collected."""
+class Interrupted(train_td3_module.RunCallback):
+    """Sends the process SIGINT when 100 chunks are collected."""
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == 100:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super()._on_step()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys, ahead):
     use_toy(monkeypatch)
-    callback = train_td3_module.RunCallback
-    if at_chunks is None:
-        return
-
-    class Interrupted(callback):  # type: ignore[misc, valid-type]
-        def _on_step(self) -> bool:
-            if self.num_timesteps == at_chunks:
-                os.kill(os.getpid(), signal.SIGINT)
-            return bool(super()._on_step())
-
-    monkeypatch.setattr(train_td3_module, "RunCallback", Interrupted)
-
-
-@pytest.mark.parametrize("options", [["--ahead", "0"], ["--ahead", "1"], ["--ahead", "3"]])
-def test_a_stopped_run_goes_on(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-) -> None:
-    _toy_run(monkeypatch, 100)
-    arguments = tiny_arguments(checkpoint_every=10_000)
-    assert main(["td3", "--run-dir", str(tmp_path), *arguments, *options]) == 130
+    arguments = ["--run-dir", str(tmp_path), *tiny_arguments(checkpoint_every=10_000, ahead=ahead)]
+    with monkeypatch.context() as patch:
+        patch.setattr(train_td3_module, "RunCallback", Interrupted)
+        assert main(["td3", *arguments]) == 130
     assert f"Go on with: vla-gym-train td3 --resume {tmp_path}" in capsys.readouterr().err
     (stopped,) = RunDir(tmp_path).checkpoints()
     assert 100 <= int(stopped.name) < 240
     assert not (tmp_path / "card.json").exists()
-    monkeypatch.undo()
-    _toy_run(monkeypatch, None)
     assert main(["td3", "--resume", str(tmp_path)]) == 0
     assert (tmp_path / "card.json").exists()

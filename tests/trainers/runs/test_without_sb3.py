@@ -20,9 +20,9 @@ sys.modules["stable_baselines3"] = None  # as if it were not installed
 from pathlib import Path
 from vla_gym.cli.main import main
 from vla_gym_trainers.evaluation.trained import load_policy
-from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
+from vla_gym_trainers.on_policy.rl_token_actor import ActorSizes, RLTokenActor
 folder = Path({str(tmp_path)!r})
-RLTokenActor(4, 2, (8,)).save(folder)
+RLTokenActor(ActorSizes(4, 2, [8], 1.0, 2, 8, [1.0] * 7)).save(folder)
 assert load_policy(folder).action_space.shape == (2, 7)
 (folder / "policy.safetensors").write_bytes(b"")
 sys.exit(main(["play", "--policy", str(folder / "policy.safetensors")]))

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from vla_gym_trainers.td3.episode_log import EpisodeLog, counts, lowest_window
+from vla_gym_trainers.td3.episode_log import EpisodeLog, lowest_window
 
 
 def test_lowest_window_against_every_window():
@@ -15,11 +15,6 @@ def test_lowest_window_against_every_window():
     assert lowest_window([True, False, False, True, True], 2) == 0.0
     draws = np.random.default_rng(0).random(300) < 0.6
     assert lowest_window(draws, 50) == min(draws[i : i + 50].mean() for i in range(251))
-
-
-def test_only_whole_episodes_from_their_start_count():
-    assert counts({}) and counts({"worker_restarted": False})
-    assert not counts({"worker_restarted": True}) and not counts({"demo_steps": 0})
 
 
 def test_rates_by_task_and_what_comes_back():

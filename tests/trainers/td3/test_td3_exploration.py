@@ -29,17 +29,6 @@ def test_sizes() -> None:
     np.testing.assert_allclose(np.std(draws, axis=(0, 1)), expected, rtol=0.1)
 
 
-def test_level_lasts_one_episode() -> None:
-    noise = ChunkNoise(2, white=0.0, chunk=1.0, scale=SCALE, seed=1)
-    noise.sample(np.arange(2))
-    before = list(noise._levels)
-    noise.sample(np.arange(2))
-    assert noise._levels == before
-    noise.end_episodes(np.array([1]))
-    assert noise._levels[0] == before[0]
-    assert noise._levels[1] != before[1]
-
-
 def test_correlation_of_successive_offsets():
     """E[v v'] = rho for v, v' of variance 1; the episode's first offset is drawn anew."""
     noise = ChunkNoise(1, white=0.0, chunk=1.0, scale=SCALE, seed=3, correlation=0.8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,9 +71,7 @@ def test_pessimism_changes_what_the_actor_learns() -> None:
 
 
 @pytest.mark.parametrize("actor", ["residual", "plain"])
-def test_what_is_kept_is_a_running_average(
-    actor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_a_running_average(actor, tmp_path, monkeypatch):
     """It begins with the actor before its first step, and is played in evaluations alone."""
     newest: list[dict[str, torch.Tensor]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,12 +39,12 @@ def test_short_run_on_libero(tmp_path: Path) -> None:
 def test_a_chunk_in_pieces_is_the_chunk() -> None:
     """Physics and final frames are equal; the VLA sees as many frames more as there are pieces."""
     settings = {"task_ids": [5], "gamma": 0.99, "workers": 0}
-    whole = make_sb3_vec_env("LiberoVLA-goal-v0", 1, **settings)
-    pieces = make_sb3_vec_env("LiberoVLA-goal-v0", 1, stride=2, **settings)
-    try:
+    with (
+        closing(make_sb3_vec_env("LiberoVLA-goal-v0", 1, **settings)) as whole,
+        closing(make_sb3_vec_env("LiberoVLA-goal-v0", 1, stride=2, **settings)) as pieces,
+    ):
         whole.seed(3), pieces.seed(3)
         a, b = whole.reset(), pieces.reset()
-        assert isinstance(a, dict) and isinstance(b, dict)
         for _ in range(4):
             for key in a:
                 np.testing.assert_array_equal(a[key], b[key])
@@ -55,9 +56,6 @@ def test_a_chunk_in_pieces_is_the_chunk() -> None:
             assert min(np.abs(x - y).max() for x, y in pairwise(tokens)) > 0
             np.testing.assert_array_equal(tokens[-1], b["rl_token"][0])
             assert infos[0]["pieces"][0].obs["vla_action"].shape == (8, 7)
-    finally:
-        whole.close()
-        pieces.close()
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 import torch
 from toy_env import CHUNK_LEN, ToyReach
 
-from vla_gym.errors import ConfigError
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.networks import ChunkActor, reference_chunk
 
@@ -89,8 +88,3 @@ def test_the_vla_acts_until_the_actor_is_cloned(ahead: int) -> None:
     assert (away[:72] == 0.0).all()  # the ninth block acts before the first gradient step
     if ahead < 2:
         assert (away[80:] > 0.0).all()
-
-
-def test_unknown_actors_are_refused() -> None:
-    with pytest.raises(ConfigError, match="residual.*plain.*'gaussian'"):
-        make(actor="gaussian")

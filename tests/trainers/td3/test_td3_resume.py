@@ -27,9 +27,7 @@ from toy_env import ToyReach
 from trees import assert_same
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.files import replacing
 from vla_gym_trainers import TD3BC
-from vla_gym_trainers.cli import main
 from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
@@ -39,7 +37,6 @@ from vla_gym_trainers.td3.train import TD3RunConfig, build_model, train_td3
 
 #: Seconds for anything that takes a few: machines may be busy.
 PATIENCE = 280
-Uninterrupted = Callable[[int], tuple[dict[str, Any], float]]
 _CONTEXT = multiprocessing.get_context("forkserver")
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 _CONTEXT.set_forkserver_preload(["resume_target"])
@@ -140,18 +137,14 @@ def kill_and_resume(folder: Path, delays: list[float], ahead: int) -> int:
 
 
 @pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 1)])
-def test_a_killed_run_goes_on_bit_for_bit(
-    tmp_path: Path, uninterrupted: Uninterrupted, seed: int, ahead: int
-) -> None:
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path, uninterrupted, seed, ahead):
     expected, seconds = uninterrupted(ahead)
     delay = float(np.random.default_rng(seed).uniform(0.1, 0.8)) * seconds
     assert kill_and_resume(tmp_path / "run", [delay], ahead) == 1
     assert_same(result(tmp_path / "run"), expected)
 
 
-def test_a_run_killed_while_it_writes_a_checkpoint(
-    tmp_path: Path, uninterrupted: Uninterrupted
-) -> None:
+def test_a_run_killed_while_it_writes_a_checkpoint(tmp_path, uninterrupted):
     folder = tmp_path / "run"
     # Five files and the folder a checkpoint: inside the third one.
     finish(start(folder, kill_in_save=15, ahead=0), -signal.SIGKILL)
@@ -164,9 +157,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
-def test_a_run_killed_twice_goes_on_bit_for_bit(
-    tmp_path: Path, uninterrupted: Uninterrupted, seed: int
-) -> None:
+def test_a_run_killed_twice_goes_on_bit_for_bit(tmp_path, uninterrupted, seed):
     """Ten runs, two kills each at moments that nobody chose."""
     ahead = seed % 2
     expected, seconds = uninterrupted(ahead)
@@ -183,16 +174,6 @@ def test_a_run_that_collects_ahead_goes_on_to_a_longer_limit(tmp_path: Path) -> 
     assert run.card["results"]["training"]["chunks"] == 304  # whole blocks of 2 x 8
     first, second = (tmp_path / name / "last.safetensors" for name in ("whole", "part"))
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_only_settings_that_training_does_not_depend_on_may_change(tmp_path: Path) -> None:
-    settings = {**TINY, "total_timesteps": 80, "eval_every": 0, "eval_states": 0}
-    train_td3(TD3RunConfig(run_dir=tmp_path, **settings))
-    assert main(["td3", "--resume", str(tmp_path), "--batch-size", "7"]) == 2
-    assert main(["td3", "--resume", str(tmp_path / "nowhere")]) == 2
-    assert main(["td3", f"--resume={tmp_path}", "--total-timesteps", "160"]) == 0
-    state = json.loads((RunDir(tmp_path).checkpoints()[-1] / "state.json").read_text())
-    assert state["trainer"]["chunks"] == 160
 
 
 def test_one_process_a_run_directory(tmp_path: Path) -> None:
@@ -225,8 +206,8 @@ def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:
     run.best.write_text("of step 10")
     with run.new_checkpoint(10, keep=3) as folder:
         run.keep_best(folder)
-    with replacing(run.best) as draft:
-        draft.write_bytes(b"of step 20")
+    run.best.unlink()  # as who replaces it does: the checkpoint keeps the old one
+    run.best.write_text("of step 20")
     with run.new_checkpoint(20, keep=3) as folder:
         run.keep_best(folder)
     first, second = run.checkpoints()
@@ -248,19 +229,6 @@ def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:
     train_td3(TD3RunConfig(run_dir=other.path, **settings))
     assert not other.best.exists()
     assert other.policy.read_bytes() == other.last.read_bytes()
-
-
-def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
-    path = tmp_path / "policy.safetensors"
-    path.write_bytes(b"old")
-    with pytest.raises(RuntimeError), replacing(path) as draft:
-        draft.write_bytes(b"new")
-        raise RuntimeError
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-    with replacing(path) as draft:
-        draft.write_bytes(b"new")
-    assert path.read_bytes() == b"new"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -291,7 +259,7 @@ def test_environments_without_states_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SB3VecEnv cannot save the state"):
         save_checkpoint(tmp_path, model, {})
     with pytest.raises(ConfigError, match="SB3VecEnv cannot save the state"):
-        load_checkpoint(tmp_path, env, TD3BC)
+        load_checkpoint(tmp_path, env)
     assert not list(tmp_path.iterdir())
 
 
@@ -309,11 +277,11 @@ def test_a_checkpoint_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> 
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(WeightsError, match="is no whole checkpoint of this version"):
-            load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
+            load_checkpoint(tmp_path, make_toy_vec(config))
         (tmp_path / name).write_bytes(whole[name])
     loop = pickle.loads(whole["loop.pkl"])
     (tmp_path / "loop.pkl").write_bytes(pickle.dumps({**loop, "format": 0}))
     with pytest.raises(WeightsError, match="has format 0, expected .* begin a new run"):
-        load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
+        load_checkpoint(tmp_path, make_toy_vec(config))
     (tmp_path / "loop.pkl").write_bytes(whole["loop.pkl"])
-    load_checkpoint(tmp_path, make_toy_vec(config), TD3BC)
+    load_checkpoint(tmp_path, make_toy_vec(config))

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from toy_env import ToyReach
+from toy_env import InPieces, in_process
 
 from vla_gym.errors import ConfigError
-from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, Piece
 from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv
@@ -21,22 +20,8 @@ from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 GAMMA = 0.9
 
 
-class InPieces(ToyReach):
-    """ToyReach that executes two control steps at a time."""
-
-    def __init__(self, gamma: float = GAMMA, rows: int = 2) -> None:
-        super().__init__(gamma, max_control_steps=22)  # ends inside a chunk and inside a piece
-        self.action_space = spaces.Box(-1.0, 1.0, (rows, 7), np.float32)
-
-
 def make(rows: int, num_envs: int = 3) -> Any:
-    envs = LiberoVectorEnv(
-        num_envs,
-        env_factory=lambda _: InPieces(rows=rows),
-        workers=0,
-        autoreset_mode="SAME_STEP",
-    )
-    return SB3VecEnv(envs)
+    return SB3VecEnv(in_process(lambda _: InPieces(GAMMA, rows), num_envs))
 
 
 def assert_equal(actual: Any, expected: Any) -> None:

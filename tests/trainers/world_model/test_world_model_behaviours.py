@@ -14,7 +14,7 @@ from vla_gym_trainers.world_model.behaviours import (
     step_terms,
 )
 from vla_gym_trainers.world_model.evaluate import memory_states
-from vla_gym_trainers.world_model.recorder import StepRecorder
+from vla_gym_trainers.world_model.memory import StepRecorder
 from vla_gym_trainers.world_model.windows import Windows
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from world_model_toys import cue_sequences, toy_model, toy_sequences
 
-from vla_gym_trainers.world_model import probe
 from vla_gym_trainers.world_model.evaluate import (
+    _coarse,
     bootstrap,
     copy_cross_entropy,
     evaluate,
     memory_states,
     psnr,
+    recall,
     stay_rate,
 )
 
@@ -76,18 +77,16 @@ def test_figures_of_a_model_are_those_of_a_loop():
     assert found["memory"]["accuracy"] == pytest.approx(np.mean(right))
 
 
-def remembered(monkeypatch: pytest.MonkeyPatch, content: dict[str, list[np.ndarray]]) -> None:
-    """Let states be what they are said to be."""
-    monkeypatch.setattr(probe, "_states", lambda *_: {k: tuple(v) for k, v in content.items()})
-
-
 def test_recall_tells_what_a_state_holds_of_an_earlier_frame(monkeypatch):
     """A state that keeps the coarse picture of four steps ago, and one that has the present one."""
     train, test = (toy_sequences((20,) * 12, seed) for seed in (0, 1))
-    coarse = [probe._coarse(d.frames) for d in (train, test)]
-    lagged = [np.roll(c, 4, axis=0) for c in coarse]
-    remembered(monkeypatch, {"memory": lagged, "no_memory": coarse})
-    found = probe.recall(toy_model(), train, test)
+
+    def states(_, data, *, reset):
+        present = torch.from_numpy(_coarse(data.frames))
+        return present if reset else present.roll(4, dims=0)
+
+    monkeypatch.setattr("vla_gym_trainers.world_model.evaluate.memory_states", states)
+    found = recall(toy_model(), train, test)
     assert list(found) == ["1", "4", "8", "16"]
     assert found["4"]["n_steps"] == 12 * 16 and found["4"]["n_episodes"] == 12
     assert found["4"]["memory"] > 0.99 and found["4"]["no_memory"] < 0.1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from memory_vla import GRUVLA
+from run_logs import change_state
 from run_logs import rows_of as rows
 from safetensors.torch import load_file
 from trees import assert_same
@@ -209,10 +210,8 @@ def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch, seq
         with pytest.raises(Killed):
             train_world_model(Short(**settings, run_dir=tmp_path / "cut", auto_resume=True))
     monkeypatch.setattr(Run, "show", show)
-    assert [p.name for p in RunDir(tmp_path / "cut").checkpoints()] == [
-        "000000006",
-        *(f"{n:09d}" for n in (12, 18)),
-    ]
+    kept = [p.name for p in RunDir(tmp_path / "cut").checkpoints()]
+    assert kept == ["000000006", "000000012", "000000018"]
     config = load_run_settings(tmp_path / "cut", Short)
     cut = train_world_model(config)
     assert collected == [False, True] * 2, "what was collected is in data/"
@@ -229,24 +228,17 @@ def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch, seq
 def test_a_run_of_another_phase_or_with_damage_is_refused(tmp_path, collected):
     train_world_model(Short(**TINY, run_dir=tmp_path))
     newest = RunDir(tmp_path).checkpoints()[-1]
-    state = json.loads((newest / "state.json").read_text())
-
-    def rewritten(**changes: Any) -> None:
-        text = json.dumps({**state, "trainer": {**state["trainer"], **changes}})
-        (newest / "state.json").write_text(text)
-        sizes = json.loads((newest / "files.json").read_text())
-        (newest / "files.json").write_text(json.dumps({**sizes, "state.json": len(text)}))
-
+    trainer = json.loads((newest / "state.json").read_text())["trainer"]
     config = load_run_settings(tmp_path, Short)
-    rewritten(phase="student")
+    change_state(newest, phase="student")
     with pytest.raises(WeightsError, match="phase 'student', expected 'teacher': go on with 'vla-"):
         train_world_model(config)
-    rewritten(sizes={**state["trainer"]["sizes"], "memory_hidden": 9})
+    change_state(newest, **trainer | {"sizes": {**trainer["sizes"], "memory_hidden": 9}})
     with pytest.raises(WeightsError, match="Cannot resume from"):
         train_world_model(config)
     with pytest.raises(ConfigError, match="steps=16, not 99"):
         train_world_model(dataclasses.replace(config, steps=99))
-    rewritten()
+    change_state(newest, **trainer)
     (tmp_path / "data" / "train.npz").unlink()
     with pytest.raises(WeightsError, match="holds no sequences"):
         train_world_model(config)
@@ -259,8 +251,6 @@ def test_bad_settings_are_one_clear_error(tmp_path, collected, capsys):
     for changes, text in (
         ({"random_episodes": 0, "vla_episodes": 0, "expert_episodes": 0}, "No sequences"),
         ({"noise": 1.5}, "noise: expected `float` <= 1.0, got 1.5"),
-        ({"validation_episodes": 0}, "validation_episodes: expected `int` >= 1, got 0"),
-        ({"learning_rate": -1.0}, "learning_rate: expected `float` > 0.0, got -1.0"),
     ):
         with pytest.raises(ConfigError, match=text):
             Short(**{**TINY, **changes})

@@ -141,6 +141,16 @@ class ByHand:
             np.testing.assert_allclose(found, value, rtol=0, atol=tolerance, err_msg=key)
 
 
+def reset_ended(envs: Any, singles: list[ByHand]) -> dict[str, np.ndarray]:
+    """Reset and check what has ended, which DISABLED leaves to the caller."""
+    obs, _ = envs.reset(options={"reset_mask": np.array([one.ended for one in singles])})
+    for i, one in enumerate(singles):
+        if one.ended:
+            one.reset()
+        one.check(obs, i)
+    return obs
+
+
 def chunks(singles: list[ByHand]) -> np.ndarray:
     return np.stack([actions_of(one.index, one.count) for one in singles])
 
@@ -198,12 +208,7 @@ def test_rows_equal_a_loop_over_single_environments(mode, workers, env):
     ended = 0
     for _ in range(20):
         if mode == DISABLED and any(one.ended for one in singles):
-            mask = np.array([one.ended for one in singles])
-            obs, _ = envs.reset(options={"reset_mask": mask})
-            for i, one in enumerate(singles):
-                if one.ended:
-                    one.reset()
-                one.check(obs, i)
+            reset_ended(envs, singles)
         ended += follow(singles, envs.step(chunks(singles)), mode)
     assert ended > 6
     envs.close()
@@ -256,14 +261,6 @@ def test_rows_out_of_step(mode):
     envs.close()
 
 
-def test_step_async_and_step_wait():
-    envs, singles = make(SAME_STEP), [ByHand(i, 5 + i) for i in range(3)]
-    envs.reset(seed=5)
-    for _ in range(6):
-        envs.step_async(chunks(singles))
-        follow(singles, envs.step_wait(), SAME_STEP)
-
-
 @by_mode
 @pytest.mark.parametrize("env", [Pictures, Untold])
 def test_a_killed_worker_leaves_the_memory_as_it_was(mode, env):
@@ -271,11 +268,7 @@ def test_a_killed_worker_leaves_the_memory_as_it_was(mode, env):
     last, _ = envs.reset(seed=5)
     while not any(one.count for one in singles) or any(one.ended for one in singles):
         if mode == DISABLED and any(one.ended for one in singles):
-            mask = np.array([one.ended for one in singles])
-            last, _ = envs.reset(options={"reset_mask": mask})
-            for one in singles:
-                if one.ended:
-                    one.reset()
+            last = reset_ended(envs, singles)
             continue
         result = envs.step(chunks(singles))
         follow(singles, result, mode)
@@ -350,7 +343,7 @@ def test_states_go_on_elsewhere(mode):
             follow([one], result, mode)
         if mode == DISABLED and (terminations | truncations)[picked].any():
             break
-    with pytest.raises(ConfigError, match="RememberedState of get_state"):
+    with pytest.raises(ConfigError, match="a state of WorldModelObservation, got"):
         envs.set_state([state.env for state in states], [0, 1])
     bigger = make(mode, model=toy_model(memory_hidden=16))
     bigger.reset(seed=0)
@@ -412,23 +405,22 @@ class Long(Pictures):
     ("change", "text"),
     [
         (
-            lambda: WorldModelObservation(_vector(Long), toy_model()),
+            lambda: WorldModelObservation(SyncVectorEnv([Long]), toy_model()),
             r"got \(4, 7\): make .* chunk_len=2",
         ),
         (
-            lambda: WorldModelObservation(_vector(partial(PictureEnv, 8)), toy_model()),
+            lambda: WorldModelObservation(SyncVectorEnv([partial(PictureEnv, 8)]), toy_model()),
             "image_size=4",
         ),
-        (lambda: WorldModelObservation(_vector(Silent), toy_model()).reset(seed=0), "instruction"),
+        (
+            lambda: WorldModelObservation(SyncVectorEnv([Silent]), toy_model()).reset(seed=0),
+            "instruction",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_error(change: Callable[[], Any], text: str):
     with pytest.raises(ConfigError, match=text):
         change()
-
-
-def _vector(env: Any) -> Any:
-    return SyncVectorEnv([env])
 
 
 def test_below_the_frozen_vla():

@@ -128,8 +128,7 @@ def _turn(
     state, steps = index % suite.num_init_states, config.chunks * config.chunk_len
     actions = fixed_actions(config.seed, spec.num_envs, steps, suite.action.size)
     own_states = [rows[state] for rows in states] if spec.system == "libero" else None
-    figures: dict[str, float] = child.call("measure", state, own_states, actions, window_s)
-    return figures
+    return child.call("measure", state, own_states, actions, window_s)
 
 
 def fixed_actions(seed: int, num_envs: int, steps: int, size: int) -> np.ndarray:

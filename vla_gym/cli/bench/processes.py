@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.cli.bench.procfs import pss_mb, session_pids
+from vla_gym.cli.bench.measuring import pss_mb, session_pids
 from vla_gym.errors import BenchError
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import numpy as np
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, PositiveInt, check_fields
 from vla_gym.suites import suite_tasks
-from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE
 
 if TYPE_CHECKING:
     from vla_gym.vla.base import FrozenVLA
@@ -67,9 +66,8 @@ def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...
     """Return arguments of ``infer``: random images, instructions in turn, zero proprioception."""
     rng = np.random.default_rng(0)
     shape = (batch, vla.image_size, vla.image_size, 3)
-    cameras = getattr(vla, "cameras", CAMERAS)
-    images = {name: rng.integers(0, 256, shape, dtype=np.uint8) for name in cameras}
-    proprio = np.zeros((batch, getattr(vla, "proprio_size", PROPRIO_SIZE)), np.float32)
+    images = {name: rng.integers(0, 256, shape, dtype=np.uint8) for name in vla.cameras}
+    proprio = np.zeros((batch, vla.proprio_size), np.float32)
     return images, [texts[i % len(texts)] for i in range(batch)], proprio
 
 

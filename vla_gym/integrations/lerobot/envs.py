@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from lerobot.envs.configs import EnvConfig, HubEnvConfig, LiberoEnv
 
@@ -86,7 +85,9 @@ def make_env(n_envs: int = 1, use_async_envs: bool = False, cfg: Any = None) -> 
     if not use_async_envs:
 
         def sync(number: int) -> SyncVectorEnv:
-            make = partial(_single, suite.name, number, arguments, wrap)
+            def make() -> Any:
+                return wrap(VlaGymEnv(suite.name, task_ids=number, **arguments))
+
             return SyncVectorEnv([make] * n_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
         return {name: {i: sync(n) for i, n in own.items()} for name, own in chosen.items()}
@@ -143,11 +144,6 @@ class _OneTask(VectorWrapper):
         self._left.discard(self.task_id)
         if not self._left:
             self._all.close(**kwargs)
-
-
-def _single(suite: str, task_id: int, arguments: dict[str, Any], wrap: Any) -> gym.Env[Any, Any]:
-    made: gym.Env[Any, Any] = wrap(VlaGymEnv(suite, task_ids=task_id, **arguments))
-    return made
 
 
 def _arguments(cfg: Any) -> tuple[dict[str, Any], Any]:

@@ -36,10 +36,7 @@ class BddlSuite(LiberoSuite):
     num_init_states = 0
 
     def __init__(self, files: Sequence[tuple[str, str]]) -> None:
-        """Check the files.
-
-        Args:
-            files: Name without ``.bddl``, and content, of each; their order gives the ids.
+        """Check the files: name without ``.bddl``, and content, of each, in the order of the ids.
 
         Raises:
             ConfigError: If one is not what LIBERO can build.

@@ -107,7 +107,7 @@ def libero_data_root() -> Path:
     Raises:
         UnknownTaskError: If the package is missing, or another one has its import name.
     """
-    others = [name for name in _OTHER_LIBEROS if _is_installed(name)]
+    others = [name for name in _OTHER_LIBEROS if any(metadata.distributions(name=name))]
     if others:
         raise UnknownTaskError(
             f"{' and '.join(others)} and {LIBERO} share the import name 'libero' and overwrite "
@@ -117,20 +117,12 @@ def libero_data_root() -> Path:
     spec = importlib.util.find_spec("libero")
     for location in spec.submodule_search_locations or () if spec else ():
         root = Path(location) / "libero"
-        if (root / "bddl_files").is_dir() and _is_installed(LIBERO):
+        if (root / "bddl_files").is_dir() and any(metadata.distributions(name=LIBERO)):
             return root
     raise UnknownTaskError(
         f"LIBERO's task files were not found: expected the package {LIBERO}. Install it with: "
         f"pip install {LIBERO}=={LIBERO_VERSION}"
     )
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 @cache

@@ -121,19 +121,14 @@ class Server:
         if answer is None:
             control.close()
 
-    def _spawn(
-        self,
-        control: socket.socket,
-        surroundings: dict[str, Any],
-        target: str,
-        arguments: tuple[bytes, list[int]],
-    ) -> int:
+    def _spawn(self, control: socket.socket, *job: Any) -> int:
+        """Fork a worker, see :meth:`_become_worker`; return its process id."""
         _flush()
         # The collector of a worker leaves alone what exists now, so that it stays shared.
         gc.freeze()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(control, surroundings, target, arguments)
+            self._become_worker(control, *job)
         with contextlib.suppress(OSError):  # it has done so, or has ended already
             os.setpgid(pid, pid)
         return pid
@@ -239,8 +234,7 @@ def pickle_error(error: Exception, otherwise: Exception) -> bytes:
 
 def _function(target: str) -> Callable[..., Any]:
     module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    return getattr(importlib.import_module(module), name)
 
 
 def _flush() -> None:

@@ -21,14 +21,14 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FlowOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import find_base_model, load_tokenizer
-from vla_gym.vla.flow.images import resize_with_padding
+from vla_gym.vla.flow.functions import resize_with_padding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.options import FlowOptions
-from vla_gym.vla.load_weights import default_dtype, load_into
+from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.preprocess import check_images, check_rows
 from vla_gym.vla.spec_options import make_options
 
@@ -40,14 +40,12 @@ class FlowInputs(NamedTuple):
 
     Attributes:
         pixels: (B, V, 3, height, width) float32 in [-1, 1].
-        image_mask: (B, V) bool, False for a camera that is not there.
         tokens: (B, T) int64, padded on the right.
         token_mask: (B, T) bool.
         state: (B, max_state_dim) float32, normalised and padded.
     """
 
     pixels: torch.Tensor
-    image_mask: torch.Tensor
     tokens: torch.Tensor
     token_mask: torch.Tensor
     state: torch.Tensor
@@ -92,15 +90,7 @@ class FlowBackend(FrozenVLA, ABC):
         options: FlowOptions,
         compile: bool,
     ) -> None:
-        """Freeze a network; :meth:`from_pretrained` is the usual way to get here.
-
-        Args:
-            model: On its device.
-            files: Of the checkpoint.
-            tokenizer: Of the prompt, called as transformers' tokenizers are.
-            options: See the class.
-            compile: See :meth:`from_pretrained`.
-        """
+        """Freeze a network; :meth:`from_pretrained` is the usual way to get here."""
         self.model = model.eval().requires_grad_(False)
         self.files, self.tokenizer, self.options = files, tokenizer, options
         self._pad_prompts = compile
@@ -155,15 +145,13 @@ class FlowBackend(FrozenVLA, ABC):
             folders=folders,
         )
         tokenizer = load_tokenizer(backbone)
-        if tokenizer.pad_token is None:
-            raise WeightsError(f"The tokenizer in {backbone} has no padding token: expected one.")
         checkpoint = Checkpoint(files.folder)
         model, rename = cls.make_network(files, backbone, checkpoint, device)
         load_into(
             model,
             checkpoint,
             device=device,
-            dtype=default_dtype(device, dtype),
+            dtype=dtype,
             rename=rename,
             keep_float32=cls.float32_parts,
         )
@@ -247,9 +235,8 @@ class FlowBackend(FrozenVLA, ABC):
         state = self.files.state.normalize(torch.from_numpy(proprio).to(device))
         state = F.pad(state, (0, self._state_dim - PROPRIO_SIZE))
         tokens, token_mask = self.tokenize(self.prompts(instructions, proprio))
-        all_there = torch.ones(stacked.shape[:2], dtype=torch.bool, device=device)
         prompts = tokens.to(device), token_mask.to(device)
-        velocity = self.flow(FlowInputs(self.to_pixels(stacked), all_there, *prompts, state))
+        velocity = self.flow(FlowInputs(self.to_pixels(stacked), *prompts, state))
         if getattr(self.model, "checkpointed", False) and torch.is_grad_enabled():
             # It leaves the keys that it adds to as they were: a second pass sees the same.
             velocity = partial(checkpoint, velocity, use_reentrant=False)

@@ -15,7 +15,7 @@ import torch
 from msgspec import Meta, Struct, field
 
 from vla_gym.errors import WeightsError
-from vla_gym.outside import ChunkLength, ImageSide, Layers, Size, Text
+from vla_gym.outside import ChunkLength, Fraction, ImageSide, Layers, PositiveFloat, Size, Text
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json
@@ -23,9 +23,6 @@ from vla_gym.vla.statistics import MODES, Normalizer
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 WEIGHTS = "model.safetensors"
-
-Steps = Annotated[int, Meta(ge=1, le=1000)]
-Period = Annotated[float, Meta(gt=0.0)]
 
 # Last part of an image feature's name -> camera. Those of lerobot's and openpi's LIBERO data sets,
 # and of the published pi0 base model, whose third camera LIBERO does not have.
@@ -80,13 +77,13 @@ class PolicyConfig(Struct):
     output_features: dict[str, Feature] | None = None
     normalization_mapping: dict[str, str] | None = None
     chunk_size: ChunkLength = 50
-    num_steps: Steps = 10
-    num_inference_steps: Steps = 10
+    num_steps: ChunkLength = 10
+    num_inference_steps: ChunkLength = 10
     tokenizer_max_length: Annotated[int, Meta(ge=1, le=8192)] | None = None
     max_state_dim: Annotated[int, Meta(ge=PROPRIO_SIZE, le=4096)] = 32
     max_action_dim: Annotated[int, Meta(ge=ACTION_SIZE, le=4096)] = 32
-    min_period: Period = 4e-3  # shortest and longest of the time embedding
-    max_period: Period = 4.0
+    min_period: PositiveFloat = 4e-3  # shortest and longest of the time embedding
+    max_period: PositiveFloat = 4.0
     # SmolVLA's
     vlm_model_name: Text | None = None
     attention_mode: str = "cross_attn"
@@ -109,7 +106,7 @@ class PolicyConfig(Struct):
 class _StepConfig(Struct):
     rename_map: dict[str, str] | None = None
     norm_map: dict[str, str] | None = None
-    eps: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    eps: Fraction | None = None
     tokenizer_name: Text | None = None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from msgspec import to_builtins
 from torch import nn
+from torch.nn import functional as F
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.errors import WeightsError
@@ -141,17 +142,14 @@ class Pi0Backend(FlowBackend):
 
     def _prefill(self, inputs: FlowInputs) -> tuple[Any, torch.Tensor]:
         """Return PaliGemma's keys and values of images and prompt, and their mask (B, P) int64."""
-        pixels, image_mask, tokens, token_mask, _ = inputs
-        model, count = self.model, self._image_tokens
-        placeholders = tokens.new_full(
-            (len(tokens), count * image_mask.shape[1]), model.config.vlm_config.image_token_id
-        )
-        mask = torch.cat([image_mask.repeat_interleave(count, dim=1), token_mask], dim=1).long()
+        pixels, tokens, token_mask, _ = inputs
+        model, count = self.model, self._image_tokens * pixels.shape[1]
+        placeholders = tokens.new_full((len(tokens), count), model.config.vlm_config.image_token_id)
+        mask = F.pad(token_mask.long(), (count, 0), value=1)
         embedded = model.model.embed_prefix(
             torch.cat([placeholders, tokens], dim=1),
             pixels.to(model.model.vlm.language_model.norm.weight.dtype),
-            # All cameras have placeholders here; the attention mask hides those not there.
-            torch.ones_like(image_mask),
+            token_mask.new_ones(pixels.shape[:2]),
         )
         cache = model.model.vlm(
             inputs_embeds=embedded,

@@ -18,7 +18,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.vla.base import PROPRIO_SIZE
 from vla_gym.vla.flow.backend import FlowInputs, Velocity
-from vla_gym.vla.flow.expert import apply_rope, masked_attention, time_embedding
+from vla_gym.vla.flow.functions import apply_rope, masked_attention, time_embedding
 from vla_gym.vla.flow.options import Pi05Options
 from vla_gym.vla.flow.pi0 import Pi0Backend
 
@@ -62,7 +62,6 @@ class Pi05Network(PI0ForConditionalGeneration):
     """transformers' pi0 with pi0.5's expert; :meth:`denoise` takes the place of ``forward``."""
 
     def __init__(self, config: PI0Config) -> None:
-        """Make the network with random weights."""
         super().__init__(config)
         expert: Any = self.model.dit
         size, epsilon = expert.config.hidden_size, expert.config.rms_norm_eps
@@ -86,7 +85,7 @@ class Pi05Network(PI0ForConditionalGeneration):
 
         Args:
             noisy: (B, C, max_action_dim) float32.
-            time: (H,) float32: :func:`~vla_gym.vla.flow.expert.time_embedding` of the step.
+            time: (H,) float32: :func:`~vla_gym.vla.flow.functions.time_embedding` of the step.
             prefix: The VLM's keys and values (B, heads, P, head_dim) of each layer.
             mask: (B, 1, 1, P + C) bool, False where the prefix is padding.
             positions: (B, C) int64, positions of the actions after the prefix.

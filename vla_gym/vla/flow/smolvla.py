@@ -12,7 +12,7 @@ from vla_gym.errors import WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
-from vla_gym.vla.flow.expert import time_embedding
+from vla_gym.vla.flow.functions import time_embedding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.flow.smolvla_model import SmolVLANetwork
 from vla_gym.vla.load_weights import described_by
@@ -32,7 +32,8 @@ class SmolVLABackend(FlowBackend):
         """See :meth:`FlowBackend.set_up`."""
         files, model = self.files, self.model
         width, height = files.config.resize_imgs_with_padding or [files.image_size] * 2
-        self.hidden_size, self.pixel_size = model.hidden_size, (int(height), int(width))
+        self.hidden_size = int(model.expert.config.hidden_size)
+        self.pixel_size = int(height), int(width)
         # Functions of the network: a bound method would go on with the original's in a copy.
         self._prefill, self._denoise = SmolVLANetwork.prefill, SmolVLANetwork.denoise
         if compile:

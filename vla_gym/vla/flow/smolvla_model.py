@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import LlamaModel, SmolVLMModel
 
 from vla_gym.vla.flow.backend import FlowInputs
-from vla_gym.vla.flow.expert import apply_rope, masked_attention
+from vla_gym.vla.flow.functions import apply_rope, masked_attention
 from vla_gym.vla.flow.lerobot_files import PolicyConfig
 
 
@@ -51,14 +51,6 @@ def _expert_config(text: Any, width: float, num_layers: int) -> Any:
     return config
 
 
-class _VLM(nn.Module):
-    """Holds the VLM under the key that checkpoints have; its lm_head is never used."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.model = SmolVLMModel(config)
-
-
 class _VLMWithExpert(nn.Module):
     """VLM and expert.
 
@@ -72,12 +64,14 @@ class _VLMWithExpert(nn.Module):
         text = config.text_config
         if policy.num_vlm_layers > 0:
             text.num_hidden_layers = min(policy.num_vlm_layers, text.num_hidden_layers)
-        self.vlm = _VLM(config)
+        # Named as in the checkpoints; its lm_head is never used.
+        vlm: Any = SmolVLMModel(config)
+        self.vlm = nn.ModuleDict({"model": vlm})
         expert = _expert_config(text, policy.expert_width_multiplier, text.num_hidden_layers)
         self.lm_expert = LlamaModel(expert)
         # No words, and the rotation is our own, see the module.
         del self.lm_expert.embed_tokens, self.lm_expert.rotary_emb
-        del self.vlm.model.text_model.rotary_emb
+        del vlm.text_model.rotary_emb
         width = text.num_key_value_heads * text.head_dim
         every = policy.self_attn_every_n_layers
         layers = self.lm_expert.layers
@@ -118,24 +112,17 @@ class SmolVLANetwork(nn.Module):
         """The action expert, the layers of a LlamaModel."""
         return self.vlm_with_expert.lm_expert
 
-    @property
-    def hidden_size(self) -> int:
-        """Width of the expert."""
-        return int(self.expert.config.hidden_size)
-
     def _embed_prefix(self, inputs: FlowInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return embeddings (B, P, width) and mask (B, P) of images, prompt and state."""
         dtype = self.vlm.text_model.embed_tokens.weight.dtype
-        pixels, image_mask, tokens, token_mask, state = inputs
-        batch, views = image_mask.shape
+        pixels, tokens, token_mask, state = inputs
         states = self.vlm.vision_model(pixels.flatten(0, 1).to(dtype)).last_hidden_state
-        images = self.vlm.connector(states)
-        mask = image_mask.repeat_interleave(images.shape[1], dim=1)
-        images = images.unflatten(0, (batch, views)).flatten(1, 2)
+        images = self.vlm.connector(states).unflatten(0, pixels.shape[:2]).flatten(1, 2)
         scale = math.sqrt(images.shape[-1])
         text = self.vlm.text_model.embed_tokens(tokens)
         row = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None].to(dtype)
-        mask = torch.cat([mask, token_mask, mask.new_ones(batch, 1)], dim=1)
+        ones = token_mask.new_ones
+        mask = torch.cat([ones(images.shape[:2]), token_mask, ones(row.shape[:2])], dim=1)
         return torch.cat([images * scale, text * scale, row], dim=1), mask
 
     def prefill(self, inputs: FlowInputs) -> Prefix:
@@ -171,7 +158,7 @@ class SmolVLANetwork(nn.Module):
         Args:
             prefix: From :meth:`prefill`.
             noisy: (B, C, max_action_dim) float32.
-            time: (H,) float32: :func:`~vla_gym.vla.flow.expert.time_embedding` of the step.
+            time: (H,) float32: :func:`~vla_gym.vla.flow.functions.time_embedding` of the step.
         """
         actions = self.action_in_proj(noisy.to(self.action_in_proj.weight.dtype))
         x = torch.cat([actions, time.to(actions.dtype).expand_as(actions)], dim=-1)

@@ -18,7 +18,7 @@ from vla_gym.vla.base import (
     TokenOutput,
     VLAOutput,
 )
-from vla_gym.vla.files import verify_checksums
+from vla_gym.vla.files import WEIGHTS_ROOT, verify_checksums
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, load_model, to_pixel_values
 from vla_gym.vla.preprocess import IMAGE_SIZE, check_rows, proprio_features, stack_cameras
 from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bins_to_actions
@@ -27,7 +27,7 @@ from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bi
 class MiniBackend(FrozenVLA, OnePassTokens):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`MiniVLA`; deterministic and greedy."""
 
-    source: Path  # the folder that it was loaded from
+    shipped_as: str | None = None  # its name among the checkpoints of this package
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
 
         Args:
             model: The network, on its device.
-            name: Name of the checkpoint; the RL token is looked up under it.
+            name: Name of the checkpoint.
             head: ``"l1"``, ``"token"`` or ``"flow"``: which head ``infer`` takes the actions from;
                 None: flow where there is one, else l1.
             seed: Of the noise that the flow starts from, the same for every row and call.
@@ -53,22 +53,20 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         """
         self.model = model.eval().requires_grad_(False)
         self.heads = ("l1", "token") if model.flow_head is None else ("flow", "l1", "token")
-        self.head = head or ("l1" if model.flow_head is None else "flow")
+        self.head = head or self.heads[0]
         if self.head not in self.heads:
             heads = " or ".join(map(repr, self.heads))
             raise ConfigError(f"Expected head {heads}, got {head!r:.80}.")
-        self.name = name
-        self.num_steps = model.config.flow_steps if num_steps is None else num_steps
+        self.name, config = name, model.config
+        self.num_steps = config.flow_steps if num_steps is None else num_steps
         as_integer(self.num_steps, "num_steps", 1, 1000)
         as_integer(seed, "seed", 0, MAX_SEED)
-        noise_shape = (model.config.horizon, ACTION_SIZE)
+        noise_shape = (config.horizon, ACTION_SIZE)
         self._noise = torch.randn(noise_shape, generator=torch.Generator().manual_seed(seed))
-        self.horizon = model.config.horizon
-        self.num_hidden_tokens = model.config.horizon
-        self.hidden_size = model.config.hidden_size
-        self.image_size = 128
-        self.input_size = IMAGE_SIZE
-        self.tokenize = WordTokenizer(model.config.vocabulary, model.config.max_words)
+        self.horizon = self.num_hidden_tokens = config.horizon
+        self.hidden_size = config.hidden_size
+        self.image_size, self.input_size = 128, IMAGE_SIZE
+        self.tokenize = WordTokenizer(config.vocabulary, config.max_words)
 
     @classmethod
     def from_pretrained(
@@ -106,7 +104,8 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         if compile:
             model.compile()
         backend = cls(model, folder.name, head, seed=seed, num_steps=num_steps)
-        backend.source = folder
+        if folder == WEIGHTS_ROOT / folder.name:
+            backend.shipped_as = folder.name
         return backend
 
     def forward(

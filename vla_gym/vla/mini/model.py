@@ -9,7 +9,6 @@ that of a test bed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -26,7 +25,7 @@ from vla_gym.outside import ChunkLength, Layers, Object, Size, to_type
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.files import read_json, write_weights
+from vla_gym.vla.files import read_json, write_checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 
@@ -73,7 +72,7 @@ class MiniVLAConfig:
     horizon: ChunkLength = 8
     token_head_width: Annotated[int, Meta(ge=0, le=2**20)] = 0
     flow_layers: Layers = 0
-    flow_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
+    flow_steps: ChunkLength = 5
     action_mean: ActionStatistics = field(default_factory=lambda: [0.0] * ACTION_SIZE)
     action_std: ActionStatistics = field(default_factory=lambda: [1.0] * ACTION_SIZE)
     proprio_mean: ProprioStatistics = field(default_factory=lambda: [0.0] * PROPRIO_FEATURES)
@@ -145,7 +144,6 @@ class MiniVLA(nn.Module):
     """The network; see the module docstring."""
 
     def __init__(self, config: MiniVLAConfig) -> None:
-        """Build the network with fresh weights."""
         super().__init__()
         self.config = config
         width = config.hidden_size
@@ -228,9 +226,7 @@ class MiniVLA(nn.Module):
 
     def save_pretrained(self, folder: Path, half: bool = True) -> None:
         """Write config.json, model.safetensors (float16 if ``half``) and SHA256SUMS."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
-        write_weights(folder, self.state_dict(), half=half)
+        write_checkpoint(folder, asdict(self.config), self.state_dict(), half=half)
 
 
 def to_pixel_values(stacked: np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from vla_gym.vla.base import ACTION_SIZE, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.sequence import causal_sequences
-from vla_gym.vla.tokens import ActionTokenizer, sample_tokens, token_log_probs
+from vla_gym.vla.tokens import sample_tokens, token_log_probs
 
 
 class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
@@ -27,11 +27,9 @@ class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
     epsilon = 0.0
 
     def __init__(self, parts: Parts, options: OpenVLAOptions, compile: bool = False) -> None:
-        """Take a checkpoint's parts; see :class:`OpenVLABase`."""
         super().__init__(parts, options, horizon=1, num_views=1, compile=compile)
         # Its keys and values grow with every token: each length would be compiled anew.
         self._run_layers = run_layers
-        self.action_tokenizer = ActionTokenizer(self.model.config.action_vocab_end)
 
     def generate(
         self,
@@ -51,7 +49,7 @@ class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
         Returns:
             hidden (B, 7, H), logits (B, 7, 256) float32 and tokens (B, 7) int64 in 0..255.
         """
-        model, ids = self.model, self.action_tokenizer
+        model = self.model
         sequences = causal_sequences(model, patches, prompts)
         seen = DynamicCache()
         state = self._run_layers(
@@ -73,7 +71,7 @@ class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
             real = torch.cat([real, torch.ones_like(real[:, :1])], dim=1)
             state = self._run_layers(
                 model.llama,
-                model.embed_tokens(ids.bins_to_ids(tokens[-1])),
+                model.embed_tokens(model.action_ids(tokens[-1])),
                 sequences.lengths[:, None] + len(tokens) - 1,
                 rows=first,
                 mask=real[:, None, None] if sequences.padded else None,
@@ -125,7 +123,7 @@ class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
         if tokens.shape != (batch, 1, ACTION_SIZE):
             raise ConfigError(f"Expected tokens ({batch}, 1, 7), got {tuple(tokens.shape)}.")
         patches = self.embed_images(images, instructions)
-        given = self.action_tokenizer.bins_to_ids(tokens[:, 0, :-1])
+        given = self.model.action_ids(tokens[:, 0, :-1])
         sequences = causal_sequences(self.model, patches, self.prompts(instructions), given)
         hidden = self._run_layers(
             self.model.llama,

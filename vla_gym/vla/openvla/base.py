@@ -13,7 +13,7 @@ import torch
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, GRIPPER, PROPRIO_SIZE, FrozenVLA
 from vla_gym.vla.checkpoint_files import Checkpoint, find_file
-from vla_gym.vla.load_weights import default_dtype, load_into
+from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
 from vla_gym.vla.openvla.llama_layers import run_layers
@@ -72,13 +72,13 @@ def load_parts(
     files = [find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")]
     if film := find_file(folder, "vision_backbone", "checkpoint"):
         raise WeightsError(f"{film} is of a policy with FiLM, which is not supported.")
-    _, statistics = choose_statistics(read_statistics(folder), options.unnorm_key, folder)
+    statistics = choose_statistics(read_statistics(folder), options.unnorm_key, folder)
     tokenizer = options.tokenizer or folder
     if not callable(tokenizer):
         tokenizer = load_tokenizer(tokenizer)
     checkpoint = Checkpoint(folder)
     config = OpenVLAConfig.from_checkpoint(folder, checkpoint.shapes)
-    model = OpenVLAModel.from_checkpoint(checkpoint, config, device, default_dtype(device, dtype))
+    model = OpenVLAModel.from_checkpoint(checkpoint, config, device, dtype)
     width = config.text.hidden_size
     with torch.device("meta"):
         action_head = L1ActionHead(width) if files[0] else None
@@ -111,15 +111,7 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
     def __init__(
         self, parts: Parts, options: _Options, *, horizon: int, num_views: int, compile: bool
     ) -> None:
-        """Take a checkpoint's parts.
-
-        Args:
-            parts: What :func:`load_parts` returned.
-            options: See :class:`OpenVLAOptions` and the subclasses.
-            horizon: Actions in a chunk.
-            num_views: 1 or 2.
-            compile: Whether to compile vision towers and, for OpenVLA-OFT, the Llama.
-        """
+        """Take a checkpoint's parts; :meth:`from_pretrained` is the usual way to get here."""
         self.model, self.prompts, self.name = parts.model, parts.prompts, parts.name
         self.options, self.horizon, self.num_views = options, horizon, num_views
         self.cameras = CAMERAS[:num_views]

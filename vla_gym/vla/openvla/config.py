@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field, structs
 from transformers import LlamaConfig
 
 from vla_gym.errors import WeightsError
-from vla_gym.outside import ImageSide, Layers, Size
+from vla_gym.outside import ImageSide, Layers, OpenFraction, PositiveFloat, Size
 from vla_gym.vla.files import read_json
 from vla_gym.vla.openvla.vision import DINOV2_LARGE, SIGLIP_SO400M, ViTConfig
 from vla_gym.vla.tokens import NUM_BINS
@@ -40,10 +40,10 @@ class _Text(Struct):
     num_attention_heads: Size = 32
     num_key_value_heads: Size | None = None
     max_position_embeddings: Size = 2048
-    rms_norm_eps: Annotated[float, Meta(gt=0.0, lt=1.0)] = 1e-6
+    rms_norm_eps: OpenFraction = 1e-6
     vocab_size: Size = 32064
     pad_token_id: Annotated[int, Meta(ge=0)] | None = 32000
-    rope_theta: Annotated[float, Meta(gt=0.0)] = 10000.0
+    rope_theta: PositiveFloat = 10000.0
     hidden_act: Literal["silu"] = "silu"
 
     def __post_init__(self) -> None:

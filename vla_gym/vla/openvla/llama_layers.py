@@ -34,9 +34,8 @@ def run_layers(
         embeddings: (B, N, H).
         positions: (B or 1, N) int64.
         rows: (B, R) int64, positions in the sequence of the states that are returned.
-        mask: Bool, True where a query may attend to a key, broadcast to (B, 1, N, all keys); None
-            for everywhere, which lets the fastest kernels run. Rows of several lengths must not
-            contain queries without a key.
+        mask: (B, 1, 1, all keys) bool, True where a key may be attended to; None for everywhere,
+            which lets the fastest kernels run.
         causal: Each token sees itself and those before it; excludes ``mask``.
         seen: Keys and values of earlier tokens, to which the new ones are added.
 
@@ -76,7 +75,9 @@ def _run_layer(
         q_cos, q_sin = (
             _pick(table[:, 0].expand(len(rows), -1, -1), rows)[:, None] for table in rope
         )
-        mask, causal = _mask_of_rows(mask, causal, rows, normed)
+        if causal:
+            keys = torch.arange(normed.shape[1], device=normed.device)
+            mask, causal = (keys <= rows[..., None])[:, None], False
     size = attention.head_dim
     q, k, v = (
         projected.unflatten(-1, (-1, size)).transpose(1, 2)
@@ -96,19 +97,6 @@ def _run_layer(
     x = x + attention.o_proj(out.transpose(1, 2).flatten(2))
     result: torch.Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
     return result
-
-
-def _mask_of_rows(
-    mask: torch.Tensor | None, causal: bool, rows: torch.Tensor, x: torch.Tensor
-) -> tuple[torch.Tensor | None, bool]:
-    """Return the mask (B, 1, R, keys) that says for some rows what the given one says for all."""
-    if causal:
-        keys = torch.arange(x.shape[1], device=x.device)
-        return (keys <= rows[..., None])[:, None], False
-    if mask is None or mask.shape[2] == 1:
-        return mask, False
-    mask = mask[:, 0].expand(len(rows), -1, -1)
-    return _pick(mask, rows)[:, None], False
 
 
 def _pick(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

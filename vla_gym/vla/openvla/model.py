@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -15,19 +17,6 @@ from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.vision import VisionTower
 from vla_gym.vla.tokens import NUM_BINS
-
-
-class _Projector(nn.Module):
-    """From the fused features of a patch to a Llama embedding."""
-
-    def __init__(self, vision_width: int, text_width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(vision_width, 4 * vision_width)
-        self.fc2 = nn.Linear(4 * vision_width, text_width)
-        self.fc3 = nn.Linear(text_width, text_width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
 
 
 class _VisionBackbone(nn.Module):
@@ -54,8 +43,17 @@ class OpenVLAModel(nn.Module):
         super().__init__()
         self.config = config
         self.vision_backbone = _VisionBackbone(config)
-        vision_width = sum(tower.width for tower in config.towers)
-        self.projector = _Projector(vision_width, config.text.hidden_size)
+        width, text_width = sum(t.width for t in config.towers), config.text.hidden_size
+        # From the fused features of a patch to a Llama embedding.
+        self.projector = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(width, 4 * width),
+                act1=nn.GELU(),
+                fc2=nn.Linear(4 * width, text_width),
+                act2=nn.GELU(),
+                fc3=nn.Linear(text_width, text_width),
+            )
+        )
         self.language_model = LlamaForCausalLM(config.text)
 
     @classmethod
@@ -117,10 +115,14 @@ class OpenVLAModel(nn.Module):
         projected: torch.Tensor = self.projector(features)
         return projected.reshape(batch, -1, projected.shape[-1])
 
+    def action_ids(self, bins: torch.Tensor) -> torch.Tensor:
+        """Return the ids of bins 0..255: the vocabulary's last, the lowest action the highest."""
+        return self.config.action_vocab_end - 1 - bins
+
     def action_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map states (..., H) to float32 logits (..., 256) of the bins, lowest action first.
 
-        Only the 256 action ids compete: bin b has id ``action_vocab_end - 1 - b``.
+        Only the 256 action ids compete, see :meth:`action_ids`.
         """
         end = self.config.action_vocab_end
         head = self.language_model.lm_head

@@ -11,8 +11,9 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.errors import ConfigError
+from vla_gym.memory import check_memory
 from vla_gym.vla.base import PROPRIO_SIZE
-from vla_gym.vla.load_weights import check_memory, default_dtype
+from vla_gym.vla.load_weights import MEMORY_ADVICE, default_dtype
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.base import OpenVLABase, Parts
 from vla_gym.vla.openvla.config import OpenVLAConfig
@@ -61,7 +62,7 @@ def random_policy(
         projector = ProprioProjector(PROPRIO_SIZE, width) if oft and chosen.num_views != 1 else None
     modules: list[nn.Module] = [m for m in (model, head, projector) if m is not None]
     count = sum(p.numel() for module in modules for p in module.parameters())
-    check_memory(count * dtype.itemsize, device, "random weights")
+    check_memory(count * dtype.itemsize, "A policy of random weights", MEMORY_ADVICE, device)
     generator = torch.Generator(device).manual_seed(0)
     for module in modules:
         _fill(module, device, dtype, generator)

@@ -7,6 +7,7 @@ epsilon 1e-6 and GELU is exact in both towers, as in timm.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -114,35 +115,21 @@ class _Attention(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
-class _MLP(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class _Block(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, eps=1e-6)
-        self.attn = _Attention(config.width, config.num_heads)
-        self.ls1 = _Scale(config.width) if config.layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(config.width, eps=1e-6)
-        self.mlp = _MLP(config.width, config.mlp_width)
-        self.ls2 = _Scale(config.width) if config.layer_scale else nn.Identity()
+        width, hidden = config.width, config.mlp_width
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = _Attention(width, config.num_heads)
+        self.ls1 = _Scale(width) if config.layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        fc1, fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
+        self.ls2 = _Scale(width) if config.layer_scale else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
         return x + self.ls2(self.mlp(self.norm2(x)))
-
-
-class _PatchEmbed(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, config.width, config.patch_size, config.patch_size)
 
 
 class VisionTower(nn.Module):
@@ -155,7 +142,8 @@ class VisionTower(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        self.patch_embed = _PatchEmbed(config)
+        proj = nn.Conv2d(3, width, config.patch_size, config.patch_size)
+        self.patch_embed = nn.ModuleDict({"proj": proj})
         self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches, width))
         if config.cls_token:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -165,7 +153,7 @@ class VisionTower(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, 3, side, side), normalised, to patch tokens (B, num_patches, width)."""
-        x = self.patch_embed.proj(images).flatten(2).transpose(1, 2) + self.pos_embed
+        x = self.patch_embed["proj"](images).flatten(2).transpose(1, 2) + self.pos_embed
         extra = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         x = torch.cat([*(token.expand(len(x), -1, -1) for token in extra), x], dim=1)
         for block in self.blocks:

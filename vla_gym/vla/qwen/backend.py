@@ -13,7 +13,7 @@ from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
-from vla_gym.vla.load_weights import default_dtype, described_by, load_into
+from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
 from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings, Resize
@@ -75,16 +75,7 @@ class QwenOFTBackend(FrozenVLA):
         actions: Normalizer,
         pad_to: int | None,
     ) -> None:
-        """Freeze a network; :meth:`from_pretrained` is the usual way to get here.
-
-        Args:
-            name: Name of the checkpoint.
-            model: On its device.
-            images: See the class.
-            prompts: See the class.
-            actions: Scales actions.
-            pad_to: See :class:`QwenOFTOptions`.
-        """
+        """Freeze a network; :meth:`from_pretrained` is the usual way to get here."""
         self.name = name
         self.model = model.eval().requires_grad_(False)
         self.images, self.prompts, self.cameras = images, prompts, images.cameras
@@ -119,7 +110,7 @@ class QwenOFTBackend(FrozenVLA):
         """
         chosen = make_options(QwenOFTOptions, options)
         files = find_files(Path(folder), chosen.base_vlm)
-        statistics = choose_statistics(files.statistics, chosen.unnorm_key, files.folder)[1]
+        statistics = choose_statistics(files.statistics, chosen.unnorm_key, files.folder)
         action = statistics.get("action") or {}
         mode = chosen.norm_mode or action.get("norm_mode") or files.norm_mode
         actions = Normalizer(action, mode)
@@ -149,7 +140,7 @@ class QwenOFTBackend(FrozenVLA):
             model,
             Checkpoint(files.weights),
             device=device,
-            dtype=default_dtype(device, dtype),
+            dtype=dtype,
             rename=module_name,
             ignore=() if model.has_final_norm else (r".*\.language_model\.norm\.weight",),
             keep_float32=("action_model.",),

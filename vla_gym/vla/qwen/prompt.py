@@ -99,8 +99,6 @@ class QwenPrompts:
         self._positions = positions
         self._cache: dict[str, Prompt] = {}  # the instructions of a run are few
         self.chunk_len = chunk_len
-        if self._tokenizer.pad_token_id is None:
-            raise WeightsError(f"The tokenizer in {folder} has no padding token: expected one.")
         self.pad_token_id = int(self._tokenizer.pad_token_id)
         # The authors take the first id too; if it took several, all of them start a token.
         self.action_token_id = self._ids(ACTION_TOKEN)[0]
