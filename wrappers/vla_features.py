@@ -12,13 +12,12 @@ from gymnasium import spaces
 
 from vla_gym.envs.checks import check_flag
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.base import CAMERAS, FrozenVLA
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_inputs import VLAInputs
 
 if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
-    from vla_gym.vla.base import FrozenVLA
 
 
 class VLAFeatures:
@@ -53,8 +52,8 @@ class VLAFeatures:
         The arguments are those of ``wrappers.vector.FrozenVLAObservation``.
 
         Raises:
-            ConfigError: If the spaces or the encoder do not fit the VLA, or a stateful one would
-                look several times in a chunk.
+            ConfigError: If it is no VLA, the spaces or the encoder do not fit it, or a stateful one
+                would look several times in a chunk.
         """
         from vla_gym.rl_token import choose_rl_token
         from vla_gym.vla import load
@@ -62,6 +61,11 @@ class VLAFeatures:
         check_flag(keep_images, "keep_images")
         check_flag(keep_inputs, "keep_inputs")
         self.memory = VLAMemory(load(vla) if isinstance(vla, str) else vla)
+        if not isinstance(self.vla, FrozenVLA):
+            raise ConfigError(
+                "vla must be a name, a folder, or an object of a class derived from "
+                f"vla_gym.vla.FrozenVLA; got {vla!r:.80}."
+            )
         self.views = self.vla.cameras
         self.rl_token = choose_rl_token(rl_token, self.vla)
         self.seconds, self.version = 0.0, 0

@@ -182,3 +182,24 @@ def test_a_state_of_another_asset_pack_is_refused() -> None:
     with pytest.raises(ConfigError, match="lite"):
         libero.set_state(lite.get_state())
     assert libero.next_episode is None
+
+
+def test_images_may_be_drawn_into_arrays_of_the_callers() -> None:
+    kwargs = {"cameras": ("wrist", "agentview"), "image_size": 40}
+    plain, direct = make(**kwargs), make(**kwargs)
+    arrays = {camera: np.zeros((40, 40, 3), np.uint8) for camera in ("agentview", "wrist")}
+    direct.image_out = arrays
+    plays = (lambda env: env.reset(seed=2)[0], lambda env: env.step(chunks(1)[0])[0])
+    for play_on in plays:
+        shown = play_on(direct)
+        assert_same(shown, play_on(plain))
+        assert all(shown[camera] is array for camera, array in arrays.items())
+    with pytest.raises(ConfigError, match="image_out must name"):
+        direct.image_out = {"wrist": arrays["wrist"]}
+    constant = np.broadcast_to(np.zeros(3, np.uint8), (40, 40, 3))  # nobody can write to it
+    for wrong in (np.zeros((40, 40), np.uint8), np.zeros((40, 40, 3)), constant):
+        direct.image_out = {**arrays, "wrist": wrong}
+        with pytest.raises(ConfigError, match="uint8"):
+            direct.reset()
+    for env in (plain, direct):
+        env.close()

@@ -160,6 +160,15 @@ def test_an_attempt_depends_on_seed_task_and_number_alone(
                 check_equal(part["demo"], file[f"data/demo_{k}"])
 
 
+def test_no_demonstration_starts_from_an_official_state(recorded: Path) -> None:
+    model = load_task_model(get_task("goal", TASK))
+    objects = np.array([1 + a + k for a in model.free_qpos.values() for k in range(2)])
+    with h5py.File(recorded, "r") as file:
+        for demo in file["data"].values():  # what lies on the table says which layout it was
+            difference = np.abs(model.init_states - demo.attrs["init_state"])[:, objects]
+            assert difference.max(axis=1).min() > 1e-3
+
+
 def test_mini_trains_on_what_was_recorded(config: DemosConfig, recorded: Path) -> None:
     loaded = load_demos(config.output)
     assert loaded.instructions == ["turn on the stove"] == [read_instruction(recorded)]

@@ -172,6 +172,7 @@ except RenderError as error:
     ("error", "raised", "advice"),
     [
         (FatalError("gladLoadGL error"), RenderError, True),
+        (OSError("libGL.so.1"), RenderError, True),
         (RenderError("The OpenGL library lacks glFlush."), RenderError, False),
         (ValueError("a bug"), ValueError, False),
     ],

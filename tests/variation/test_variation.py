@@ -344,8 +344,8 @@ def test_the_lean_painter_draws_a_varied_scene_exactly():
     compare_painters("goal", 8, 96, looks=4, fast=True)
 
 
-def compare_painters(suite, task_id, size, *, looks, fast):
-    model = load_task_model(get_task(suite, task_id), "lite", clutter=True)
+def compare_painters(suite, task_id, size, *, looks, fast, assets="lite"):
+    model = load_task_model(get_task(suite, task_id), assets, clutter=True)
     sim, rng = LiberoSim(model), np.random.default_rng(1)
     pair = PainterPair(sim._shared, size, fast=fast)
     images = []
@@ -374,6 +374,13 @@ def compare_painters(suite, task_id, size, *, looks, fast):
 )
 def test_the_lean_painter_in_other_rooms(suite, task_id, fast):
     compare_painters(suite, task_id, 128, looks=8, fast=fast)
+
+
+@pytest.mark.slow
+@pytest.mark.libero_assets
+@pytest.mark.usefixtures("libero_assets_dir")
+def test_the_lean_painter_on_the_real_meshes():
+    compare_painters("goal", 8, 128, looks=6, fast=False, assets="libero")
 
 
 def clutter_bodies(sim):

@@ -320,6 +320,21 @@ def test_states_move_between_envs_and_bring_their_future(make_vec, mode, workers
 
 
 @by_workers
+def test_lambdas_and_local_classes_travel_to_the_workers(make_vec, workers):
+    bonus = 10.0  # a closure: only cloudpickle can carry it
+
+    class Shout(gym.Wrapper):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return obs, {**info, "shout": info["instruction"].upper()}
+
+    paid = lambda env: gym.wrappers.TransformReward(env, lambda r: r + bonus)  # noqa: E731
+    envs = make_vec(2, workers=workers, env_wrappers=[paid, Shout])
+    assert envs.reset(seed=0)[1]["shout"].tolist() == ["DO TASK 0", "DO TASK 1"]
+    assert (envs.step(np.zeros((2, 3), np.float32))[1] >= 10.25).all()
+
+
+@by_workers
 @pytest.mark.parametrize("at", ["step", "reset"])
 def test_errors_of_the_package_are_raised_and_restart_nothing(
     make_vec, tmp_path, recwarn, workers, at

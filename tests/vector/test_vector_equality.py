@@ -264,6 +264,26 @@ def test_groups_play_the_same(make_vec, singles):
         assert not np.array_equal(result[4]["final_obs"][0]["proprio"], obs["proprio"][1])
 
 
+def test_weights_that_are_set_on_the_way_hold_as_for_single_environments(make_vec):
+    """From the next episode on, in workers and alone; every step ends an episode here."""
+    kwargs, weights = {**STATE_ONLY, "max_control_steps": 4}, {0: 0.1, 3: 0.0, 8: 0.0}
+    envs = make_vec([range(10)] * 2, workers=2, autoreset_mode=SAME_STEP, **kwargs)
+    played = [envs.reset(seed=SEED)[0]["task_id"]]
+    for step in range(15):
+        if step == 4:
+            envs.call("set_task_weights", weights)
+        played.append(envs.step(np.zeros((2, 8, 7), np.float32))[0]["task_id"])
+    for i, mine in enumerate(np.transpose(played)):
+        env = LiberoEnv("goal", env_index=i, **kwargs)
+        alone = [env.reset(seed=SEED + i)[0]["task_id"]] + [
+            env.reset()[0]["task_id"] for _ in "1234"
+        ]
+        env.set_task_weights(weights)
+        alone += [env.reset()[0]["task_id"] for _ in range(11)]
+        env.close()
+        assert alone == mine.tolist() and not {3, 8} & set(alone[5:])
+
+
 def test_options_of_each_env(make_vec):
     envs = make_vec([[7, 8]] * 4, workers=2, **STATE_ONLY)
     mine = LiberoEnv("goal", task_ids=[7, 8], **STATE_ONLY)

@@ -65,6 +65,33 @@ def test_each_environment_remembers_as_a_single_one(mode):
     envs.close()
 
 
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_send_and_recv_go_on_with_the_rows_that_are_returned(mode):
+    envs = make_vector(mode, num_envs=3, length=3)
+    envs.reset_send(seed=SEED)
+    envs.recv(3, timeout=60)
+
+    def frames_after(ids):
+        if ids is not None:
+            envs.send(np.stack([ACTION] * len(ids)), ids)
+            envs.recv(len(ids), timeout=60)
+        return [envs.features.memory.save(i)["frames"] for i in range(3)]
+
+    assert [frames_after(ids) for ids in (None, [0], [0, 2], [2])] == [
+        [1, 1, 1],
+        [2, 1, 1],
+        [3, 1, 2],
+        [3, 1, 3],
+    ]
+    envs.reset_send([2])  # in the middle of its episode
+    envs.recv(1, timeout=60)
+    assert frames_after(None) == [3, 1, 1]
+    # The end of 0's episode, and the beginning of its next one.
+    for expected in ([4, 1, 1], [1, 1, 1])[mode is SAME_STEP :]:
+        assert frames_after([0]) == expected
+    envs.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_died_begins_anew(mode):
     envs = make_vector(mode, num_envs=2, workers=2, length=9)

@@ -187,6 +187,16 @@ def test_returns_nothing_of_its_own_buffers(keep_images: bool):
         np.testing.assert_array_equal(value, kept[key])
 
 
+def test_refuses_infos_without_an_instruction():
+    class Silent(PictureEnv):
+        def _info(self):
+            return {}
+
+    envs = VectorFrozenVLAObservation(SyncVectorEnv([Silent]), TellingVLA(), rl_token=None)
+    with pytest.raises(ConfigError, match="instruction"):
+        envs.reset(seed=0)
+
+
 @pytest.mark.parametrize("workers", [None, 2])
 def test_reaches_the_wrapped_environment_through_the_wrapper(workers):
     envs = make_vector(NEXT_STEP, workers=workers)

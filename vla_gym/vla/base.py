@@ -91,7 +91,7 @@ class FrozenVLA(Protocol):
     :func:`vla_gym.vla.load` gives them to others.
 
     Attributes:
-        name: Under which :func:`vla_gym.rl_token.load_rl_token` finds the RL token.
+        name: What messages, tables and result cards call it.
         horizon: Number C of actions in a chunk.
         num_hidden_tokens: Number M of hidden states per observation.
         hidden_size: Size H of a hidden state.

@@ -240,7 +240,13 @@ def test_a_rollouts_first_update_has_ratios_of_one(kind):
 
 
 def test_steps_that_were_never_executed_carry_no_gradient():
-    executed, policy = torch.tensor([3, 8]), policy_of("flow", correlation=0.8)
+    executed, policy = torch.tensor([3, 8]), policy_of("gaussian", correlation=0.8)
+    mean = torch.zeros(2, 8, 7, requires_grad=True)
+    factors = GaussianChunk(mean, torch.zeros(7), 0.8).log_prob(torch.randn(2, 8, 7))
+    factors[policy.factor_mask(executed)].sum().backward()
+    assert mean.grad[0, :3].all() and not mean.grad[0, 3:].any() and mean.grad[1].all()
+
+    policy = policy_of("flow", correlation=0.8)
     velocity = torch.zeros(2, 8, 7, requires_grad=True)
     chain = FlowChain(
         FlowOutput(lambda x, _: (x, velocity), torch.zeros(2, 8, 7)), 5, 5, 0.5, action_size=7

@@ -170,6 +170,9 @@ def test_a_run_that_collects_ahead_goes_on_to_a_longer_limit(tmp_path: Path) -> 
     settings = {**TINY, "ahead": 1, "total_timesteps": 300, "eval_every": 0, "eval_states": 0}
     train_td3(TD3RunConfig(run_dir=tmp_path / "whole", **settings))
     train_td3(TD3RunConfig(run_dir=tmp_path / "part", **{**settings, "total_timesteps": 160}))
+    # Only what training does not depend on may change.
+    with pytest.raises(ConfigError, match="not 7"):
+        train_td3(TD3RunConfig(resume=tmp_path / "part", **{**settings, "batch_size": 7}))
     run = train_td3(TD3RunConfig(resume=tmp_path / "part", **settings))
     assert run.card["results"]["training"]["chunks"] == 304  # whole blocks of 2 x 8
     first, second = (tmp_path / name / "last.safetensors" for name in ("whole", "part"))

@@ -110,6 +110,14 @@ def test_a_vla_that_is_a_module_does_not_become_a_part_of_the_model(tmp_path):
     GRUWorldModel.from_pretrained(tmp_path)
 
 
+def test_proprioception_has_no_jump_where_the_hand_points_down():
+    """The axis-angle flips its sign there; the state must not move."""
+    model, given = toy_model(), {key: value[:1].repeat(2, 1) for key, value in inputs(1).items()}
+    given["proprio"][:, 3:6] = torch.tensor([[np.pi - 1e-4, 0.0, 0.0], [-np.pi + 1e-4, 0.0, 0.0]])
+    after = model.update(model.initial_state(2), **given)
+    torch.testing.assert_close(after[0], after[1], atol=1e-3, rtol=0)
+
+
 def test_files_give_the_same_model(tmp_path):
     model = toy_model(memory_num_layers=2)
     model.fit_scale(np.random.rand(20, FEATURES).astype(np.float32), inputs(20)["proprio"].numpy())

@@ -121,12 +121,12 @@ class SceneRenderer:
         """Return the array of each camera.
 
         Raises:
-            ConfigError: A wrong number, shape or dtype.
+            ConfigError: A wrong number, shape or dtype, or an array that cannot be written to.
         """
         expected = (self.height, self.width, 3)
         images = list(out)
         found = [
-            f"{image.dtype} {image.shape}"
+            f"{'' if image.flags.writeable else 'read-only '}{image.dtype} {image.shape}"
             if isinstance(image, np.ndarray)
             else type(image).__name__
             for image in images

@@ -104,7 +104,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         if compile:
             model.compile()
         backend = cls(model, folder.name, head, seed=seed, num_steps=num_steps)
-        if folder == WEIGHTS_ROOT / folder.name:
+        if folder.resolve() == (WEIGHTS_ROOT / folder.name).resolve():
             backend.shipped_as = folder.name
         return backend
 
