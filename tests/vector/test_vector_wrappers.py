@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +19,7 @@ from world_model_toys import TellingVLA
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers import FrozenVLAObservation, History
+from vla_gym.wrappers.make import make_libero_vla_vec
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 from vla_gym.wrappers.vector import History as VectorHistory
 
@@ -185,6 +187,26 @@ def test_returns_nothing_of_its_own_buffers(keep_images: bool):
     for key, value in first.items():
         assert not np.shares_memory(value, second[key])
         np.testing.assert_array_equal(value, kept[key])
+
+
+@pytest.mark.parametrize("vla", [SimpleNamespace(name="mine"), 3])
+def test_refuses_what_is_no_vla(vla):
+    for make in (
+        lambda: FrozenVLAObservation(PictureEnv(), vla, None),
+        lambda: VectorFrozenVLAObservation(SyncVectorEnv([PictureEnv]), vla, rl_token=None),
+    ):
+        with pytest.raises(ConfigError, match="derived from vla_gym.vla.FrozenVLA; got"):
+            make()
+
+
+@pytest.mark.parametrize(("asked", "got"), [({}, False), ({"gpu": True}, True)])
+def test_who_asks_for_a_gpu_on_the_hosts_gets_it(monkeypatch, asked, got):
+    def made(suite, num_envs, **kwargs):
+        raise ConfigError(f"gpu is {kwargs['gpu']}")
+
+    monkeypatch.setattr("vla_gym.wrappers.make.make_libero_vec", made)
+    with pytest.raises(ConfigError, match=f"gpu is {got}"):
+        make_libero_vla_vec("goal", hosts="ray", chunk_len=8, image_size=64, **asked)
 
 
 def test_refuses_infos_without_an_instruction():
