@@ -1,6 +1,8 @@
 """Run directories, checkpoints, caches and packs from elsewhere."""
 
 import json
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from vla_gym.suites.disk_cache import MANIFEST, verify
 from vla_gym_trainers.evaluation.trained import trained_on
 from vla_gym_trainers.on_policy.rl_token_actor import SIZES, ActorSizes, RLTokenActor
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
+from vla_gym_trainers.runs.torch_helpers import load_tensors
 
 NO_OBJECTS = ["[]", "5", "{", "[" * 90_000, "null", ""]
 
@@ -97,3 +100,21 @@ def test_a_bad_actor_is_one_clear_error(change: dict[str, Any], tmp_path: Path) 
     with pytest.raises(VlaGymError) as caught:
         RLTokenActor.load(tmp_path)
     assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") == 0
+
+
+class MakesFolder:
+    """Runs when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_tensors_of_a_checkpoint_execute_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "learner.pt"
+    file.write_bytes(pickle.dumps({"optimizer": MakesFolder(tmp_path / "made")}, protocol=2))
+    with pytest.raises(WeightsError, match="learner.pt is no whole file of tensors"):
+        load_tensors(file)
+    assert not (tmp_path / "made").exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -338,6 +339,8 @@ def test_states_that_do_not_fit_change_nothing(make):
         envs.set_state([good[0], bad[1]])
     with pytest.raises(ConfigError, match="a state of History"):
         envs.set_state([state.env for state in good])
+    with pytest.raises(ConfigError, match="a state of History, got Other"):
+        envs.set_state([replace(state, wrapper="Other") for state in good])
     with pytest.raises(ConfigError, match="1 states for 2"):
         envs.set_state(good[:1])
     with pytest.raises(ConfigError, match="a state of History"):
