@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, one_hot
 
+from vla_gym_trainers.runs.torch_helpers import fast_bf16
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 #: Standardised values are clamped to [-LIMIT, LIMIT].
@@ -204,7 +205,8 @@ class CriticEnsemble(nn.Module):
             action_size: A.
             net_arch: Widths of the hidden layers.
             num_critics: n.
-            bf16: Multiply in bfloat16, but for the last layer; parameters stay float32.
+            bf16: Multiply in bfloat16, but for the last layer, where the device is fast at it;
+                parameters stay float32.
         """
         super().__init__()
         self.num_critics, self.bf16 = num_critics, bf16
@@ -219,7 +221,8 @@ class CriticEnsemble(nn.Module):
     def forward(self, x: Tensor, action: Tensor) -> Tensor:
         """Return (B, n) values of x (B, state_dim) and chunk (B, A)."""
         hidden = torch.cat([x, action], dim=1).expand(self.num_critics, -1, -1)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+        bf16 = self.bf16 and fast_bf16(x.device.type)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 hidden = torch.baddbmm(bias, hidden, weight)
                 hidden = layer_norm(hidden, hidden.shape[-1:]).relu()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -111,18 +110,6 @@ def _smooth_labels(deviation: float) -> torch.Tensor:
     bins = torch.arange(NUM_BINS, dtype=torch.float32)
     rows = torch.exp(-0.5 * ((bins - bins[:, None]) / deviation) ** 2)
     return rows / rows.sum(dim=1, keepdim=True)
-
-
-def use_bf16(precision: str, device: str) -> bool:
-    """Resolve ``precision="auto"``: bf16 on CUDA and on CPUs with the instructions."""
-    if precision != "auto":
-        return precision == "bf16"
-    if device.startswith("cuda"):
-        return True
-    # Torch before 2.13 cannot tell; float32 is always right, only slower.
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    capabilities: dict[str, Any] = {} if ask is None else ask()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def train_step(

@@ -23,11 +23,11 @@ from vla_gym.vla.tokens import WordTokenizer, build_vocabulary
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.cloning.data import DemoSet, Sentences, load_demos
 from vla_gym_trainers.cloning.state import CloningState
-from vla_gym_trainers.cloning.step import train_step, use_bf16, validate
+from vla_gym_trainers.cloning.step import train_step, validate
 from vla_gym_trainers.evaluation.summary import by_task, counts
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
-from vla_gym_trainers.runs.torch_helpers import set_cosine_rate
+from vla_gym_trainers.runs.torch_helpers import fast_bf16, set_cosine_rate
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,8 @@ def _loop(
     run: Run, state: CloningState, demos: DemoSet, sentences: Sentences, config: MiniConfig
 ) -> None:
     """Take steps until the run is over; leave a checkpoint and ``model/`` behind."""
-    bf16 = use_bf16(config.precision, config.device)
+    auto = config.precision == "auto" and fast_bf16(config.device.split(":")[0])
+    bf16 = auto or config.precision == "bf16"
     logger.info("%d frames of %d tasks", len(demos.images), len(demos.instructions))
     losses: list[dict[str, float]] = []
     began = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,20 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@cache
+def fast_bf16(device_type: str) -> bool:
+    """Return whether matrix products in bfloat16 are fast on "cpu", "cuda" ...
+
+    A processor without the instructions takes over ten times as long as in float32.
+    """
+    if device_type != "cpu":
+        return True
+    # Torch before 2.13 cannot tell; float32 is always right, only slower.
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    capabilities: dict[str, Any] = {} if ask is None else ask()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def set_cosine_rate(

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from vla_gym_trainers import networks
 from vla_gym_trainers.networks import CriticEnsemble
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.updates import polyak
@@ -156,12 +157,18 @@ def test_a_target_does_not_go_beyond_its_source() -> None:
     assert torch.equal(source.weight, target.weight)
 
 
-def test_bfloat16_critics_keep_float32_values_and_parameters() -> None:
+def test_bfloat16_critics_keep_float32_values_and_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     exact, mixed = (CriticEnsemble(40, 56, (256, 256), 3, bf16) for bf16 in (False, True))
     mixed.load_state_dict(exact.state_dict())
     x, action = torch.randn(64, 40), torch.rand(64, 56) * 2 - 1
-    values, rounded = exact(x, action), mixed(x, action)
+    values = exact(x, action)
+    monkeypatch.setattr(networks, "fast_bf16", lambda _: False)
+    assert torch.equal(mixed(x, action), values), "a processor without the instructions"
+    monkeypatch.setattr(networks, "fast_bf16", lambda _: True)
+    rounded = mixed(x, action)
     assert rounded.dtype == torch.float32
     error = (rounded - values).abs().max()
     assert 0 < error < 0.03 * values.std()
