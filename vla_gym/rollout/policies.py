@@ -98,7 +98,6 @@ class RandomPolicy:
     cameras: tuple[str, ...] = ()
 
     def __init__(self, seed: int = 0, chunk_len: int = 8) -> None:
-        """Choose the seed."""
         self.seed, self.chunk_len = seed, chunk_len
         self.identity: dict[str, Any] = {"kind": "random", "seed": seed}
 
@@ -127,11 +126,11 @@ def in_episodes(memory: VLAMemory, infos: Sequence[Info]) -> FrozenVLA:
 
 
 def in_fixed_batches(
-    forward: Callable[[dict[str, np.ndarray], list[Info]], np.ndarray],
+    forward: Callable[[dict[str, np.ndarray], list[Info]], Any],
     observations: Observations,
     infos: Sequence[Info],
     batch_size: int,
-) -> np.ndarray:
+) -> Any:
     """Run a network on rows in batches that all have one size and one instruction.
 
     Matrix products round differently for other batch sizes, and attention for other padded
@@ -142,24 +141,27 @@ def in_fixed_batches(
 
     Args:
         forward: From observations of ``batch_size`` rows and their infos, which have one
-            instruction, to (batch_size, ...); row i must not depend on what the other rows show.
+            instruction, to an array (batch_size, ...) or a tuple of some; row i must not depend on
+            what the other rows show.
         observations: n rows each.
         infos: One for each row.
         batch_size: Rows of a forward pass.
 
     Returns:
-        (n, ...).
+        (n, ...), or a tuple of such arrays.
     """
     rows_of: dict[str, list[int]] = {}
     for row, info in enumerate(infos):
         rows_of.setdefault(info["instruction"], []).append(row)
-    result: list[np.ndarray] = [np.empty(0)] * len(infos)
+    found: list[tuple[np.ndarray, ...]] = [()] * len(infos)
     for rows in rows_of.values():
         for first in range(0, len(rows), batch_size):
             real = rows[first : first + batch_size]
             batch = real + [real[0]] * (batch_size - len(real))
             shown = {key: value[batch] for key, value in observations.items()}
             out = forward(shown, [infos[row] for row in batch])
+            arrays = out if isinstance(out, tuple) else (out,)
             for k, row in enumerate(real):
-                result[row] = np.array(out[k])
-    return np.stack(result)
+                found[row] = tuple(np.array(array[k]) for array in arrays)
+    result = tuple(np.stack(column) for column in zip(*found, strict=True))
+    return result if isinstance(out, tuple) else result[0]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vla_gym.rl_token import RLTokenEncoder
     from vla_gym.vla import FrozenVLA
 
-_NO_MEMORY = np.zeros((0, 0), np.float32)
-
 
 class ActorPolicy:
     """A policy over the RL token on top of a frozen VLA, as TD3 and PPO train it; deterministic.
@@ -88,9 +86,10 @@ class ActorPolicy:
             }
             if self._world_model is not None:
                 features[WORLD_MEMORY] = observations[WORLD_MEMORY]
+        none = np.zeros((len(infos), 0), np.float32)
         if self._model is None:
-            return np.asarray(features["vla_action"], np.float32), _NO_MEMORY
+            return np.asarray(features["vla_action"], np.float32), none
         state = tuple(observations[name] for name in self._memory.shapes) or None
         action, state = self._model.predict(features, state, deterministic=True)
         chunks = np.asarray(np.clip(action, -1.0, 1.0))
-        return chunks, _NO_MEMORY if state is None else state[0]
+        return chunks, none if state is None else state[0]

@@ -134,34 +134,30 @@ class StatesPolicy:
         self.image_size = vla.image_size
         self.identity: dict[str, Any] = {}
         # Hidden states (images of the expert's episodes), proprio and the object's position.
-        self._seen: dict[Start, list[tuple[Any, np.ndarray, np.ndarray]]] = {}
+        self._seen: dict[Start, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the VLA's chunks, which the expert ignores; keep what was seen."""
         chunks = np.zeros((len(infos), self.chunk_len, 7), np.float32)
-        hidden: list[torch.Tensor | None] = [None] * len(infos)
 
-        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
+        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> tuple[Any, Any]:
             images = {name: batch[name] for name in self._vla.cameras}
             texts = [info["instruction"] for info in told]
             with torch.no_grad():
                 out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
-            for row, states in zip(batch["row"], out.hidden.to("cpu", torch.float16), strict=True):
-                hidden[row] = states
-            return np.asarray(out.actions.float().clamp(-1.0, 1.0).cpu().numpy())
+            actions = out.actions.float().clamp(-1.0, 1.0).cpu().numpy()
+            return actions, out.hidden.to("cpu", torch.float16).numpy()
 
-        if not self.expert:
-            rows = {**observations, "row": np.arange(len(infos))}
-            chunks = in_fixed_batches(forward, rows, infos, BATCH_SIZE)
+        if self.expert:  # the VLA looks at its episodes when they end, at many frames at once
+            seen = np.stack([observations[camera] for camera in CAMERAS], axis=1)
+        else:
+            chunks, seen = in_fixed_batches(forward, observations, infos, BATCH_SIZE)
         for row, info in enumerate(infos):
             start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
             if info["elapsed_steps"] == 0:  # perhaps again, after its worker died
                 self._seen[start] = []
-            # The VLA looks at an episode of the expert at its end, at many frames at once.
-            images = np.stack([observations[camera][row] for camera in CAMERAS])
-            state = images if hidden[row] is None else hidden[row]
             proprio, position = observations["proprio"][row], observations["object_pos"][row]
-            self._seen[start].append((state, proprio.copy(), position.copy()))
+            self._seen[start].append((seen[row].copy(), proprio.copy(), position.copy()))
         return chunks
 
     def take(self, start: Start) -> VLAStates:
@@ -171,7 +167,7 @@ class StatesPolicy:
         if self.expert:
             hidden = infer_hidden(self._vla, np.stack(seen), task.instruction, np.stack(proprio))
         else:
-            hidden = torch.stack(seen)
+            hidden = torch.from_numpy(np.stack(seen))
         return VLAStates(
             hidden=hidden,
             proprio=np.stack(proprio),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -26,7 +25,6 @@ class EpisodeMemory:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Carry nothing yet."""
         self.shapes = dict(shapes)
         self._rows: dict[int, dict[str, np.ndarray]] = {}
 
@@ -74,21 +72,10 @@ class EpisodeMemory:
         Returns:
             (n, C, action size).
         """
-        if not self.shapes:
-            return in_fixed_batches(
-                lambda rows, told: forward(rows, told)[0], observations, infos, batch_size
-            )
         ids = [info["env_id"] for info in infos]
         self.forget(info["env_id"] for info in infos if info["elapsed_steps"] == 0)
-
-        def joined(rows: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
-            chunks, memory = forward(rows, told)
-            return np.concatenate([chunks.reshape(len(chunks), -1), memory], axis=1)
-
         seen = {**observations, **self.rows(ids)}
-        both = in_fixed_batches(joined, seen, infos, batch_size)
-        shape = self.shapes[PREVIOUS_ACTION]
-        flat, memory = np.split(both, [math.prod(shape)], axis=1)
-        chunks = flat.reshape(-1, *shape)
-        self.keep(ids, memory, chunks)
-        return chunks
+        chunks, memory = in_fixed_batches(forward, seen, infos, batch_size)
+        if self.shapes:
+            self.keep(ids, memory, chunks)
+        return np.asarray(chunks)

@@ -150,19 +150,19 @@ class SequencePolicy:
         self, observations: Observations, infos: Sequence[Info]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return what the VLA makes of each row: features (n, F) and chunks (n, C, A)."""
-        shape = self._vla.hidden_size, self.chunk_len
 
-        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> np.ndarray:
+        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> tuple[Any, Any]:
             images = {camera: batch[camera] for camera in self._views}
             texts = [info["instruction"] for info in told]
             out = self._vla.infer(images, texts, batch["proprio"])
             features = out.hidden.mean(dim=1).float().cpu().numpy()
-            actions = out.actions[:, : shape[1]].float().cpu().numpy()
-            return np.concatenate([features, actions.reshape(len(actions), -1)], axis=1)
+            chunks = out.actions[:, : self.chunk_len].clamp(-1.0, 1.0).float().cpu().numpy()
+            return features, chunks
 
-        both = in_fixed_batches(forward, observations, infos, BATCH_SIZE).astype(np.float32)
-        chunks = both[:, shape[0] :].reshape(len(both), shape[1], -1)
-        return both[:, : shape[0]], np.clip(chunks, -1.0, 1.0)
+        found: tuple[np.ndarray, np.ndarray] = in_fixed_batches(
+            forward, observations, infos, BATCH_SIZE
+        )
+        return found
 
     def take(self, start: Start) -> Sequences:
         """Return an episode that has ended, and forget it."""
