@@ -18,9 +18,9 @@ from make_variation_picture import tile
 from page_blocks import fill_blocks, markdown_table
 from PIL import Image
 
-from vla_gym.play.video import TileFrames
 from vla_gym.rollout import ExpertPolicy, Policy, Start
 from vla_gym.rollout.film import film
+from vla_gym.rollout.video import TileFrames
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import get_suite, get_task
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import SceneCache
-from vla_gym.play.video import Status, TileFrames, draw_tile, text_rows, tiled_frames, write_video
+from vla_gym.rollout import video
 from vla_gym.rollout.episodes import Episode, Start
 from vla_gym.rollout.player import play
 from vla_gym.rollout.policies import Policy
@@ -26,7 +26,7 @@ def film(
     size: int = 256,
     on_step: Callable[[], Any] = lambda: None,
     **settings: Any,
-) -> Iterator[tuple[Episode, TileFrames]]:
+) -> Iterator[tuple[Episode, video.TileFrames]]:
     """Play each start once, one after the other in this process, and film it.
 
     The frames come from renderers of their own: what the policy observes, and so what it does, is
@@ -48,17 +48,17 @@ def film(
     texts = [get_task(start.suite, start.task_id).instruction for start in starts]
     if cameras is None:
         cameras = tuple(get_suite(starts[0].suite).cameras)
-    rows = text_rows(texts, size * len(cameras))
+    rows = video.text_rows(texts, size * len(cameras))
     # The physics is not used: this cache only keeps renderers, a few scenes at a time.
     scenes = SceneCache(image_size=size, visual_profile=None, max_scenes=2)
     captions = iter([start.label() for start in starts])
-    frames, caption = TileFrames(), ""
+    frames, caption = video.TileFrames(), ""
 
     def shoot(env: LiberoEnv, info: dict[str, Any]) -> None:
         nonlocal frames, caption
         step = int(info["elapsed_steps"])
         if step == 0:
-            frames, caption = TileFrames(), f"{policy.name}   {next(captions)}"
+            frames, caption = video.TileFrames(), f"{policy.name}   {next(captions)}"
         else:
             on_step()
         task = env.task_model.task
@@ -67,8 +67,8 @@ def film(
         images = np.empty((len(names), size, size, 3), np.uint8)
         scenes.render(env.sim, images, names)
         success = bool(info["success"])
-        status = Status(caption, step, limit, success, success or step >= limit)
-        frames.append(draw_tile(list(images), task.instruction, status, rows))
+        status = video.Status(caption, step, limit, success, success or step >= limit)
+        frames.append(video.draw_tile(list(images), task.instruction, status, rows))
 
     def wrap(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         assert isinstance(env.unwrapped, LiberoEnv)
@@ -104,5 +104,5 @@ def record_video(
         ConfigError: If the video cannot be written.
     """
     episodes, tiles = zip(*film(policy, starts, **settings), strict=True)
-    write_video(path, tiled_frames(tiles))
+    video.write_video(path, video.tiled_frames(tiles))
     return list(episodes)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import VlaGymError
-from vla_gym.play.video import tiled_frames, write_video
 from vla_gym.rollout import Episode, Policy
 from vla_gym.rollout.film import film
+from vla_gym.rollout.video import tiled_frames, write_video
 from vla_gym_trainers.evaluation.summary import by_task
 
 

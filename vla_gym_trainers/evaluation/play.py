@@ -14,9 +14,9 @@ from tqdm import tqdm
 from vla_gym.envs.checks import as_integer, parse_init_states, parse_tasks
 from vla_gym.errors import ConfigError
 from vla_gym.outside import PositiveInt
-from vla_gym.play.video import check_video_path, tiled_frames, write_video
 from vla_gym.rollout import Episode, Start
 from vla_gym.rollout.film import film
+from vla_gym.rollout.video import check_video_path, tiled_frames, write_video
 from vla_gym.suites import choose_suite, get_suite, get_task
 from vla_gym_trainers.evaluation.policy_config import PolicyConfig
 

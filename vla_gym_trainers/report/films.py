@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.play.video import FPS, HOLD_SECONDS, compose_grid
+from vla_gym.rollout.video import FPS, HOLD_SECONDS, compose_grid
 from vla_gym_trainers.evaluation.cards import EvalCard, films_folder
 from vla_gym_trainers.report.data import Run
 

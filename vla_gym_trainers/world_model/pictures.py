@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_gym.files import replacing
-from vla_gym.play.video import Status, TileFrames, draw_tile, text_rows, tiled_frames, write_video
+from vla_gym.rollout import video
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences, named_task
 from vla_gym_trainers.world_model.evaluate import memory_states, predict
 from vla_gym_trainers.world_model.protocol import WorldModel
@@ -40,20 +40,21 @@ def write_pictures(path: Path, model: WorldModel, data: Sequences) -> None:
         chosen = np.linspace(0, len(shown) - 1, STRIP_STEPS).round().astype(int)
         strips += [np.concatenate(list(shown[chosen, kind]), axis=1) for kind in range(3)]
     if tiles:
-        write_video(path, tiled_frames(tiles))
+        video.write_video(path, video.tiled_frames(tiles))
         _write_png(path.with_suffix(".png"), np.concatenate(strips))
 
 
-def _film(shown: np.ndarray, data: Sequences, rows: np.ndarray) -> TileFrames:
+def _film(shown: np.ndarray, data: Sequences, rows: np.ndarray) -> video.TileFrames:
     """Return an episode's tile; each step stays as long as its chunk took."""
-    task, name = named_task(data.tasks[data.task[rows[0]]]), BEHAVIOURS[data.behaviour[rows[0]]]
+    task = named_task(data.tasks[data.task[rows[0]]])
+    label = f"{BEHAVIOURS[data.behaviour[rows[0]]]}: scene, wrist, predicted wrist"
     width = shown.shape[1] * shown.shape[2] * ZOOM
-    lines = text_rows([named_task(key).instruction for key in data.tasks], width)
-    steps, frames = np.cumsum(data.executed[rows]), TileFrames()
+    lines = video.text_rows([named_task(key).instruction for key in data.tasks], width)
+    steps, frames = np.cumsum(data.executed[rows]), video.TileFrames()
     for views, step, executed in zip(shown, steps, data.executed[rows], strict=True):
         images = [view.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1) for view in views]
-        status = Status(f"{name}: scene, wrist, predicted wrist", int(step), task.max_control_steps)
-        tile = draw_tile(images, task.instruction, status, lines)
+        status = video.Status(label, int(step), task.max_control_steps)
+        tile = video.draw_tile(images, task.instruction, status, lines)
         for _ in range(int(executed)):
             frames.append(tile)
     return frames

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
-from vla_gym.play.video import GREEN
+from vla_gym.rollout.video import GREEN
 from vla_gym_trainers.evaluation import command
 from vla_gym_trainers.evaluation.cards import RowsFile, check_out, read_card
 from vla_gym_trainers.evaluation.command import main, run_eval

@@ -16,7 +16,7 @@ from report_runs import BEGAN, against_vla, eval_card, grpo_run, paired, td3_run
 
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
-from vla_gym.play.video import write_video
+from vla_gym.rollout.video import write_video
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.curves import metric, seconds_of
 from vla_gym_trainers.report.data import compact, read_rows, read_sources, short_names

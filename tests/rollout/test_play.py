@@ -15,7 +15,9 @@ from vla_gym.disk_full import is_disk_full
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.files import scratch_path
-from vla_gym.play.video import (
+from vla_gym.rollout import Policy, Start
+from vla_gym.rollout.film import film, record_video
+from vla_gym.rollout.video import (
     GREEN,
     RED,
     Status,
@@ -28,8 +30,6 @@ from vla_gym.play.video import (
     tiled_frames,
     write_video,
 )
-from vla_gym.rollout import Policy, Start
-from vla_gym.rollout.film import film, record_video
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym_trainers.evaluation.play import PlayConfig, play_video
 

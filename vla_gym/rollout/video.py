@@ -134,7 +134,6 @@ class TileFrames:
     """The frames of one tile, compressed in memory: 300 of them take about 10 MB, not 140."""
 
     def __init__(self) -> None:
-        """Begin without frames."""
         self._frames: list[bytes] = []
 
     def append(self, tile: np.ndarray) -> None:
@@ -144,7 +143,6 @@ class TileFrames:
         self._frames.append(buffer.getvalue())
 
     def __len__(self) -> int:
-        """Return the number of frames."""
         return len(self._frames)
 
     def __getitem__(self, index: int) -> np.ndarray:

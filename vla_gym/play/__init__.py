@@ -1,1 +1,0 @@
-"""Episodes to look at: films and windows."""
