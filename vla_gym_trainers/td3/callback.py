@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from vla_gym_trainers.rollout.reward_terms import reward_metrics
@@ -45,7 +43,6 @@ class RunCallback(BaseCallback):
         """Watch a run; ``best`` evaluates and keeps a policy, ``film`` films one, if given."""
         super().__init__()
         self.config, self.run, self.best, self.film = config, run, best, film
-        self.recent: deque[bool] = deque(maxlen=50)
         self.episodes = EpisodeLog()
         self.env_steps = 0
         #: Chunks at the newest checkpoint; None before the first.
@@ -95,17 +92,15 @@ class RunCallback(BaseCallback):
                 self.logger.record_mean(key, value)
             if done and counts(info):
                 success = bool(info.get("is_success", False))
-                self.recent.append(success)
                 self.episodes.add(int(info.get("task_id", 0)), success, is_warm_up)
         self.logger.record("time/total_env_steps", self.env_steps)
-        rate = float(np.mean(self.recent)) if self.recent else None
-        self.run.show(self.num_timesteps, rate, "warm-up" if is_warm_up else "TD3+BC")
+        phase = "warm-up" if is_warm_up else "TD3+BC"
+        self.run.show(self.num_timesteps, self.episodes.recent_success(), phase)
         return True
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
         return {
-            "recent": list(self.recent),
             "episodes": self.episodes.state(),
             "env_steps": self.env_steps,
             "best": None if self.best is None else self.best.state(),
@@ -113,7 +108,6 @@ class RunCallback(BaseCallback):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
-        self.recent.extend(state["recent"])
         self.episodes.restore(state["episodes"])
         self.env_steps = state["env_steps"]
         if self.best is not None and state["best"] is not None:

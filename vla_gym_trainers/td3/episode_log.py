@@ -28,7 +28,6 @@ class EpisodeLog:
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.warmup: Outcomes = []
         self.trained: Outcomes = []
 
@@ -40,6 +39,10 @@ class EpisodeLog:
     def total(self) -> int:
         """Episodes so far."""
         return len(self.warmup) + len(self.trained)
+
+    def recent_success(self) -> float | None:
+        """Return the success rate of the newest 50 episodes; None before the first one."""
+        return _rate(_wins([*self.warmup[-50:], *self.trained[-50:]][-50:]))
 
     def state(self) -> dict[str, Any]:
         """Return a copy that can be pickled."""

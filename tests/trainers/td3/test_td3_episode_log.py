@@ -19,11 +19,13 @@ def test_lowest_window_against_every_window():
 
 def test_rates_by_task_and_what_comes_back():
     log = EpisodeLog()
-    assert log.summary()["warmup_success"] is None
+    assert log.summary()["warmup_success"] is log.recent_success() is None
     for task_id, success in ((3, True), (3, False), (7, False)):
         log.add(task_id, success, is_warm_up=True)
-    for _ in range(60):
+    for number in range(60):
         log.add(7, True, is_warm_up=False)
+        if number == 47:
+            assert log.recent_success() == 48 / 50, "the newest 50 of 51"
     again = EpisodeLog()
     again.restore(pickle.loads(pickle.dumps(log.state())))
     summary = again.summary()
