@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,35 +10,26 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from vla_gym.demos.files import DemoPath, demo_path, read_paths
+from vla_gym.demos.files import DemoPath, read_paths
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError
-from vla_gym.suites import Task
 from vla_gym.suites.libero.spec import Layout
 
 #: Of the stream that says where an episode begins, apart from the layouts' own.
 _STREAM = 31
 
 
-def read_starts(folder: Path, tasks: Mapping[int, Task]) -> dict[int, list[DemoPath]]:
-    """Return the demonstrations of tasks by number; tasks without any are left out.
-
-    Args:
-        folder: Of ``vla-gym demos``.
-        tasks: By their numbers in the suite that is played, which may be a combined one.
+def read_starts(files: Mapping[Path, int]) -> dict[int, list[DemoPath]]:
+    """Return the demonstrations in files of ``vla-gym demos``, by the number of their task.
 
     Raises:
-        ConfigError: If there are none, or a file is damaged.
+        ConfigError: If a file is damaged.
     """
-    files = {number: demo_path(folder, task) for number, task in tasks.items()}
-    found = {number: read_paths(path) for number, path in files.items() if path.is_file()}
-    if not found:
-        raise ConfigError(
-            f"{folder} has none of {', '.join(path.name for path in files.values())} to begin "
-            "episodes in: record demonstrations of the tasks with 'vla-gym demos'."
-        )
-    return found
+    found: defaultdict[int, list[DemoPath]] = defaultdict(list)
+    for path, number in files.items():
+        found[number] += read_paths(path)
+    return dict(found)
 
 
 class DemoStarts(gym.Wrapper[Any, np.ndarray, Any, np.ndarray]):

@@ -38,8 +38,8 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
     first, with reward 1; chunks that end with it are shorter, and are filled up with their last
     action.
 
-    Files of ``prior_demos`` of tasks that the run does not train on are left out, and not all of
-    those need have any. ``env`` is a :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
+    Not all tasks of the run need have any; see :func:`task_files`. ``env`` is a
+    :class:`vla_gym.wrappers.vector.FrozenVLAObservation`.
 
     Raises:
         ConfigError: If there are no demonstrations of the tasks, or of others, whose frames may be
@@ -58,17 +58,7 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
             "prior_demos, or what makes these."
         )
     tasks = {i: get_task(config.suite, i) for i in config.tasks()}
-    files = {
-        path: number
-        for path in demo_files(config.prior_demos)
-        if (number := _number(path, tasks)) is not None
-    }
-    if not files:
-        names = " or ".join(demo_path(config.prior_demos, task).name for task in tasks.values())
-        raise ConfigError(
-            f"{config.prior_demos} has no {names}: record demonstrations of the "
-            "tasks with 'vla-gym demos'."
-        )
+    files = task_files(config.prior_demos, tasks)
     pack = resolve_asset_pack(config.assets).name
     for path in files:
         if (found := read_packs(path)) != {pack}:
@@ -94,6 +84,24 @@ def demo_replay(config: TD3RunConfig, env: Any) -> ChunkReplayBuffer:
     for obs, actions in episodes:
         _play(replay, obs, actions, features.chunk_len, config.gamma)
     return replay
+
+
+def task_files(folder: Path, tasks: Mapping[int, Task]) -> dict[Path, int]:
+    """Return the files of demonstrations below a folder, or the file itself, and whose each is.
+
+    Files of other tasks than these, by their numbers in the suite that is played, are left out.
+
+    Raises:
+        ConfigError: If no file is left.
+    """
+    numbers = {path: _number(path, tasks) for path in demo_files(folder)}
+    files = {path: number for path, number in numbers.items() if number is not None}
+    if not files:
+        names = " or ".join(demo_path(folder, task).name for task in tasks.values())
+        raise ConfigError(
+            f"{folder} has no {names}: record demonstrations of the tasks with 'vla-gym demos'."
+        )
+    return files
 
 
 def _number(path: Path, tasks: Mapping[int, Task]) -> int | None:

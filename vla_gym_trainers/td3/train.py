@@ -36,7 +36,7 @@ from vla_gym_trainers.td3.checkpoint import load_checkpoint
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.policy import RLTokenPolicy
-from vla_gym_trainers.td3.prior_data import demo_replay
+from vla_gym_trainers.td3.prior_data import demo_replay, task_files
 from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, newest_of
 from vla_gym_trainers.world_model.protocol import load_world_model
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
@@ -207,7 +207,7 @@ def make_vec(config: TD3RunConfig) -> VecEnv:
         settings["stride"] = config.stride
     if config.demo_starts and config.prior_demos is not None:
         tasks = {i: get_task(config.suite, i) for i in config.tasks()}
-        demos = read_starts(config.prior_demos, tasks)
+        demos = read_starts(task_files(config.prior_demos, tasks))
         settings["env_wrappers"] = [partial(DemoStarts, demos=demos, share=config.demo_starts)]
     if config.vla_update_freq:
         settings["keep_inputs"] = True
