@@ -27,7 +27,6 @@ class DemoRecorder(NoisyEpisodes):
     """
 
     def __init__(self, env: gym.Env[dict[str, Any], np.ndarray], *, config: DemosConfig) -> None:
-        """Wrap an environment that the expert or the VLA plays in."""
         super().__init__(env, seed=config.seed, noise=config.noise, expert=config.vla is None)
         self._output, self._size = Path(config.output).expanduser(), config.image_size
         # Its physics is not used: this cache only keeps renderers.

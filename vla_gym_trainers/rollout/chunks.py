@@ -169,7 +169,6 @@ class RunningChunks:
     """One chunk of each of some environments of :class:`ChunkEnvs`; see :meth:`ChunkEnvs.begin`."""
 
     def __init__(self, chunks: ChunkEnvs, actions: np.ndarray, env_ids: np.ndarray) -> None:
-        """Begin them."""
         self.chunks, self.env_ids, self._actions = chunks, env_ids, actions
         count = len(env_ids)
         self._piece, self._going = 0, np.arange(count)  # rows, not environments

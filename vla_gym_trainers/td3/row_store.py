@@ -15,7 +15,6 @@ class RowStore:
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._rows: list[np.ndarray | None] = []
         self._digests: list[bytes] = []
         self._counts: list[int] = []

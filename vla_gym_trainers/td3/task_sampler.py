@@ -28,7 +28,6 @@ class TaskSampler:
     """
 
     def __init__(self) -> None:
-        """Begin with no episodes."""
         #: By task, and whether episodes began inside a demonstration.
         self._successes: defaultdict[tuple[int, bool], deque[bool]] = defaultdict(
             partial(deque, maxlen=WINDOW)

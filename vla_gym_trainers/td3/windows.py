@@ -43,7 +43,6 @@ class Pieces:
     """
 
     def __init__(self) -> None:
-        """Begin with no pieces."""
         self.obs: list[Mapping[str, np.ndarray]] = []
         self.actions: list[np.ndarray] = []
         self.pieces: list[Piece] = []

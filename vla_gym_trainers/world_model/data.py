@@ -58,7 +58,6 @@ class Sequences:
     tasks: list[str]
 
     def __len__(self) -> int:
-        """Return N."""
         return len(self.episode)
 
     def bounds(self) -> np.ndarray:

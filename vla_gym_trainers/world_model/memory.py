@@ -22,7 +22,6 @@ class StepRecorder:
     """
 
     def __init__(self, chunk_len: int) -> None:
-        """Begin with none."""
         self._chunk_len = chunk_len
         self._running: dict[int, list[Row]] = {}
         self._over: list[list[Row]] = []
@@ -89,7 +88,6 @@ class WorldMemory:
     """
 
     def __init__(self, model: WorldModel, num_envs: int) -> None:
-        """Begin with initial states."""
         self.model = model
         self.recorder: StepRecorder | None = None
         self.states = model.initial_state(num_envs).clone()

@@ -53,7 +53,6 @@ class WorldModelSizes:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(
@@ -69,7 +68,6 @@ class GRUWorldModel(nn.Module):
     """
 
     def __init__(self, sizes: WorldModelSizes) -> None:
-        """Build a model with fresh weights."""
         super().__init__()
         self.sizes, code = sizes, sizes.tokenizer
         self.state_size = sizes.memory_num_layers * sizes.memory_hidden

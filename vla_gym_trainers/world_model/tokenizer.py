@@ -43,7 +43,6 @@ class TokenizerConfig:
     width: Size = 32
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_fields(self)
         factor, rest = divmod(self.frame_size, self.grid_size)
         if rest or factor < 2 or factor & (factor - 1):
