@@ -78,4 +78,4 @@ class EpisodeMemory:
         chunks, memory = in_fixed_batches(forward, seen, infos, batch_size)
         if self.shapes:
             self.keep(ids, memory, chunks)
-        return np.asarray(chunks)
+        return chunks

@@ -159,10 +159,7 @@ class SequencePolicy:
             chunks = out.actions[:, : self.chunk_len].clamp(-1.0, 1.0).float().cpu().numpy()
             return features, chunks
 
-        found: tuple[np.ndarray, np.ndarray] = in_fixed_batches(
-            forward, observations, infos, BATCH_SIZE
-        )
-        return found
+        return in_fixed_batches(forward, observations, infos, BATCH_SIZE)
 
     def take(self, start: Start) -> Sequences:
         """Return an episode that has ended, and forget it."""

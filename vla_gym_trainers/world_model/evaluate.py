@@ -114,8 +114,7 @@ def psnr(frames: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """
     difference = frames.astype(np.float32) - truth.astype(np.float32)
     error = np.square(difference).reshape(len(frames), -1).mean(axis=1)
-    ratios: np.ndarray = 10.0 * np.log10(255.0**2 / np.maximum(error, 1.0 / difference[0].size))
-    return ratios
+    return 10.0 * np.log10(255.0**2 / np.maximum(error, 1.0 / difference[0].size))
 
 
 def tokenizer_psnr(model: WorldModel, data: Sequences) -> float:
@@ -224,8 +223,7 @@ def _coarse(frames: np.ndarray) -> np.ndarray:
     """Return the mean colours of the tiles, (N, COARSE * COARSE * 3) float32 in [0, 1]."""
     tile = frames.shape[1] // COARSE
     tiles = frames.reshape(len(frames), COARSE, tile, COARSE, tile, 3).astype(np.float32)
-    means: np.ndarray = tiles.mean(axis=(2, 4)).reshape(len(frames), -1) / 255.0
-    return means
+    return tiles.mean(axis=(2, 4)).reshape(len(frames), -1) / 255.0
 
 
 def _ages(data: Sequences) -> np.ndarray:

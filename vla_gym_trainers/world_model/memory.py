@@ -97,8 +97,7 @@ class WorldMemory:
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the states (n, S) float32 of some episodes; the caller's own."""
-        found: np.ndarray = self.states[torch.from_numpy(ids)].float().cpu().numpy()
-        return found
+        return self.states[torch.from_numpy(ids)].float().cpu().numpy()
 
     @torch.no_grad()
     def advance(

@@ -144,8 +144,7 @@ class GRUWorldModel(nn.Module):
 
     def decode(self, tokens: Tensor) -> np.ndarray:
         """Return the frames (B, S, S, 3) uint8 of tokens (B, P), or of probabilities (B, P, K)."""
-        frames: np.ndarray = self.tokenizer.decode(tokens.to(self.position.device)).cpu().numpy()
-        return frames
+        return self.tokenizer.decode(tokens.to(self.position.device)).cpu().numpy()
 
     def initial_state(self, n: int) -> Tensor:
         """Return zeros (n, S)."""
@@ -166,8 +165,7 @@ class GRUWorldModel(nn.Module):
         x = F.gelu(self.inp(torch.cat(seen, dim=1)))
         layers = state.view(len(state), self.sizes.memory_num_layers, -1).transpose(0, 1)
         _, after = self.gru(x[:, None], layers.contiguous())
-        result: Tensor = after.transpose(0, 1).flatten(1)
-        return result
+        return after.transpose(0, 1).flatten(1)
 
     def logits(self, state: Tensor, tokens: Tensor, action: Tensor) -> Tensor:
         """Return logits (B, P, K) of the next frame's tokens."""
@@ -177,8 +175,7 @@ class GRUWorldModel(nn.Module):
         for block in self.blocks[:-1]:
             x = block(x)
         x = self.norm(self.blocks[-1](x, last=tokens.shape[1]))
-        logits: Tensor = self.out(x)
-        return logits.scatter_add(2, tokens[..., None], self.stay(x))
+        return self.out(x).scatter_add(2, tokens[..., None], self.stay(x))
 
     # Scale and files
 
