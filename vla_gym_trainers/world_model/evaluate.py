@@ -228,6 +228,4 @@ def _coarse(frames: np.ndarray) -> np.ndarray:
 
 def _ages(data: Sequences) -> np.ndarray:
     """Return how many rows (N,) of its episode come before each row."""
-    first = data.bounds()[:, 0]
-    rows = np.arange(len(data))
-    return rows - first[np.searchsorted(first, rows, side="right") - 1]
+    return np.concatenate([np.arange(end - first) for first, end in data.bounds()])

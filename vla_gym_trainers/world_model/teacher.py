@@ -44,7 +44,6 @@ class Teacher:
         """Begin with fresh weights, or where a checkpoint was written.
 
         Raises:
-            ConfigError: If no sequence is as long as a window.
             WeightsError: If the checkpoint is of another phase, or damaged.
         """
         self.config, self.train, self.steps = config, train, 0

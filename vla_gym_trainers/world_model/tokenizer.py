@@ -56,11 +56,6 @@ class TokenizerConfig:
         """Tokens P of a frame."""
         return self.grid_size**2
 
-    @property
-    def num_halvings(self) -> int:
-        """Layers that halve the side."""
-        return (self.frame_size // self.grid_size).bit_length() - 1
-
 
 class Quantised(NamedTuple):
     """What the codebook makes of vectors.
@@ -84,7 +79,8 @@ class FrameTokenizer(nn.Module):
         """Build a tokenizer with fresh weights; its codebook begins at the first training batch."""
         super().__init__()
         self.config = config
-        deep, halvings = 2 * config.width, config.num_halvings
+        deep = 2 * config.width
+        halvings = (config.frame_size // config.grid_size).bit_length() - 1  # of the side
         sizes = [3, config.width, *[deep] * (halvings - 1)]
         down = [
             layer

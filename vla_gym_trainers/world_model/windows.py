@@ -36,13 +36,11 @@ class Windows:
         *,
         sequential: bool,
     ) -> None:
-        """Begin: batches of B windows of ``length`` T steps, from sequences with tokens.
+        """Begin: batches of B windows of ``length`` T steps; see :func:`check_length`.
 
-        Raises:
-            ConfigError: If no sequence is as long as a window.
+        The sequences have tokens.
         """
         self._data, self._length, self._size = data, length, batch_size
-        check_length(data, length)
         bounds = data.bounds()
         self._bounds = bounds[np.diff(bounds)[:, 0] > 1]
         self._sequential, self._rng = sequential, np.random.default_rng(seed)
@@ -62,8 +60,19 @@ class Windows:
             self._draw()
         steps = self._row[:, None] + np.arange(self._length)
         valid = steps < self._end[:, None]
-        self._rows = np.where(valid, steps, self._end[:, None] - 1)
-        return window_of(self._data, self._last, self._rows, valid), self._state
+        rows = self._rows = np.where(valid, steps, self._end[:, None] - 1)
+        data = self._data
+        arrays = (
+            data.features[rows],
+            data.proprio[rows],
+            data.tokens[rows],
+            self._last[rows],
+            data.actions[rows],
+            data.tokens[rows + 1],
+            valid & (data.executed[rows] > 0),
+        )
+        window = Window(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+        return window, self._state
 
     def _begin_episodes(self) -> None:
         """Give streams whose episode is over another one."""
@@ -131,22 +140,3 @@ def check_length(data: Sequences, length: int) -> None:
             f"Expected sequences of at least bptt_length={length} steps and one more, the longest "
             f"has {longest}: lower bptt_length (world_bptt_length in phase 3) or chunk_len."
         )
-
-
-def window_of(data: Sequences, last: np.ndarray, rows: np.ndarray, valid: np.ndarray) -> Window:
-    """Return the steps ``rows`` (B, T) of sequences, each row of B inside one episode.
-
-    ``last`` are ``data.last_actions()``, and ``valid`` (B, T) says which of the steps are real.
-    """
-    after = np.minimum(rows + 1, len(data) - 1)
-    valid = valid & (data.executed[rows] > 0)
-    arrays = (
-        data.features[rows],
-        data.proprio[rows],
-        data.tokens[rows],
-        last[rows],
-        data.actions[rows],
-        data.tokens[after],
-        valid,
-    )
-    return Window(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))

@@ -10,7 +10,7 @@ from world_model_toys import cue_sequences, toy_model, toy_sequences
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.world_model.evaluate import evaluate, memory_states, stay_rate
 from vla_gym_trainers.world_model.losses import Window, states_along, window_loss
-from vla_gym_trainers.world_model.windows import Windows
+from vla_gym_trainers.world_model.windows import Windows, check_length
 
 
 def windows(length=4, batch_size=2, sequential=True, seed=0, data=None):
@@ -101,7 +101,7 @@ def test_states_of_windows_go_on_bit_for_bit():
 
 def test_sequences_shorter_than_a_window_are_refused_or_masked():
     with pytest.raises(ConfigError, match="bptt_length=12 steps and one more, the longest has 12"):
-        windows(length=12)
+        check_length(toy_sequences(), 12)
     window, _ = windows(length=11, batch_size=8).next()
     assert window.valid.sum(1).tolist() == [
         {0: 9, 10: 6, 17: 11}[int(row)] for row in window.features[:, 0, 0]
