@@ -1,11 +1,10 @@
-"""Measure the scripted experts and write docs/experts.md from the counts.
+"""Measure the scripted experts, and make the tables of docs/experts.md of the counts.
 
 Usage: python tools/measure_experts.py [--suites spatial object goal 10] [--task-ids 0 1 ...]
            [--assets lite libero] [--states official sampled] [--episodes 50] [--render-only]
 
-Counts go to docs/experts.json, one row per (suite, task, pack, states), and the page is made anew
-as soon as a task is finished; rows with as many episodes are skipped unless --again is given.
-docs/experts.md is made of that file alone.
+Counts go to docs/experts.json, one row per (suite, task, pack, states), and the tables are made
+anew as soon as a task is finished; rows with as many episodes are skipped unless --again is given.
 
 ``official``: LIBERO's first n initial states, actions undisturbed. ``sampled``: fresh layouts with
 the start and action noise of ``vla-gym demos``, so the rate is the yield of a recording.
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page_blocks import markdown_table, rate, read_rows, write_rows
+from page_blocks import fill_blocks, markdown_table, rate, read_rows, write_rows
 
 from vla_gym.demos.config import DemosConfig
 from vla_gym.experts import EXPERT_TASKS
@@ -71,27 +70,8 @@ def measure(task_model: TaskModel, states: str, episodes: int) -> Row:
     }
 
 
-def page(rows: list[Row]) -> str:
-    """Return the whole of docs/experts.md."""
-    lines = [
-        "# How well the scripted experts do",
-        "",
-        "Made by `python tools/measure_experts.py`; nothing here is typed by hand.",
-        "",
-        "Success within the suite's step limit, in parentheses the 95 % Wilson interval; steps are",
-        "the mean number of control steps of the successes. *Official*: the first n of LIBERO's 50",
-        "initial states, actions undisturbed. *Sampled*: fresh layouts, with the start and action",
-        "noise of `vla-gym demos`, so this is the share of attempts that becomes a demonstration.",
-        "The experts were tuned on other sampled layouts of the same tasks; those of the suites",
-        "`goal` and `10` also on some of their official states.",
-        "",
-        "## Summary",
-        "",
-        *markdown_table(SUMMARY, _summary(rows)),
-        "",
-        "## Each task",
-        "",
-    ]
+def blocks(rows: list[Row]) -> dict[str, str]:
+    """Return the page's tables by the names of their blocks."""
     found = _by_key(rows)
     columns = [(s, a) for s in STATES for a in PACKS if any(key[2:] == (a, s) for key in found)]
     table = []
@@ -99,8 +79,9 @@ def page(rows: list[Row]) -> str:
         cells = [found.get((suite, task_id, assets, states)) for states, assets in columns]
         name = f"{suite} {task_id}: {get_task(suite, task_id).instruction}"
         table.append([name, *("" if row is None else _cell(row) for row in cells)])
-    lines += markdown_table(["task", *(f"{states}, `{a}`" for states, a in columns)], table)
-    return "\n".join(lines) + "\n"
+    tasks = markdown_table(["task", *(f"{states}, `{a}`" for states, a in columns)], table)
+    summary = markdown_table(SUMMARY, _summary(rows))
+    return {"summary": "\n".join(summary), "tasks": "\n".join(tasks)}
 
 
 def _summary(rows: list[Row]) -> Iterator[list[str]]:
@@ -153,11 +134,11 @@ def main() -> None:
         # Read anew: another run may have measured other tasks meanwhile.
         rows = _by_key([*read_rows(COUNTS), row])
         write_rows(COUNTS, [rows[k] for k in sorted(rows)])
-        PAGE.write_text(page(read_rows(COUNTS)))
+        fill_blocks(PAGE, blocks(read_rows(COUNTS)))
         line = f"{suite} {task_id} {assets} {states}: {_cell(row)} failed: {row['failed']}\n"
         sys.stdout.write(line)
         sys.stdout.flush()
-    PAGE.write_text(page(read_rows(COUNTS)))
+    fill_blocks(PAGE, blocks(read_rows(COUNTS)))
 
 
 if __name__ == "__main__":

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from make_full_token import full_token
 
 from vla_gym.errors import ConfigError
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig, load_rl_token
 
 
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
-    return importlib.import_module("make_full_token")
-
-
-def test_it_keeps_every_number_of_the_hidden_states(tool: Any, tmp_path: Path) -> None:
+def test_it_keeps_every_number_of_the_hidden_states(tmp_path: Path) -> None:
     own = load_rl_token("mini-few")
-    tool.full_token(own).save_pretrained(tmp_path / "full")
+    full_token(own).save_pretrained(tmp_path / "full")
     full = load_rl_token(tmp_path / "full")
     hidden = torch.randn(3, own.config.max_tokens, own.hidden_size)
     flat = own.standardise(hidden).flatten(1)
@@ -31,7 +24,7 @@ def test_it_keeps_every_number_of_the_hidden_states(tool: Any, tmp_path: Path) -
     assert full.dim == 8 * 192
 
 
-def test_states_of_a_large_vla_are_refused_before_memory_is_taken(tool: Any) -> None:
+def test_states_of_a_large_vla_are_refused_before_memory_is_taken() -> None:
     sizes = RLTokenModelConfig(hidden_size=4096, max_tokens=56, dim=8, width=8, num_heads=1)
     with pytest.raises(ConfigError, match="229376 numbers, at most 8192"):
-        tool.full_token(RLTokenEncoder(sizes))
+        full_token(RLTokenEncoder(sizes))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import gpu_check as tool
 import pytest
 import torch
 
 pytest.importorskip("peft")
-TOOL = Path(__file__).parents[2] / "tools" / "gpu_check.py"
 #: Rows and what must be a positive number in each; forward's first row is the device's peaks.
 WANTED = {
     "forward-eager": (3, ("ms", "network_ms", "chunks_per_s", "tflop", "bound_ms", "of_bound")),
@@ -21,23 +19,17 @@ WANTED = {
 }
 
 
-@pytest.fixture
-def tool(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOL.parent))
-    return importlib.import_module("gpu_check")
-
-
 @pytest.mark.slow
 def test_steps_that_start_programs_run(tmp_path):
     trained = (1, ("steps_per_s", "rollout_s", "learn_s"))
     wanted = {"render": (1, ("steps_per_s", "cpu_ms")), "tests": (1, ())}
     wanted |= {"train-td3": trained, "train-grpo": trained}
-    command = [sys.executable, str(TOOL), "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    command = [sys.executable, tool.__file__, "--device", "cpu", "--tiny", "--out", str(tmp_path)]
     done = subprocess.run([*command, "--steps", *wanted], stdout=subprocess.PIPE, text=True)
     check(tmp_path, wanted, done.returncode, done.stdout)
 
 
-def test_steps_that_compute_write_their_figures(tmp_path, tool, monkeypatch, capsys):
+def test_steps_that_compute_write_their_figures(tmp_path, monkeypatch, capsys):
     def run_here(check, step, *_):
         rows = list(tool.STEPS[step](tool.Device(check.device, check.tiny), step))
         return {"seconds": 0.0, "failed": None, "rows": json.loads(json.dumps(rows))}
@@ -59,7 +51,7 @@ def check(folder, wanted, status, printed):
     assert printed == (folder / "gpu_check.md").read_text()
 
 
-def test_what_cannot_run_is_said(tmp_path, tool):
+def test_what_cannot_run_is_said(tmp_path):
     with pytest.raises(SystemExit, match="Unknown steps nothing"):
         tool.main(tool.Check(device="cpu", steps=("nothing",)))
     if not torch.cuda.is_available():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="needs pip install -e '.[notebook]'")
 pytest.importorskip("nbclient", reason="needs pip install -e '.[notebook]'")
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 def outputs(notebook) -> list[tuple[str, ...]]:
@@ -19,8 +17,7 @@ def outputs(notebook) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.timeout(600, func_only=True)
-def test_tour(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
+def test_tour(tmp_path):
     import run_tour
 
     committed = nbformat.read(run_tour.NOTEBOOK, as_version=4)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import make_results_page as tool
+import make_robustness_page as robustness
 import pytest
+import results_curves as curves
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.settings import TEST_SEED
 
-ROOT = Path(__file__).resolve().parents[3]
 
-
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if not (ROOT / "results").is_dir():
-        pytest.skip("results/ is not here: it belongs to the repository, not to the package")
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    return importlib.import_module("make_results_page")
-
-
-def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
+def test_tables_are_those_of_the_cards() -> None:
     more = {f"{group}_{what}" for group in ("libero", "suite") for what in ("tasks", "training")}
     more |= {"long_tasks", "libero_on_policy_tasks", "libero_token_tasks"}
     pages = tool.blocks()
@@ -35,15 +26,14 @@ def test_tables_are_those_of_the_cards(tool: ModuleType) -> None:
             assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page.read_text(), name
 
 
-def test_runs_without_the_token_are_drawn_with_those_that_have_it(tool: ModuleType) -> None:
-    runs = importlib.import_module("results_curves").runs_of("libero_token")
+def test_runs_without_the_token_are_drawn_with_those_that_have_it() -> None:
+    runs = curves.runs_of("libero_token")
     without = {folder.name for folder, _ in runs if folder.parent.name == "libero_token"}
     found = {folder.name for folder, _ in runs} - without
     assert found == {name.removesuffix("-no-use-rl-token") for name in without} != set()
 
 
-def test_cards_of_other_conditions_are_refused_or_told_apart(tool, tmp_path):
-    robustness = importlib.import_module("make_robustness_page")
+def test_cards_of_other_conditions_are_refused_or_told_apart(tmp_path):
     content = json.loads(
         (tool.RESULTS / "libero_earlier" / "spatial-first" / "eval.json").read_text()
     )
@@ -67,14 +57,14 @@ def test_cards_of_other_conditions_are_refused_or_told_apart(tool, tmp_path):
             refuses()
 
 
-def test_cards_hold_no_paths_of_a_machine(tool: ModuleType) -> None:
+def test_cards_hold_no_paths_of_a_machine() -> None:
     files = list(tool.RESULTS.glob("*/*/*.json"))
     assert files
     for file in files:
         assert not re.search(r'"/[^"]', file.read_text()), file
 
 
-def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(tool, tmp_path):
+def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(tmp_path):
     """Of fewer the short, successful ones have ended first; the minutes count from the start."""
     rows = [
         {"step": 8 * i, "wall_s": 1000.0 + 60 * i + (5000 if i > 2 else 0), "time/seconds": 60 * i}
@@ -87,7 +77,7 @@ def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(tool, tmp_pat
     assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
 
 
-def test_a_curve_of_rollouts_spans_a_hundred_episodes(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_curve_of_rollouts_spans_a_hundred_episodes(tmp_path: Path) -> None:
     """60 episodes alone are too few; (30 + 12) / 120, then (12 + 54) / 120, then 110 alone."""
     played = [(60, 0.5), (60, 0.2), (60, 0.9), (110, 0.9)]
     rows = [
@@ -99,10 +89,8 @@ def test_a_curve_of_rollouts_spans_a_hundred_episodes(tool: ModuleType, tmp_path
     assert tool.curve_of(tmp_path) == [(128, 2.0, 0.35), (192, 3.0, 0.55), (256, 4.0, 0.9)]
 
 
-def test_pictures_show_runs_of_one_kind_in_one_colour(tool, monkeypatch, tmp_path):
+def test_pictures_show_runs_of_one_kind_in_one_colour(monkeypatch, tmp_path):
     """Ablations by their names; PPO and GRPO beside TD3+BC on the same suite, not on another."""
-    curves = importlib.import_module("results_curves")
-    assert tool.CURVES  # the fixture has put the tools on the path
     monkeypatch.setattr(curves, "RESULTS", tmp_path)
     for place, kind, suite in [
         ("suite/goal-s0", "td3", "goal"),
@@ -132,9 +120,7 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(tool, monkeypatch, tmp_pat
     assert curves.draw("single") is None
 
 
-def test_official_states_of_each_task_are_drawn(tool, monkeypatch, tmp_path):
-    curves = importlib.import_module("results_curves")
-    assert tool.CURVES  # the fixture has put the tools on the path
+def test_official_states_of_each_task_are_drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(curves, "RESULTS", tmp_path)
     assert curves.draw_tasks("libero") is None
     tasks = [{"task_id": 4, "num_successes": 47}, {"task_id": 6, "num_successes": 31}]
