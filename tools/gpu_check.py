@@ -39,16 +39,12 @@ LIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, kw_only=True)
+class Check(Device):
     """Measure on one device what needs a GPU; writes gpu_check.json and gpu_check.md."""
 
     out: Path = ROOT / "gpu_check"
     """Folder of the results."""
-    device: str = "cuda"
-    """Torch device."""
-    tiny: bool = False
-    """Tiny networks and few repeats, to test this script."""
     steps: tuple[str, ...] = tuple(LIMITS)
     """Steps to run."""
     minutes: float = 9.0
@@ -104,19 +100,18 @@ def main(check: Check) -> int:
     """Run the steps; returns 1 if one failed."""
     if unknown := [step for step in check.steps if step not in STEPS]:
         raise SystemExit(f"Unknown steps {', '.join(unknown)}: there are {', '.join(STEPS)}.")
-    device = Device(check.device, check.tiny)
-    if device.on_gpu and not torch.cuda.is_available():
+    if check.on_gpu and not torch.cuda.is_available():
         raise SystemExit("No CUDA device: torch.cuda.is_available() is False. See docs/gpu.md.")
     if check.child is not None:
         if check.tiny:
             torch.set_num_threads(1)  # tiny networks gain nothing from more
-        for row in STEPS[check.child](device, check.child):
+        for row in STEPS[check.child](check, check.child):
             print(json.dumps(row), flush=True)  # noqa: T201
         return 0
     check.out.mkdir(parents=True, exist_ok=True)
     report: Row = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "device": torch.cuda.get_device_name(check.device) if device.on_gpu else "cpu",
+        "device": torch.cuda.get_device_name(check.device) if check.on_gpu else "cpu",
         "torch": torch.__version__,
         "tiny": check.tiny,
         "steps": {},

@@ -22,17 +22,14 @@ COMPILE_MODES = {"forward-compiled": None, "forward-graphs": "reduce-overhead"}
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
-    """Where to measure, and what with.
+    """Where to measure, and what with."""
 
-    Attributes:
-        device: Torch device.
-        tiny: Tiny networks and few repeats, to test the steps.
-    """
-
-    device: str
-    tiny: bool
+    device: str = "cuda"
+    """Torch device."""
+    tiny: bool = False
+    """Tiny networks and few repeats, to test this script."""
 
     @property
     def on_gpu(self) -> bool:

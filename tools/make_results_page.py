@@ -48,7 +48,6 @@ _NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "lear
 _NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
-_MIXED = object()
 _ENV_STEPS = "time/total_env_steps"
 
 
@@ -157,12 +156,10 @@ def table(group: str) -> list[str]:
     kinds: dict[str, list[Card]] = {}
     for _, train, _ in runs:
         kinds.setdefault(train["kind"], []).append(_with_defaults(train["config"]))
-    usual = {kind: _differing(configs) for kind, configs in kinds.items()}
+    usual = {kind: _usual(kind, configs) for kind, configs in kinds.items()}
     rows = []
     for name, train, evaluation in runs:
         config, expected = _with_defaults(train["config"]), usual[train["kind"]]
-        defaults = json.loads(json.dumps(vars(_TRAINERS[train["kind"]]()), default=str))
-        expected = {k: defaults.get(k) if v is _MIXED else v for k, v in expected.items()}
         own = {k: config[k] for k, v in expected.items() if k in config and config[k] != v}
         cells = row(train, evaluation, own)
         rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
@@ -179,17 +176,17 @@ def _compared_with(group: str) -> str:
     return "with the token" if group == "libero_token" else "VLA"
 
 
-def _differing(configs: list[Card]) -> dict[str, Any]:
-    """Return the settings in which runs differ, each with what is usual."""
-    keys = {key for config in configs for key in config} - _NOT_SHOWN
-    found = {key: [c[key] for c in configs if key in c] for key in sorted(keys)}
-    return {k: _usual(v) for k, v in found.items() if len({json.dumps(x) for x in v}) > 1}
-
-
-def _usual(values: list[Any]) -> Any:
-    """Return what more than half of the values are, else ``_MIXED``."""
-    text, count = Counter(json.dumps(value) for value in values).most_common(1)[0]
-    return json.loads(text) if 2 * count > len(values) else _MIXED
+def _usual(kind: str, configs: list[Card]) -> dict[str, Any]:
+    """Return the settings in which runs differ, with what over half of them have or the default."""
+    defaults = json.loads(json.dumps(vars(_TRAINERS[kind]()), default=str))
+    usual = {}
+    for key in sorted({key for config in configs for key in config} - _NOT_SHOWN):
+        values = Counter(json.dumps(config[key]) for config in configs if key in config)
+        text, count = values.most_common(1)[0]
+        if len(values) > 1:
+            most = 2 * count > values.total()
+            usual[key] = json.loads(text) if most else defaults.get(key)
+    return usual
 
 
 def _with_defaults(config: Card) -> Card:

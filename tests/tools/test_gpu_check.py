@@ -31,11 +31,11 @@ def test_steps_that_start_programs_run(tmp_path):
 
 def test_steps_that_compute_write_their_figures(tmp_path, monkeypatch, capsys):
     def run_here(check, step, *_):
-        rows = list(tool.STEPS[step](tool.Device(check.device, check.tiny), step))
+        rows = list(tool.STEPS[step](check, step))
         return {"seconds": 0.0, "failed": None, "rows": json.loads(json.dumps(rows))}
 
     monkeypatch.setattr(tool, "run_child", run_here)
-    status = tool.main(tool.Check(tmp_path, "cpu", tiny=True, steps=tuple(WANTED)))
+    status = tool.main(tool.Check(out=tmp_path, device="cpu", tiny=True, steps=tuple(WANTED)))
     check(tmp_path, WANTED, status, capsys.readouterr().out)
 
 
@@ -56,7 +56,7 @@ def test_what_cannot_run_is_said(tmp_path):
         tool.main(tool.Check(device="cpu", steps=("nothing",)))
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="No CUDA device"):
-            tool.main(tool.Check(tmp_path))
-    assert tool.main(tool.Check(tmp_path, "cpu", tiny=True, minutes=0.0)) == 1
+            tool.main(tool.Check(out=tmp_path))
+    assert tool.main(tool.Check(out=tmp_path, device="cpu", tiny=True, minutes=0.0)) == 1
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert {step["failed"] for step in report["steps"].values()} == {"left out: no time was left"}

@@ -144,12 +144,6 @@ class Paired(Struct):
     total: Comparison
 
 
-def check_tasks_paired(tasks: list[TaskCounts], paired: Paired | None) -> None:
-    """Raise ValueError if a comparison has more or fewer tasks than there are."""
-    if paired is not None and len(paired.tasks) != len(tasks):
-        raise ValueError(f"paired has {len(paired.tasks)} tasks, the results have {len(tasks)}")
-
-
 class PairedCard(Paired, kw_only=True):
     """The same in a card of an evaluation."""
 
@@ -162,11 +156,14 @@ class Outcome(Struct):
 
     tasks: list[TaskCounts]
     total: TotalCounts
-    paired: Paired
+    paired: Paired | None
 
     def __post_init__(self) -> None:
         """Check that the comparison is of the same tasks."""
-        check_tasks_paired(self.tasks, self.paired)
+        if self.paired is not None and len(self.paired.tasks) != len(self.tasks):
+            raise ValueError(
+                f"paired has {len(self.paired.tasks)} tasks, the results have {len(self.tasks)}"
+            )
 
 
 class Evaluation(Struct, frozen=True):
@@ -241,23 +238,16 @@ class LogRow(Struct, rename=lambda name: name.replace("__", "/")):
     time__wait: Number | None = None
 
 
-class EvalResults(Struct):
+class EvalResults(Outcome, kw_only=True):
     """The results of an evaluation."""
 
     episodes: list[EpisodeRow]
-    tasks: list[TaskCounts]
-    total: TotalCounts
     paired: PairedCard | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the comparison is of the same tasks."""
-        check_tasks_paired(self.tasks, self.paired)
 
 
 class World(Struct):
     """Where an evaluation ran."""
 
-    worker_restarts: Count | None = None
     # Of merged cards.
     gl_renderers: list[str | None] = []
     machines: list[Object] = []

@@ -210,13 +210,12 @@ def _play(
             bar.set_postfix_str(f"{won}/{len(episodes)} succeeded", refresh=False)
             bar.update()
     worlds += [facts] if left else []
-    restarts = sum(episode.replays for episode in episodes)
     seconds = before + time.perf_counter() - started
     where = where_played(worlds)
     if len(where["machines"]) == 1 and len(where["gl_renderers"]) < 2:
         (machine,), renderers = where.pop("machines"), where.pop("gl_renderers")
         where |= {**machine, "gl_renderer": next(iter(renderers), None)}
-    return episodes, seconds, {**where, "worker_restarts": restarts}
+    return episodes, seconds, where
 
 
 def where_played(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -261,7 +260,7 @@ def card_of(
         KIND,
         config=config,
         seeds={"policy": protocol["policy"].get("seed")},
-        environment={**world, **facts},
+        environment={**world, **facts, "worker_restarts": sum(e.replays for e in episodes)},
         results=results,
     )
     return card | {"schema": SCHEMA, "protocol": protocol}

@@ -49,9 +49,7 @@ def run_merge(config: MergeConfig) -> Card:
     protocol = cards[0].protocol
     if other is not None:
         check_comparable(protocol, other)
-    worlds = [card.content["environment"] for card in cards]
-    restarts = sum(int(w.get("worker_restarts") or 0) for w in worlds)
-    facts = {**where_played(worlds), "worker_restarts": restarts}
+    facts = where_played([card.content["environment"] for card in cards])
     card = card_of(config, protocol, facts, episodes, other) | {
         "shard": None,
         "versions": cards[0].content["versions"],
