@@ -271,6 +271,6 @@ def _films(
 ) -> list[str]:
     assert config.out is not None
     chosen = choose(sorted(episodes, key=lambda episode: episode.start), config.films)
-    with tqdm(total=len(chosen), desc="films", unit="film", disable=not config.progress) as bar:
-        files = make_films(policy, settings, chosen, films_folder(config.out), bar.update)
-    return [str(file) for file in files]
+    files = make_films(policy, settings, chosen, films_folder(config.out))
+    bar = tqdm(files, "films", len(chosen), unit="film", disable=not config.progress)
+    return [str(file) for file in bar]

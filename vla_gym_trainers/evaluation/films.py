@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,14 @@ def make_films(
     settings: dict[str, Any],
     episodes: Sequence[Episode],
     folder: Path,
-    on_done: Callable[[], Any] = lambda: None,
-) -> list[Path]:
-    """Write a video of each episode, such as ``goal_8_state_03_success.mp4``; return the files.
+) -> Iterator[Path]:
+    """Write a video of each episode, such as ``goal_8_state_03_success.mp4``; yield the files.
 
     Policy and settings of the environments are those that played them.
 
     Raises:
         ReplayError: If an episode ends otherwise than before.
     """
-    files: list[Path] = []
     filmed = film(policy, [episode.start for episode in episodes], **settings)
     for before, (now, frames) in zip(episodes, filmed, strict=True):
         if (before.success, before.length) != (now.success, now.length):
@@ -55,6 +53,4 @@ def make_films(
             layout = f"seed_{start.seed}"
         place = f"{start.suite}_{start.task_id}_{layout}"
         outcome = "success" if before.success else "failure"
-        files.append(write_video(folder / f"{place}_{outcome}.mp4", tiled_frames([frames])))
-        on_done()
-    return files
+        yield write_video(folder / f"{place}_{outcome}.mp4", tiled_frames([frames]))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.outside import Text, read_json
+from vla_gym.outside import Text, file_sha256, read_json
 from vla_gym.rollout.policies import BATCH_SIZE
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.spec_options import split_options, with_option
@@ -125,9 +124,8 @@ def load_trained(
     token = {"name": "mean"}
     if encoder is not None:
         token = vla_identity(loaded.name if rl_token == "auto" else rl_token, "-rl-token")
-    content = (policy_file(path) or path).read_bytes()
     policy.identity |= {
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": file_sha256(policy_file(path) or path),
         "guarded_tasks": list(model.guarded_tasks),
         "vla": vla_identity(vla),
         "rl_token": token,

@@ -19,8 +19,6 @@ TRAINERS = {
     "ppo": "gae_lambda",
     "grpo": "baseline",
 }
-#: These count chunks, the others control steps.
-CHUNK_TRAINERS = ("td3",)
 WANTED = "a run directory of vla-gym-train " + " | ".join(TRAINERS) + ", or a card of vla-gym eval"
 
 #: Settings that do not make another configuration: the seed, and what results do not depend on.
@@ -67,12 +65,12 @@ class Run:
     @property
     def unit(self) -> str:
         """What a step of its logs is."""
-        return "chunks" if self.kind in CHUNK_TRAINERS else "control steps"
+        return "chunks" if self.kind == "td3" else "control steps"
 
     @property
     def control_steps(self) -> float | None:
         """Control steps of one of its steps, of chunks their mean; None before any were logged."""
-        if self.kind not in CHUNK_TRAINERS:
+        if self.kind != "td3":
             return 1.0
         for row in reversed(self.rows):
             if row["step"] and "time/total_env_steps" in row:

@@ -7,11 +7,9 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.files import only_process, sync
@@ -23,28 +21,22 @@ _MANIFEST = "files.json"
 FORMAT = 2
 
 
-class _State(Struct):
-    format: int
-    step: Count
-    trainer: Object
-    run: Object
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run goes on.
+class Checkpoint(Struct):
+    """Where a run goes on, as its ``state.json`` says.
 
     Attributes:
-        folder: Holds the trainer's files.
+        format: :data:`FORMAT`.
         step: Steps until then.
         state: Plain data that the trainer gave to :meth:`.run.Run.new_checkpoint`.
         run: What the run itself keeps.
+        folder: Holds the trainer's files.
     """
 
-    folder: Path
-    step: int
-    state: dict[str, Any]
-    run: dict[str, Any]
+    format: int
+    step: Count
+    state: Object = field(name="trainer")
+    run: Object
+    folder: Path = Path()
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
@@ -53,15 +45,15 @@ class Checkpoint:
         Raises:
             WeightsError: If it is missing, damaged or of another format.
         """
-        content = read_json(
-            folder / "state.json", _State, WeightsError, f"{folder} is no whole checkpoint."
+        found = read_json(
+            folder / "state.json", cls, WeightsError, f"{folder} is no whole checkpoint."
         )
-        found = cls(folder, content.step, content.trainer, content.run)
-        if content.format != FORMAT:
+        if found.format != FORMAT:
             raise WeightsError(
-                f"{folder} has format {content.format}, expected {FORMAT}: begin a new run, or go "
+                f"{folder} has format {found.format}, expected {FORMAT}: begin a new run, or go "
                 "on with the vla_gym version that wrote it."
             )
+        found.folder = folder
         return found
 
 

@@ -260,15 +260,3 @@ def test_a_mistake_is_one_line(arguments: list[str], expected: str, capsys: Any)
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert expected in error
-
-
-def test_files_that_are_no_cards_are_refused(tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "x.json"
-    row = {"kind": "eval", "schema": 2, "protocol": {}, "versions": {}, "environment": {}}
-    row["results"] = {"episodes": [{"suite": "goal"}]}
-    contents = ("{", "[]", '{"kind": "td3"}', '{"kind": "eval", "schema": 2}', json.dumps(row))
-    for content in contents:
-        file.write_text(content)
-        assert cli.main(["eval-merge", str(file)]) == 2
-        error = capsys.readouterr().err
-        assert str(file) in error and error.count("\n") == 1

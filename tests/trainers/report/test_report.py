@@ -290,16 +290,10 @@ def test_the_page_needs_no_network_and_runs_nothing(tmp_path, monkeypatch):
     assert any(meta.get("name") == "viewport" for meta in metas)
 
 
-def _without(key: str, *inside: str) -> Callable[[RunDir], None]:
-    def spoil(run: RunDir) -> None:
-        card = json.loads(run.card.read_text())
-        part = card
-        for name in inside:
-            part = part[name]
-        del part[key]
-        write_json(run.card, card)
-
-    return spoil
+def _unpaired(run: RunDir) -> None:
+    card = json.loads(run.card.read_text())
+    del card["results"]["evaluation"]["policy"]["paired"]
+    write_json(run.card, card)
 
 
 def _empty(run: RunDir) -> None:
@@ -337,14 +331,9 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
         ),
         (_only("config.json", "{"), "config.json is no valid JSON"),
         (_first_line(b"[1]"), "line 1, is no log of a training: expected `object`, got array [1]"),
-        (_first_line(b"[" * 5000), "line 1, is no log of a training"),
         (_first_line(b'{"loss": 1}'), "a training: object missing required field `step`"),
         (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "rate cannot be 40"),
-        (
-            _without("paired", "results", "evaluation", "policy"),
-            "evaluation.policy: object missing required field `paired`",
-        ),
-        (_without("results"), "is damaged: object missing required field `results`"),
+        (_unpaired, "is damaged: results.evaluation.policy: object missing required field"),
     ],
 )
 def test_broken_and_foreign_directories_are_one_error(

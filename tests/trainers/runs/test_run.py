@@ -170,13 +170,14 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_with_a_checkpoint(tmp_path, capsys, number):
     def at(step: int) -> None:
         if step == 13:
             os.kill(os.getpid(), number)
 
     with pytest.raises(KeyboardInterrupt, match=f"vla-gym-train count --resume {tmp_path}"):
         count(CountConfig(run_dir=tmp_path), at)
+    assert "Stopping, with a checkpoint" in capsys.readouterr().err
     assert names(tmp_path) == ["000000010", "000000013"]
     assert not (tmp_path / "card.json").exists()
     count(load_run_settings(tmp_path, CountConfig))

@@ -31,22 +31,6 @@ def handlers() -> Iterator[None]:
     assert after == before
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_waits_for_the_block(tmp_path, capsys, number):
-    done = []
-    with (
-        pytest.raises(KeyboardInterrupt, match=f"vla-gym-train td3 --resume {tmp_path}"),
-        stoppable(RunDir(tmp_path), "td3") as request,
-    ):
-        with request.deferred():
-            os.kill(os.getpid(), number)
-            assert request.is_made
-            done.append("block")
-        done.append("after")
-    assert done == ["block"]
-    assert "Stopping, with a checkpoint" in capsys.readouterr().err
-
-
 def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
     done = []
     with (
