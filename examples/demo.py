@@ -183,7 +183,7 @@ def show_results(results: dict[str, Any]) -> None:
     from vla_gym_trainers.evaluation.tables import print_results
 
     for who, title in (("start", "Frozen VLA"), ("policy", "TD3+BC, on the same states")):
-        print_results(results["evaluation"][who], f"{title}: greedy, official states", console)
+        print_results(results["evaluation"][who], f"{title}: greedy, official states")
 
 
 if __name__ == "__main__":

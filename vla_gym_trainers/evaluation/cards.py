@@ -35,8 +35,7 @@ class EvalCard:
     @property
     def protocol(self) -> dict[str, Any]:
         """What was played, by whom, how: all that the results depend on, but for versions."""
-        protocol: dict[str, Any] = self.content["protocol"]
-        return protocol
+        return self.content["protocol"]
 
 
 def card_path(out: Path) -> Path:

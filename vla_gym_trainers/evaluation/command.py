@@ -109,8 +109,7 @@ def run_eval(config: EvalConfig) -> Card:
             if config.films:
                 card["films"] = _films(config, policy, settings, episodes)
                 write_json(card_path(config.out), card)
-    plain: Card = to_plain(card)
-    return plain
+    return card
 
 
 def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     known = [get_task(suite, i) for suite, ids in tasks.items() for i in ids]
     files = {task.key: task.facts for task in known if task.facts}
     sees = bool(policy.cameras)
-    protocol: dict[str, Any] = to_plain(
+    return to_plain(
         {
             "policy": policy.identity,
             "name": config.protocol,
@@ -153,7 +152,6 @@ def make_protocol(config: EvalConfig, policy: Policy) -> dict[str, Any]:
             "image_size": policy.image_size if sees else None,
         }
     )
-    return protocol
 
 
 def _play(

@@ -15,7 +15,7 @@ from vla_gym_trainers.evaluation.cards import (
 from vla_gym_trainers.evaluation.command import Card, card_of, where_played
 from vla_gym_trainers.evaluation.config import MergeConfig
 from vla_gym_trainers.evaluation.tables import print_results, title_of
-from vla_gym_trainers.runs.result_card import to_plain, write_json
+from vla_gym_trainers.runs.result_card import write_json
 
 
 def main_merge(config: MergeConfig) -> int:
@@ -57,5 +57,4 @@ def run_merge(config: MergeConfig) -> Card:
     }
     if config.out is not None:
         write_json(card_path(config.out), card)
-    plain: Card = to_plain(card)
-    return plain
+    return card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,14 +18,9 @@ PIPED_WIDTH = 120
 _new_table = partial(Table, title_justify="left", show_edge=False)
 
 
-def print_results(
-    results: Mapping[str, Any], title: str = "", console: Console | None = None
-) -> None:
+def print_results(results: Mapping[str, Any], title: str = "") -> None:
     """Print the tables of a card's results: successes, confusion, comparison."""
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=PIPED_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     console.print(results_table(results, title))
     for confusion in results.get("confusion", ()):
         print_confusion(confusion, console)

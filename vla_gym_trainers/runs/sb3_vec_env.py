@@ -31,7 +31,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
@@ -148,7 +147,8 @@ class SB3VecEnv(VecEnv):
         Raises:
             ConfigError: If its autoreset mode is not SAME_STEP.
         """
-        self.vector_env, self.chunks = vector_env, ChunkEnvs(vector_env)
+        self.vector_env: Any = vector_env
+        self.chunks = ChunkEnvs(vector_env)
         self.groups, self.begin = self.chunks.groups, self.chunks.begin
         self._running: RunningChunks | None = None
         self.defers_reset = self.needs_reset = False
@@ -171,9 +171,7 @@ class SB3VecEnv(VecEnv):
         """Reset all environments with the seeds and options that were set for it."""
         if self.defers_reset:
             self.needs_reset = True
-            space = self.observation_space
-            assert isinstance(space, spaces.Dict)
-            return {k: np.zeros((self.num_envs, *(v.shape or ()))) for k, v in space.items()}
+            return {}
         self.needs_reset = False
         seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
         obs: VecEnvObs = self.chunks.reset(seed=seeds, options=_join_options(self._options))
@@ -198,9 +196,8 @@ class SB3VecEnv(VecEnv):
 
         For a vector environment with ``get_state`` and ``set_state``, such as LIBERO's.
         """
-        vector_env: Any = self.vector_env
         return {
-            "envs": vector_env.get_state(),
+            "envs": self.vector_env.get_state(),
             "lengths": self.chunks.lengths.copy(),
             "returns": self.chunks.returns.copy(),
         }
@@ -211,8 +208,7 @@ class SB3VecEnv(VecEnv):
         Returns:
             The observations of that moment.
         """
-        vector_env: Any = self.vector_env
-        obs = vector_env.set_state(state["envs"])
+        obs = self.vector_env.set_state(state["envs"])
         self.chunks.lengths[:] = state["lengths"]
         self.chunks.returns[:] = state["returns"]
         self._reset_seeds()  # seeds that an algorithm set for a reset that will not come
@@ -230,8 +226,7 @@ class SB3VecEnv(VecEnv):
                 f"Expected render_mode 'rgb_array', got {self.render_mode}.", stacklevel=2
             )
             return [None] * self.num_envs
-        frames: Any = self.vector_env.render()
-        return list(frames)
+        return list(self.vector_env.render())
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return an attribute of the environments; see SB3."""
@@ -252,10 +247,9 @@ class SB3VecEnv(VecEnv):
     ) -> list[Any]:
         """Call a method of the environments; see SB3."""
         ids = [int(i) for i in self._get_indices(indices)]
-        vector_env: Any = self.vector_env
-        if hasattr(vector_env, "call_some"):
-            return list(vector_env.call_some(ids, method_name, *method_args, **method_kwargs))
-        envs = vector_env.unwrapped.envs  # Gymnasium's SyncVectorEnv
+        if hasattr(self.vector_env, "call_some"):
+            return list(self.vector_env.call_some(ids, method_name, *method_args, **method_kwargs))
+        envs = self.vector_env.unwrapped.envs  # Gymnasium's SyncVectorEnv
         return [envs[i].get_wrapper_attr(method_name)(*method_args, **method_kwargs) for i in ids]
 
     def env_is_wrapped(
