@@ -206,7 +206,7 @@ class RowsFile:
     def __init__(self, card: Path, header: Mapping[str, Any]) -> None:
         """Name the file beside a card's; only a run with the same header may go on."""
         self.path = card.with_name(card.name.removesuffix(".json") + ROWS_SUFFIX)
-        self._header = header
+        self.card, self.header = card, header
 
     def read(self) -> tuple[list[Episode], float, list[dict[str, Any]]]:
         """Return the episodes so far, their seconds, and where they were played.
@@ -222,7 +222,7 @@ class RowsFile:
         advice = "Delete it and play again."
         origin = f"{self.path} is damaged, line"
         header = parse_json(first, Object, f"{origin} 1", advice=advice)
-        check_same(self._header, header, self.path, ("shard", "protocol", "versions"))
+        check_same(self.header, header, self.path, ("shard", "protocol", "versions"))
         rows = [
             parse_json(line, EvalLine, f"{origin} {number}", advice=advice)
             for number, line in enumerate(lines, 2)
@@ -234,7 +234,7 @@ class RowsFile:
 
     def begin(self) -> None:
         """Write the first line."""
-        self._write(json.dumps(self._header) + "\n")
+        self._write(json.dumps(self.header) + "\n")
 
     def append(self, episode: Episode, seconds: float, world: Mapping[str, Any]) -> None:
         """Add an episode, and facts for the card; it is in the file when this returns."""

@@ -40,7 +40,6 @@ from vla_gym_trainers.runs.result_card import (
     write_json,
 )
 
-EXIT_INTERRUPTED = 130
 Card = dict[str, Any]
 
 
@@ -48,10 +47,9 @@ def main(config: EvalConfig) -> int:
     """Evaluate, print tables and files; return the exit status."""
     try:
         card = run_eval(config)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         advice = "" if config.out is None else " Go on with the same command and --resume."
-        sys.stderr.write(f"\nStopped.{advice}\n")
-        return EXIT_INTERRUPTED
+        raise KeyboardInterrupt(f"Stopped.{advice}") from error
     print_results(card["results"], title_of(card["protocol"]))
     if restarts := card["environment"]["worker_restarts"]:
         sys.stdout.write(f"Episodes begun again because their worker had died: {restarts}.\n")
@@ -98,17 +96,16 @@ def run_eval(config: EvalConfig) -> Card:
             "versions": software_versions(),
         }
         rows = None if config.out is None else RowsFile(card_path(config.out), header)
-        episodes, seconds, facts = _play(config, policy, settings, starts, rows, header)
+        episodes, seconds, facts = _play(config, policy, settings, starts, rows)
         card = card_of(config, protocol, facts, episodes, other)
         card["shard"], card["wall_seconds"] = header["shard"], round(seconds, 2)
-        if config.out is not None:
+        if rows is not None:
             # Before the films: what was counted must not be lost with them.
-            write_json(card_path(config.out), card)
-            assert rows is not None
+            write_json(rows.card, card)
             rows.path.unlink(missing_ok=True)
             if config.films:
                 card["films"] = _films(config, policy, settings, episodes)
-                write_json(card_path(config.out), card)
+                write_json(rows.card, card)
     return card
 
 
@@ -160,18 +157,17 @@ def _play(
     settings: Mapping[str, Any],
     starts: Sequence[Start],
     rows: RowsFile | None,
-    header: Mapping[str, Any],
 ) -> tuple[list[Episode], float, dict[str, Any]]:
     """Play what an earlier run has not; return all episodes, the seconds they took, and facts."""
     episodes: list[Episode] = []
     worlds: list[dict[str, Any]] = []
     before = 0.0
-    if rows is not None and config.out is not None and config.resume:
+    if rows is not None and config.resume:
         if rows.path.exists():
             episodes, before, worlds = rows.read()
-        elif card_path(config.out).exists():
-            card = read_card(card_path(config.out))
-            check_same(header, card.content, card.path, ("shard", "protocol", "versions"))
+        elif rows.card.exists():
+            card = read_card(rows.card)
+            check_same(rows.header, card.content, card.path, ("shard", "protocol", "versions"))
             worlds = [card.content["environment"]]
             episodes, before = list(card.episodes), float(card.content.get("wall_seconds", 0.0))
     played = {episode.start for episode in episodes}
