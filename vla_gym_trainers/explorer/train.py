@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,10 @@ def train_explorer(
         WeightsError: If a checkpoint is another phase's, or damaged.
     """
     config = config if config.resume else config.resolved()
-    if not isinstance(config, AdversarialConfig):
-        return train(config, vla=vla, envs=envs, kind=ExplorerLoop)
-    return train(
-        config,
-        vla=vla,
-        envs=envs,
-        kind=partial(AdversarialLoop, taught=_taught(config)),
-        total=config.planned_steps(),
-    )
+    kind: Callable[..., ExplorerLoop] = ExplorerLoop
+    if isinstance(config, AdversarialConfig):
+        kind = partial(AdversarialLoop, taught=_taught(config))
+    return train(config, vla=vla, envs=envs, kind=kind)
 
 
 def _taught(config: AdversarialConfig) -> Sequences | None:

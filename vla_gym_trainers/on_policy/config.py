@@ -165,6 +165,10 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
                 "entropy_coef out."
             )
 
+    def planned_steps(self) -> int:
+        """Return the control steps of the whole run, for the progress bar."""
+        return self.total_steps
+
 
 @dataclass
 class PPOConfig(OnPolicyConfig):

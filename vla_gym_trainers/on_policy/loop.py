@@ -86,7 +86,7 @@ class Loop:
 
         ``stack`` closes the environments; for ``vla`` and ``envs`` see :func:`.train.train`.
         """
-        self.config, self.run, self.group, self._has_films = config, run, group, envs is None
+        self.config, self.run, self.group, self.is_libero = config, run, group, envs is None
         self.networks = make_networks(config, vla)
         policy, teacher, reference = self.policy, self.networks.teacher, self.networks.reference
         self.learner = Learner(policy, config, reference=reference, group=group)
@@ -202,7 +202,7 @@ class Loop:
         }
         self.run.show(progress.steps, metrics.get("rollout/success"), phase.name)
         self.run.log(metrics, progress.steps)
-        if self._has_films:
+        if self.is_libero:
             self.run.film_if_due(progress.episodes, self._film)
         if self.run.is_checkpoint_due(progress.steps) and not pipeline.num_waiting:
             self.collector.restart()

@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.trained import HEADS, trained_vla
 from vla_gym_trainers.on_policy.config import OnPolicyConfig
-from vla_gym_trainers.on_policy.distributed import ProcessGroup, process_group
+from vla_gym_trainers.on_policy.distributed import process_group
 from vla_gym_trainers.on_policy.loop import Loop
 from vla_gym_trainers.on_policy.networks import EnvFactories, describe
 from vla_gym_trainers.runs.result_card import machine_facts
@@ -28,7 +27,6 @@ def train(
     vla: Any = None,
     envs: EnvFactories | None = None,
     kind: Callable[..., Loop] = Loop,
-    total: int | None = None,
 ) -> TrainingRun:
     """Train; with ``eval_states``, evaluate start and policy on the official states; write a card.
 
@@ -39,7 +37,6 @@ def train(
         vla: A backend in place of the one that the configuration names.
         envs: Environments in place of LIBERO's; there are no films and no final evaluation then.
         kind: Makes the loop.
-        total: Control steps that the progress bar counts to; default: ``total_steps``.
 
     Returns:
         The run directory and the card, which is empty in further processes of a data-parallel run.
@@ -50,34 +47,23 @@ def train(
         ConfigError: If the run directory holds another run, or settings do not fit each other.
     """
     with process_group(config.device) as group:
-        total = config.total_steps if total is None else total
-        return _train(config, group, partial(kind, vla=vla, envs=envs), total, envs is None)
+        if group.size > 1 and config.run_dir is None and config.resume is None:
+            raise ConfigError("With several processes, give a --run-dir.")
+        run = Run(config, total=config.planned_steps(), unit="env_step", is_main=group.rank == 0)
+        torch.set_num_threads(config.torch_threads)
+        group.sum([0.0])  # all have looked for a checkpoint before process 0 writes anything
+        with run, ExitStack() as stack:
+            loop = kind(config, run, group, stack, vla=vla, envs=envs)
+            if run.is_main:
+                sys.stdout.write(f"{describe(loop.policy)}\n")
+            with run.training():
+                loop.train()
+            loop.finish()
+            stack.close()  # the final evaluation has environments of its own
+            return TrainingRun(run.dir.path, _card(config, run, loop) if run.is_main else {})
 
 
-def _train(
-    config: OnPolicyConfig,
-    group: ProcessGroup,
-    make_loop: Callable[..., Loop],
-    total: int,
-    is_libero: bool,
-) -> TrainingRun:
-    if group.size > 1 and config.run_dir is None and config.resume is None:
-        raise ConfigError("With several processes, give a --run-dir.")
-    run = Run(config, total=total, unit="env_step", is_main=group.rank == 0)
-    torch.set_num_threads(config.torch_threads)
-    group.sum([0.0])  # all have looked for a checkpoint before process 0 writes anything
-    with run, ExitStack() as stack:
-        loop = make_loop(config, run, group, stack)
-        if run.is_main:
-            sys.stdout.write(f"{describe(loop.policy)}\n")
-        with run.training():
-            loop.train()
-        loop.finish()
-        stack.close()  # the final evaluation has environments of its own
-        return TrainingRun(run.dir.path, _card(config, run, loop, is_libero) if run.is_main else {})
-
-
-def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict[str, Any]:
+def _card(config: OnPolicyConfig, run: Run, loop: Loop) -> dict[str, Any]:
     progress, trained = loop.progress, describe(loop.policy)
     training = {**progress.summary(), **run.throughput(progress.steps)}
     results: dict[str, Any] = {"training": training, "trained": trained}
@@ -86,10 +72,10 @@ def _card(config: OnPolicyConfig, run: Run, loop: Loop, is_libero: bool) -> dict
             "best": loop.validation.best,
             "history": [list(pair) for pair in loop.validation.history],
         }
-    if is_libero:
+    if loop.is_libero:
         results |= loop.results()
     world = {**config.world_facts(), **machine_facts()}
-    if is_libero and config.eval_states != 0:
+    if loop.is_libero and config.eval_states != 0:
         results["evaluation"], facts = final_evaluation(config, run.dir)
         world |= {key: facts.get(key) for key in ("gl_renderer", "visual_profile")}
     return run.write_card(results, world)

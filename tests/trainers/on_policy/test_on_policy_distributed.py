@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def learn(rollout, rows, kept_rows, weights, among):
     return learner.policy.state_dict(), metrics
 
 
-def in_child(rank, port, folder, job):
+def in_child(rank, port, folder, job, joins):
     os.environ |= {
         "WORLD_SIZE": "2",
         "RANK": str(rank),
@@ -61,17 +62,19 @@ def in_child(rank, port, folder, job):
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    with process_group() as among:
-        result = job(among)
+    with nullcontext() if joins else process_group() as among:
+        result = job() if joins else job(among)
     torch.save(result, folder / f"{rank}.pt")
 
 
-def two_processes(folder, job):
+def two_processes(folder, job, joins=False):
+    """What a job returns in each of two processes that learn together; a job may join by itself."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    children = [context.Process(target=in_child, args=(r, port, folder, job)) for r in (0, 1)]
+    jobs = [(rank, port, folder, job, joins) for rank in (0, 1)]
+    children = [context.Process(target=in_child, args=arguments) for arguments in jobs]
     for child in children:
         child.start()
     for child in children:

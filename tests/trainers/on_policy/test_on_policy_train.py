@@ -2,7 +2,6 @@
 
 import os
 import signal
-from functools import partial
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.loop import Loop, rollout_seed
 from vla_gym_trainers.on_policy.networks import make_networks
-from vla_gym_trainers.on_policy.train import _train, train
+from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import read_settings
 
@@ -212,47 +211,32 @@ def test_a_stopped_run_ends_with_a_checkpoint(tmp_path, monkeypatch, ahead):
     assert rows == sorted(rows) and steps in rows and rows[-1] >= 400
 
 
-def train_in(among, config, kind=Loop):
-    """Train in a world that a process is in already: train() would join a second time."""
-    make_loop = partial(kind, vla=tiny_vla(), envs=toy_factories(config))
-    return _train(config, among, make_loop, config.total_steps, False)
-
-
 def test_a_request_to_one_of_two_processes_stops_both(tmp_path):
-    def job(among):
-        class Stopped(Loop):
-            def train(self):
-                self.run.stop.is_made = among.rank == 1
-                super().train()
+    class Stopped(Loop):
+        def train(self):
+            self.run.stop.is_made = self.group.rank == 1
+            super().train()
 
+    def job():
         config = GRPOConfig(**{**SMALL, "group_size": 2, "num_envs": 2, "run_dir": tmp_path / "x"})
         try:
-            train_in(among, config, Stopped)
+            train(config, vla=tiny_vla(), envs=toy_factories(config), kind=Stopped)
         except KeyboardInterrupt:
             return "stopped"
         return "went on"
 
-    assert two_processes(tmp_path, job) == ["stopped", "stopped"]
+    assert two_processes(tmp_path, job, joins=True) == ["stopped", "stopped"]
 
 
 def test_two_processes_run_as_one_with_all_environments(tmp_path):
-    changes = {
-        "group_size": 2,
-        "total_steps": 120,
-        "run_dir": tmp_path / "two",
-        "lora_r": 4,
-        "eval_every": 100,
-        "checkpoint_every": 50,
-    }
+    changes = {"group_size": 2, "total_steps": 120, "eval_every": 100, "checkpoint_every": 50}
 
-    def job(among):
-        assert among.size == 2
-        config = GRPOConfig(**{**SMALL, **changes, "num_envs": 2})
-        return len(train_in(among, config).card)
+    def job():
+        return len(run(GRPOConfig, tmp_path / "two", **changes, num_envs=2).card)
 
-    sizes = two_processes(tmp_path, job)
+    sizes = two_processes(tmp_path, job, joins=True)
     assert sizes[0] > 0 == sizes[1]
-    run(GRPOConfig, tmp_path / "one", **{k: v for k, v in changes.items() if k != "run_dir"})
+    run(GRPOConfig, tmp_path / "one", **changes)
     two, one = (load_file(tmp_path / x / "last.safetensors") for x in ("two", "one"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=1e-2)
