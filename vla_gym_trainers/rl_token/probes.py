@@ -23,8 +23,6 @@ from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_js
 #: What is probed: position of the first object of interest at all times; the same until it is
 #: moved, when the arm's own position says nothing of it; distance from the grip site to it.
 TARGETS = ("object_position", "resting_object_position", "gripper_distance")
-#: One probe for all tasks, one for each suite, one for each task.
-SCOPES = ("all", "suite", "task")
 FEATURES = (
     "rl_token",
     "mean_hidden",
@@ -155,26 +153,26 @@ def run_probes(states: VLAStates, encoder: RLTokenEncoder, test: np.ndarray) -> 
     distance = np.linalg.norm(states.proprio[:, :3] - states.object_pos, axis=1, keepdims=True)
     both = np.concatenate([states.object_pos, distance], axis=1)
     suites = np.array([name.rpartition("_")[0] for name in states.tasks])[states.task]
-    errors: dict[str, Any] = {target: {scope: {} for scope in SCOPES} for target in TARGETS}
+    # One probe for all tasks, one for each suite, one for each task.
+    scopes = {
+        "all": np.zeros(len(states), np.int64),
+        "suite": np.unique(suites, return_inverse=True)[1],
+        "task": states.task,
+    }
+    errors: dict[str, Any] = {target: {scope: {} for scope in scopes} for target in TARGETS}
     for feature, build in probe_features(states, encoder, ~test).items():
         values = build()
-        for scope in SCOPES:
-            groups = _groups(scope, suites, states)
-            predicted = _predict(values, both, states, test, groups)
-            at_rest = _predict(
-                values[resting],
-                states.object_pos[resting],
-                states.select(resting),
-                test[resting],
-                groups[resting],
+        for scope, groups in scopes.items():
+            miss = _differences(values, both, states.episode, groups, ~test, test)
+            of_resting = _differences(
+                values, states.object_pos, states.episode, groups, resting & ~test, resting & test
             )
-            for target, difference, rows in (
-                ("object_position", (predicted - both)[:, :3], test),
-                ("gripper_distance", (predicted - both)[:, 3:], test),
-                ("resting_object_position", at_rest - states.object_pos[resting], test[resting]),
+            for target, differences, rows in (
+                ("object_position", miss[:, :3], test),
+                ("gripper_distance", miss[:, 3:], test),
+                ("resting_object_position", of_resting, resting & test),
             ):
-                of = suites[resting] if target.startswith("resting") else suites
-                errors[target][scope][feature] = _by_suite(difference, rows, of)
+                errors[target][scope][feature] = _by_suite(differences, rows, suites)
     counts = {"train": int((~test).sum()), "test": int(test.sum())}
     return {"states": counts | {"test_resting": int((test & resting).sum())}, "errors_cm": errors}
 
@@ -186,28 +184,21 @@ def _resting(states: VLAStates) -> np.ndarray:
     return moved < RESTING
 
 
-def _groups(scope: str, suites: np.ndarray, states: VLAStates) -> np.ndarray:
-    """Return which probe (N,) each state belongs to."""
-    if scope == "all":
-        return np.zeros(len(states), np.int64)
-    return np.unique(suites, return_inverse=True)[1] if scope == "suite" else states.task
-
-
-def _predict(
+def _differences(
     values: np.ndarray,
     targets: np.ndarray,
-    states: VLAStates,
-    test: np.ndarray,
+    episodes: np.ndarray,
     groups: np.ndarray,
+    fit: np.ndarray,
+    test: np.ndarray,
 ) -> np.ndarray:
-    """Return predictions (N, K) of the test rows, NaN elsewhere; a probe for each group."""
+    """Return predictions minus targets, (N, K), NaN but in ``test`` rows; a probe a group."""
     predicted = np.full(targets.shape, np.nan)
     for group in np.unique(groups[test]):
-        fit = ~test & (groups == group)
-        rows = test & (groups == group)
-        probe = fit_linear_probe(values[fit], targets[fit], states.episode[fit])
+        mine, rows = fit & (groups == group), test & (groups == group)
+        probe = fit_linear_probe(values[mine], targets[mine], episodes[mine])
         predicted[rows] = probe(values[rows])
-    return predicted
+    return predicted - targets
 
 
 def _by_suite(difference: np.ndarray, rows: np.ndarray, suites: np.ndarray) -> dict[str, float]:
