@@ -46,15 +46,8 @@ def gae(
     V(s'_t) but takes nothing from the next episode; so does the last slot. lambda is per chunk.
     With lambda 1 and no values G is the discounted return.
 
-    Args:
-        rewards: [N, T], discounted inside the chunk.
-        values: [N, T] V(s_t).
-        next_values: [N, T] V(s'_t) of the observation after the chunk, before any reset.
-        discounts: [N, T] gamma ** k_t.
-        terminated: [N, T] bool.
-        truncated: [N, T] bool.
-        valid: [N, T] bool.
-        gae_lambda: 0 (one step) to 1 (Monte Carlo with bootstraps).
+    All are [N, T], but for ``gae_lambda``, from 0 (one step) to 1 (Monte Carlo with bootstraps).
+    ``next_values`` are V(s'_t) of the observation after the chunk, before any reset.
 
     Returns:
         Advantages A and returns G, [N, T], 0 where not valid.
@@ -97,29 +90,21 @@ def group_relative(
     Returns:
         Advantages [N], 0 where an episode is not learnt from, and [N] bool: where it is.
     """
-    returns = torch.where(valid, returns, 0.0)  # NaN of an episode that was not played
-    index = groups.unique(return_inverse=True)[1]
-    member = valid.to(returns.dtype)
-    zeros = returns.new_zeros(int(index.max()) + 1 if len(index) else 0)
-    count = zeros.index_add(0, index, member)
-    mean = zeros.index_add(0, index, returns * member) / count.clamp(min=1.0)
-    centred = (returns - mean[index]) * member
-    variance = zeros.index_add(0, index, centred.square()) / (count - 1).clamp(min=1.0)
-    if lengths is not None:
-        weight = lengths.to(returns.dtype) * member
-        total = zeros.index_add(0, index, weight)
-        baseline = zeros.index_add(0, index, returns * weight) / total.clamp(min=1.0)
-        centred = (returns - baseline[index]) * member
-    # By comparison, not by the variance, whose rounding would keep groups of equal returns.
-    ends = [
-        torch.full_like(zeros, start).scatter_reduce(
-            0, index, torch.where(valid, returns, start), how
-        )
-        for start, how in ((torch.inf, "amin"), (-torch.inf, "amax"))
-    ]
-    keep = valid & (ends[1] > ends[0])[index]
-    advantages = centred / (variance.sqrt()[index] + 1e-6)
-    return torch.where(keep, advantages, 0.0), keep
+    advantages, keep = torch.zeros_like(returns), torch.zeros_like(valid)
+    for group in groups[valid].unique():
+        members = valid & (groups == group)
+        mine = returns[members]
+        # By comparison, not by the deviation, whose rounding would keep groups of equal returns.
+        if not mine.max() > mine.min():
+            continue
+        # Python's sums, one after the other: torch's round otherwise in larger groups.
+        centred = mine - sum(mine) / len(mine)
+        std = (sum(centred.square()) / (len(mine) - 1)) ** 0.5
+        if lengths is not None:
+            weight = lengths[members].to(mine.dtype)
+            centred = mine - sum(mine * weight) / max(float(sum(weight)), 1.0)
+        advantages[members], keep[members] = centred / (std + 1e-6), True
+    return advantages, keep
 
 
 def moments(values: Tensor, mask: Tensor) -> Tensor:
@@ -134,10 +119,7 @@ def moments(values: Tensor, mask: Tensor) -> Tensor:
 def standardize(values: Tensor, mask: Tensor, sums: Tensor) -> Tensor:
     """Return ``(x - mean) / (std + 1e-8)`` where the mask is True, 0 elsewhere.
 
-    Args:
-        values: Any shape.
-        mask: The same shape, bool.
-        sums: From :func:`moments`; with fewer than two values the mean alone is taken off.
+    ``sums`` are from :func:`moments`; with fewer than two values the mean alone is taken off.
     """
     count, total, squares = (float(x) for x in sums)
     mean = total / max(count, 1.0)
@@ -209,13 +191,8 @@ def ppo_loss(
 
     ``L = -1/count sum_i min(r_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) A_i)``
 
-    Args:
-        log_ratio: From :func:`ratio_of`.
-        mask: The same.
-        advantages: (B,), one a chunk, shared by its factors.
-        count: Of ratios in the whole minibatch.
-        clip_low: 0.2 in PPO.
-        clip_high: 0.2 in PPO, 0.28 in DAPO: rare samples may grow further.
+    Log-ratio and mask are from :func:`ratio_of`; the advantages (B,) of chunks are shared by their
+    factors. PPO clips by 0.2 on both sides, DAPO above by 0.28: rare samples may grow further.
     """
     advantages = per_factor(advantages, log_ratio).expand_as(log_ratio)
     r = log_ratio.exp()
@@ -232,13 +209,8 @@ def reference_kl(log_probs: Tensor, reference: Tensor, mask: Tensor, count: floa
     """KL(policy || frozen reference) by Schulman's k3 estimator, as in GRPO's eq. 4.
 
     ``d = log pi_ref(a|s) - log pi(a|s)``, ``KL = 1/count sum (exp(d) - d - 1)``: never negative,
-    and without bias for samples that the policy itself drew. d is cut beyond +-10.
-
-    Args:
-        log_probs: (B, *F), with gradient.
-        reference: (B, *F).
-        mask: (B, *F) bool.
-        count: Of factors in the whole minibatch.
+    and without bias for samples that the policy itself drew. d is cut beyond +-10. All are
+    (B, *F), ``log_probs`` with gradient.
     """
     d = torch.where(mask, reference - log_probs, 0.0).clamp(-10.0, 10.0)
     return masked_mean(d.exp() - d - 1.0, mask, count)
@@ -251,12 +223,8 @@ def value_loss(
 
     ``L = 1/(2 count) sum max((V - G)^2, (V_old + clip(V - V_old, -clip, clip) - G)^2)``
 
-    Args:
-        values: (B,), with gradient.
-        old_values: (B,), when the data were collected.
-        returns: (B,).
-        count: Of chunks in the whole minibatch.
-        clip: None for no clipping.
+    All are (B,), ``values`` with gradient, ``old_values`` of when the data were collected; ``clip``
+    None for no clipping.
     """
     error = (values - returns).square()
     if clip is not None:
