@@ -22,6 +22,7 @@ greedily does; it then has the flow's marginals no more, and all that it explore
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,38 +32,33 @@ from vla_gym.vla.base import FlowOutput
 from vla_gym_trainers.on_policy.distributions import GaussianChunk, correlated, keyed_normal
 
 
+@dataclass
 class FlowChain:
-    """What a flow with noise does with B observations; a factor is a number of a noisy step."""
+    """What a flow with noise does with B observations; a factor is a number of a noisy step.
 
-    def __init__(
-        self,
-        flow: FlowOutput,
-        num_steps: int,
-        stochastic_steps: int,
-        noise: float,
-        *,
-        action_size: int,
-        correlation: float = 0.0,
-        fixed_start: bool = False,
-    ) -> None:
-        """Describe a chain.
+    Attributes:
+        flow: Of B observations, with gradients.
+        num_steps: Denoising steps K.
+        stochastic_steps: The first so many of them have noise; the others follow the flow.
+        noise: Its level, positive.
+        action_size: N: the numbers of an action that have noise. What pads them to A follows the
+            flow.
+        correlation: Of the noise of successive control steps, in [0, 1).
+        fixed_start: Begin where acting greedily does, in place of a noise that is drawn.
+    """
 
-        Args:
-            flow: Of B observations, with gradients.
-            num_steps: Denoising steps K.
-            stochastic_steps: The first so many of them have noise; the others follow the flow.
-            noise: Its level, positive.
-            action_size: N: the numbers of an action that have noise. What pads them to A follows
-                the flow.
-            correlation: Of the noise of successive control steps, in [0, 1).
-            fixed_start: Begin where acting greedily does, in place of a noise that is drawn.
-        """
-        self.fixed_start = fixed_start
-        self.flow, self.num_steps, self.stochastic_steps = flow, num_steps, stochastic_steps
-        self.noise, self.size, self.correlation = noise, action_size, correlation
-        steps = torch.arange(flow.start.shape[1])
+    flow: FlowOutput
+    num_steps: int
+    stochastic_steps: int
+    noise: float
+    action_size: int
+    correlation: float = 0.0
+    fixed_start: bool = False
+
+    def __post_init__(self) -> None:
+        steps = torch.arange(self.flow.start.shape[1])
         distance = (steps[:, None] - steps).abs().float()
-        self._matrix = (correlation**distance).to(flow.start)
+        self._matrix = (self.correlation**distance).to(self.flow.start)
 
     def draw(self, keys: np.ndarray) -> Tensor:
         """Draw chains (B, K + 1, C, A) float32, from the first noise to the actions."""
@@ -72,8 +68,9 @@ class FlowChain:
         for k in range(self.num_steps):
             mean, std = self._step(chain[-1], k)
             if std > 0.0:
-                wave = correlated(white[:, k + 1, :, : self.size], self.correlation)
-                mean = torch.cat([mean[..., : self.size] + std * wave, mean[..., self.size :]], -1)
+                wave = correlated(white[:, k + 1, :, : self.action_size], self.correlation)
+                noisy = mean[..., : self.action_size] + std * wave
+                mean = torch.cat([noisy, mean[..., self.action_size :]], dim=-1)
             chain.append(mean)
         return torch.stack(chain, dim=1)
 
@@ -91,13 +88,13 @@ class FlowChain:
         parts = []
         for k in range(self.stochastic_steps):
             mean, std = self._step(sample[:, k], k)
-            step = self._gaussian(mean[..., : self.size], std)
-            parts.append(step.log_prob(sample[:, k + 1, :, : self.size]))
+            step = self._gaussian(mean[..., : self.action_size], std)
+            parts.append(step.log_prob(sample[:, k + 1, :, : self.action_size]))
         return torch.stack(parts, dim=1)
 
     def entropy(self) -> Tensor:
         """Return the noisy steps' entropies (B, S, C, N), which the noise's level fixes."""
-        mean = self.flow.start[..., : self.size]
+        mean = self.flow.start[..., : self.action_size]
         parts = [self._gaussian(mean, self._std(k)).entropy() for k in range(self.stochastic_steps)]
         return torch.stack(parts, dim=1)
 
@@ -108,9 +105,9 @@ class FlowChain:
         std = self._std(k)
         if std == 0.0:
             return x + velocity / self.num_steps, std
-        noise = (x - time * velocity)[..., : self.size]
+        noise = (x - time * velocity)[..., : self.action_size]
         drift = self._matrix @ noise * (0.5 * self.noise**2)
-        drift = torch.nn.functional.pad(drift, (0, x.shape[-1] - self.size))
+        drift = torch.nn.functional.pad(drift, (0, x.shape[-1] - self.action_size))
         return x + (velocity - drift) / self.num_steps, std
 
     def _std(self, k: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,7 @@ class VLAPolicy(Policy):
     def __init__(self, vla: Any, value_head: ValueHead | None = None) -> None:
         """Make a policy; the subclasses add ``factors`` and ``sample``.
 
-        Args:
-            vla: See the subclasses.
-            value_head: Reads value features; None for GRPO. Its loss does not move the VLA.
+        The value head's loss does not move the VLA; None for GRPO.
 
         Raises:
             ConfigError: If the VLA does not have what it takes.
@@ -125,8 +124,10 @@ class VLAPolicy(Policy):
 class TokenPolicy(VLAPolicy):
     """A policy over the tokens of a VLA; a sample is a chunk's tokens, (C, 7).
 
+    The value head reads the hidden state of the first action query.
+
     Attributes:
-        temperature: Of drawing and of log-probabilities.
+        temperature: Of drawing and of log-probabilities, positive.
     """
 
     protocol, by = TrainableTokenVLA, "on its tokens"
@@ -134,16 +135,7 @@ class TokenPolicy(VLAPolicy):
     def __init__(
         self, vla: Any, *, temperature: float = 1.0, value_head: ValueHead | None = None
     ) -> None:
-        """Make a policy.
-
-        Args:
-            vla: A :class:`~vla_gym.vla.base.TrainableTokenVLA`.
-            temperature: Positive.
-            value_head: Reads the hidden state of the first action query.
-
-        Raises:
-            ConfigError: If the VLA has no token head.
-        """
+        """Make a policy; see the class and :class:`VLAPolicy`."""
         super().__init__(vla, value_head)
         self.temperature = temperature
         self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.uint8)
@@ -163,7 +155,7 @@ class GaussianPolicy(VLAPolicy):
 
     ``a ~ N(mu(o), diag sigma^2)`` for each control step; with a correlation the noise of
     successive steps of a chunk is a stationary autoregression (see :class:`GaussianChunk`). A
-    sample is a chunk (C, N).
+    sample is a chunk (C, N). The value head reads the hidden state of the first action query.
     """
 
     protocol, by = TrainableActionVLA, "by a normal distribution"
@@ -181,12 +173,12 @@ class GaussianPolicy(VLAPolicy):
         """Make a policy.
 
         Args:
-            vla: A :class:`~vla_gym.vla.base.TrainableActionVLA`.
+            vla: See :class:`VLAPolicy`.
             sigmas: (N,) standard deviations at the start, in the policy's own units.
             min_sigma: The smallest share of them that learning may reach.
             learn_sigma: Whether they are learned.
             correlation: In [0, 1).
-            value_head: Reads the hidden state of the first action query.
+            value_head: See the class.
 
         Raises:
             ConfigError: If the VLA regresses no actions, or a number is out of range.
@@ -226,7 +218,8 @@ class GaussianPolicy(VLAPolicy):
 class FlowPolicy(VLAPolicy):
     """A flow-matching VLA with noise in its denoising steps; see :class:`FlowChain`.
 
-    A sample is the chain of all steps, (K + 1, C, A); acting greedily has no noise.
+    A sample is the chain of all steps, (K + 1, C, A); acting greedily has no noise. The value head
+    reads the first hidden state at the beginning of the greedy flow.
     """
 
     protocol, by = TrainableFlowVLA, "by noise in its flow"
@@ -241,15 +234,7 @@ class FlowPolicy(VLAPolicy):
         fixed_start: bool = False,
         value_head: ValueHead | None = None,
     ) -> None:
-        """Make a policy.
-
-        Args:
-            vla: A :class:`~vla_gym.vla.base.TrainableFlowVLA`.
-            noise: See :class:`FlowChain`, as for the following ones.
-            stochastic_steps: None: all.
-            correlation: In [0, 1).
-            fixed_start: Begin where acting greedily does.
-            value_head: Reads the first hidden state at the beginning of the greedy flow.
+        """Make a policy; the noise is that of :class:`FlowChain`, ``stochastic_steps`` None: all.
 
         Raises:
             ConfigError: If the VLA is no flow, or has fewer denoising steps.
@@ -261,8 +246,15 @@ class FlowPolicy(VLAPolicy):
                 f"stochastic_steps must be in 1..{vla.num_steps} (the VLA's denoising steps; "
                 f"without noise there is nothing to reinforce), got {steps}."
             )
-        self.level, self.steps, self.correlation = noise, steps, correlation
-        self.fixed_start = fixed_start
+        self._chain = partial(
+            FlowChain,
+            num_steps=vla.num_steps,
+            stochastic_steps=steps,
+            noise=noise,
+            action_size=self.chunk_shape[1],
+            correlation=correlation,
+            fixed_start=fixed_start,
+        )
         with torch.no_grad():
             start = vla.flow_outputs(*_blank(self)).start
         self.factors = (steps, *self.chunk_shape)
@@ -271,15 +263,7 @@ class FlowPolicy(VLAPolicy):
     def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
         """Run the VLA, without the flow."""
         flow = self.vla.flow_outputs(*self._inputs(observation, instructions))
-        chain = FlowChain(
-            flow,
-            self.vla.num_steps,
-            self.steps,
-            self.level,
-            action_size=self.chunk_shape[1],
-            correlation=self.correlation,
-            fixed_start=self.fixed_start,
-        )
+        chain = self._chain(flow)
         if self.value_head is None:
             return chain, None
         with torch.no_grad():
