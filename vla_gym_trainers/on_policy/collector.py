@@ -38,10 +38,8 @@ class RolloutCollector:
     def __init__(self, envs: LiberoVectorEnv, *, groups: int = 1) -> None:
         """Take over a vector environment.
 
-        Args:
-            envs: Chunked, with ``gamma``, autoreset mode SAME_STEP.
-            groups: Groups of environments that take turns: while one simulates, the VLA works for
-                another.
+        It is chunked, with ``gamma`` and autoreset mode SAME_STEP. With several groups of
+        environments they take turns: while one simulates, the VLA works for another.
 
         Raises:
             ConfigError: If they are not chunked, or cannot be split so.
@@ -64,16 +62,10 @@ class RolloutCollector:
         self._vla_memory: VLAMemory  # of the VLA of who acted when the running episodes began
 
     def collect(self, actor: Actor, out: Rollout, *, seed: int) -> Rollout:
-        """Play until the rollout is full.
+        """Play until the rollout ``out``, which is overwritten, is full; return it.
 
-        Args:
-            actor: Who acts; its parameters must not change meanwhile.
-            out: Overwritten; of as many environments.
-            seed: Of layouts and draws. With rows of a fixed length, the first one counts, and
-                the first one after :meth:`restart`.
-
-        Returns:
-            ``out``.
+        The actor's parameters must not change meanwhile. The seed is that of layouts and draws;
+        with rows of a fixed length, the first one counts, and the first one after :meth:`restart`.
 
         Raises:
             ConfigError: If rollout and environments do not fit each other.
@@ -154,7 +146,7 @@ class RolloutCollector:
         seen = {key: value[is_seen] for key, value in step.obs.items()}
         self._see(ids[is_seen], seen, over[is_seen])
         kept &= over | self._finite[ids]
-        if self._policy.needs_values:
+        if self._policy.value_head is not None:
             if len(ends):
                 texts = [infos[i]["instruction"] for i in ends]
                 last = {key: value[ends] for key, value in step.next_obs.items()}

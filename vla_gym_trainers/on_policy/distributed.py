@@ -83,14 +83,9 @@ def local_rendering(device: str) -> dict[str, list[int]]:
 
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
-    """Join the processes that ``torchrun`` started; alone without it.
-
-    Args:
-        device: Of the policy; nccl on CUDA, gloo else.
-    """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield ProcessGroup(device="cpu")
+    """Join the processes that ``torchrun`` started, nccl on CUDA, else gloo; alone without it."""
+    if local_rank() is None:
+        yield ProcessGroup()
         return
     on_gpu = device.startswith("cuda")
     local = local_device(device) if on_gpu else "cpu"
@@ -99,6 +94,6 @@ def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     timeout = datetime.timedelta(minutes=TIMEOUT_MINUTES)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
     try:
-        yield ProcessGroup(dist.get_rank(), size, local)
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), local)
     finally:
         dist.destroy_process_group()

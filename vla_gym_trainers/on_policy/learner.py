@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
@@ -49,11 +49,8 @@ class Learner:
     ) -> None:
         """Make a learner; all processes take over the parameters of process 0.
 
-        Args:
-            policy: What is trained; with a value head, the configuration is PPO's.
-            config: Numbers of the optimisation, and the seed of the order of chunks.
-            reference: Of the KL penalty; needed if ``kl_coef`` is positive.
-            group: The processes that learn together.
+        With a value head the configuration is PPO's. The seed in it orders the chunks; the
+        reference is that of the KL penalty.
 
         Raises:
             ConfigError: If nothing is trainable, or the reference is missing.
@@ -61,6 +58,7 @@ class Learner:
         if config.kl_coef > 0.0 and reference is None:
             raise ConfigError("kl_coef > 0 needs a reference policy.")
         named = policy.named_parameters()
+        values = [p for name, p in named.items() if name.startswith("value_head.")]
         own = [p for name, p in named.items() if not name.startswith("value_head.")]
         if not own:
             raise ConfigError(
@@ -72,16 +70,13 @@ class Learner:
         self.group = group or ProcessGroup()
         self.parameters = list(named.values())
         self.group.broadcast(self.parameters)
-        rate, noise = config.sigma_learning_rate, list[nn.Parameter]()
-        if rate is not None:
+        groups: list[dict[str, Any]] = [{"params": own, "lr": config.learning_rate}]
+        if config.sigma_learning_rate is not None:
             noise = [p for name, p in named.items() if name.startswith("noise.")]
-            own = [p for p in own if all(p is not other for other in noise)]
-        groups = [{"params": own, "lr": config.learning_rate}]
-        if rate is not None:
-            groups.append({"params": noise, "lr": rate})
+            groups[0]["params"] = [p for p in own if all(p is not other for other in noise)]
+            groups.append({"params": noise, "lr": config.sigma_learning_rate})
         self.played: Played = deque()
-        if isinstance(config, PPOConfig) and policy.needs_values:
-            values = [p for name, p in named.items() if name.startswith("value_head.")]
+        if isinstance(config, PPOConfig) and values:
             groups.append({"params": values, "lr": config.value_learning_rate})
             self.played = deque(maxlen=config.value_replay)
         # PPO's usual eps: with 1e-8 a gradient that is rounding alone would move a full step.
@@ -99,15 +94,10 @@ class Learner:
         returns: Tensor | None = None,
         phase: Phase = _RL,
     ) -> dict[str, float]:
-        """Learn from a rollout.
+        """Learn from a rollout, in a phase that says what takes part.
 
-        Args:
-            rollout: What was played.
-            advantages: [rows, chunks].
-            keep: [rows, chunks] bool: chunks of the surrogate loss. Those of a teacher are left
-                out of it.
-            returns: [rows, chunks], of the value head.
-            phase: What takes part.
+        See :class:`~.targets.Targets` for the others, [rows, chunks]; a teacher's chunks are left
+        out of the surrogate loss in any case.
 
         Returns:
             Metrics, over the minibatches of this call; see docs/on_policy.md.

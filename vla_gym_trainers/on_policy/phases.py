@@ -14,6 +14,7 @@ from vla_gym.rollout.vla_policy import load_vla
 from vla_gym.vla.base import GRIPPER
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributions import keyed_normal, keyed_uniform
+from vla_gym_trainers.on_policy.formulas import per_factor
 from vla_gym_trainers.on_policy.policy import Act, Observation, Policy
 
 # Set apart the keys of choice and noise from those of the student's samples.
@@ -104,13 +105,11 @@ class VLATeacher:
     """A frozen VLA that acts greedily, with its own actions or its token head."""
 
     def __init__(self, vla: Any, head: Literal["auto", "l1", "token"] = "auto") -> None:
-        """Make a teacher; it shares the network of ``vla``.
+        """Make a teacher that shares the network of ``vla``, which has ``actions_to_tokens``.
 
-        Args:
-            vla: A backend with ``actions_to_tokens``, which nobody trains.
-            head: ``"l1"``: what ``infer`` returns (of a backend that has several heads, the
-                regressed actions); ``"token"``: its most likely tokens; ``"auto"``: the first
-                of them that there is.
+        It acts by its ``head``: ``"l1"``: what ``infer`` returns (of a backend that has several
+        heads, the regressed actions); ``"token"``: its most likely tokens; ``"auto"``: the first of
+        them that there is.
 
         Raises:
             ConfigError: If the VLA lacks it.
@@ -169,17 +168,14 @@ class MixedActor:
         own = self.policy.act(*inputs, keys)
 
         def either(theirs: Tensor | float, mine: Tensor) -> Tensor:
-            here = by_teacher.to(mine.device).reshape(-1, *(1,) * (mine.ndim - 1))
-            return torch.where(here, theirs, mine)
+            return torch.where(per_factor(by_teacher.to(mine.device), mine), theirs, mine)
 
-        return Act(
-            either(taught.sample, own.sample),
-            either(0.0, own.log_probs),
-            own.values,
-            either(played, own.actions),
-            own.value_input,
-            taught.sample,
-            by_teacher,
+        return own._replace(
+            sample=either(taught.sample, own.sample),
+            log_probs=either(0.0, own.log_probs),
+            actions=either(played, own.actions),
+            teacher_sample=taught.sample,
+            by_teacher=by_teacher,
         )
 
     def _noisy(self, actions: Tensor, keys: np.ndarray) -> Tensor:

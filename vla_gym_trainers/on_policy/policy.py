@@ -150,11 +150,6 @@ class Policy(ABC):
         """Where the policy computes."""
         return next(next(iter(self.networks().values())).parameters()).device
 
-    @property
-    def needs_values(self) -> bool:
-        """Whether there is a value head."""
-        return self.value_head is not None
-
     @torch.no_grad()
     def act(
         self,

@@ -76,13 +76,10 @@ class RLTokenPPOPolicy(Policy):
         if with_values:
             self.value_head = FeatureValue(actor.normalizer, self.memory_size).to(device)
         chunk_shape = actor.action_space.shape
-        sizes = zip(actor.normalizer.inputs, actor.normalizer.sizes, strict=True)
-        self.observation = {
-            **{name: ((size,), torch.float32) for name, size in sizes},
-            "vla_action": (chunk_shape, torch.float32),
-            "task_id": ((), torch.int64),
-        }
-        self.observation |= {name: (shape, torch.float32) for name, shape in actor.carried.items()}
+        seen = actor.observation_space.items()
+        shapes = {name: box.shape or () for name, box in seen} | actor.carried
+        self.observation = {name: (shape, torch.float32) for name, shape in shapes.items()}
+        self.observation["task_id"] = (), torch.int64
         self.factors = (len(actor.actor.basis), chunk_shape[1])
         self.sample = self.factors, torch.float32
         self.value_size = sum(actor.normalizer.sizes) + self.memory_size

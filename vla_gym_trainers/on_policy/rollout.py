@@ -67,7 +67,7 @@ class Rollout:
         specs: dict[str, ArraySpec] = {name: ((), dtype) for name, dtype in _RESULTS.items()}
         specs |= {"sample": policy.sample, "teacher_sample": policy.sample}
         specs |= {"log_probs": (policy.factors, torch.float32), **policy.observation}
-        if policy.needs_values:
+        if policy.value_head is not None:
             specs["value_input"] = (policy.value_size,), torch.float32
         size = (num_envs * (episodes or 1), num_chunks)
         # calloc'd by NumPy: torch's zeros would touch every page.

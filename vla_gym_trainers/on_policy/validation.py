@@ -73,7 +73,7 @@ class Validation:
     Attributes:
         envs: Environments of its own, in autoreset mode DISABLED.
         policy: The student.
-        teacher: Or None.
+        teacher: Who it is compared with.
         starts: Sampled layouts, the same at every evaluation.
         every: Control steps between two evaluations; the first one is at 0.
         next_at: Control steps at which the next evaluation is due.
@@ -83,7 +83,7 @@ class Validation:
 
     envs: LiberoVectorEnv
     policy: Policy
-    teacher: Teacher | None
+    teacher: Teacher
     starts: Sequence[Start]
     every: int
     next_at: int = 0
@@ -116,16 +116,15 @@ class Validation:
         }
         by_task = success_by_task(episodes)
         metrics |= {f"eval/success_task_{task}": rate for task, rate in by_task.items()}
-        if self.teacher is not None:
-            if self._taught is None:
-                self._taught = self._play(self.teacher)
-            paired, rate = compare(episodes, self._taught)["total"], mean_success(self._taught)
-            metrics |= {
-                "eval/teacher_success": rate,
-                "eval/gap": score - rate,
-                "eval/student_only": float(paired["wins"]),
-                "eval/teacher_only": float(paired["losses"]),
-            }
+        if self._taught is None:
+            self._taught = self._play(self.teacher)
+        paired, rate = compare(episodes, self._taught)["total"], mean_success(self._taught)
+        metrics |= {
+            "eval/teacher_success": rate,
+            "eval/gap": score - rate,
+            "eval/student_only": float(paired["wins"]),
+            "eval/teacher_only": float(paired["losses"]),
+        }
         return metrics, is_best
 
     def _play(self, choose: Choose) -> list[Episode]:

@@ -24,7 +24,7 @@ def of_chunks(*values):
 class KnownPolicy:
     """A policy and its distribution: new log-probabilities of what was played are -2 in both."""
 
-    needs_values, device, value_head = True, torch.device("cpu"), None
+    device, value_head = torch.device("cpu"), None
     memory_size = 0
 
     def __init__(self):
