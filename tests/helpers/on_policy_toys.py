@@ -43,10 +43,12 @@ def tiny_policy(value=False, what="lora", seed=0):
     return TokenPolicy(trainable_copy(vla, what, lora=LORA)[0], value_head=head)
 
 
-def toy_envs(num_envs=4, workers=0, group_size=1, autoreset_mode="SAME_STEP", **kwargs):
+def toy_envs(
+    num_envs=4, workers=0, group_size=1, autoreset_mode="SAME_STEP", kind=ToyTokenEnv, **kwargs
+):
     return LiberoVectorEnv(
         num_envs,
-        env_factory=partial(ToyTokenEnv, group_size=group_size, **kwargs),
+        env_factory=partial(kind, group_size=group_size, **kwargs),
         workers=workers,
         group_size=group_size,
         autoreset_mode=autoreset_mode,

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import cloudpickle
 import numpy as np
 import torch
+from on_policy_toys import toy_envs
 from toy_token_env import TEXTS, ToyTokenEnv
 
-from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vla import FrozenVLA
 from vla_gym_trainers.on_policy.networks import EnvFactories
 
@@ -56,14 +56,8 @@ class ToyMemoryEnv(ToyTokenEnv):
         return {**super()._info(success, executed), "instruction": TEXTS[0]}
 
 
-def memory_envs(num_envs, *, group_size=1, autoreset_mode="SAME_STEP", workers=0, **kwargs):
-    return LiberoVectorEnv(
-        num_envs,
-        env_factory=lambda index: ToyMemoryEnv(index, size=4, group_size=group_size, **kwargs),
-        workers=workers,
-        group_size=group_size,
-        autoreset_mode=autoreset_mode,
-    )
+def memory_envs(num_envs, **kwargs):
+    return toy_envs(num_envs, kind=ToyMemoryEnv, size=4, **kwargs)
 
 
 def memory_factories(config):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import collected, moved, random_targets, tiny_vla
-from test_on_policy_policy import keys_of, random_inputs
+from mini_vla import random_inputs
+from on_policy_toys import collected, keys_of, moved, random_targets, tiny_vla
 from test_on_policy_train import SMALL, run
 
 from vla_gym.errors import ConfigError

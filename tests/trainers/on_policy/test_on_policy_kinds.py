@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import collected, random_targets, tiny_vla
-from test_on_policy_policy import keys_of, observed
+from on_policy_toys import collected, keys_of, random_targets, tiny_vla
+from test_on_policy_policy import observed
 from test_on_policy_train import run
 from torch.distributions import MultivariateNormal, Normal
 
@@ -197,7 +197,7 @@ def test_a_chain_with_a_fixed_start_begins_where_greedy_acting_does():
 def test_what_pads_an_action_follows_the_flow():
     start = torch.zeros(2, 3, 4)
     chain = FlowChain(FlowOutput(lambda x, _: (x, 1.0 - x), start), 2, 2, 0.5, action_size=3)
-    drawn = chain.draw(keys_of(1, 2))
+    drawn = chain.draw(keys_of(2))
     padding = drawn[..., 3]
     torch.testing.assert_close(padding[:, 1], padding[:, 0] + (1.0 - padding[:, 0]) / 2)
     assert chain.log_prob(drawn).shape == chain.entropy().shape == (2, 2, 3, 3)
@@ -210,13 +210,13 @@ def test_what_pads_an_action_follows_the_flow():
 def test_greedy_is_what_the_vla_does_and_ratios_begin_at_one(kind):
     policy = policy_of(kind)
     inputs = observed(policy, 3)
-    greedy, drawn = policy.act(*inputs), policy.act(*inputs, keys_of(1, 2, 3))
+    greedy, drawn = policy.act(*inputs), policy.act(*inputs, keys_of(3))
     seen, features = policy.distribution(*inputs)
     assert torch.equal(seen.log_prob(drawn.sample), drawn.log_probs)  # so the first ratio is 1
     assert drawn.log_probs.shape == (3, *policy.factors) == seen.entropy().shape
     assert drawn.sample.shape == (3, *policy.sample[0]) and features.shape == (3, 32)
     assert drawn.actions.abs().max() <= 1.0 and not torch.equal(drawn.actions, greedy.actions)
-    turned = policy.act(*observed(policy, 3), keys_of(1, 2, 3))
+    turned = policy.act(*observed(policy, 3), keys_of(3))
     assert torch.equal(turned.sample, drawn.sample)
     if kind != "own":
         vla = policy.vla
@@ -305,7 +305,7 @@ def test_layers_that_are_computed_again_give_the_same_gradients(kind):
         else:
             policy.vla.model.blocks.append(policy.vla.model.blocks[0])
         inputs = observed(policy, 3)
-        sample = policy.act(*inputs, keys_of(1, 2, 3)).sample
+        sample = policy.act(*inputs, keys_of(3)).sample
         policy.distribution(*inputs)[0].log_prob(sample).sum().backward()
         gradients.append(policy.vla.model.blocks[0].fc1.weight.grad.clone())
     assert gradients[0].any()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mini_vla import random_inputs, small_config
-from on_policy_toys import LORA
+from on_policy_toys import LORA, keys_of
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TrainableTokenVLA
@@ -31,15 +31,11 @@ def observed(policy, count):
     return policy.observe(raw, texts), texts
 
 
-def keys_of(*numbers):
-    return np.array([[0, n] for n in numbers])
-
-
 def test_draws_follow_the_softmax():
     # Probabilities 0.2 and 0.8 at T = 1; at T = 0.5 the odds 1:4 become 1:16.
     logits = torch.full((256,), -1e9)
     logits[3], logits[7] = np.log(0.2), np.log(0.8)
-    uniform = keyed_uniform(keys_of(0), [20_000])[0]
+    uniform = keyed_uniform(keys_of(1), [20_000])[0]
     for temperature, expected in ((1.0, 0.2), (0.5, 1 / 17)):
         tokens = draw_tokens(logits.expand(20_000, 256), uniform, temperature)
         assert set(tokens.tolist()) == {3, 7}
@@ -49,8 +45,9 @@ def test_draws_follow_the_softmax():
 
 
 def test_a_row_is_drawn_by_its_key_alone():
-    uniform = keyed_uniform(keys_of(1, 2, 3), (8, 7))
-    assert torch.equal(keyed_uniform(keys_of(3, 1), (8, 7)), uniform[[2, 0]])
+    keys = keys_of(3)
+    uniform = keyed_uniform(keys, (8, 7))
+    assert torch.equal(keyed_uniform(keys[[2, 0]], (8, 7)), uniform[[2, 0]])
     assert len({float(row.sum()) for row in uniform}) == 3
     assert keyed_uniform(np.empty((0, 2), int), (8, 7)).shape == (0, 8, 7)
 
@@ -62,9 +59,9 @@ def test_acting_and_evaluating_agree(vla):
     frames, texts, proprio = random_inputs(3)
     inputs = observed(policy, 3)
     assert inputs[0]["wrist"].shape == (3, 64, 64, 3)
-    act = policy.act(*inputs, keys_of(1, 2, 3))
+    act = policy.act(*inputs, keys_of(3))
     full = {**frames, "proprio": proprio}, texts
-    assert torch.equal(act.sample, policy.act(*full, keys_of(1, 2, 3)).sample)
+    assert torch.equal(act.sample, policy.act(*full, keys_of(3)).sample)
     assert torch.equal(act.actions, vla.tokens_to_actions(act.sample))
     seen, value_input = policy.distribution(*inputs)
     assert torch.equal(seen.log_prob(act.sample.to(torch.uint8)), act.log_probs)
@@ -122,23 +119,23 @@ def test_training_a_copy_leaves_the_original_and_twins_alone(vla, what):
             "vla.token_head.weight",
             "vla.token_head.bias",
         }
-    start = policy.act(*inputs, keys_of(1, 2))
+    start = policy.act(*inputs, keys_of(2))
     optimizer = torch.optim.SGD(names.values(), lr=0.5)
     for _ in range(2):
         optimizer.zero_grad()
         policy.distribution(*inputs)[0].log_prob(start.sample).mean().neg().backward()
         optimizer.step()
-    moved = policy.act(*inputs, keys_of(1, 2))
+    moved = policy.act(*inputs, keys_of(2))
     assert (moved.log_probs - start.log_probs).abs().max() > 1e-3
-    assert torch.equal(twin.act(*inputs, keys_of(1, 2)).log_probs, start.log_probs)
+    assert torch.equal(twin.act(*inputs, keys_of(2)).log_probs, start.log_probs)
     assert all(torch.equal(v, before[k]) for k, v in vla.model.state_dict().items())
 
     twin.load_state_dict(policy.state_dict())
-    assert torch.equal(twin.act(*inputs, keys_of(1, 2)).log_probs, moved.log_probs)
+    assert torch.equal(twin.act(*inputs, keys_of(2)).log_probs, moved.log_probs)
     state = policy.state_dict()
     fresh = TokenPolicy(trainable_copy(vla, what, lora=LORA)[0], value_head=ValueHead(32))
     fresh.load_state_dict(state)
-    assert torch.equal(fresh.act(*inputs, keys_of(1, 2)).log_probs, moved.log_probs)
+    assert torch.equal(fresh.act(*inputs, keys_of(2)).log_probs, moved.log_probs)
     state.popitem()
     with pytest.raises(ConfigError, match="1 differ"):
         fresh.load_state_dict(state)
