@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.envs.state import WrapperState
 from vla_gym.suites import get_task
 from vla_gym.wrappers.vla_features import VLAFeatures
 from vla_gym.wrappers.vla_state import LastFrames, check_told
@@ -77,7 +78,10 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
 
     def get_state(self) -> Any:
         """Return the wrapped environment's state; of a stateful VLA with its memory."""
-        return self._last.save([0], [self.env.get_wrapper_attr("get_state")()])[0]
+        state = self.env.get_wrapper_attr("get_state")()
+        if not self.features.memory.is_stateful:
+            return state
+        return WrapperState(state, type(self).__name__, self._last.save(0))
 
     def set_state(self, state: Any) -> dict[str, Any]:
         """Go on from a state; return the observation of that moment, exactly if it has a memory.
@@ -85,10 +89,13 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         Raises:
             ConfigError: If the VLA is stateful, and the state was saved without one.
         """
-        obs = self.env.get_wrapper_attr("set_state")(*self._last.check([state]))
+        (inner,) = self._last.unwrapped([state], type(self).__name__)
         if self.features.memory.is_stateful:
-            self._last.load([0], [state])
+            self._last.check(state.kept)
+            obs = self.env.get_wrapper_attr("set_state")(inner)
+            self._last.load(0, state.kept)
             return self._joined(obs)
+        obs = self.env.get_wrapper_attr("set_state")(inner)
         suite = self.env.get_wrapper_attr("suite")
         return self._convert(obs, get_task(suite, int(obs["task_id"])).instruction)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.vector.shared_memory import RESET
 from vla_gym.wrappers.vector_base import (
     Obs,
     Step,
-    VectorObservationWrapper,
-    begins_anew,
+    VectorEpisodeWrapper,
     if_env_has,
     instructions_of,
-    told_to_begin,
 )
 from vla_gym.wrappers.vector_history import History
 from vla_gym.wrappers.vector_plain_spaces import PlainSpaces
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FrozenVLAObservation", "History", "PlainSpaces"]
 
 
-class FrozenVLAObservation(VectorObservationWrapper):
+class FrozenVLAObservation(VectorEpisodeWrapper):
     """Replace the camera images of N environments by what a frozen VLA makes of them.
 
     The observation of one environment is that of :class:`vla_gym.wrappers.FrozenVLAObservation`;
@@ -110,25 +107,13 @@ class FrozenVLAObservation(VectorObservationWrapper):
         return self.features.seconds
 
     @if_env_has
-    def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
-        """Begin a reset of some environments; see the wrapped environment, and :meth:`recv`."""
-        self.env.reset_send(env_ids, **kwargs)
-        self._last.begins[slice(None) if env_ids is None else np.asarray(env_ids)] = True
-
-    @if_env_has
-    def begin(self, ids: np.ndarray, ops: np.ndarray, *args: Any, each: bool) -> None:
-        """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
-        self.env.begin(ids, ops, *args, each=each)
-        self._last.begins[ids[ops == RESET]] = True
-
-    @if_env_has
     def get_state(self, env_ids: Sequence[int] | None = None) -> list[Any]:
         """Return the wrapped environment's states, all by default; they can be pickled.
 
         With a stateful VLA each is a :class:`~vla_gym.envs.state.WrapperState`.
         """
-        ids = range(self.num_envs) if env_ids is None else np.atleast_1d(env_ids).tolist()
-        return self._last.save(ids, self.env.get_state(env_ids))
+        stateful = self.features.memory.is_stateful
+        return super().get_state(env_ids) if stateful else self.env.get_state(env_ids)
 
     @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Obs:
@@ -141,31 +126,27 @@ class FrozenVLAObservation(VectorObservationWrapper):
         Raises:
             ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
-        obs = self.env.set_state(self._last.check(states), env_ids)
-        every = np.arange(self.num_envs)
-        fresh = every if env_ids is None else np.asarray(env_ids, dtype=np.int64).reshape(-1)
+        inner = self._last.unwrapped(states, type(self).__name__)
         if self.features.memory.is_stateful:
-            self._last.load(fresh.tolist(), states)
-            fresh = fresh[[begins_anew(state) for state in states]]
-            self._last.begins[fresh] = True
+            return super().set_state(states, env_ids)
+        obs = self.env.set_state(inner, env_ids)
+        fresh = self._everyone if env_ids is None else np.atleast_1d(env_ids)
         # A state may be of another task, and no info comes with it.
-        return self._convert(obs, instructions_of(self.env, obs, fresh), every, fresh)[0]
+        infos = instructions_of(self.env, obs, fresh)
+        return self._convert(obs, infos, self._everyone, fresh)[0]
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray
     ) -> tuple[Obs, dict[str, Any]]:
-        self._last.begins[env_ids] = True
-        return self._convert(obs, infos, np.arange(self.num_envs), env_ids)
+        self._ended[env_ids] = False
+        return self._convert(obs, infos, self._everyone, env_ids, begun=True)
 
     def _convert_step(self, result: Step) -> Step:
         obs, rewards, terminations, truncations, infos = result
-        env_ids = self._env_ids(infos)
+        env_ids, begun, _ = self._steps(infos, terminations | truncations)
         # What died with its worker shows its last frame again.
         dead = truncations & infos.get("worker_restarted", False)
-        ended = terminations | truncations
-        self._last.begins[env_ids] |= told_to_begin(infos, ended)
-        obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)), dead)
-        self._last.begins[env_ids] = ended & np.logical_not(infos.get("_final_obs", False))
+        obs, infos = self._convert(obs, infos, env_ids, np.arange(len(env_ids)), begun, dead)
         return obs, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _convert(
@@ -174,7 +155,8 @@ class FrozenVLAObservation(VectorObservationWrapper):
         infos: dict[str, Any],
         env_ids: np.ndarray,
         fresh: np.ndarray,
-        dead: np.ndarray | None = None,
+        begun: np.ndarray | bool = False,
+        dead: np.ndarray | bool = False,
     ) -> tuple[Obs, dict[str, Any]]:
         """Convert observations and final observations with one forward pass.
 
@@ -183,14 +165,16 @@ class FrozenVLAObservation(VectorObservationWrapper):
             infos: Of these rows, as the wrapped environment gave them.
             env_ids: (n,) environment of each row.
             fresh: Positions of the rows that are new; the others keep what the VLA made of them.
-            dead: (n,) bool: the episode ended at a frame that the VLA has seen; None: of no row.
+            begun: (n,) bool: the row begins an episode.
+            dead: (n,) bool: the episode ended at a frame that the VLA has seen.
 
         Returns:
             Observations and infos that share no array with the arguments.
         """
         infos, kept, last = _own(infos), self.features.kept, self._last
+        begun = np.broadcast_to(begun, len(env_ids))
+        dead = np.broadcast_to(dead, len(env_ids))
         has_final = infos.get("_final_obs", np.zeros(len(env_ids), bool))
-        dead = np.zeros(len(env_ids), bool) if dead is None else dead
         fresh = fresh[has_final[fresh] | ~dead[fresh]]
         finals = np.flatnonzero(has_final & ~dead)
         for i in np.flatnonzero(has_final & dead).tolist():
@@ -204,10 +188,9 @@ class FrozenVLAObservation(VectorObservationWrapper):
                 instructions,
                 _rows(obs, infos, "proprio", fresh, finals),
                 ids,
-                last.begins[ids] | has_final[fresh],
+                begun[fresh],
                 env_ids[finals],
             )
-            last.begins[ids] = False
             for key, mine in last.made.items():
                 mine[ids] = made[key][: len(fresh)]
         for row, i in enumerate(finals.tolist(), start=len(fresh)):
@@ -215,6 +198,18 @@ class FrozenVLAObservation(VectorObservationWrapper):
             infos["final_obs"][i] = _final(infos, i, kept, new)
         current = {key: rows[env_ids] for key, rows in last.made.items()}
         return {**current, **{key: np.copy(obs[key]) for key in kept}}, infos
+
+    def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
+        return self._convert(obs, {}, env_ids, env_ids[:0])[0]
+
+    def _save(self, env_id: int) -> dict[str, Any]:
+        return self._last.save(env_id)
+
+    def _check(self, kept: Mapping[str, Any]) -> None:
+        self._last.check(kept)
+
+    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
+        self._last.load(env_id, kept)
 
 
 def _final(

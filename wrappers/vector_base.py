@@ -229,7 +229,10 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
             number if nobody says.
         """
         env_ids = self._env_ids(infos)
-        begun = self._resetting[env_ids] | told_to_begin(infos, ended)
+        begun = self._resetting[env_ids]
+        if "elapsed_steps" in infos:
+            # An exception out of a step ends episodes of which no flag tells: the next step resets.
+            begun |= infos["_elapsed_steps"] & (infos["elapsed_steps"] == 0) & ~ended
         executed = _executed_steps(infos, ended)
         executed[begun] = 0
         anew = infos.get("_final_obs", np.zeros(len(ended), bool))  # in SAME_STEP
@@ -272,16 +275,6 @@ def instructions_of(env: Any, obs: Obs, env_ids: np.ndarray) -> dict[str, Any]:
     for i in env_ids.tolist():
         texts[i], told[i] = get_task(suites[i], int(obs["task_id"][i])).instruction, True
     return {"instruction": texts, "_instruction": told}
-
-
-def told_to_begin(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:
-    """Return which rows (n,) bool of a step say by ``elapsed_steps`` that an episode begins there.
-
-    An exception out of a step ends episodes of which no flag tells: the next step resets them.
-    """
-    if "elapsed_steps" not in infos:
-        return np.zeros(len(ended), bool)
-    return infos["_elapsed_steps"] & (infos["elapsed_steps"] == 0) & ~ended
 
 
 def _executed_steps(infos: dict[str, Any], ended: np.ndarray) -> np.ndarray:

@@ -14,17 +14,12 @@ if TYPE_CHECKING:
     from vla_gym.wrappers.vla_features import VLAFeatures
 
 
-#: The class, in :class:`WrapperState`, of both wrappers that look.
-_WRAPPER = "FrozenVLAObservation"
-
-
 class LastFrames:
     """What a VLA has made of the last frame of every environment.
 
     Attributes:
         made: By key of the observation, (N, ...).
         instructions: (N,) texts; None before the first reset.
-        begins: (N,) bool: the next frame will be the first of an episode.
     """
 
     def __init__(self, features: VLAFeatures, num_envs: int) -> None:
@@ -35,7 +30,6 @@ class LastFrames:
             for key in features.made
         }
         self.instructions = np.full(num_envs, None, dtype=object)
-        self.begins = np.ones(num_envs, bool)
 
     def instruct(
         self, infos: dict[str, Any], env_ids: np.ndarray, fresh: np.ndarray, finals: np.ndarray
@@ -56,71 +50,58 @@ class LastFrames:
         texts = self.instructions[env_ids] = heard(before, infos)
         return check_told([*texts[fresh], *ended[finals]])
 
-    def save(self, env_ids: Sequence[int], states: Sequence[Any]) -> list[Any]:
-        """Return what ``get_state`` does: the wrapped environments' states, or these with more.
+    def save(self, env_id: int) -> dict[str, Any]:
+        """Return what ``get_state`` keeps of a stateful VLA's episode.
 
-        A stateful VLA's memory is kept with what it has made of the present frame: looked at in
-        another batch, the frame would lead to a state that differs in its last bits.
+        Its memory, and what it has made of the present frame: looked at in another batch, the
+        frame would lead to a state that differs in its last bits.
         """
-        memory = self._features.memory
-        if not memory.is_stateful:
-            return list(states)
-        return [
-            WrapperState(
-                state,
-                _WRAPPER,
-                {
-                    "instruction": self.instructions[i],
-                    "made": {key: rows[i].copy() for key, rows in self.made.items()},
-                    "memory": memory.save(i),
-                },
-                bool(self.begins[i]),
-            )
-            for i, state in zip(env_ids, states, strict=True)
-        ]
+        return {
+            "instruction": self.instructions[env_id],
+            "made": {key: rows[env_id].copy() for key, rows in self.made.items()},
+            "memory": self._features.memory.save(env_id),
+        }
 
-    def check(self, states: Sequence[Any]) -> list[Any]:
-        """Return the wrapped environments' states, after a check that the rest fits.
+    def unwrapped(self, states: Sequence[Any], wrapper: str) -> list[Any]:
+        """Return the environments' states out of those of a class of wrappers.
 
-        With a VLA that has no state all states are accepted.
+        A VLA that has no state goes on from the states of environments alone, too.
 
         Raises:
-            ConfigError: If the VLA is stateful, and a state was saved without its memory, or with
-                that of another one.
+            ConfigError: If the VLA is stateful, and a state was saved without its memory.
         """
-        if self._features.memory.is_stateful:
-            for state in states:
-                self._check(state)
-        return [state.env if _is_own(state) else state for state in states]
-
-    def _check(self, state: Any) -> None:
+        own = [isinstance(state, WrapperState) and state.wrapper == wrapper for state in states]
         memory = self._features.memory
-        if not _is_own(state):
+        if memory.is_stateful and not all(own):
+            state = states[own.index(False)]
             raise ConfigError(
                 f"The VLA {memory.vla.name!r} has a state, and this {type(state).__name__} was "
                 "saved without one: give a state that get_state returned with this VLA, or reset "
                 "the environments."
             )
-        memory.check(state.kept["memory"])
+        return [state.env if mine else state for state, mine in zip(states, own, strict=True)]
+
+    def check(self, kept: Mapping[str, Any]) -> None:
+        """Check that a VLA can go on from what :meth:`save` returned.
+
+        Raises:
+            ConfigError: If it was saved with another VLA, or other observations.
+        """
+        self._features.memory.check(kept["memory"])
         mine = {key: rows.shape[1:] for key, rows in self.made.items()}
-        theirs = {key: value.shape for key, value in state.kept["made"].items()}
+        theirs = {key: value.shape for key, value in kept["made"].items()}
         if mine != theirs:
             raise ConfigError(
                 f"The state was saved with other observations: expected {mine}, got {theirs}. Make "
                 "the environments with the RL token and the chunk length that they had."
             )
 
-    def load(self, env_ids: Sequence[int], states: Sequence[WrapperState]) -> None:
-        """Take over states that :meth:`check` has seen, of as many environments."""
-        for i, state in zip(env_ids, states, strict=True):
-            self._features.memory.load(i, state.kept["memory"])
-            self.instructions[i], self.begins[i] = state.kept["instruction"], state.ended
-            for key, rows in self.made.items():
-                rows[i] = state.kept["made"][key]
-
-
-def _is_own(state: Any) -> bool:
-    return isinstance(state, WrapperState) and state.wrapper == _WRAPPER
+    def load(self, env_id: int, kept: Mapping[str, Any]) -> None:
+        """Take over what :meth:`check` has seen."""
+        self._features.memory.load(env_id, kept["memory"])
+        self.instructions[env_id] = kept["instruction"]
+        for key, rows in self.made.items():
+            rows[env_id] = kept["made"][key]
 
 
 def heard(texts: np.ndarray, infos: Mapping[str, Any]) -> np.ndarray:
