@@ -24,12 +24,30 @@ else:
     _Wrapper = gym.vector.VectorWrapper  # takes no parameters in Gymnasium 1.2
 
 
+class if_env_has:
+    """Marks a method that a wrapper has only where the wrapped environment has it.
+
+    Whoever asks ``hasattr(envs, "send")`` gets the wrapped environment's answer.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        if wrapper is None:
+            return self._method
+        getattr(wrapper.env, self._method.__name__)  # raises AttributeError
+        return MethodType(self._method, wrapper)
+
+
 class VectorObservationWrapper(_Wrapper):
     """Converts the observations of any vector environment, ``LiberoVectorEnv`` included.
 
     Gymnasium's class of this name refuses the autoreset mode SAME_STEP and knows neither
-    ``step_wait`` nor ``recv``. Every attribute that a subclass does not have (``send``,
-    ``groups``, ``call``, ``get_attr``, ``set_attr``, ...) is that of the wrapped environment.
+    ``step_wait`` nor ``recv``. ``step_async`` and ``send`` are there where the wrapped environment
+    has them; every attribute that a subclass does not have (``groups``, ``call``, ``get_attr``,
+    ``set_attr``, ...) is that of the wrapped environment.
     """
 
     env: Any  # has more methods than Gymnasium's
@@ -58,7 +76,24 @@ class VectorObservationWrapper(_Wrapper):
 
     def step(self, actions: np.ndarray) -> Step:
         """Step all environments and convert what they return."""
-        return self._convert_step(self.env.step(actions))
+        everyone = np.arange(self.num_envs)
+        result = self.env.step(self._convert_actions(actions, everyone))
+        self._note(everyone, actions)
+        return self._convert_step(result)
+
+    @if_env_has
+    def step_async(self, actions: np.ndarray) -> None:
+        """Begin a step; see the wrapped environment."""
+        everyone = np.arange(self.num_envs)
+        self.env.step_async(self._convert_actions(actions, everyone))
+        self._note(everyone, actions)
+
+    @if_env_has
+    def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
+        """Begin a step in some environments; see the wrapped environment."""
+        ids = np.atleast_1d(env_ids)
+        self.env.send(self._convert_actions(actions, ids), env_ids)
+        self._note(ids, actions)
 
     def step_wait(self, timeout: float | None = None) -> Step:
         """Wait for what ``step_async`` began, and convert it.
@@ -99,26 +134,16 @@ class VectorObservationWrapper(_Wrapper):
         """Convert a step; ``infos["env_id"]`` says which rows it has, without it all."""
         raise NotImplementedError
 
+    def _convert_actions(self, actions: Any, env_ids: np.ndarray) -> Any:  # noqa: ARG002
+        """Return actions as the wrapped environment takes them; these by default."""
+        return actions
+
+    def _note(self, env_ids: np.ndarray, actions: Any) -> None:
+        """Take note that environments have been sent actions; nothing by default."""
+
     def _env_ids(self, infos: dict[str, Any]) -> np.ndarray:
         """Return the environment of each row of a step."""
         return np.asarray(infos.get("env_id", np.arange(self.num_envs)))
-
-
-class if_env_has:
-    """Marks a method that a wrapper has only where the wrapped environment has it.
-
-    Whoever asks ``hasattr(envs, "send")`` gets the wrapped environment's answer.
-    """
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
-        if wrapper is None:
-            return self._method
-        getattr(wrapper.env, self._method.__name__)  # raises AttributeError
-        return MethodType(self._method, wrapper)
 
 
 class VectorEpisodeWrapper(VectorObservationWrapper):
@@ -126,9 +151,7 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
 
     It takes note of the actions that environments are stepped with, and of steps that begin an
     episode instead. A subclass gives ``_convert_reset`` and ``_convert_step``, and says with
-    ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept. ``step_async``, ``send``,
-    ``reset_send``, ``begin``, ``get_state`` and ``set_state`` are there where the wrapped
-    environment has them.
+    ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept.
     """
 
     def __init__(self, env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray]) -> None:
@@ -139,24 +162,6 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         # What each environment is doing, and whether its next step is a reset.
         self._actions = np.zeros((n, *(env.single_action_space.shape or ())), np.float32)
         self._resetting, self._ended = np.zeros(n, bool), np.zeros(n, bool)
-
-    def step(self, actions: np.ndarray) -> Step:
-        """Step all environments."""
-        result = self.env.step(actions)
-        self._note(self._everyone, actions)
-        return self._convert_step(result)
-
-    @if_env_has
-    def step_async(self, actions: np.ndarray) -> None:
-        """Begin a step; see the wrapped environment."""
-        self.env.step_async(actions)
-        self._note(self._everyone, actions)
-
-    @if_env_has
-    def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
-        """Begin a step in some environments; see the wrapped environment."""
-        self.env.send(actions, env_ids)
-        self._note(np.atleast_1d(env_ids), actions)
 
     @if_env_has
     def reset_send(self, env_ids: Sequence[int] | np.ndarray | None = None, **kwargs: Any) -> None:
@@ -209,7 +214,7 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
             return self._convert_reset(obs, instructions_of(self.env, obs, anew), anew)[0]
         return self._observe(obs, self._everyone)
 
-    def _note(self, env_ids: np.ndarray, actions: np.ndarray) -> None:
+    def _note(self, env_ids: np.ndarray, actions: Any) -> None:
         """Remember which actions are under way, and which of them begin an episode instead."""
         self._actions[env_ids] = actions
         self._resetting[env_ids] = self._ended[env_ids]

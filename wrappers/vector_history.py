@@ -23,8 +23,6 @@ class History(VectorEpisodeWrapper):
 
     Each frame is copied once and each history is the caller's own, also over an environment that
     hands out views of shared memory (``copy=False``); the other keys are passed on as they are.
-    ``step_async``, ``send``, ``reset_send``, ``get_state`` and ``set_state`` work where the wrapped
-    environment has them, every other attribute of it is reached through the wrapper.
     """
 
     def __init__(

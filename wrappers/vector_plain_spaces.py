@@ -18,8 +18,7 @@ class PlainSpaces(VectorObservationWrapper):
 
     Each row is that of :class:`vla_gym.wrappers.PlainSpaces`. Any autoreset mode: in SAME_STEP
     ``infos["final_obs"]`` holds final observations in the same form, (D,) float32 with ``flat``.
-    ``step_async``, ``send``, ``recv``, ``get_state`` and ``set_state`` work where the wrapped
-    environment has them, every other attribute of it is reached through the wrapper.
+    Actions of another shape raise InvalidActionError.
 
     Attributes:
         form: What converts.
@@ -42,28 +41,13 @@ class PlainSpaces(VectorObservationWrapper):
         self.observation_space = batch_space(self.form.observation_space, env.num_envs)
         self.action_space = batch_space(self.form.action_space, env.num_envs)
 
-    def step(self, actions: np.ndarray) -> Step:
-        """Step all environments.
-
-        Raises:
-            InvalidActionError: Wrong shape.
-        """
-        return super().step(self.form.actions(actions, self.num_envs))
-
-    @if_env_has
-    def step_async(self, actions: np.ndarray) -> None:
-        """Begin a step; see the wrapped environment."""
-        self.env.step_async(self.form.actions(actions, self.num_envs))
-
-    @if_env_has
-    def send(self, actions: np.ndarray, env_ids: Sequence[int] | np.ndarray) -> None:
-        """Begin a step in some environments; see the wrapped environment."""
-        self.env.send(self.form.actions(actions, len(np.atleast_1d(env_ids))), env_ids)
-
     @if_env_has
     def set_state(self, states: Sequence[Any], env_ids: Sequence[int] | None = None) -> Any:
         """Bring environments to states of ``get_state``; return the observations of all."""
         return self.form.observations(self.env.set_state(states, env_ids))
+
+    def _convert_actions(self, actions: Any, env_ids: np.ndarray) -> Any:
+        return self.form.actions(actions, len(env_ids))
 
     def _convert_reset(
         self,
