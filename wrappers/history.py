@@ -74,10 +74,8 @@ class History(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute an action, or a chunk; it becomes the last entry of the history."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        executed = info.get("executed_steps")
-        self._buffer.act(
-            _ROW, np.asarray(action)[None], None if executed is None else np.array([executed])
-        )
+        executed = info.get("executed_steps", np.size(action))
+        self._buffer.act(_ROW, np.asarray(action)[None], np.array([executed]))
         return self._observe(obs), float(reward), terminated, truncated, info
 
     def get_state(self) -> WrapperState:

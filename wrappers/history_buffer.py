@@ -72,17 +72,17 @@ class HistoryBuffer:
         """Forget what some environments did: their next frame is the first of an episode."""
         self._steps[rows] = 0
 
-    def act(self, rows: np.ndarray, actions: np.ndarray, executed: np.ndarray | None) -> None:
+    def act(self, rows: np.ndarray, actions: np.ndarray, executed: np.ndarray) -> None:
         """Note the actions that some environments took at their current frames.
 
         Args:
             rows: (n,) environments.
             actions: (n, *action shape); clipped to the action space, as the simulator does.
-            executed: (n,) how many rows of each chunk were executed, the others become 0; None for
-                all. Of no meaning where an action is a single vector.
+            executed: (n,) how many rows of each chunk were executed, the others become 0. Of no
+                meaning where an action is a single vector.
         """
         taken = np.clip(actions, *self._bounds).astype(np.float32)
-        if executed is not None and self._chunked:
+        if self._chunked:
             taken[np.arange(taken.shape[1]) >= executed[:, None]] = 0.0
         self._actions[rows, self._steps[rows] % self._size] = taken
         self._steps[rows] += 1
