@@ -51,20 +51,20 @@ class PlainForm:
         self._discrete = {k: s for k, s in fields.items() if isinstance(s, spaces.Discrete)}
         self._action_shape = action_space.shape
         self.action_space = action_space
+        # Pairs: a mapping would be sorted.
+        self.observation_space: gym.Space[Any] = spaces.Dict(list(fields.items()))
         if not flat:
-            # Pairs: a mapping would be sorted.
-            self.observation_space: gym.Space[Any] = spaces.Dict(list(fields.items()))
             return
-        bounds = [_bounds(key, space) for key, space in fields.items()]
-        low, high = (np.concatenate(side).astype(np.float32) for side in zip(*bounds, strict=True))
-        self.observation_space = spaces.Box(low, high, dtype=np.float32)
+        for key, space in fields.items():
+            if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+                raise ConfigError(
+                    f"flat=True cannot make numbers of {key!r}, {space}: leave it out with "
+                    "obs_keys."
+                )
         if not isinstance(action_space, spaces.Box):
             raise ConfigError(f"flat=True expects a Box action space, got {action_space}.")
-        self.action_space = spaces.Box(
-            action_space.low.reshape(-1).astype(np.float32),
-            action_space.high.reshape(-1).astype(np.float32),
-            dtype=np.float32,
-        )
+        self.observation_space = _as_vector(self.observation_space)
+        self.action_space = _as_vector(action_space)
 
     def observations(self, obs: dict[str, Any]) -> Any:
         """Return B observations, given as a dict of (B, ...) arrays, in their plain form.
@@ -205,15 +205,10 @@ def _parse_keys(obs_keys: Sequence[str] | None, found: spaces.Dict) -> tuple[str
     return tuple(obs_keys)
 
 
-def _bounds(key: str, space: gym.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(space, spaces.Box):
-        return space.low.reshape(-1), space.high.reshape(-1)
-    if isinstance(space, spaces.Discrete | spaces.MultiBinary):
-        size = int(np.prod(space.n))
-        return np.zeros(size), np.ones(size)
-    raise ConfigError(
-        f"flat=True cannot make numbers of {key!r}, {space}: leave it out with obs_keys."
-    )
+def _as_vector(space: gym.Space[Any]) -> spaces.Box:
+    flat: Any = spaces.flatten_space(space)
+    low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
+    return spaces.Box(low, high, dtype=np.float32)
 
 
 def _has_text(value: Any) -> bool:
