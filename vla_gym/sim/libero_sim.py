@@ -16,12 +16,12 @@ from vla_gym.sim.goal_tests import compile_tests
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
-from vla_gym.sim.shared_appearance import appearance_of, clutter_places, show
 from vla_gym.sim.snapshot import Snapshot
 from vla_gym.suites.libero.goals import evaluate_goal
 from vla_gym.suites.libero.model import TaskModel
 from vla_gym.suites.libero.spec import ACTION, SETTLE_STEPS, Layout
-from vla_gym.variation.appearance import Appearance
+from vla_gym.variation.appearance import Appearance, ModelAppearance, make_appearance
+from vla_gym.variation.clutter import ClutterPlaces, ClutterSurvey
 from vla_gym.variation.drawn import check_vector
 
 Physics = Literal["fast", "exact"]
@@ -223,7 +223,9 @@ class LiberoSim(SimAccess):
         if vector is not None:
             vector = check_vector(vector)
             with self._shared.lock:
-                appearance = appearance_of(self._shared, self.task_model, vector)
+                plain, task = self._plain_look(), self.task_model
+                sizes = self._clutter_places().sizes if task.clutter else {}
+                appearance = make_appearance(plain, self._model, task, vector, sizes)
         self._variation, self._appearance = vector, appearance
         with self._shared.lock:
             self._write_model()
@@ -232,11 +234,26 @@ class LiberoSim(SimAccess):
     def place_distractors(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Draw where clutter stands, see ``ClutterPlaces.draw``; nothing is changed yet."""
         with self._shared.lock:
-            return clutter_places(self._shared, self.task_model).draw(count, rng)
+            return self._clutter_places().draw(count, rng)
+
+    def _plain_look(self) -> ModelAppearance:
+        """Return how the shared model looks unvaried; hold its lock."""
+        return self._shared.once("look", lambda: ModelAppearance(self._model, self.task_model))
+
+    def _clutter_places(self) -> ClutterPlaces:
+        """Return where clutter may stand in the task; hold the model's lock."""
+
+        def find() -> ClutterPlaces:
+            # Without anybody's variation; simulations write theirs before they need it.
+            self._plain_look().show(None)
+            return ClutterSurvey(self._model, self.task_model).places()
+
+        return self._shared.once(f"clutter places of {self.task_model.task.key}", find)
 
     def _write_model(self) -> None:
         super()._write_model()
-        show(self._shared, self.task_model, self._appearance)
+        if "look" in self._shared.derived:  # some simulation has varied it
+            self._plain_look().show(self._appearance)
 
     def success(self) -> bool:
         """Return whether the task's goal holds now, by upstream's rules."""

@@ -17,7 +17,7 @@ _ALL_CATEGORIES = mujoco.mjtCatBit.mjCAT_ALL
 
 
 class MujocoPainter:
-    """Draws with MuJoCo's ``mjr_render``."""
+    """Draws the simulation's state with MuJoCo's ``mjr_render``; its OpenGL context is current."""
 
     def __init__(self, shared: SharedModel, width: int, height: int, *, fast: bool) -> None:
         """Upload the model; the caller holds its lock, an OpenGL context is current."""
@@ -54,13 +54,13 @@ class MujocoPainter:
         )
 
     def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera, pixels: np.ndarray) -> None:
-        """See :meth:`Painter.draw`."""
+        """Fill ``pixels``, uint8 (height, width, 3), first row at the bottom."""
         self._update(data, camera)
         mujoco.mjr_render(self._rect, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, self._rect, self._context)
 
     def free(self) -> None:
-        """See :meth:`Painter.free`."""
+        """Free what the painter holds in the OpenGL context."""
         self._context.free()
 
 

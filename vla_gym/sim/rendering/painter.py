@@ -5,10 +5,6 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-from typing import Protocol
-
-import mujoco
-import numpy as np
 
 from vla_gym.sim.model_io import SharedModel
 from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
@@ -17,19 +13,9 @@ _SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
 _GPUS = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/dxg")  # Linux, NVIDIA's, WSL
 
 
-class Painter(Protocol):
-    """Draws the simulation's state as a camera sees it; its OpenGL context is current."""
-
-    def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera, pixels: np.ndarray) -> None:
-        """Fill ``pixels``, uint8 (height, width, 3), first row at the bottom."""
-
-    def free(self) -> None:
-        """Free what the painter holds in the OpenGL context."""
-
-
 def make_painter(
     shared: SharedModel, width: int, height: int, *, fast: bool, coarse: bool = False
-) -> Painter:
+) -> MujocoPainter:
     """Return the quickest painter of a model, in the current OpenGL context.
 
     Args:

@@ -16,7 +16,8 @@ import numpy as np
 
 from vla_gym.errors import ConfigError, RenderError
 from vla_gym.sim.model_io import load_shared
-from vla_gym.sim.rendering.painter import Painter, make_painter
+from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
+from vla_gym.sim.rendering.painter import make_painter
 
 if TYPE_CHECKING:
     from vla_gym.suites.protocol import CompiledTask, Simulation
@@ -73,7 +74,7 @@ class SceneRenderer:
         self._scene_key = task_model.scene_key
         self._shared = load_shared(task_model)
         self._gl: Any = None
-        self._painter: Painter | None = None
+        self._painter: MujocoPainter | None = None
         self._buffer = np.empty((height, width, 3), np.uint8)
         self._cameras: dict[str, mujoco.MjvCamera] = {}
 
@@ -172,7 +173,7 @@ class SceneRenderer:
             self._cameras[name] = camera
         return self._cameras[name]
 
-    def _activate(self) -> Painter:
+    def _activate(self) -> MujocoPainter:
         """Make the context current, and make it at first."""
         if self._painter is None:
             return self._make_painter()
@@ -185,7 +186,7 @@ class SceneRenderer:
             ) from error
         return self._painter
 
-    def _make_painter(self) -> Painter:
+    def _make_painter(self) -> MujocoPainter:
         self._gl = _new_gl_context(self.width, self.height)
         # Handlers run last in, first out: after the context exists, so that ours runs first.
         atexit.unregister(_close_all)
@@ -202,7 +203,7 @@ class SceneRenderer:
             raise RenderError(f"MuJoCo could not use OpenGL ({error}). {_EGL_HELP}") from error
         return self._painter
 
-    def _new_painter(self) -> Painter:
+    def _new_painter(self) -> MujocoPainter:
         fast, coarse = self.profile != "libero", self.profile == "coarse"
         return make_painter(self._shared, self.width, self.height, fast=fast, coarse=coarse)
 

@@ -137,7 +137,7 @@ class SoftwarePainter(MujocoPainter):
         gl.glEnableClientState(gl.GL_NORMAL_ARRAY)
 
     def draw(self, data: mujoco.MjData, camera: mujoco.MjvCamera, pixels: np.ndarray) -> None:
-        """See :meth:`Painter.draw`."""
+        """See :meth:`MujocoPainter.draw`."""
         self._update(data, camera)
         scene = self._scene
         count = scene.ngeom
@@ -172,7 +172,7 @@ class SoftwarePainter(MujocoPainter):
         mujoco.mjr_readPixels(pixels, None, self._rect, self._context)
 
     def free(self) -> None:
-        """See :meth:`Painter.free`."""
+        """See :meth:`MujocoPainter.free`."""
         if self.usable:
             gl = importlib.import_module("OpenGL.GL")
             gl.glDeleteBuffers(1, [self._buffer])
