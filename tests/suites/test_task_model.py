@@ -122,7 +122,7 @@ def test_names_and_ids_agree_with_the_model(assets: str, request: pytest.Fixture
     assert model.site(burner.site).id == burner.site_id
     assert model.site_rgba[burner.site_id, 3] == burner.alpha_off <= 0 < burner.alpha_on
     assert (burner.comparison, burner.threshold) == (">=", 0.5)
-    assert task_model.joint_inits == ()
+    assert task_model.joint_inits == []
     for name, address in task_model.free_qpos.items():
         assert model.joint(task_model.objects[name].joints[-1]).qposadr[0] == address
 

@@ -8,12 +8,12 @@ textures of floors and walls, which others stand in for, and what LIBERO-PRO's v
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from vla_gym.outside import file_sha256
+from msgspec import Struct
+
+from vla_gym.outside import file_sha256, read_json
 
 MANIFEST_FILE = Path(__file__).with_name("libero_manifest.json")
 
@@ -21,39 +21,35 @@ MANIFEST_FILE = Path(__file__).with_name("libero_manifest.json")
 _SUBFOLDERS = ("", "assets", "libero/assets", "libero/libero/assets")
 
 
+class Listed(Struct, frozen=True):
+    """Paths below a pack's root.
+
+    Attributes:
+        files: What LIBERO needs, each MJCF file with its SHA-256.
+        variants: What LIBERO-PRO's variants need besides, likewise.
+        optional: Textures that other ones can stand in for.
+    """
+
+    files: dict[str, str | None]
+    variants: dict[str, str | None]
+    optional: list[str]
+
+
 @cache
-def _manifest() -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(MANIFEST_FILE.read_text(encoding="utf-8"))
-    return manifest
-
-
-def libero_files() -> dict[str, str | None]:
-    """Return the paths that LIBERO needs below the pack's root, each MJCF file with its SHA-256."""
-    files: dict[str, str | None] = _manifest()["files"]
-    return files
-
-
-def variant_files() -> dict[str, str | None]:
-    """Return what LIBERO-PRO's variants need beside :func:`libero_files`, likewise."""
-    files: dict[str, str | None] = _manifest()["variants"]
-    return files
-
-
-def optional_files() -> list[str]:
-    """Return the paths of the textures that other ones can stand in for."""
-    names: list[str] = _manifest()["optional"]
-    return names
+def listed() -> Listed:
+    """Return the list."""
+    return read_json(MANIFEST_FILE, Listed)
 
 
 def present_files(root: Path) -> list[str]:
     """Return the needed files and those others that a complete pack has."""
-    others = [*optional_files(), *variant_files()]
-    return [*libero_files(), *(name for name in others if (root / name).is_file())]
+    others = [*listed().optional, *listed().variants]
+    return [*listed().files, *(name for name in others if (root / name).is_file())]
 
 
 def missing_files(root: Path) -> list[str]:
     """Return the files of the list that a folder lacks."""
-    return [name for name in libero_files() if not (root / name).is_file()]
+    return [name for name in listed().files if not (root / name).is_file()]
 
 
 def best_root(folder: Path) -> tuple[Path, list[str]]:
@@ -86,7 +82,7 @@ def damaged_files(root: Path, expected: dict[str, str]) -> list[str]:
 
 def published_mjcf(root: Path) -> dict[str, str]:
     """Return the SHA-256 that each MJCF file of a complete pack must have."""
-    known = libero_files() | variant_files()
+    known = listed().files | listed().variants
     return {name: sha for name in present_files(root) if (sha := known.get(name))}
 
 

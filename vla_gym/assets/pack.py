@@ -15,12 +15,11 @@ from vla_gym.assets.cache import cache_dir, make_shared
 from vla_gym.assets.manifest import (
     best_root,
     damaged_files,
-    libero_files,
+    listed,
     pack_digest,
     present_files,
     published_mjcf,
     shorten,
-    variant_files,
 )
 from vla_gym.errors import AssetError
 
@@ -117,7 +116,7 @@ def _wheel_pack(root: Path) -> AssetPack:
     sizes = {name: size for name, (size, _) in wheel_records().items()}
     bad = [
         name
-        for name in {*present_files(root), *variant_files()}
+        for name in {*present_files(root), *listed().variants}
         if not (root / name).is_file() or (root / name).stat().st_size != sizes.get(name)
     ]
     if bad := sorted({*bad, *damaged_files(root, published_mjcf(root))}):
@@ -189,6 +188,6 @@ def _pack_at(path: Path, what: str) -> AssetPack:
     if missing:
         raise AssetError(
             f"{what}: expected a complete asset folder, but {root} lacks {len(missing)} of "
-            f"{len(libero_files())} files ({shorten(missing)}). {advice}"
+            f"{len(listed().files)} files ({shorten(missing)}). {advice}"
         )
     return AssetPack("libero", root, pack_digest(root))

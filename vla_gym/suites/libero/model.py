@@ -15,14 +15,14 @@ import numpy as np
 from msgspec import to_builtins
 
 from vla_gym.assets import AssetPack, cache_dir, resolve_asset_pack
-from vla_gym.assets.manifest import variant_files
+from vla_gym.assets.manifest import listed
 from vla_gym.errors import AssetError, CompileError, UnknownTaskError
 from vla_gym.outside import read_json
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
 from vla_gym.suites.libero.requests import clutter_request, scene_request
-from vla_gym.suites.libero.scene_file import SceneFile, SceneObject, TaskStart
+from vla_gym.suites.libero.scene_file import JointStart, SceneFile, SceneObject, TaskStart
 from vla_gym.suites.libero.spec import Layout, RobotSpec, SiteIndicator
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
 from vla_gym.suites.protocol import CompiledTask, Task
@@ -45,7 +45,7 @@ class TaskModel(CompiledTask):
         nq, nv: Sizes of qpos and qvel.
         reset_qpos: (nq,) qpos before objects are placed and noise is added.
         init_states: (50, 1 + nq + nv) official states: time, qpos, qvel.
-        joint_inits: Joints that start at a random position: addresses, low and high.
+        joint_inits: Joints that start at a random position.
         free_qpos: First qpos address of each movable object's free joint.
     """
 
@@ -60,7 +60,7 @@ class TaskModel(CompiledTask):
     nv: int
     reset_qpos: np.ndarray
     init_states: np.ndarray
-    joint_inits: tuple[tuple[np.ndarray, float, float], ...]
+    joint_inits: list[JointStart]
     free_qpos: dict[str, int]
 
     def official_layout(self, init_state_id: int) -> Layout:
@@ -105,8 +105,8 @@ class TaskModel(CompiledTask):
             rng: Source of all randomness.
         """
         qpos = self.reset_qpos.copy()
-        for addresses, low, high in self.joint_inits:
-            qpos[addresses] = low + (high - low) * rng.random()
+        for joints in self.joint_inits:
+            qpos[joints.joint_qpos] = joints.low + (joints.high - joints.low) * rng.random()
         noise = rng.standard_normal(len(self.robot.joint_qpos)) * self.robot.init_noise
         arm = self.robot.init_qpos + noise
         qpos[self.robot.joint_qpos] = arm
@@ -178,9 +178,7 @@ def load_task_model(
         nv=scene_file.nv,
         reset_qpos=scene_file.reset_qpos,
         init_states=init_states,
-        joint_inits=tuple(
-            (np.array(t.joint_qpos, dtype=np.int64), t.low, t.high) for t in start.joint_inits
-        ),
+        joint_inits=start.joint_inits,
         free_qpos={
             name: found.joint_qpos[-1] for name, found in objects.items() if not found.is_fixture
         },
@@ -216,7 +214,7 @@ def check_objects(task: LiberoTask, pack: AssetPack) -> None:
     """
     if not (task.own_bddl or task.suite in VARIANTS):
         return
-    if all((pack.root / name).is_file() for name in variant_files()):
+    if all((pack.root / name).is_file() for name in listed().variants):
         return
     known = _categories([t for suite in SUITES for t in suite_tasks(suite)])
     if lacking := sorted(_categories(scene_of(task)[1]) - known):
