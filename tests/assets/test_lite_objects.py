@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import mujoco
 import numpy as np
 import pytest
+from run_python import run_python
 
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.lite import objects
@@ -23,7 +21,6 @@ from vla_gym.assets.lite.generate import GENERATORS
 from vla_gym.assets.lite.mjcf import to_text
 from vla_gym.suites import SUITES, suite_tasks
 
-ROOT = Path(__file__).resolve().parents[2]
 OLDER = (
     "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",
     "stable_scanned_objects/plate/plate.xml",
@@ -41,10 +38,10 @@ from vla_gym.suites.libero.upstream_env import prepare
 out = sys.stdout
 sys.stdout = sys.stderr
 with tempfile.TemporaryDirectory() as scratch:
-    prepare(Path(sys.argv[1]), Path(scratch))
+    prepare(Path(root), Path(scratch))
     from libero.libero.envs.objects import get_object_fn
     facts = {}
-    for name in sys.argv[2].split(","):
+    for name in names:
         item = get_object_fn(name)(name=f"{name}_1")
         facts[name] = {
             "joints": list(item.joints),
@@ -63,11 +60,8 @@ json.dump(facts, out)
 @functools.cache
 def load_with_upstream(root: Path) -> dict[str, Any]:
     """Return what LIBERO's object classes make of each file of a pack."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MUJOCO_GL": "glx"}
-    command = [sys.executable, "-c", LOAD, str(root), ",".join(NEW)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    code = f"root, names = {str(root)!r}, {NEW!r}\n{LOAD}"
+    return json.loads(run_python(code, MUJOCO_GL="glx").stdout)
 
 
 def lite_root(name: str) -> ET.Element:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from run_python import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 MAKE = """
 import gymnasium, vla_gym
 env = gymnasium.make("Libero-goal-v0", task_ids=8, image_size=64)
@@ -53,35 +51,27 @@ def blocked(tmp_path) -> Path:
     return path
 
 
-def run(*arguments: str, sitecustomize: str = "", tmp_path: Path, **variables: str):
+def run(code: str, tmp_path: Path, sitecustomize: str = "", fails: bool = False, **variables):
     """Run Python; ``sitecustomize`` is executed in it and in its children before anything else."""
     (tmp_path / "custom").mkdir(exist_ok=True)
     (tmp_path / "custom" / "sitecustomize.py").write_text(sitecustomize)
     first = variables.pop("PYTHONPATH", str(ROOT))
     path = os.pathsep.join([str(tmp_path / "custom"), first])
-    environment = {**os.environ, "PYTHONPATH": path, **variables}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=tmp_path,
-        env={name: value for name, value in environment.items() if value},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_python(code, fails=fails, cwd=tmp_path, PYTHONPATH=path, **variables)
 
 
-def last_line(result) -> str:
-    assert result.returncode != 0, result.stdout
-    return result.stderr.strip().splitlines()[-1]
+def last_line(code: str, tmp_path: Path, **how) -> str:
+    """What a run that fails says last."""
+    return run(code, tmp_path, fails=True, **how).stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("code", [MAKE, MAKE_VEC], ids=["make", "make_vec"])
 def test_read_only_home(blocked, tmp_path, code):
-    home = {"HOME": str(blocked), "VLA_GYM_CACHE": "", "XDG_CACHE_HOME": ""}
-    message = last_line(run("-c", code, tmp_path=tmp_path, **home))
+    home = {"HOME": str(blocked), "VLA_GYM_CACHE": None, "XDG_CACHE_HOME": None}
+    message = last_line(code, tmp_path, **home)
     assert "AssetError" in message and "VLA_GYM_CACHE" in message
     home["VLA_GYM_CACHE"] = os.environ["VLA_GYM_CACHE"]
-    assert run("-c", code, tmp_path=tmp_path, **home).stdout == "works\n"
+    assert run(code, tmp_path, **home).stdout == "works\n"
 
 
 def test_read_only_home_and_installation(blocked, tmp_path):
@@ -91,43 +81,40 @@ def test_read_only_home_and_installation(blocked, tmp_path):
         ROOT / "vla_gym", site / "vla_gym", ignore=shutil.ignore_patterns("__pycache__")
     )
     (site / "vla_gym" / "sim" / "__pycache__").write_text("")
-    where = {"PYTHONPATH": str(site), "HOME": str(blocked), "NUMBA_CACHE_DIR": ""}
+    where = {"PYTHONPATH": str(site), "HOME": str(blocked), "NUMBA_CACHE_DIR": None}
     code = "import vla_gym.sim; print('works')"
     cache = tmp_path / "cache"
-    fine = run("-c", code, tmp_path=tmp_path, VLA_GYM_CACHE=str(cache), **where)
-    assert fine.stdout == "works\n", fine.stderr
+    assert run(code, tmp_path, VLA_GYM_CACHE=str(cache), **where).stdout == "works\n"
     assert (cache / "numba").is_dir()
-    bad = run("-c", code, tmp_path=tmp_path, VLA_GYM_CACHE=str(blocked / "cache"), **where)
-    assert "ConfigError" in last_line(bad) and "VLA_GYM_CACHE" in last_line(bad)
+    message = last_line(code, tmp_path, VLA_GYM_CACHE=str(blocked / "cache"), **where)
+    assert "ConfigError" in message and "VLA_GYM_CACHE" in message
 
 
 @pytest.mark.parametrize(
-    ("code", "backend"), [(MAKE, "egl"), (MAKE_VEC, "")], ids=["make", "make_vec"]
+    ("code", "backend"), [(MAKE, "egl"), (MAKE_VEC, None)], ids=["make", "make_vec"]
 )
 def test_no_egl_library(tmp_path, code, backend):
-    result = run("-c", code, sitecustomize=NO_EGL, tmp_path=tmp_path, MUJOCO_GL=backend)
-    message = last_line(result)
+    message = last_line(code, tmp_path, sitecustomize=NO_EGL, MUJOCO_GL=backend)
     assert "RenderError" in message
     assert "libEGL" in message and "apt-get install -y libegl1" in message
 
 
 def test_without_images_no_egl_is_needed(tmp_path):
     code = MAKE.replace("image_size=64", "cameras=()")
-    result = run("-c", code, sitecustomize=NO_EGL, tmp_path=tmp_path, MUJOCO_GL="")
-    assert result.stdout == "works\n", result.stderr
+    done = run(code, tmp_path, sitecustomize=NO_EGL, MUJOCO_GL=None)
+    assert done.stdout == "works\n"
 
 
 def test_no_network(tmp_path):
     """Nothing that ships needs it."""
     code = MAKE.replace("Libero-goal", "LiberoVLA-goal").replace(", image_size=64", "")
-    fine = run("-c", code, sitecustomize=NO_NETWORK, tmp_path=tmp_path)
-    assert fine.stdout == "works\n", fine.stderr
+    assert run(code, tmp_path, sitecustomize=NO_NETWORK).stdout == "works\n"
 
 
 def test_the_doctor_of_a_bare_machine(blocked, tmp_path):
-    home = {"HOME": str(blocked), "VLA_GYM_CACHE": "", "XDG_CACHE_HOME": ""}
-    arguments = ("-m", "vla_gym.cli.main", "doctor", "--quick")
-    report = run(*arguments, sitecustomize=NO_EGL, tmp_path=tmp_path, **home)
+    home = {"HOME": str(blocked), "VLA_GYM_CACHE": None, "XDG_CACHE_HOME": None}
+    code = "import sys\nfrom vla_gym.cli.main import main\nsys.exit(main(['doctor', '--quick']))"
+    report = run(code, tmp_path, sitecustomize=NO_EGL, fails=True, **home)
     assert report.returncode == 1
     assert "Traceback" not in report.stdout + report.stderr
     text = " ".join(report.stdout.split())
