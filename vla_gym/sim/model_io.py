@@ -23,18 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vla_gym.mujoco")
 _T = TypeVar("_T")
 
-
-def _log_warnings() -> None:
-    """Send MuJoCo's warnings to ``logging``; by default it writes MUJOCO_LOG.TXT where we stand.
-
-    A warning is usually an unstable simulation, which MuJoCo resets to its default state, as it
-    does under upstream. A handler that the program has set already is kept.
-    """
-    if mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(lambda message: logger.warning("MuJoCo: %s", message))
-
-
-_log_warnings()
+# MuJoCo's warnings go to ``logging``; by default it writes MUJOCO_LOG.TXT where we stand. A warning
+# is usually an unstable simulation, which MuJoCo resets to its default state, as it does under
+# upstream. A handler that the program has set already is kept.
+if mujoco.get_mju_user_warning() is None:
+    mujoco.set_mju_user_warning(lambda message: logger.warning("MuJoCo: %s", message))
 
 
 @dataclass
