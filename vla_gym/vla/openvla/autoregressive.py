@@ -16,14 +16,13 @@ from vla_gym.vla.openvla.sequence import causal_sequences
 from vla_gym.vla.tokens import sample_tokens, token_log_probs
 
 
-class OpenVLABackend(OpenVLABase[OpenVLAOptions]):
+class OpenVLABackend(OpenVLABase):
     """:class:`~vla_gym.vla.base.TokenVLA` over an OpenVLA checkpoint; chunks of one action.
 
     The hidden states are those that predict the seven tokens. Only the 256 action ids compete;
     the reference decodes over the whole vocabulary, which a trained policy makes no use of.
     """
 
-    Options = OpenVLAOptions
     epsilon = 0.0
 
     def __init__(self, parts: Parts, options: OpenVLAOptions, compile: bool = False) -> None:

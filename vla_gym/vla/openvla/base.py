@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -91,10 +91,7 @@ def load_parts(
     return Parts(folder.name, model, prompts, statistics, action_head, projector)
 
 
-_Options = TypeVar("_Options", bound=OpenVLAOptions)
-
-
-class OpenVLABase(FrozenVLA, Generic[_Options]):
+class OpenVLABase(FrozenVLA):
     """Images, prompts and actions; the subclasses decode.
 
     Attributes:
@@ -103,13 +100,13 @@ class OpenVLABase(FrozenVLA, Generic[_Options]):
         normalizer: Of actions.
     """
 
-    Options: ClassVar[type[Any]]
+    Options: ClassVar[type[OpenVLAOptions]] = OpenVLAOptions
     #: Added to the range of what is normalised.
     epsilon: ClassVar[float]
     image_size = RENDER_SIZE
 
     def __init__(
-        self, parts: Parts, options: _Options, *, horizon: int, num_views: int, compile: bool
+        self, parts: Parts, options: OpenVLAOptions, *, horizon: int, num_views: int, compile: bool
     ) -> None:
         """Take a checkpoint's parts; :meth:`from_pretrained` is the usual way to get here."""
         self.model, self.prompts, self.name = parts.model, parts.prompts, parts.name

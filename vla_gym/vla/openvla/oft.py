@@ -43,7 +43,7 @@ class OFTOptions(OpenVLAOptions):
     pad_prompt_to: Annotated[int, Meta(ge=1, le=4096)] | None = None
 
 
-class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
+class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
     """:class:`~vla_gym.vla.base.TrainableTokenVLA` over an OpenVLA-OFT checkpoint.
 
     The hidden states are those that the action head reads: of the token before the placeholders
@@ -51,6 +51,7 @@ class OpenVLAOFTBackend(OpenVLABase[OFTOptions], OnePassTokens):
     """
 
     Options = OFTOptions
+    options: OFTOptions
     epsilon = 1e-8
 
     def __init__(self, parts: Parts, options: OFTOptions, compile: bool = False) -> None:

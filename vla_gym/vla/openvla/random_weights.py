@@ -34,7 +34,7 @@ def random_policy(
     compile: bool = False,
     config: OpenVLAConfig | None = None,
     **options: Any,
-) -> OpenVLABase[Any]:
+) -> OpenVLABase:
     """Make a policy that knows nothing, for measurements without a checkpoint.
 
     Args:
@@ -69,7 +69,7 @@ def random_policy(
     model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
     prompts = Prompts(_hash, config.text.vocab_size)
     parts = Parts(f"{kind}-random", model, prompts, _RANGES, head, projector)
-    made: OpenVLABase[Any] = KINDS[kind](parts, chosen, compile)
+    made: OpenVLABase = KINDS[kind](parts, chosen, compile)
     return made
 
 
