@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+import numpy as np
 import yaml
 
 from vla_gym.errors import ConfigError
@@ -33,7 +34,8 @@ def make_options(kind: type[_Options], values: Mapping[str, Any]) -> _Options:
         if Path in get_args(hints[name]):
             if isinstance(value, bool | int | float):  # a folder's name that YAML reads as a number
                 values = {**values, name: str(value)}
-        elif isinstance(value, bool | int | float | str | None):
+        else:
+            value = value.item() if isinstance(value, np.generic) else value
             origin = f"The option {name} of the VLA backend"
             check_words(value, hints[name], origin)
             to_type(value, hints[name], origin)
