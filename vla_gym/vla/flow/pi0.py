@@ -54,13 +54,8 @@ _RENAMED: tuple[tuple[str, str | None], ...] = (
     ("paligemma_with_expert.paligemma.lm_head.", "model.vlm.language_model.embed_tokens."),
     ("paligemma_with_expert.gemma_expert.model.", "model.dit."),
     ("paligemma_with_expert.gemma_expert.lm_head.", None),
-    ("state_proj.", "embed_action_time.state_proj."),
-    ("action_in_proj.", "embed_action_time.action_in_proj."),
-    ("action_time_mlp_in.", "embed_action_time.action_time_mlp_in."),
-    ("action_time_mlp_out.", "embed_action_time.action_time_mlp_out."),
-    ("time_mlp_in.", "embed_action_time.time_mlp_in."),  # pi0.5's
-    ("time_mlp_out.", "embed_action_time.time_mlp_out."),
     ("action_out_proj.", "action_out_proj."),
+    ("", "embed_action_time."),  # projections of state, actions and time
 )
 
 
