@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import AutoModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 from vla_gym.vla.base import ACTION_SIZE
 from vla_gym.vla.blocks import ResidualMLP
@@ -46,18 +48,11 @@ class EqualSegmentAttention(nn.Module):
         """
         count = len(cu_seqlens) - 1
         q, k, v = self.qkv(hidden_states).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        cos, sin = (x.unsqueeze(1).float() for x in position_embeddings)
-        q, k = (_rotate(x, cos, sin) for x in (q, k))
+        q, k = apply_rotary_pos_emb_vision(q, k, *position_embeddings)
         q, k, v = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, scale=self.scaling)
         out = self.proj(out.transpose(1, 2).flatten(0, 1).flatten(1))
         return out
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary embedding in float32 and return the dtype of x."""
-    first, second = x.float().chunk(2, dim=-1)
-    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
 class QwenOFT(nn.Module):
@@ -80,8 +75,6 @@ class QwenOFT(nn.Module):
                 transformers 4.57 gave the normalised states for Qwen2.5-VL and, by a quirk, those
                 before the norm for Qwen3-VL; transformers 5 gives normalised ones for both.
         """
-        from transformers import AutoModel
-
         super().__init__()
         self.vlm: Any = AutoModel.from_config(config)
         if final_norm is None:
