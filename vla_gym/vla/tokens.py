@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TokenOutput
@@ -41,14 +42,11 @@ class WordTokenizer:
     def __call__(self, instructions: Sequence[str]) -> torch.Tensor:
         """Return ids (B, W) int64, padded with 0 to the longest instruction of the batch."""
         unknown = self._ids[UNK]
-        rows = [
-            [self._ids.get(word, unknown) for word in split_words(text)[: self._max_words]]
-            for text in instructions
-        ]
-        ids = torch.zeros(len(rows), max(1, *map(len, rows)), dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-        return ids
+        rows = []
+        for text in instructions:
+            words = split_words(text)[: self._max_words]
+            rows.append(torch.tensor([self._ids.get(word, unknown) for word in words] or [0]))
+        return pad_sequence(rows, batch_first=True)
 
 
 def _edges(device: torch.device) -> torch.Tensor:
