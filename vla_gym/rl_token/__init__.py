@@ -10,11 +10,10 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from safetensors import safe_open
-
 from vla_gym.errors import ConfigError, RLTokenWarning
 from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vla.base import FrozenVLA
+from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import WEIGHTS_ROOT, resolve_weights
 
 __all__ = [
@@ -88,9 +87,8 @@ def stored_decoder(encoder: RLTokenEncoder) -> RLTokenDecoder | None:
     file = None if encoder.source is None else encoder.source / "model.safetensors"
     if file is None or not file.is_file():
         return None
-    with safe_open(file, "pt") as stored:
-        if not any(name.startswith(RLTokenDecoder.prefix) for name in stored.keys()):  # noqa: SIM118
-            return None
+    if not any(name.startswith(RLTokenDecoder.prefix) for name in Checkpoint(file).shapes):
+        return None
     return RLTokenDecoder.from_pretrained(file.parent).eval().requires_grad_(False)
 
 
