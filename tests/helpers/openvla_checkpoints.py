@@ -75,15 +75,6 @@ class Reference:
         return torch.from_numpy(self.arrays["pixel_values"][:, : 6 * views]).float()
 
 
-def observe(batch=3, seed=0):
-    """Return images, instructions and proprioception."""
-    draw = np.random.default_rng(seed).integers
-    images = {k: draw(0, 256, (batch, 256, 256, 3), np.uint8) for k in ("agentview", "wrist")}
-    texts = ["open the middle drawer of the cabinet", "Push the plate", "turn on the stove"]
-    proprio = np.random.default_rng(seed).normal(0, 0.3, (batch, 8)).astype("f4")
-    return images, texts[:batch], proprio
-
-
 def gap(found, wanted) -> float:
     """The largest difference."""
     return float(np.abs(np.asarray(found) - np.asarray(wanted)).max())

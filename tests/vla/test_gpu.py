@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from on_policy_toys import tiny_policy, tiny_vla, toy_envs, toy_rollout
-from openvla_checkpoints import gap, make_checkpoint, observe
+from openvla_checkpoints import gap, make_checkpoint
 from stable_baselines3.common.logger import configure
 from toy_env import ToyReach
 from toy_memory_env import ProprioVLA
+from vla_checkpoints import observe
 
 from vla_gym.vla import load
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
@@ -34,13 +35,8 @@ GPU = "cuda"
 pytestmark = pytest.mark.gpu
 
 
-def mini_observation(batch=3):
-    images, texts, proprio = observe(batch)
-    return {name: frames[:, ::2, ::2] for name, frames in images.items()}, texts, proprio
-
-
 def test_mini_computes_what_it_does_on_the_cpu():
-    seen = mini_observation()
+    seen = observe(load("mini"))
     wanted, found = load("mini").infer(*seen), load("mini", GPU).infer(*seen)
     assert found.hidden.device.type == torch.device(GPU).type
     assert gap(found.hidden.cpu(), wanted.hidden) < 1e-3
@@ -56,7 +52,7 @@ def test_openvla_oft_compiled_equals_eager_and_the_cpu(tmp_path, mode):
     on_cpu = OpenVLAOFTBackend.from_pretrained(folder)
     kept = []
     for seed in range(4):  # a CUDA graph is recorded in the second pass and replayed from the third
-        seen = observe(seed=seed)
+        seen = observe(on_cpu, seed=seed)
         wanted, found = on_cpu.infer(*seen), compiled.infer(*seen)
         assert gap(eager.infer(*seen).hidden.cpu(), wanted.hidden) < 1e-3
         assert gap(found.hidden.cpu(), wanted.hidden) < 1e-3

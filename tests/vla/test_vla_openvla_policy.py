@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from mini_vla import small_config
-from openvla_checkpoints import Reference, gap, observe
+from openvla_checkpoints import Reference, gap
+from vla_checkpoints import observe
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import TokenVLA
@@ -28,7 +29,7 @@ OFT = Reference("oft")
 
 def test_infer_turns_renders_into_chunks(oft, base):
     case, vla = oft
-    images, texts, proprio = observe()
+    images, texts, proprio = observe(vla)
     output = vla.infer(images, texts, proprio)
     assert vla.cameras == ("agentview", "wrist")[: vla.num_views]
     assert base.cameras == ("agentview",)
@@ -58,10 +59,10 @@ def test_prompts(policies):
 
 
 def test_a_fixed_prompt_length_changes_nothing(checkpoints, monkeypatch):
-    images, texts, proprio = observe()
     folder = checkpoints["l1_2img_proprio"]
-    wanted = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     vla = OpenVLAOFTBackend.from_pretrained(folder, pad_prompt_to=40)
+    images, texts, proprio = observe(vla)
+    wanted = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     passes, run = [], vla._run_layers
     monkeypatch.setattr(
         vla,
@@ -91,7 +92,7 @@ def test_a_compiled_policy_computes_the_same(checkpoints, monkeypatch):
     options = {"pad_prompt_to": 30, "compile_mode": "reduce-overhead"}
     vla = OpenVLAOFTBackend.from_pretrained(folder, compile=True, **options)
     assert len(compiled) == 2 and modes == ["reduce-overhead"] * 2
-    images, texts, proprio = observe()
+    images, texts, proprio = observe(vla)
     plain = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     assert gap(vla.infer(images, texts, proprio).hidden, plain.hidden) < 1e-5
     other = copy.deepcopy(vla)  # runs its own network, as a student that is trained must
@@ -136,7 +137,7 @@ def test_tokens_are_drawn_and_scored_alike(policies, base, name):
     mini = MiniBackend(MiniVLA(small_config()), head="token")
     vla = {"openvla-oft": policies["tokens_1img"], "openvla": base, "mini": mini}[name]
     assert isinstance(vla, TokenVLA)
-    inputs, shape = observe(), (3, vla.horizon, 7)
+    inputs, shape = observe(vla), (3, vla.horizon, 7)
     greedy, _ = vla.act_tokens(*inputs, temperature=0.0)
     assert torch.equal(vla.tokens_to_actions(greedy), vla.infer(*inputs).actions)
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
@@ -155,7 +156,7 @@ def test_gradients_of_log_probabilities_reach_the_network(checkpoints, name):
     backend = {"openvla-oft": OpenVLAOFTBackend, "openvla": OpenVLABackend}[name]
     vla = backend.from_pretrained(checkpoints["tokens_1img"])
     vla.model.requires_grad_(True)
-    inputs = observe()
+    inputs = observe(vla)
     tokens, _ = vla.act_tokens(*inputs, generator=torch.Generator().manual_seed(0))
     vla.token_log_probs(*inputs, tokens).sum().backward()
     without = [n for n, p in vla.model.named_parameters() if p.grad is None or not p.grad.any()]

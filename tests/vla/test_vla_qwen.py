@@ -14,6 +14,7 @@ import yaml
 from openvla_checkpoints import gap
 from PIL import Image
 from safetensors.torch import load_file
+from vla_checkpoints import copied
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import FrozenVLA, load
@@ -176,12 +177,6 @@ def test_one_view():
 # ---------------------------------------------------------------------- folders and errors
 
 
-def writable(tmp_path, name):
-    folder = tmp_path / name
-    shutil.copytree(GOLDEN / name, folder)
-    return folder
-
-
 def starvla(tmp_path, name="qwen3", **vla_data):
     """The golden checkpoint in starVLA's layout; returns the run's folder and the VLM's."""
     run, source = tmp_path / "run", GOLDEN / name
@@ -227,7 +222,7 @@ def test_starvla_s_layout_gives_the_same_policy(tmp_path):
 
 
 def test_alphabrain_s_older_names_are_read(tmp_path):
-    folder = writable(tmp_path, "qwen3")
+    folder = copied(GOLDEN / "qwen3", tmp_path / "qwen3")
     (folder / "vlm_pretrained").rename(folder / "qwen_pretrained")
     weights = load_file(folder / "model.safetensors")
     old = {name.replace("qwen_vl_interface.", "vlm."): value for name, value in weights.items()}
@@ -239,7 +234,7 @@ def test_alphabrain_s_older_names_are_read(tmp_path):
 
 
 def test_configuration_decides_chunk_image_size_and_prompt(tmp_path):
-    folder = writable(tmp_path, "qwen25")
+    folder = copied(GOLDEN / "qwen25", tmp_path / "qwen25")
     file = folder / "framework_config.yaml"
     config = yaml.safe_load(file.read_text())
     config["framework"]["action_model"] |= {"future_action_window_size": 3}
@@ -288,7 +283,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match="does not take these options"):
         load(f"qwen-oft:{GOLDEN / 'qwen3'}", views=2)
 
-    folder = writable(tmp_path, "qwen3")
+    folder = copied(GOLDEN / "qwen3", tmp_path / "qwen3")
     config = folder / "framework_config.yaml"
     text = config.read_text()
     for old, new, message in (
