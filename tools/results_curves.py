@@ -47,12 +47,17 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     return f"{train['kind']}, {suite}{stride}{length}"
 
 
+def partner_of(name: str) -> str:
+    """Return the run that a run of libero_token differs from in what it sees."""
+    return re.sub("-(no-use-rl-token|all-hidden-states)$", "", name)
+
+
 def runs_of(group: str) -> list[tuple[Path, str]]:
     """Return folder and kind of the runs of a group's picture."""
     cards = _cards(group)
     found = [(folder, kind_of(group, folder.name, train)) for folder, train in cards]
     if group == "libero_token":
-        partners = {folder.name.removesuffix("-no-use-rl-token") for folder, _ in cards}
+        partners = {partner_of(folder.name) for folder, _ in cards}
         for folder, train in [*_cards("libero"), *_cards("libero_earlier")]:
             if folder.name in partners:
                 found.append((folder, kind_of(group, folder.name, train)))

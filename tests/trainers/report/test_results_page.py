@@ -30,7 +30,8 @@ def test_runs_without_the_token_are_drawn_with_those_that_have_it() -> None:
     runs = curves.runs_of("libero_token")
     without = {folder.name for folder, _ in runs if folder.parent.name == "libero_token"}
     found = {folder.name for folder, _ in runs} - without
-    assert found == {name.removesuffix("-no-use-rl-token") for name in without} != set()
+    assert found == {curves.partner_of(name) for name in without}
+    assert not any("token" in name or "hidden" in name for name in found) and found
 
 
 def test_cards_of_other_conditions_are_refused_or_told_apart(tmp_path):
