@@ -223,7 +223,7 @@ class LiberoSim(SimAccess):
         if vector is not None:
             vector = check_vector(vector)
             with self._shared.lock:
-                plain, task = self._plain_look(), self.task_model
+                plain, task = self._unvaried(), self.task_model
                 sizes = self._clutter_places().sizes if task.clutter else {}
                 appearance = make_appearance(plain, self._model, task, vector, sizes)
         self._variation, self._appearance = vector, appearance
@@ -236,24 +236,24 @@ class LiberoSim(SimAccess):
         with self._shared.lock:
             return self._clutter_places().draw(count, rng)
 
-    def _plain_look(self) -> ModelAppearance:
-        """Return how the shared model looks unvaried; hold its lock."""
-        return self._shared.once("look", lambda: ModelAppearance(self._model, self.task_model))
+    def _unvaried(self) -> ModelAppearance:
+        """Return what the shared model looks like without variation; hold its lock."""
+        return self._shared.once("unvaried", lambda: ModelAppearance(self._model, self.task_model))
 
     def _clutter_places(self) -> ClutterPlaces:
         """Return where clutter may stand in the task; hold the model's lock."""
 
         def find() -> ClutterPlaces:
             # Without anybody's variation; simulations write theirs before they need it.
-            self._plain_look().show(None)
+            self._unvaried().show(None)
             return ClutterSurvey(self._model, self.task_model).places()
 
         return self._shared.once(f"clutter places of {self.task_model.task.key}", find)
 
     def _write_model(self) -> None:
         super()._write_model()
-        if "look" in self._shared.derived:  # some simulation has varied it
-            self._plain_look().show(self._appearance)
+        if "unvaried" in self._shared.derived:  # some simulation has varied it
+            self._unvaried().show(self._appearance)
 
     def success(self) -> bool:
         """Return whether the task's goal holds now, by upstream's rules."""
