@@ -47,8 +47,8 @@ class FrozenVLAObservation(VectorEpisodeWrapper):
     observation is seen with the state of the episode that has ended.
 
     ``step_wait``, ``recv`` and ``set_state`` convert what they return; every other attribute of
-    the wrapped environment (``step_async``, ``send``, ``groups``, ``call``, ``get_attr``,
-    ``set_attr``, ...) is reached through the wrapper. While one group of environments simulates,
+    the wrapped environment (``groups``, ``call``, ``get_attr``, ``set_attr``, ...) is reached
+    through the wrapper. While one group of environments simulates,
     the VLA can work for another::
 
         here, there = envs.groups(2)

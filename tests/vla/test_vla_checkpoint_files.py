@@ -13,7 +13,7 @@ from torch import nn
 from vla_gym import memory
 from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
 from vla_gym.vla import checkpoint_files
-from vla_gym.vla.checkpoint_files import Checkpoint
+from vla_gym.vla.checkpoint_files import Checkpoint, find_file
 from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.statistics import Normalizer, choose_statistics, read_statistics
 
@@ -128,6 +128,15 @@ def test_damaged_files(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(WeightsError, match="outside"):
         Checkpoint(tmp_path)
+
+
+def test_find_file(tmp_path):
+    assert find_file(tmp_path, "action_head", "checkpoint") is None
+    (tmp_path / "action_head--50_checkpoint.pt").touch()
+    assert find_file(tmp_path, "action_head", "checkpoint").name == "action_head--50_checkpoint.pt"
+    (tmp_path / "action_head--60_checkpoint.pt").touch()
+    with pytest.raises(WeightsError, match="action_head--50.*action_head--60"):
+        find_file(tmp_path, "action_head", "checkpoint")
 
 
 def test_too_little_memory_is_said_before_anything_is_read(tmp_path, monkeypatch):

@@ -144,6 +144,12 @@ class Paired(Struct):
     total: Comparison
 
 
+def check_tasks_paired(tasks: list[TaskCounts], paired: Paired | None) -> None:
+    """Raise ValueError if a comparison has more or fewer tasks than there are."""
+    if paired is not None and len(paired.tasks) != len(tasks):
+        raise ValueError(f"paired has {len(paired.tasks)} tasks, the results have {len(tasks)}")
+
+
 class PairedCard(Paired, kw_only=True):
     """The same in a card of an evaluation."""
 
@@ -156,14 +162,11 @@ class Outcome(Struct):
 
     tasks: list[TaskCounts]
     total: TotalCounts
-    paired: Paired | None
+    paired: Paired
 
     def __post_init__(self) -> None:
         """Check that the comparison is of the same tasks."""
-        if self.paired is not None and len(self.paired.tasks) != len(self.tasks):
-            raise ValueError(
-                f"paired has {len(self.paired.tasks)} tasks, the results have {len(self.tasks)}"
-            )
+        check_tasks_paired(self.tasks, self.paired)
 
 
 class Evaluation(Struct, frozen=True):
@@ -238,11 +241,17 @@ class LogRow(Struct, rename=lambda name: name.replace("__", "/")):
     time__wait: Number | None = None
 
 
-class EvalResults(Outcome, kw_only=True):
+class EvalResults(Struct):
     """The results of an evaluation."""
 
     episodes: list[EpisodeRow]
+    tasks: list[TaskCounts]
+    total: TotalCounts
     paired: PairedCard | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the comparison is of the same tasks."""
+        check_tasks_paired(self.tasks, self.paired)
 
 
 class World(Struct):

@@ -176,6 +176,7 @@ class MixedActor:
             actions=either(played, own.actions),
             teacher_sample=taught.sample,
             by_teacher=by_teacher,
+            next_memory=None,
         )
 
     def _noisy(self, actions: Tensor, keys: np.ndarray) -> Tensor:

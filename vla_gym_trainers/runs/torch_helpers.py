@@ -30,12 +30,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @cache
 def fast_bf16(device_type: str) -> bool:
-    """Return whether matrix products in bfloat16 are fast on "cpu", "cuda" ...
+    """Return whether matrix products in bfloat16 are known to be fast on "cpu", "cuda" ...
 
     A processor without the instructions takes over ten times as long as in float32.
     """
     if device_type != "cpu":
-        return True
+        return device_type == "cuda"
     # Torch before 2.13 cannot tell; float32 is always right, only slower.
     ask = getattr(torch.cpu, "get_capabilities", None)
     capabilities: dict[str, Any] = {} if ask is None else ask()

@@ -121,8 +121,8 @@ class TD3Config:
     n_critics: Annotated[int, Meta(ge=2)] = 4
     """Number of critics, 2 or more; targets take the minimum."""
     bf16: bool = False
-    """Critics multiply in bfloat16, but for their last layer, on GPUs and on processors with the
-    instructions; elsewhere, where it would be slower, in float32."""
+    """Critics multiply in bfloat16, but for their last layer, on CUDA and on processors that have
+    the instructions (torch 2.13 can tell); elsewhere, where it may be slower, in float32."""
     residual_scale: float = 1.0
     """Largest correction of the VLA's action by a residual actor, in units of the action scale."""
     residual_basis: Count = 2
