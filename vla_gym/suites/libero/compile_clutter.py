@@ -1,29 +1,19 @@
-"""Compiles a scene once more with clutter in it: a program, not a module to import.
+"""Adds clutter to a scene that is being compiled.
 
-Usage: ``python -m vla_gym.suites.libero.compile_clutter REQUEST.json``. The request names a
-compiled scene, its tasks, the asset folder, the categories to add and the folder that receives the
-new scene. Clutter bodies have no joints and come last, so that all states, addresses, names and
-tables of the plain scene hold for this one, too; it is stored with the same files.
+Clutter bodies have no joints and come last, so that all states, addresses, names and tables of the
+scene without them hold for the one with them, too.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import shutil
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import CompileError
-from vla_gym.suites.libero import upstream_env
-from vla_gym.suites.libero.compile_scene import read_request, save_model
-from vla_gym.suites.libero.tasks import LiberoTask
 
 # Clutter that no episode shows is kept here, in metres: below the floor, out of all reach.
 PARKED_Z = -20.0
@@ -40,56 +30,25 @@ _NAMED = {
 }
 
 
-def main() -> int:
-    """Compile the scene of a request file; return the exit status."""
-    request = read_request()
-    plain, out = Path(request["plain"]), Path(request["out"])
-    with tempfile.TemporaryDirectory(dir=out, prefix="work-") as workdir:
-        bodies = compile_clutter(
-            plain,
-            LiberoTask(**request["tasks"][0]),
-            request["pack"],
-            Path(request["assets"]),
-            request["clutter"],
-            Path(workdir),
-        )
-        (Path(workdir) / "scene.mjb").rename(out / "scene.mjb")
-    scene = json.loads((plain / "scene.json").read_text(encoding="utf-8"))
-    scene["clutter"] = bodies
-    (out / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
-    shutil.copyfile(plain / "init_states.npz", out / "init_states.npz")
-    return 0
-
-
-def compile_clutter(
-    plain: Path,
-    task: LiberoTask,
-    pack: str,
-    asset_root: Path,
-    categories: Sequence[str],
-    workdir: Path,
-) -> dict[str, str]:
-    """Write scene.mjb with clutter into ``workdir``.
+def add_clutter(
+    env: Any, plain: Any, pack: str, categories: Sequence[str]
+) -> tuple[Any, dict[str, str]]:
+    """Compile a scene once more with clutter in it.
 
     Args:
-        plain: Folder of the compiled scene without.
-        task: A task of the scene.
+        env: Upstream's environment of the scene; clutter is put into its MJCF.
+        plain: The scene's compiled model.
         pack: ``"libero"`` or ``"lite"``; the latter also gets the low-poly robot.
-        asset_root: Folder with LIBERO's layout.
         categories: What to add, one of each.
-        workdir: Empty folder.
 
     Returns:
-        The body of each category.
+        The model, and the body of each category.
 
     Raises:
         CompileError: If the scene would not be the plain one with something added.
     """
-    upstream_env.prepare(asset_root, workdir / "libero")
-    import mujoco  # noqa: PLC0415 - after prepare(): libero picks the GL backend first
+    import mujoco  # noqa: PLC0415 - the compile process imports it after libero
 
-    env = upstream_env.make_env(upstream_env.task_file(task, workdir)).env
-    upstream_env.reset_env(env)
     objects: Any = importlib.import_module("libero.libero.envs.objects")
     bodies = {}
     for number, category in enumerate(categories):
@@ -105,10 +64,8 @@ def compile_clutter(
     if pack != "libero":
         xml = simplify_robot(xml)
     model = mujoco.MjModel.from_xml_string(xml)
-    original = mujoco.MjModel.from_binary_path(str(plain / "scene.mjb"))
-    _take_over(model, original)
-    save_model(model, workdir / "scene.mjb")
-    return bodies
+    _take_over(model, plain)
+    return model, bodies
 
 
 def _take_over(model: Any, plain: Any) -> None:
@@ -144,7 +101,3 @@ def _take_over(model: Any, plain: Any) -> None:
         ours, theirs = getattr(model, field), getattr(plain, field)
         if not np.array_equal(ours[: len(theirs)], theirs):
             raise CompileError(f"The scene with clutter differs from the plain one in {field}.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

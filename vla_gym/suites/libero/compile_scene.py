@@ -1,9 +1,10 @@
 """Compiles one scene through LIBERO's own problem classes: a program, not a module to import.
 
 Usage: ``python -m vla_gym.suites.libero.compile_scene REQUEST.json``. The request names the tasks
-(fields of ``LiberoTask``), the asset folder and the folder that receives scene.mjb, scene.json and
-init_states.npz. It ends early when its standard input ends. It is a process of its own because
-libero and robosuite print, ask questions, set global state and pull in heavy packages.
+(fields of ``LiberoTask``), the asset folder, the clutter to add and the folder that receives
+scene.mjb, scene.json and init_states.npz. It ends early when its standard input ends. It is a
+process of its own because libero and robosuite print, ask questions, set global state and pull in
+heavy packages.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import CompileError
 from vla_gym.suites.disk_cache import EXPLAINED
 from vla_gym.suites.libero import extract, initial_state, upstream_env
+from vla_gym.suites.libero.compile_clutter import add_clutter
 from vla_gym.suites.libero.goals import compile_goal
 from vla_gym.suites.libero.layouts import Placement
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask
@@ -34,24 +36,19 @@ _SCENE_FIELDS = ("problem_name", "fixtures", "regions", "objects", "scene_proper
 
 def main() -> int:
     """Compile the scene of a request file; return the exit status."""
-    request = read_request()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    pack, clutter = request["pack"], request["clutter"]
     tasks = [LiberoTask(**fields) for fields in request["tasks"]]
     with tempfile.TemporaryDirectory(dir=request["out"], prefix="work-") as workdir:
         try:
-            compile_scene(tasks, request["pack"], Path(request["assets"]), Path(workdir))
+            compile_scene(tasks, pack, Path(request["assets"]), clutter, Path(workdir))
         except CompileError as error:
             sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
             return EXPLAINED
         for name in ("scene.mjb", "scene.json", "init_states.npz"):
             (Path(workdir) / name).rename(Path(request["out"]) / name)
     return 0
-
-
-def read_request() -> dict[str, Any]:
-    """Return what the file in the first argument asks for; from now on end with the parent."""
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    return request
 
 
 def _exit_with_parent() -> None:
@@ -62,13 +59,16 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, workdir: Path) -> None:
+def compile_scene(
+    tasks: Sequence[LiberoTask], pack: str, asset_root: Path, clutter: Sequence[str], workdir: Path
+) -> None:
     """Write scene.mjb, scene.json and init_states.npz of one scene into ``workdir``.
 
     Args:
         tasks: All tasks of the scene.
         pack: ``"libero"`` or ``"lite"``; the latter also gets the low-poly robot.
         asset_root: Folder with LIBERO's layout.
+        clutter: Categories of clutter that it gets, one of each; see ``compile_clutter``.
         workdir: Empty folder.
 
     Raises:
@@ -108,6 +108,8 @@ def compile_scene(tasks: Sequence[LiberoTask], pack: str, asset_root: Path, work
         except CompileError as error:
             raise CompileError(f"{task.name}.bddl: {error}") from error
         scene["tasks"][task.entry] = {"goal": problem["goal_state"], **start}
+    if clutter:
+        model, scene["clutter"] = add_clutter(env, model, pack, clutter)
     states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)
     np.savez(workdir / "init_states.npz", **states)
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")

@@ -21,7 +21,7 @@ from vla_gym.outside import read_json
 from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
-from vla_gym.suites.libero.requests import clutter_request, scene_request
+from vla_gym.suites.libero.requests import scene_request
 from vla_gym.suites.libero.scene_file import JointStart, SceneFile, SceneObject, TaskStart
 from vla_gym.suites.libero.spec import Layout, RobotSpec, SiteIndicator
 from vla_gym.suites.libero.tasks import LiberoTask, scene_of
@@ -155,11 +155,8 @@ def load_task_model(
     pack = resolve_asset_pack(assets)
     scene, tasks = scene_of(task)
     check_objects(task, pack)
-    request = scene_request(scene, pack, tasks)
+    request = scene_request(scene, pack, tasks, clutter_of(tasks) if clutter else ())
     folder = load_scene(request, cache_dir())
-    if clutter:
-        request = clutter_request(request, folder, clutter_of(tasks))
-        folder = load_scene(request, cache_dir())
     scene_file, start, init_states = _read_scene(folder, task.entry)
     placed = {p.name for p in start.placements}
     objects = scene_file.objects

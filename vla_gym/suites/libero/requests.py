@@ -18,43 +18,31 @@ _COMPILER_SOURCES = ("compile_scene.py", "extract.py", "initial_state.py", "upst
 _CLUTTER_SOURCES = ("compile_clutter.py",)  # besides these
 
 
-def scene_request(scene: str, pack: AssetPack, tasks: tuple[LiberoTask, ...]) -> SceneRequest:
+def scene_request(
+    scene: str, pack: AssetPack, tasks: tuple[LiberoTask, ...], clutter: Sequence[str] = ()
+) -> SceneRequest:
     """Return the request for a scene; see :mod:`vla_gym.suites.libero.compile_scene`.
 
     Args:
         scene: Its name.
         pack: The asset pack.
         tasks: All tasks of the scene.
+        clutter: Categories of clutter to add, one of each.
     """
     inputs = {
-        "compiler": _digest(_COMPILER_SOURCES),
+        "compiler": _digest(_COMPILER_SOURCES + (_CLUTTER_SOURCES if clutter else ())),
         "versions": package_versions(),
         "tasks": _tasks_digest(tasks),
+        "clutter": list(clutter),
     }
     arguments = {
         "tasks": [dataclasses.asdict(task) for task in tasks],
         "pack": pack.name,
         "assets": str(pack.root.resolve()),
+        "clutter": list(clutter),
     }
     program = "vla_gym.suites.libero.compile_scene"
     return SceneRequest(scene, pack, program, inputs, arguments)
-
-
-def clutter_request(plain: SceneRequest, folder: Path, categories: Sequence[str]) -> SceneRequest:
-    """Return the request for a scene with clutter; see ``compile_clutter``.
-
-    Args:
-        plain: The request for the scene without clutter.
-        folder: Folder of that scene, compiled.
-        categories: What to add, one of each.
-    """
-    clutter = {"compiler": _digest(_CLUTTER_SOURCES), "categories": list(categories)}
-    return dataclasses.replace(
-        plain,
-        program="vla_gym.suites.libero.compile_clutter",
-        inputs=plain.inputs | {"clutter": clutter},
-        arguments=plain.arguments | {"plain": str(folder.resolve()), "clutter": list(categories)},
-    )
 
 
 @cache
