@@ -12,12 +12,14 @@ from goal_states import StateMaker, compare_with_upstream
 
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import CompileError
+from vla_gym.outside import to_type
 from vla_gym.suites import suite_tasks
 from vla_gym.suites.libero import evaluate_goal, geometric_candidate, load_task_model
 from vla_gym.suites.libero.goals import Predicate, compile_goal
+from vla_gym.suites.libero.scene_file import SceneObject, SceneSite
 
 UP = np.eye(3).reshape(9)
-OBJECTS = {
+OBJECTS: dict[str, dict[str, Any]] = {
     "bowl_1": {"body_id": 1, "joint_qpos": [0], "contact_geom_ids": [3, 4], "joint_rules": {}},
     "plate_1": {"body_id": 2, "joint_qpos": [7], "contact_geom_ids": [5], "joint_rules": {}},
     "cabinet_1": {
@@ -40,7 +42,13 @@ SITES = {
 
 
 def goal(*words: str) -> tuple[Predicate, ...]:
-    return compile_goal([list(words)], OBJECTS, SITES)
+    rest = {"is_fixture": False, "body": "", "joints": []}
+    objects = {name: {**rest, **fields} for name, fields in OBJECTS.items()}
+    return compile_goal(
+        [words],
+        to_type(objects, dict[str, SceneObject], "objects"),
+        to_type(SITES, dict[str, SceneSite], "sites"),
+    )
 
 
 class View:

@@ -9,6 +9,7 @@ import pytest
 from distributions import same_distribution
 
 from vla_gym.errors import CompileError, UnknownTaskError
+from vla_gym.outside import to_type
 from vla_gym.sim import LiberoSim
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym.suites.libero import TaskModel, load_task_model
@@ -40,7 +41,7 @@ def placement(name: str = "thing", **changes: Any) -> Placement:
         "bottom": -0.05,
         "top": 0.05,
     }
-    return Placement.from_json({**defaults, **changes})
+    return to_type({**defaults, **changes}, Placement, "a placement", CompileError)
 
 
 def draw(spec: Placement, count: int = 400) -> tuple[np.ndarray, np.ndarray]:

@@ -23,11 +23,12 @@ import numpy as np
 
 from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import CompileError
+from vla_gym.outside import to_type
 from vla_gym.suites.disk_cache import EXPLAINED
 from vla_gym.suites.libero import extract, initial_state, upstream_env
 from vla_gym.suites.libero.compile_clutter import add_clutter
 from vla_gym.suites.libero.goals import compile_goal
-from vla_gym.suites.libero.layouts import Placement
+from vla_gym.suites.libero.scene_file import SceneFile
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask
 
 # What tasks must share to share a model: everything but the goal, the words and the start.
@@ -81,33 +82,34 @@ def compile_scene(
     env = _upstream(tasks[0], files[0], problems[0])
     model = env.sim.model._model if pack == "libero" else _low_poly_model(env)
 
-    starts = [initial_state.tables(env, model, problem) for problem in problems]
+    objects = extract.object_tables(env, model)
+    starts = [
+        {"goal": problem["goal_state"], **initial_state.tables(env, model, problem)}
+        for problem in problems
+    ]
     _check_fixtures(tasks, starts)
-    for table in starts[0]["placements"]:
-        if table["is_fixture"]:
-            # One draw of the fixtures is in the model now; put all of them to the middle of their
-            # regions, so that the file does not depend on chance.
-            position, quat = Placement.from_json(table).nominal_pose()
-            body = model.body(env.fixtures_dict[table["name"]].root_body).id
-            model.body_pos[body], model.body_quat[body] = position, quat
-
-    objects, sites = extract.object_tables(env, model), extract.site_tables(env, model)
     scene: dict[str, Any] = {
         "nq": int(model.nq),
         "nv": int(model.nv),
         "robot": extract.robot_table(env, model),
         "objects": objects,
-        "sites": sites,
+        "sites": extract.site_tables(env, model),
         "indicators": extract.indicator_tables(env, model, objects),
         "reset_qpos": extract.reset_qpos(env, model).tolist(),
-        "tasks": {},
+        "tasks": {task.entry: start for task, start in zip(tasks, starts, strict=True)},
     }
-    for task, problem, start in zip(tasks, problems, starts, strict=True):
+    found = to_type(scene, SceneFile, "The compiled scene", CompileError)
+    for task in tasks:
         try:
-            compile_goal(problem["goal_state"], objects, sites)
+            compile_goal(found.tasks[task.entry].goal, found.objects, found.sites)
         except CompileError as error:
             raise CompileError(f"{task.name}.bddl: {error}") from error
-        scene["tasks"][task.entry] = {"goal": problem["goal_state"], **start}
+    for placement in found.tasks[tasks[0].entry].placements:
+        if placement.is_fixture:
+            # One draw of the fixtures is in the model now; put all of them to the middle of their
+            # regions, so that the file does not depend on chance.
+            body = found.objects[placement.name].body_id
+            model.body_pos[body], model.body_quat[body] = placement.nominal_pose()
     if clutter:
         model, scene["clutter"] = add_clutter(env, model, pack, clutter)
     states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)

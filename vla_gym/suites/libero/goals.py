@@ -25,12 +25,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from vla_gym.errors import CompileError
+from vla_gym.suites.libero.scene_file import SceneObject, SceneSite
+
+Objects = Mapping[str, SceneObject]
+Sites = Mapping[str, SceneSite]
 
 ON_OBJECT = "on_object"
 ON_SITE = "on_site"
@@ -52,10 +55,6 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 # Upstream calls an object open or turned on when ANY of its joints is, and closed or turned off
 # when ALL are.
 _ANY_JOINT = {"open": True, "close": False, "turnon": True, "turnoff": False}
-
-
-def _no_geoms() -> np.ndarray:
-    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +84,9 @@ class Predicate:
     site: int = -1
     size: np.ndarray = field(default_factory=lambda: np.zeros(3))
     needs_contact: bool = False
-    geoms: np.ndarray = field(default_factory=_no_geoms)
-    target_geoms: np.ndarray = field(default_factory=_no_geoms)
-    joint_qpos: np.ndarray = field(default_factory=_no_geoms)
+    geoms: frozenset[int] = frozenset()
+    target_geoms: frozenset[int] = frozenset()
+    joint_qpos: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     comparison: str = "<"
     threshold: float = 0.0
     any_joint: bool = True
@@ -115,15 +114,11 @@ class Predicate:
         """
         if not self.needs_contact:
             return True
-        mine, theirs = self._contact_sets
+        mine, theirs = self.geoms, self.target_geoms
         return any(
             (a in mine and b in theirs) or (b in mine and a in theirs)
             for a, b in contact_geoms.tolist()
         )
-
-    @cached_property
-    def _contact_sets(self) -> tuple[frozenset[int], frozenset[int]]:
-        return frozenset(self.geoms.tolist()), frozenset(self.target_geoms.tolist())
 
     def _joint(self, qpos: np.ndarray) -> bool:
         compare = COMPARISONS[self.comparison]
@@ -178,29 +173,22 @@ def geometric_candidate(goal: Sequence[Predicate], data: Any) -> bool:
 
 
 def compile_goal(
-    goal_state: Sequence[Sequence[str]],
-    objects: Mapping[str, Mapping[str, Any]],
-    sites: Mapping[str, Mapping[str, Any]],
+    goal_state: Sequence[Sequence[str]], objects: Objects, sites: Sites
 ) -> tuple[Predicate, ...]:
     """Resolve a parsed BDDL goal against the tables of a compiled scene.
 
     Args:
         goal_state: Predicates such as ``["on", "akita_black_bowl_1", "plate_1"]``.
-        objects: Per instance ``body_id``, ``joint_qpos``, ``contact_geom_ids`` and ``joint_rules``
-            (predicate name to ``[comparison, threshold]``).
-        sites: Per region ``id``, ``size``, ``parent`` (or None) and ``joint_qpos``.
+        objects: Of the scene, by instance name.
+        sites: Of the scene, by region name.
 
     Raises:
         CompileError: If a predicate or a name is unknown, or upstream has no rule for it.
     """
-    return tuple(_compile_predicate(list(state), objects, sites) for state in goal_state)
+    return tuple(_compile_predicate(state, objects, sites) for state in goal_state)
 
 
-def _compile_predicate(
-    state: list[str],
-    objects: Mapping[str, Mapping[str, Any]],
-    sites: Mapping[str, Mapping[str, Any]],
-) -> Predicate:
+def _compile_predicate(state: Sequence[str], objects: Objects, sites: Sites) -> Predicate:
     name, arguments, text = state[0].lower(), state[1:], " ".join(state)
     for argument in arguments:
         if argument not in objects and argument not in sites:
@@ -208,7 +196,7 @@ def _compile_predicate(
     if name in _ANY_JOINT and len(arguments) == 1:
         return _joint_predicate(name, arguments[0], text, objects, sites)
     if name in ("on", "in") and len(arguments) == 2 and arguments[0] in objects:
-        return _place_predicate(name, arguments[0], arguments[1], text, objects, sites)
+        return _place_predicate(name, objects[arguments[0]], arguments[1], text, objects, sites)
     raise CompileError(
         f"Goal '{text}' is not supported: expected On or In with an object and a target, "
         f"or one of {', '.join(_ANY_JOINT)} with one argument."
@@ -216,39 +204,29 @@ def _compile_predicate(
 
 
 def _joint_predicate(
-    name: str,
-    argument: str,
-    text: str,
-    objects: Mapping[str, Mapping[str, Any]],
-    sites: Mapping[str, Mapping[str, Any]],
+    name: str, argument: str, text: str, objects: Objects, sites: Sites
 ) -> Predicate:
     # An object answers for all its joints; a region (a drawer) for those of its own body, with
     # the rule of the object that owns it. Upstream's regions know open and close only.
-    table = objects[argument] if argument in objects else sites[argument]
-    owner = argument if argument in objects else table["parent"]
-    rule = objects[owner]["joint_rules"].get(name) if owner in objects else None
+    table = objects.get(argument) or sites[argument]
+    owner = table if isinstance(table, SceneObject) else objects.get(table.parent or "")
+    rule = owner.joint_rules.get(name) if owner else None
     if rule is None or (argument in sites and name not in ("open", "close")):
         raise CompileError(f"Goal '{text}': upstream has no rule for {name!r} of {argument!r}.")
     return Predicate(
         kind=JOINT,
         text=text,
-        joint_qpos=np.asarray(table["joint_qpos"], dtype=np.int64),
+        joint_qpos=np.asarray(table.joint_qpos, dtype=np.int64),
         comparison=rule[0],
-        threshold=float(rule[1]),
+        threshold=rule[1],
         any_joint=_ANY_JOINT[name],
     )
 
 
 def _place_predicate(
-    name: str,
-    moved: str,
-    target: str,
-    text: str,
-    objects: Mapping[str, Mapping[str, Any]],
-    sites: Mapping[str, Mapping[str, Any]],
+    name: str, moved: SceneObject, target: str, text: str, objects: Objects, sites: Sites
 ) -> Predicate:
-    body = int(objects[moved]["body_id"])
-    geoms = np.asarray(objects[moved]["contact_geom_ids"], dtype=np.int64)
+    geoms = frozenset(moved.contact_geom_ids)
     # Upstream looks a name up among objects and fixtures first, then among sites.
     if target in objects:
         if name == "in":
@@ -256,23 +234,21 @@ def _place_predicate(
         return Predicate(
             kind=ON_OBJECT,
             text=text,
-            body=body,
-            target_body=int(objects[target]["body_id"]),
+            body=moved.body_id,
+            target_body=objects[target].body_id,
             needs_contact=True,
             geoms=geoms,
-            target_geoms=np.asarray(objects[target]["contact_geom_ids"], dtype=np.int64),
+            target_geoms=frozenset(objects[target].contact_geom_ids),
         )
     site = sites[target]
-    parent = objects.get(site["parent"]) if name == "on" and site["parent"] else None
+    owner = objects.get(site.parent) if name == "on" and site.parent else None
     return Predicate(
         kind=ON_SITE if name == "on" else IN_SITE,
         text=text,
-        body=body,
-        site=int(site["id"]),
-        size=np.asarray(site["size"], dtype=np.float64),
-        needs_contact=parent is not None,
+        body=moved.body_id,
+        site=site.id,
+        size=np.asarray(site.size, dtype=np.float64),
+        needs_contact=owner is not None,
         geoms=geoms,
-        target_geoms=(
-            np.asarray(parent["contact_geom_ids"], dtype=np.int64) if parent else _no_geoms()
-        ),
+        target_geoms=frozenset(owner.contact_geom_ids if owner else ()),
     )

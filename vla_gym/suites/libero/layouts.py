@@ -7,15 +7,13 @@ Upstream draws from NumPy's global state while it rebuilds the environment; here
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from vla_gym.errors import CompileError
-from vla_gym.outside import parse_json
 
 # Upstream gives up on an object after this many draws; its caller then starts the layout again.
 MAX_TRIES = 5000
@@ -76,11 +74,6 @@ class Placement:
     site_pos: np.ndarray | None = None
     slides: tuple[tuple[int, np.ndarray], ...] = ()
     init_quat: np.ndarray | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Placement:
-        """Build a placement from the dictionary that the compile process wrote."""
-        return parse_json(json.dumps(data), cls, "A placement", CompileError)
 
     def origin(self, poses: Mapping[str, Pose], qpos: np.ndarray) -> np.ndarray:
         """Return what the regions are relative to, (3,).

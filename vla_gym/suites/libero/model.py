@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from msgspec import to_builtins
 
 from vla_gym.assets import AssetPack, cache_dir, resolve_asset_pack
 from vla_gym.assets.manifest import listed
@@ -168,7 +167,7 @@ def load_task_model(
         robot=scene_file.robot,
         objects=objects,
         fixtures=tuple(n for n, spec in objects.items() if spec.is_fixture and n in placed),
-        goal=compile_goal(start.goal, to_builtins(objects), to_builtins(scene_file.sites)),
+        goal=compile_goal(start.goal, objects, scene_file.sites),
         indicators=scene_file.indicators,
         placements=start.placements,
         nq=scene_file.nq,
