@@ -120,6 +120,14 @@ def test_variants_share_a_scene_when_their_files_describe_the_same_one() -> None
     assert get_task("goal-task", 3).scene_name == "goal-swap_0"
 
 
+def test_tasks_of_a_scene_place_the_same_fixtures() -> None:
+    placed = defaultdict(set)
+    for task in (*TASKS, *VARIANT_TASKS):
+        names = {args[0] for predicate, *args in task.problem.init if predicate in ("on", "in")}
+        placed[task.scene_name].add(frozenset(names & set(task.fixtures)))
+    assert {len(kinds) for kinds in placed.values()} == {1}
+
+
 def test_unknown_variants_and_objects_are_one_clear_error() -> None:
     plain = get_suite("goal-swap")
     assert get_suite("libero_goal_swap") is plain is get_suite("goal-swap")

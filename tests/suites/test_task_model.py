@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -291,9 +290,8 @@ def test_missing_system_libraries_are_named() -> None:
 
 
 def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
-    tasks = [dataclasses.asdict(task) for task in suite_tasks("goal")]
-    asked: dict[str, object] = {"tasks": tasks, "pack": "lite", "out": str(tmp_path)}
-    asked["assets"] = str(resolve_asset_pack("lite").root)
+    pack = resolve_asset_pack("lite")
+    asked = scene_request("goal", pack, suite_tasks("goal")).arguments | {"out": str(tmp_path)}
     (tmp_path / "request.json").write_text(json.dumps(asked))
     child = subprocess.Popen(
         [
@@ -311,15 +309,6 @@ def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
     child.stdin.close()  # what the end of the parent does
     assert child.wait(30) == 1
     assert not (tmp_path / "scene.mjb").exists()
-
-
-def test_tasks_of_different_scenes_are_refused(tmp_path: Path) -> None:
-    from vla_gym.suites.libero import compile_scene
-
-    problems = [dict.fromkeys(compile_scene._SCENE_FIELDS, 1)]
-    problems.append({**problems[0], "regions": 2})
-    with pytest.raises(CompileError, match="differ in regions"):
-        compile_scene.check_one_scene(suite_tasks("goal")[:2], problems)
 
 
 def test_an_unwritable_cache_is_one_clear_error(tmp_path: Path, compiles: list[str]) -> None:

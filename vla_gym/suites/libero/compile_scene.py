@@ -31,9 +31,6 @@ from vla_gym.suites.libero.goals import compile_goal
 from vla_gym.suites.libero.scene_file import SceneFile
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask
 
-# What tasks must share to share a model: everything but the goal, the words and the start.
-_SCENE_FIELDS = ("problem_name", "fixtures", "regions", "objects", "scene_properties")
-
 
 def main() -> int:
     """Compile the scene of a request file; return the exit status."""
@@ -66,19 +63,20 @@ def compile_scene(
     """Write scene.mjb, scene.json and init_states.npz of one scene into ``workdir``.
 
     Args:
-        tasks: All tasks of the scene.
+        tasks: All tasks of the scene, see ``scene_of``.
         pack: ``"libero"`` or ``"lite"``; the latter also gets the low-poly robot.
         asset_root: Folder with LIBERO's layout.
         clutter: Categories of clutter that it gets, one of each; see ``compile_clutter``.
         workdir: Empty folder.
 
     Raises:
-        CompileError: If the tasks do not share one scene, or something in it is not supported.
+        CompileError: If something in the scene is not supported.
     """
     upstream_env.prepare(asset_root, workdir / "libero")
 
     files = [upstream_env.task_file(task, workdir) for task in tasks]
-    problems = _parse_problems(tasks, files)
+    bddl_utils: Any = importlib.import_module("libero.libero.envs.bddl_utils")
+    problems = [bddl_utils.robosuite_parse_problem(str(file)) for file in files]
     env = _upstream(tasks[0], files[0], problems[0])
     model = env.sim.model._model if pack == "libero" else _low_poly_model(env)
 
@@ -87,7 +85,6 @@ def compile_scene(
         {"goal": problem["goal_state"], **initial_state.tables(env, model, problem)}
         for problem in problems
     ]
-    _check_fixtures(tasks, starts)
     scene: dict[str, Any] = {
         "nq": int(model.nq),
         "nv": int(model.nv),
@@ -157,42 +154,6 @@ def _low_poly_model(env: Any) -> Any:
     for site in range(original.nsite):
         model.site(original.site(site).name).rgba = original.site_rgba[site]
     return model
-
-
-def _parse_problems(tasks: Sequence[LiberoTask], files: Sequence[Path]) -> list[dict[str, Any]]:
-    bddl_utils: Any = importlib.import_module("libero.libero.envs.bddl_utils")
-    problems = [bddl_utils.robosuite_parse_problem(str(file)) for file in files]
-    check_one_scene(tasks, problems)
-    return problems
-
-
-def check_one_scene(tasks: Sequence[LiberoTask], problems: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that tasks may share a model.
-
-    Raises:
-        CompileError: If their parsed BDDL files differ in more than goal, words and start.
-    """
-    for task, problem in zip(tasks, problems, strict=True):
-        for field in _SCENE_FIELDS:
-            # The order of regions, objects and fixtures is that of sites and joints in the model.
-            if json.dumps(problem[field]) != json.dumps(problems[0][field]):
-                raise CompileError(
-                    f"Tasks {tasks[0].name} and {task.name} do not share one scene: "
-                    f"their BDDL files differ in {field}."
-                )
-
-
-def _check_fixtures(tasks: Sequence[LiberoTask], starts: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that all tasks place the same fixtures: a simulation moves those of its scene."""
-    for task, start in zip(tasks, starts, strict=True):
-        placed = [
-            {t["name"] for t in s["placements"] if t["is_fixture"]} for s in (start, starts[0])
-        ]
-        if placed[0] != placed[1]:
-            raise CompileError(
-                f"Tasks {tasks[0].name} and {task.name} place different fixtures: "
-                f"{sorted(placed[0] ^ placed[1])}."
-            )
 
 
 def _init_states(tasks: Sequence[LiberoTask], length: int) -> dict[str, np.ndarray]:
