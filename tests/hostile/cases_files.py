@@ -299,8 +299,6 @@ def _scenes(count: int, seed: int) -> Iterator[Case]:
     yield from damaged(group, source, MANIFEST, manifests, manifest)
     scenes = texts((source / "scene.json").read_text(), count // 2, seed)
     yield from damaged(group, source, "scene.json", scenes, scene)
-    states = [b"", b"PK", (source / "init_states.npz").read_bytes()[:-50]]
-    yield from damaged(group, source, "init_states.npz", states, scene, "clear")
 
 
 def _packs(count: int, seed: int) -> Iterator[Case]:

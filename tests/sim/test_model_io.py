@@ -79,7 +79,7 @@ def test_a_scene_that_cannot_be_read_is_built_anew(tmp_path: Path, scenes: list[
     folder = tmp_path / "scenes" / request.key()
     folder.mkdir(parents=True)
     # Cut off by a full disk, and hashed like that.
-    files = {"scene.mjb": content[:-100], "scene.json": b"{}", "init_states.npz": b""}
+    files = {"scene.mjb": content[:-100], "scene.json": b"{}"}
     for name, part in files.items():
         (folder / name).write_bytes(part)
     sums = {name: hashlib.sha256(part).hexdigest() for name, part in files.items()}

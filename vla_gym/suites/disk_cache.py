@@ -1,11 +1,11 @@
 """The on-disk cache of compiled scenes: keys, verification and the compile process.
 
-A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, init_states.npz and
-manifest.json, which holds what the scene was made from (its digest is the key) and the SHA-256 of
-the other files. Nothing in it is used before it was verified (a damaged .mjb can abort the process
-that loads it); what does not verify is built anew. Folders appear by an atomic rename, under a
-lock that other processes respect. Building a scene removes those that nobody has loaded for long,
-such as those of old versions.
+A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, whatever else its compiler
+writes, and manifest.json, which holds what the scene was made from (its digest is the key) and the
+SHA-256 of the other files. Nothing in it is used before it was verified (a damaged .mjb can abort
+the process that loads it); what does not verify is built anew. Folders appear by an atomic rename,
+under a lock that other processes respect. Building a scene removes those that nobody has loaded for
+long, such as those of old versions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ COMPILE_TIMEOUT_S = 300.0
 UNUSED_DAYS = 30
 #: Exit status of a program that says what is wrong in the last line of its output.
 EXPLAINED = 3
-FILES = ("scene.mjb", "scene.json", "init_states.npz")
+#: What every compiler writes.
+FILES = ("scene.mjb", "scene.json")
 MANIFEST = "manifest.json"
 
 
@@ -131,10 +132,10 @@ def verify(folder: Path, key: str) -> bool:
         if not (folder / MANIFEST).is_file():
             raise FileNotFoundError
         manifest = read_json(folder / MANIFEST, _Manifest)
-        if _key(manifest.identity) != key or set(manifest.sha256) != set(FILES):
+        if _key(manifest.identity) != key or not manifest.sha256.keys() >= set(FILES):
             raise ValueError("it belongs to another scene, pack or version")
-        for name in FILES:
-            if file_sha256(folder / name) != manifest.sha256[name]:
+        for name, digest in manifest.sha256.items():
+            if file_sha256(folder / name) != digest:
                 raise ValueError(f"{name} does not match its checksum")
     except FileNotFoundError:
         if folder.exists():
@@ -197,7 +198,7 @@ def _build(request: SceneRequest, key: str, folder: Path, timeout_s: float) -> N
             raise CompileError(f"The compile process did not write {', '.join(missing)}.")
         manifest = {
             "identity": request.identity(),
-            "sha256": {name: file_sha256(fresh / name) for name in FILES},
+            "sha256": {p.name: file_sha256(p) for p in sorted(fresh.iterdir()) if p.is_file()},
         }
         (fresh / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         if folder.exists() or folder.is_symlink():

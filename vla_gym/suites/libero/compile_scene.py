@@ -2,9 +2,8 @@
 
 Usage: ``python -m vla_gym.suites.libero.compile_scene REQUEST.json``. The request names the tasks
 (fields of ``LiberoTask``), the asset folder, the clutter to add and the folder that receives
-scene.mjb, scene.json and init_states.npz. It ends early when its standard input ends. It is a
-process of its own because libero and robosuite print, ask questions, set global state and pull in
-heavy packages.
+scene.mjb and scene.json. It ends early when its standard input ends. It is a process of its own
+because libero and robosuite print, ask questions, set global state and pull in heavy packages.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ import numpy as np
 from vla_gym.assets.lite.robot import simplify_robot
 from vla_gym.errors import CompileError
 from vla_gym.outside import to_type
-from vla_gym.suites.disk_cache import EXPLAINED
+from vla_gym.suites.disk_cache import EXPLAINED, FILES
 from vla_gym.suites.libero import extract, initial_state, upstream_env
 from vla_gym.suites.libero.compile_clutter import add_clutter
 from vla_gym.suites.libero.goals import compile_goal
 from vla_gym.suites.libero.scene_file import SceneFile
-from vla_gym.suites.libero.tasks import NUM_INIT_STATES, LiberoTask
+from vla_gym.suites.libero.tasks import LiberoTask
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def main() -> int:
         except CompileError as error:
             sys.stderr.write("\n" + " ".join(str(error).split()) + "\n")
             return EXPLAINED
-        for name in ("scene.mjb", "scene.json", "init_states.npz"):
+        for name in FILES:
             (Path(workdir) / name).rename(Path(request["out"]) / name)
     return 0
 
@@ -60,7 +59,7 @@ def _exit_with_parent() -> None:
 def compile_scene(
     tasks: Sequence[LiberoTask], pack: str, asset_root: Path, clutter: Sequence[str], workdir: Path
 ) -> None:
-    """Write scene.mjb, scene.json and init_states.npz of one scene into ``workdir``.
+    """Write scene.mjb and scene.json of one scene into ``workdir``.
 
     Args:
         tasks: All tasks of the scene, see ``scene_of``.
@@ -109,8 +108,6 @@ def compile_scene(
             model.body_pos[body], model.body_quat[body] = placement.nominal_pose()
     if clutter:
         model, scene["clutter"] = add_clutter(env, model, pack, clutter)
-    states: dict[str, Any] = _init_states(tasks, 1 + model.nq + model.nv)
-    np.savez(workdir / "init_states.npz", **states)
     (workdir / "scene.json").write_text(json.dumps(scene, indent=1), encoding="utf-8")
     save_model(model, workdir / "scene.mjb")
 
@@ -154,23 +151,6 @@ def _low_poly_model(env: Any) -> Any:
     for site in range(original.nsite):
         model.site(original.site(site).name).rgba = original.site_rgba[site]
     return model
-
-
-def _init_states(tasks: Sequence[LiberoTask], length: int) -> dict[str, np.ndarray]:
-    states = {}
-    for task in tasks:
-        if task.own_bddl:
-            states[task.entry] = np.empty((0, length))
-            continue
-        with np.load(task.init_states_file, allow_pickle=False) as file:
-            array = file["states"].astype(np.float64)
-        if array.shape != (NUM_INIT_STATES, length) or not np.isfinite(array).all():
-            raise CompileError(
-                f"Official states of {task.name}: expected {NUM_INIT_STATES} finite rows of "
-                f"{length} numbers for this model, got shape {array.shape}."
-            )
-        states[task.entry] = array
-    return states
 
 
 if __name__ == "__main__":

@@ -21,9 +21,15 @@ from vla_gym.suites.disk_cache import load_scene
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.layouts import Placement, Pose, sample_poses
 from vla_gym.suites.libero.requests import scene_request
-from vla_gym.suites.libero.scene_file import JointStart, SceneFile, SceneObject, TaskStart
+from vla_gym.suites.libero.scene_file import JointStart, SceneFile, SceneObject
 from vla_gym.suites.libero.spec import Layout, RobotSpec, SiteIndicator
-from vla_gym.suites.libero.tasks import LiberoTask, scene_of
+from vla_gym.suites.libero.tasks import (
+    LIBERO,
+    LIBERO_VERSION,
+    NUM_INIT_STATES,
+    LiberoTask,
+    scene_of,
+)
 from vla_gym.suites.protocol import CompiledTask, Task
 from vla_gym.suites.registry import SUITES, VARIANTS, suite_tasks
 from vla_gym.variation.drawn import CLUTTER_KINDS, NUM_CLUTTER
@@ -156,7 +162,11 @@ def load_task_model(
     check_objects(task, pack)
     request = scene_request(scene, pack, tasks, clutter_of(tasks) if clutter else ())
     folder = load_scene(request, cache_dir())
-    scene_file, start, init_states = _read_scene(folder, task.entry)
+    advice = "Delete that folder."
+    scene_file = read_json(folder / "scene.json", SceneFile, CompileError, advice)
+    if task.entry not in scene_file.tasks:
+        raise CompileError(f"{folder} does not hold the task {task.entry!r}. {advice}")
+    start = scene_file.tasks[task.entry]
     placed = {p.name for p in start.placements}
     objects = scene_file.objects
     return TaskModel(
@@ -173,7 +183,7 @@ def load_task_model(
         nq=scene_file.nq,
         nv=scene_file.nv,
         reset_qpos=scene_file.reset_qpos,
-        init_states=init_states,
+        init_states=_official_states(task, 1 + scene_file.nq + scene_file.nv),
         joint_inits=start.joint_inits,
         free_qpos={
             name: found.joint_qpos[-1] for name, found in objects.items() if not found.is_fixture
@@ -182,23 +192,24 @@ def load_task_model(
     )
 
 
-def _read_scene(folder: Path, key: str) -> tuple[SceneFile, TaskStart, np.ndarray]:
-    """Return what a scene's folder holds of a task.
+def _official_states(task: LiberoTask, length: int) -> np.ndarray:
+    """Return the official states of a task, float64 (50, length); (0, length) if it has none.
 
     Raises:
-        CompileError: If it is damaged.
+        CompileError: If the file is damaged, or of another scene.
     """
-    advice = "Delete that folder."
-    scene = read_json(folder / "scene.json", SceneFile, CompileError, advice)
+    if task.own_bddl:
+        return np.empty((0, length))
     try:
-        with np.load(folder / "init_states.npz", allow_pickle=False) as states:
-            array = states[key]
-        if array.shape[1:] != (1 + scene.nq + scene.nv,) or not np.isfinite(array).all():
-            raise ValueError(f"states of shape {array.shape}")
-        return scene, scene.tasks[key], array
+        with np.load(task.init_states_file, allow_pickle=False) as file:
+            states: np.ndarray = file["states"].astype(np.float64)
+        if states.shape != (NUM_INIT_STATES, length) or not np.isfinite(states).all():
+            raise ValueError(f"states of shape {states.shape}")
+        return states
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise CompileError(
-            f"{folder} does not hold the task {key!r} ({error}). {advice}"
+            f"{task.init_states_file} does not hold {NUM_INIT_STATES} finite rows of {length} "
+            f"numbers ({error}): install {LIBERO}=={LIBERO_VERSION} again."
         ) from error
 
 

@@ -72,6 +72,4 @@ def _tasks_digest(tasks: tuple[LiberoTask, ...]) -> str:
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(f"{task.entry}/{task.name}\n{task.bddl}".encode())
-        if not task.own_bddl:
-            digest.update(task.init_states_file.read_bytes())
     return digest.hexdigest()
