@@ -88,7 +88,8 @@ def test_proprioception_and_its_token_are_the_reference_s(policies):
     with torch.no_grad():
         patches = vla.model.embed_pixels(OFT.pixels(2)[:1])
         observed = vla.observe(patches, OFT.arrays["state"][:1])
-        made = sequence.parallel_sequences(vla.model, observed, PROMPTS[:1], 56)
+        after = [[sequence.NOTHING] * 56 + [sequence.STOP]]
+        made = sequence.make_sequences(vla.model, observed, PROMPTS[:1], after, 56)
     assert gap(made.embeddings, OFT.arrays["l1_2img_proprio_0_inputs_embeds"]) < 1e-4
     assert made.lengths.tolist() == [OFT.arrays["l1_2img_proprio_0_seq_len"]]
 

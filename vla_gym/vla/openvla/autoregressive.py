@@ -12,7 +12,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.base import ACTION_SIZE, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.llama_layers import run_layers
-from vla_gym.vla.openvla.sequence import causal_sequences
+from vla_gym.vla.openvla.sequence import make_sequences
 from vla_gym.vla.tokens import sample_tokens, token_log_probs
 
 
@@ -49,7 +49,7 @@ class OpenVLABackend(OpenVLABase):
             hidden (B, 7, H), logits (B, 7, 256) float32 and tokens (B, 7) int64 in 0..255.
         """
         model = self.model
-        sequences = causal_sequences(model, patches, prompts)
+        sequences = make_sequences(model, patches, prompts, [()] * len(prompts), 1)
         seen = DynamicCache()
         state = self._run_layers(
             model.llama,
@@ -122,8 +122,9 @@ class OpenVLABackend(OpenVLABase):
         if tokens.shape != (batch, 1, ACTION_SIZE):
             raise ConfigError(f"Expected tokens ({batch}, 1, 7), got {tuple(tokens.shape)}.")
         patches = self.embed_images(images, instructions)
-        given = self.model.action_ids(tokens[:, 0, :-1])
-        sequences = causal_sequences(self.model, patches, self.prompts(instructions), given)
+        given = self.model.action_ids(tokens[:, 0, :-1]).tolist()
+        prompts = self.prompts(instructions)
+        sequences = make_sequences(self.model, patches, prompts, given, ACTION_SIZE)
         hidden = self._run_layers(
             self.model.llama,
             sequences.embeddings,

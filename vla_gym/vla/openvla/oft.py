@@ -19,7 +19,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.outside import ChunkLength
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, ActionOutput, TokenOutput, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
-from vla_gym.vla.openvla.sequence import parallel_sequences
+from vla_gym.vla.openvla.sequence import NOTHING, STOP, make_sequences
 from vla_gym.vla.statistics import Normalizer
 from vla_gym.vla.tokens import OnePassTokens, bins_to_actions
 
@@ -109,13 +109,10 @@ class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
 
     def decode(self, observed: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Run the Llama on what was observed (B, P, H) and prompts' ids; returns (B, M, H)."""
-        sequences = parallel_sequences(
-            self.model,
-            observed,
-            prompts,
-            self.num_hidden_tokens,
-            append_stop=self.options.append_stop,
-            pad_prompt_to=self.options.pad_prompt_to,
+        count, options = self.num_hidden_tokens, self.options
+        after = [[NOTHING] * count + [STOP] * options.append_stop] * len(prompts)
+        sequences = make_sequences(
+            self.model, observed, prompts, after, count, options.pad_prompt_to
         )
         return self._run_layers(
             self.model.llama,

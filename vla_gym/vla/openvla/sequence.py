@@ -22,7 +22,7 @@ from vla_gym.vla.openvla.model import OpenVLAModel
 
 #: Ids of Llama 2's vocabulary.
 START, STOP, EMPTY = 1, 2, 29871
-_NOTHING = -1  # stands for an embedding of zeros
+NOTHING = -1  # stands for an embedding of zeros
 
 #: From a text to ids.
 Tokenizer = Callable[[str], list[int]]
@@ -117,84 +117,48 @@ class Sequences(NamedTuple):
         return (self.positions < self.lengths[:, None])[:, None, None]
 
 
-def parallel_sequences(
+def make_sequences(
     model: OpenVLAModel,
     observed: torch.Tensor,
     prompts: Sequence[tuple[int, ...]],
-    num_tokens: int,
-    *,
-    append_stop: bool = True,
+    after: Sequence[Sequence[int]],
+    num_states: int,
     pad_prompt_to: int | None = None,
 ) -> Sequences:
-    """Put together what OpenVLA-OFT reads.
+    """Put together what the Llama reads.
 
-    The states that predict actions begin at 29871, not at the first placeholder: shifted by one,
-    as next-token predictions are.
+    The states that predict actions begin at 29871, the end of the prompt, not at what follows it:
+    shifted by one, as next-token predictions are.
 
     Args:
         model: Embeds.
         observed: (B, P, H): patches and proprioception.
         prompts: Ids of each row.
-        num_tokens: Placeholders, one for each number of a chunk.
-        append_stop: Whether ``</s>`` ends the sequence.
+        after: Ids that follow each prompt, as many in every row; :data:`NOTHING` for a placeholder.
+        num_states: Number R of states that predict actions.
         pad_prompt_to: Length that all prompts are padded to, so that shapes never change; None for
             that of the longest.
 
     Raises:
         ConfigError: If a prompt is longer than ``pad_prompt_to``.
     """
-    texts = [(*ids[1:], *[_NOTHING] * num_tokens, *[STOP] * append_stop) for ids in prompts]
-    longest = max(map(len, texts))
-    fixed = None
-    if pad_prompt_to is not None:
-        fixed = pad_prompt_to - 1 + num_tokens + append_stop
-        if longest > fixed:
-            raise ConfigError(
-                f"A prompt has {max(map(len, prompts))} tokens, more than pad_prompt_to="
-                f"{pad_prompt_to}: raise it."
-            )
-    embeddings, lengths = _embed(model, observed, texts, fixed or longest)
-    first = lengths - int(append_stop) - num_tokens - 1
-    rows = first[:, None] + torch.arange(num_tokens, device=first.device)
-    return Sequences(embeddings, lengths, rows, fixed is not None or len(set(map(len, texts))) > 1)
-
-
-def causal_sequences(
-    model: OpenVLAModel,
-    observed: torch.Tensor,
-    prompts: Sequence[tuple[int, ...]],
-    actions: torch.Tensor | None = None,
-) -> Sequences:
-    """Put together what OpenVLA reads.
-
-    Args:
-        model: Embeds.
-        observed: (B, P, H): patches.
-        prompts: Ids of each row.
-        actions: (B, T) ids of action tokens that follow the prompt.
-
-    Returns:
-        With R = T + 1 rows: the states that predict each of them and the next.
-    """
-    follow = [()] * len(prompts) if actions is None else actions.tolist()
-    texts = [(*ids[1:], *after) for ids, after in zip(prompts, follow, strict=True)]
-    embeddings, lengths = _embed(model, observed, texts, max(map(len, texts)))
-    count = 1 + (0 if actions is None else actions.shape[1])
-    rows = lengths[:, None] - count + torch.arange(count, device=lengths.device)
-    return Sequences(embeddings, lengths, rows, len(set(map(len, texts))) > 1)
-
-
-def _embed(
-    model: OpenVLAModel, observed: torch.Tensor, texts: Sequence[Sequence[int]], width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return <s>, what was observed and the texts as embeddings, and the lengths."""
-    ids = torch.full((len(texts), width + 1), _NOTHING, dtype=torch.long)
-    ids[:, 0] = START
+    longest = max(map(len, prompts))
+    if pad_prompt_to is not None and longest > pad_prompt_to:
+        raise ConfigError(
+            f"A prompt has {longest} tokens, more than pad_prompt_to={pad_prompt_to}: raise it."
+        )
+    texts = [(*ids, *follow) for ids, follow in zip(prompts, after, strict=True)]
+    width = (pad_prompt_to or longest) + len(after[0])
+    ids = torch.full((len(texts), width), NOTHING, dtype=torch.long)
     for row, text in zip(ids, texts, strict=True):
-        row[1 : 1 + len(text)] = torch.tensor(text)
+        row[: len(text)] = torch.tensor(text)
     ids = ids.to(observed.device, non_blocking=True)
     # Times zero rather than set to it: the same for gradients, and what training did.
-    embedded = model.embed_tokens(ids.clamp(min=0)) * (ids != _NOTHING)[..., None]
-    lengths = torch.tensor([1 + observed.shape[1] + len(text) for text in texts])
-    sequence = torch.cat([embedded[:, :1], observed, embedded[:, 1:]], dim=1)
-    return sequence, lengths.to(observed.device, non_blocking=True)
+    embedded = model.embed_tokens(ids.clamp(min=0)) * (ids != NOTHING)[..., None]
+    embeddings = torch.cat([embedded[:, :1], observed, embedded[:, 1:]], dim=1)
+    lengths = torch.tensor([observed.shape[1] + len(text) for text in texts])
+    lengths = lengths.to(observed.device, non_blocking=True)
+    first = lengths - len(after[0]) - 1
+    rows = first[:, None] + torch.arange(num_states, device=first.device)
+    padded = pad_prompt_to is not None or min(map(len, prompts)) < longest
+    return Sequences(embeddings, lengths, rows, padded)
