@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,10 +13,10 @@ from transformers import LlamaConfig
 from vla_gym.errors import WeightsError
 from vla_gym.outside import ImageSide, Layers, OpenFraction, PositiveFloat, Size
 from vla_gym.vla.files import read_json
+from vla_gym.vla.load_weights import described_by
 from vla_gym.vla.openvla.vision import DINOV2_LARGE, SIGLIP_SO400M, ViTConfig
 from vla_gym.vla.tokens import NUM_BINS
 
-_LAYER = re.compile(r"language_model\.model\.layers\.(\d+)\.")
 # Heads cannot be read from shapes. timm's names of the towers -> heads.
 _HEADS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": DINOV2_LARGE.num_heads,
@@ -45,19 +44,6 @@ class _Text(Struct):
     pad_token_id: Annotated[int, Meta(ge=0)] | None = 32000
     rope_theta: PositiveFloat = 10000.0
     hidden_act: Literal["silu"] = "silu"
-
-    def __post_init__(self) -> None:
-        """Check what depends on several fields; also for the vocabulary's actions."""
-        heads = self.num_attention_heads
-        if self.hidden_size % heads or heads % (self.num_key_value_heads or heads):
-            raise ValueError(
-                f"Expected hidden_size {self.hidden_size} divisible by num_attention_heads {heads}"
-                f", and that by num_key_value_heads {self.num_key_value_heads}"
-            )
-        if (self.pad_token_id or 0) >= self.vocab_size:
-            raise ValueError(
-                f"Expected pad_token_id below vocab_size {self.vocab_size}, got {self.pad_token_id}"
-            )
 
 
 class _File(Struct):
@@ -136,12 +122,6 @@ class OpenVLAConfig:
             raise WeightsError(
                 f"Expected timm_model_ids of {' and '.join(_HEADS)} in {file}, got {names}."
             )
-        layers = {m[1] for name in shapes if (m := _LAYER.match(name))}
-        if len(layers) != config.text_config.num_hidden_layers:
-            raise WeightsError(
-                f"{file} has num_hidden_layers {config.text_config.num_hidden_layers}, the weights "
-                f"have {len(layers)} layers: they do not belong together."
-            )
         prefixes = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
         towers = tuple(
             ViTConfig.from_shapes(shapes, prefix, count)
@@ -155,9 +135,7 @@ class OpenVLAConfig:
                 f"{sorted(sizes)} in {file} and position embeddings of "
                 f"{[tower.num_patches for tower in towers]} patches."
             )
-        return cls(
-            towers=(towers[0], towers[1]),
-            image_size=sizes.pop(),
-            text=_llama(config.text_config),
-            pad_to_multiple_of=config.pad_to_multiple_of,
-        )
+        with described_by(folder):
+            text = _llama(config.text_config)
+        padding = config.pad_to_multiple_of
+        return cls((towers[0], towers[1]), sizes.pop(), text, padding)
