@@ -20,24 +20,10 @@ from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
 from vla_gym.vla.load_weights import described_by
 
-# Sizes of Gemma in the variants that checkpoints name.
+# What differs between the variants of Gemma that checkpoints name; the rest is PI0Config's default.
 _GEMMA = {
     "gemma_2b": {"hidden_size": 2048, "intermediate_size": 16384},
     "gemma_300m": {"hidden_size": 1024, "intermediate_size": 4096},
-}
-_GEMMA_COMMON = {
-    "num_hidden_layers": 18,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "vocab_size": 257152,
-}
-_SIGLIP = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
 }
 # What config.json and the network's configuration call by the same name.
 _KEPT = (
@@ -166,19 +152,20 @@ def make_config(files: LeRobotPolicyFiles) -> PI0Config:
         WeightsError: If a variant is unknown.
     """
     config = files.config
-    sizes = {}
-    for key in ("paligemma_variant", "action_expert_variant"):
+    usual: Any = PI0Config()
+
+    def sizes(key: str, part: Any) -> dict[str, Any]:
         variant = getattr(config, key)
         if isinstance(variant, str) and variant not in _GEMMA:
             raise WeightsError(
                 f"Checkpoint {files.folder} has {key} {variant!r}; known: {', '.join(_GEMMA)}."
             )
         chosen = _GEMMA[variant] if isinstance(variant, str) else to_builtins(variant)
-        sizes[key] = {"model_type": "gemma", **_GEMMA_COMMON, **chosen}
-    text = sizes["paligemma_variant"]
-    vision = {**_SIGLIP, **to_builtins(config.vision_config)}
+        return {**part.to_dict(), **chosen}
+
+    text = sizes("paligemma_variant", usual.vlm_config.text_config)
+    vision = {**usual.vlm_config.vision_config.to_dict(), **to_builtins(config.vision_config)}
     vision["image_size"] = (config.image_resolution or (224, 224))[0]
-    vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
     return PI0Config(
         vlm_config={
             "model_type": "paligemma",
@@ -187,7 +174,7 @@ def make_config(files: LeRobotPolicyFiles) -> PI0Config:
             "projection_dim": text["hidden_size"],
             "image_token_id": text["vocab_size"],
         },
-        dit_config=sizes["action_expert_variant"],
+        dit_config=sizes("action_expert_variant", usual.dit_config),
         **{key: getattr(config, key) for key in _KEPT},
     )
 
