@@ -14,7 +14,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import CompileError
 from vla_gym.outside import to_type
 from vla_gym.suites import suite_tasks
-from vla_gym.suites.libero import evaluate_goal, geometric_candidate, load_task_model
+from vla_gym.suites.libero import evaluate_goal, load_task_model
 from vla_gym.suites.libero.goals import Predicate, compile_goal
 from vla_gym.suites.libero.scene_file import SceneObject, SceneSite
 
@@ -84,7 +84,7 @@ def test_on_object(offset: tuple[float, float, float], expected: bool) -> None:
     view = View()
     view.xpos[1] = offset
     assert not evaluate_goal(goal("on", "bowl_1", "plate_1"), view)  # nothing touches
-    assert geometric_candidate(goal("on", "bowl_1", "plate_1"), view) is expected
+    assert goal("on", "bowl_1", "plate_1")[0].geometric(view) is expected
     view.contacts = [(3, 9), (5, 4)]
     assert evaluate_goal(goal("on", "bowl_1", "plate_1"), view) is expected
 
@@ -124,7 +124,7 @@ def test_on_site(offset: tuple[float, float, float], expected: bool) -> None:
     view = View()
     view.xpos[1] = offset
     on = goal("on", "bowl_1", "cabinet_1_top")
-    assert geometric_candidate(on, view) is expected
+    assert on[0].geometric(view) is expected
     assert not evaluate_goal(on, view)
     view.contacts = [(6, 4)]
     assert evaluate_goal(on, view) is expected
@@ -167,7 +167,7 @@ def test_in_site(offset: tuple[float, float, float], expected: bool) -> None:
     view.xpos[1] = offset
     inside = goal("in", "bowl_1", "cabinet_1_top")
     assert evaluate_goal(inside, view) is expected  # no contact is asked for
-    assert geometric_candidate(inside, view) is expected
+    assert inside[0].geometric(view) is expected
 
 
 @pytest.mark.parametrize(

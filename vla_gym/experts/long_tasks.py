@@ -47,7 +47,7 @@ STOVE_SITE = "flat_stove_1_cook_region"
 def goal_holds(sim: LiberoSim, index: int) -> Callable[[], bool]:
     """Return a test of one of the goal's conditions."""
     condition = sim.task_model.goal[index]
-    return lambda: condition.geometric(sim.data) and condition.contact(sim.data.contact.geom)
+    return lambda: condition.holds(sim.data)
 
 
 def part(sim: LiberoSim, name: str, phases: Sequence[Phase], goal: int) -> list[Phase]:

@@ -1,6 +1,6 @@
 """Compiled LIBERO tasks: models, goals and start layouts, cached on disk."""
 
-from vla_gym.suites.libero.goals import Predicate, evaluate_goal, geometric_candidate
+from vla_gym.suites.libero.goals import Predicate, evaluate_goal
 from vla_gym.suites.libero.model import TaskModel, load_task_model
 from vla_gym.suites.libero.spec import Layout
 
@@ -9,6 +9,5 @@ __all__ = [
     "Predicate",
     "TaskModel",
     "evaluate_goal",
-    "geometric_candidate",
     "load_task_model",
 ]

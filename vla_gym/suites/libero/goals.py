@@ -106,19 +106,19 @@ class Predicate:
             return self._above_site(position, site_position, site_matrix)
         return self._inside_site(position, site_position, site_matrix)
 
-    def contact(self, contact_geoms: np.ndarray) -> bool:
-        """Return whether the contact condition holds (True if none is asked).
-
-        Args:
-            contact_geoms: (ncon, 2) geom ids.
-        """
+    def contact(self, data: Any) -> bool:
+        """Return whether the contact condition holds (True if none is asked)."""
         if not self.needs_contact:
             return True
         mine, theirs = self.geoms, self.target_geoms
         return any(
             (a in mine and b in theirs) or (b in mine and a in theirs)
-            for a, b in contact_geoms.tolist()
+            for a, b in data.contact.geom.tolist()
         )
+
+    def holds(self, data: Any) -> bool:
+        """Return whether the condition holds."""
+        return self.geometric(data) and self.contact(data)
 
     def _joint(self, qpos: np.ndarray) -> bool:
         compare = COMPARISONS[self.comparison]
@@ -152,24 +152,12 @@ def evaluate_goal(goal: Sequence[Predicate], data: Any) -> bool:
         goal: The predicates; LIBERO's goals are conjunctions.
         data: The ``MjData`` after kinematics and collision detection of the state to judge.
     """
-    if not geometric_candidate(goal, data):
-        return False
-    if not any(p.needs_contact for p in goal):
-        return True
-    contact_geoms = data.contact.geom
-    return all(p.contact(contact_geoms) for p in goal)
+    return all(p.holds(data) for p in goal)
 
 
 def goal_progress(goal: Sequence[Predicate], data: Any) -> float:
     """Return the share of a goal's predicates that hold, 1 where :func:`evaluate_goal` is true."""
-    contact_geoms = data.contact.geom
-    held = [p.geometric(data) and p.contact(contact_geoms) for p in goal]
-    return sum(held) / len(held)
-
-
-def geometric_candidate(goal: Sequence[Predicate], data: Any) -> bool:
-    """Return whether the goal holds apart from contacts: cheap, and necessary for success."""
-    return all(p.geometric(data) for p in goal)
+    return sum(p.holds(data) for p in goal) / len(goal)
 
 
 def compile_goal(
