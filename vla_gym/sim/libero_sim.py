@@ -96,7 +96,7 @@ class LiberoSim(SimAccess):
             layout: Positions, fixture poses and null-space target.
             settle: Run the no-ops, of a sampled layout until its objects rest.
         """
-        key = (self.task_model.scene_key, self.physics, layout.digest(), *self._settling)
+        key = (self.task_model.scene_key, self.physics, layout.content(), *self._settling)
         if settle and key in _settled:
             _settled.move_to_end(key)
             self._restore(_settled[key])
