@@ -10,6 +10,7 @@ from torch import nn
 
 from vla_gym.errors import WeightsError
 from vla_gym_trainers.explorer.config import AdversarialConfig
+from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.run_dir import Checkpoint
 from vla_gym_trainers.runs.torch_helpers import save_tensors
 from vla_gym_trainers.world_model.behaviours import step_terms
@@ -137,7 +138,7 @@ def trimmed(parts: list[Sequences], steps: int) -> Sequences:
 
     The newest episode stays in any case.
     """
-    data = Sequences.joined(parts)
+    data = join_episodes(parts)
     starts = data.bounds()[:, 0]
     rows = len(data) - starts  # from there on; an episode has one more than steps
     fitting = starts[rows - np.arange(len(starts), 0, -1) <= steps]

@@ -16,16 +16,16 @@ from tqdm import tqdm
 from vla_gym.demos.files import read_episodes, read_instruction
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
-from vla_gym.rollout import Info, Start, play
+from vla_gym.rollout import Info, Start
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.rollout.policies import BATCH_SIZE, Observations, in_episodes, in_fixed_batches
+from vla_gym.rollout.policies import BATCH_SIZE, Observations
 from vla_gym.suites import SUITES, get_task, suite_tasks
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
-from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.cloning.data import demo_files
-from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates, infer_hidden
+from vla_gym_trainers.rl_token.vla_states import StatesConfig, VLAStates, infer_hidden
+from vla_gym_trainers.rollout.episode_sets import RecordingPolicy, join_episodes, play_set
 
 # Players see different layouts, and others than `vla-gym demos` with the same seed.
 _FIRST_SEED = {"expert": 20_000, "vla": 30_000}
@@ -47,19 +47,11 @@ def states_of_demos(
         instruction = read_instruction(path)
         for frames, proprio, _ in read_episodes(path):
             images, proprio = frames_for(vla, frames[::stride], path), proprio[::stride]
-            count = len(images)
-            parts.append(
-                VLAStates(
-                    hidden=infer_hidden(vla, images, instruction, proprio),
-                    proprio=proprio,
-                    object_pos=np.full((count, 3), np.nan),
-                    task=np.zeros(count, np.int64),
-                    player=np.full(count, PLAYERS.index("demos")),
-                    episode=np.zeros(count, np.int64),
-                    tasks=[tasks.get(instruction, instruction)],
-                )
-            )
-    return VLAStates.joined(parts)
+            hidden = infer_hidden(vla, images, instruction, proprio)
+            unknown = np.full((len(images), 3), np.nan)
+            name = tasks.get(instruction, instruction)
+            parts.append(VLAStates.of_episode(hidden, proprio, unknown, "demos", name))
+    return join_episodes(parts)
 
 
 def frames_for(vla: FrozenVLA, images: np.ndarray, path: Path) -> np.ndarray:
@@ -84,99 +76,62 @@ def states_of_episodes(vla: FrozenVLA, config: StatesConfig) -> VLAStates:
         WorkerError: If a worker fails again and again.
     """
     counts = {"expert": config.expert_episodes, "vla": config.rollout_episodes}
-    tasks = config.tasks()
-    episodes: dict[tuple[str, Start], VLAStates] = {}
-    total = len(tasks) * sum(counts.values())
-    hidden = not config.progress
-    with tqdm(total=total, desc="states of episodes", unit="episode", disable=hidden) as bar:
-        for player, count in counts.items():
-            starts = [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(count)]
-            policy = StatesPolicy(vla, player, config.frame_stride)
-            noisy = functools.partial(
-                NoisyEpisodes,
-                seed=_FIRST_SEED[player] + config.seed,
-                noise=config.expert_noise if player == "expert" else config.rollout_noise,
-                expert=policy.expert,
-            )
-            for episode in play(
-                policy,
-                starts,
-                # Half of them fill the VLA's batch while the others simulate.
-                num_envs=max(2 * BATCH_SIZE, config.num_workers),
-                workers=config.num_workers,
-                hosts=config.hosts,
-                env_wrappers=[noisy, ShowObject],
-                **config.env_kwargs(),
-            ):
-                episodes[player, episode.start] = policy.take(episode.start)
-                bar.update()
     order = [
-        (player, Start(task.suite, task.task_id, seed=number))
-        for task in tasks
-        for player, count in counts.items()
+        (name, Start(task.suite, task.task_id, seed=number))
+        for task in config.tasks()
+        for name, count in counts.items()
         for number in range(count)
     ]
-    return VLAStates.joined([episodes[key] for key in order])
+    return play_set(
+        [StatesPolicy(vla, name, config) for name in counts],
+        order,
+        "states of episodes",
+        progress=config.progress,
+        # Half of them fill the VLA's batch while the others simulate.
+        num_envs=max(2 * BATCH_SIZE, config.num_workers),
+        workers=config.num_workers,
+        hosts=config.hosts,
+        **config.env_kwargs(),
+    )
 
 
-class StatesPolicy:
+class StatesPolicy(RecordingPolicy):
     """The scripted expert or a VLA, that keeps what the VLA's hidden states are at each chunk.
 
     A chunk of the expert is as long as the stride from one look of the VLA to the next.
     """
 
-    def __init__(self, vla: FrozenVLA, player: str, stride: int) -> None:
+    def __init__(self, vla: FrozenVLA, name: str, config: StatesConfig) -> None:
         """Choose who acts: ``"expert"``, or ``"vla"``, which looks in any case."""
-        self._vla, self._player, self._vla_memory = vla, player, VLAMemory(vla)
-        self.name, self.expert = player, player == "expert"
-        self.chunk_len = stride if self.expert else vla.horizon
-        self.cameras: tuple[str, ...] = CAMERAS
-        self.image_size = vla.image_size
-        self.identity: dict[str, Any] = {}
-        # Hidden states (images of the expert's episodes), proprio and the object's position.
-        self._seen: dict[Start, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+        is_expert = name == "expert"
+        noisy = functools.partial(
+            NoisyEpisodes,
+            seed=_FIRST_SEED[name] + config.seed,
+            noise=config.expert_noise if is_expert else config.rollout_noise,
+            expert=is_expert,
+        )
+        chunk_len = config.frame_stride if is_expert else vla.horizon
+        super().__init__(vla, name, chunk_len, CAMERAS, noisy, ShowObject)
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the VLA's chunks, which the expert ignores; keep what was seen."""
-        chunks = np.zeros((len(infos), self.chunk_len, 7), np.float32)
-
-        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> tuple[Any, Any]:
-            images = {name: batch[name] for name in self._vla.cameras}
-            texts = [info["instruction"] for info in told]
-            with torch.no_grad():
-                out = in_episodes(self._vla_memory, told).infer(images, texts, batch["proprio"])
-            actions = out.actions.float().clamp(-1.0, 1.0).cpu().numpy()
-            return actions, out.hidden.to("cpu", torch.float16).numpy()
-
         if self.expert:  # the VLA looks at its episodes when they end, at many frames at once
+            chunks = np.zeros((len(infos), self.chunk_len, 7), np.float32)
             seen = np.stack([observations[camera] for camera in CAMERAS], axis=1)
         else:
-            chunks, seen = in_fixed_batches(forward, observations, infos, BATCH_SIZE)
-        for row, info in enumerate(infos):
-            start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
-            if info["elapsed_steps"] == 0:  # perhaps again, after its worker died
-                self._seen[start] = []
-            proprio, position = observations["proprio"][row], observations["object_pos"][row]
-            self._seen[start].append((seen[row].copy(), proprio.copy(), position.copy()))
+            chunks, seen = self.look(observations, infos, torch.Tensor.half)
+        shown = {name: observations[name] for name in ("proprio", "object_pos")}
+        self.keep(infos, seen=seen, **shown)
         return chunks
 
     def take(self, start: Start) -> VLAStates:
         """Return the states of an episode that has ended, and forget them."""
-        seen, proprio, positions = zip(*self._seen.pop(start), strict=True)
-        count, task = len(seen), get_task(start.suite, start.task_id)
+        rows, task = self.kept(start), get_task(start.suite, start.task_id)
+        seen, proprio = rows["seen"], rows["proprio"]
+        hidden = torch.from_numpy(seen)
         if self.expert:
-            hidden = infer_hidden(self._vla, np.stack(seen), task.instruction, np.stack(proprio))
-        else:
-            hidden = torch.from_numpy(np.stack(seen))
-        return VLAStates(
-            hidden=hidden,
-            proprio=np.stack(proprio),
-            object_pos=np.stack(positions),
-            task=np.zeros(count, np.int64),
-            player=np.full(count, PLAYERS.index(self._player)),
-            episode=np.zeros(count, np.int64),
-            tasks=[task.key],
-        )
+            hidden = infer_hidden(self.vla, seen, task.instruction, proprio)
+        return VLAStates.of_episode(hidden, proprio, rows["object_pos"], self.name, task.key)
 
 
 class ShowObject(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, Any]]):

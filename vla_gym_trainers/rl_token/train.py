@@ -19,6 +19,7 @@ from vla_gym.vla import load
 from vla_gym_trainers.rl_token.collect_states import states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.reconstruction import format_reports, report
 from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
+from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import RunSettings
@@ -103,7 +104,7 @@ def collect(config: RLTokenConfig) -> VLAStates:
         )
     if config.expert_episodes + config.rollout_episodes:
         parts.append(states_of_episodes(vla, config))
-    return VLAStates.joined(parts)
+    return join_episodes(parts)
 
 
 def fit(

@@ -8,7 +8,6 @@ states, which stay for evaluation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ from vla_gym.outside import Count, Fraction, PositiveInt
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.stateful import VLAMemory
-from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.tasks import SuitesSettings
 
 PLAYERS = ("demos", "expert", "vla")
@@ -90,13 +88,17 @@ class VLAStates:
         return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in names})
 
     @classmethod
-    def joined(cls, parts: Sequence[VLAStates]) -> VLAStates:
-        """Join sets; tasks of the same name become one, episodes get new numbers.
-
-        Raises:
-            ConfigError: If there is none.
-        """
-        return join_episodes(parts, "No states: ask for demonstrations or for episodes.")
+    def of_episode(
+        cls,
+        hidden: torch.Tensor,
+        proprio: np.ndarray,
+        object_pos: np.ndarray,
+        player: str,
+        task: str,
+    ) -> VLAStates:
+        """Return the states of one episode of a player and a task, both by name."""
+        zeros, who = np.zeros(len(hidden), np.int64), PLAYERS.index(player)
+        return cls(hidden, proprio, object_pos, zeros, zeros + who, zeros, [task])
 
     def held_out(self, share: float) -> np.ndarray:
         """Return a mask (N,) of the last ``share`` of every task's and player's episodes.

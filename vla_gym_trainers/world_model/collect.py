@@ -9,16 +9,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from tqdm import tqdm
 
-from vla_gym.rollout import Info, Policy, Start, play
+from vla_gym.rollout import Info, Policy, Start
 from vla_gym.rollout.noise import NoisyEpisodes
-from vla_gym.rollout.policies import BATCH_SIZE, Observations, episode_key, in_fixed_batches
+from vla_gym.rollout.policies import Observations, episode_key
 from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.protocol import ActionSpec
 from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
+from vla_gym_trainers.rollout.episode_sets import RecordingPolicy, play_set
 from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import BEHAVIOURS, Sequences
@@ -60,122 +60,77 @@ def collect(
     Raises:
         WorkerError: If a worker fails again and again.
     """
-    tasks = config.tasks()
     base = config.seed + (EVAL_SEED if held_out else 0)
-    starts = {
-        name: [Start(t.suite, t.task_id, seed=n) for t in tasks for n in range(counts.get(name, 0))]
+    order = [
+        (name, Start(task.suite, task.task_id, seed=number))
         for name in BEHAVIOURS
-    }
-    found: dict[tuple[str, Start], Sequences] = {}
-    total, what = sum(map(len, starts.values())), "validation" if held_out else "training"
-    with tqdm(
-        total=total, desc=f"{what} episodes", unit="episode", disable=not config.progress
-    ) as bar:
-        for name in BEHAVIOURS:
-            player = SequencePolicy(
-                vla, name, config.chunk_len, base, keep_agentview=held_out, explorer=explorer
-            )
-            record = functools.partial(
-                RecordedEpisodes,
-                seed=FIRST_SEED[name if explorer is None else "explorer"] + base,
-                noise=0.0 if name == "random" else config.noise,
-                expert=player.expert,
-                chunk_len=config.chunk_len,
-            )
-            for episode in play(
-                player,
-                starts[name],
-                num_envs=config.num_envs,
-                workers=config.num_workers,
-                hosts=config.hosts,
-                env_wrappers=[record],
-                **config.env_kwargs(),
-            ):
-                found[name, episode.start] = player.take(episode.start)
-                bar.update()
-    return Sequences.joined([found[name, s] for name in BEHAVIOURS for s in starts[name]])
+        for task in config.tasks()
+        for number in range(counts.get(name, 0))
+    ]
+    return play_set(
+        [SequencePolicy(vla, name, config, base, held_out, explorer) for name in BEHAVIOURS],
+        order,
+        f"{'validation' if held_out else 'training'} episodes",
+        progress=config.progress,
+        num_envs=config.num_envs,
+        workers=config.num_workers,
+        hosts=config.hosts,
+        **config.env_kwargs(),
+    )
 
 
-class SequencePolicy:
+class SequencePolicy(RecordingPolicy):
     """Acts as one of the behaviours and keeps what is seen at every step."""
 
     def __init__(
         self,
         vla: FrozenVLA,
         behaviour: str,
-        chunk_len: int,
+        config: WorldModelConfig,
         seed: int,
-        *,
         keep_agentview: bool,
-        explorer: Policy | None = None,
+        explorer: Policy | None,
     ) -> None:
-        """Choose who acts; the VLA looks in any case, and the seed is that of random actions."""
-        self._vla, self._behaviour, self._seed = vla, behaviour, seed
-        self._explorer = explorer
-        self._keep_agentview = keep_agentview
-        self.name, self.chunk_len = behaviour, chunk_len
-        self.expert = behaviour == "expert"
-        self._views = vla.cameras
-        self.cameras = tuple(dict.fromkeys((*self._views, *CAMERAS)))
-        self.image_size = vla.image_size
-        self.identity: dict[str, Any] = {}
-        self._seen: dict[Start, list[dict[str, np.ndarray]]] = {}
+        """Choose who acts; the VLA looks in any case. All that is drawn depends on the seed."""
+        self._seed, self._explorer, self._keep_agentview = seed, explorer, keep_agentview
+        record = functools.partial(
+            RecordedEpisodes,
+            seed=FIRST_SEED[behaviour if explorer is None else "explorer"] + seed,
+            noise=0.0 if behaviour == "random" else config.noise,
+            expert=behaviour == "expert",
+            chunk_len=config.chunk_len,
+        )
+        cameras = tuple(dict.fromkeys((*vla.cameras, *CAMERAS)))
+        super().__init__(vla, behaviour, config.chunk_len, cameras, record)
 
     def act(self, observations: Observations, infos: Sequence[Info]) -> np.ndarray:
         """Return the behaviour's chunks (the expert ignores them); keep what was seen."""
-        features, chunks = self._look(observations, infos)
-        if self._behaviour == "random":
+        chunks, features = self.look(observations, infos, lambda x: x.mean(dim=1).float())
+        if self.name == "random":
             chunks = np.stack([random_chunk(self._seed, info, self.chunk_len) for info in infos])
-        elif self._behaviour == "explorer":
+        elif self.name == "explorer":
             assert self._explorer is not None
             chunks = self._explorer.act(observations, infos)
-        for row, info in enumerate(infos):
-            start = Start(info["suite"], info["task_id"], info["init_state_id"], info["seed"])
-            if info["elapsed_steps"] == 0:  # perhaps again, after its worker died
-                self._seen[start] = []
-            seen = {
-                key: observations[key][row].copy() for key in ("proprio", "executed", "objects")
-            }
-            seen |= {
-                "features": features[row],
-                "elapsed": np.int64(info["elapsed_steps"]),
-                "frames": area_downsample(observations["wrist"][row], FRAME_SIZE),
-            }
-            if self._keep_agentview:
-                seen["agentview"] = area_downsample(observations["agentview"][row], FRAME_SIZE)
-            self._seen[start].append(seen)
+        seen = {key: observations[key] for key in ("proprio", "executed", "objects")}
+        views = {"frames": "wrist"} | ({"agentview": "agentview"} if self._keep_agentview else {})
+        seen |= {k: area_downsample(observations[view], FRAME_SIZE) for k, view in views.items()}
+        elapsed = np.array([info["elapsed_steps"] for info in infos], np.int64)
+        self.keep(infos, features=features, elapsed=elapsed, **seen)
         return chunks
-
-    def _look(
-        self, observations: Observations, infos: Sequence[Info]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the VLA makes of each row: features (n, F) and chunks (n, C, A)."""
-
-        def forward(batch: dict[str, np.ndarray], told: list[Info]) -> tuple[Any, Any]:
-            images = {camera: batch[camera] for camera in self._views}
-            texts = [info["instruction"] for info in told]
-            out = self._vla.infer(images, texts, batch["proprio"])
-            features = out.hidden.mean(dim=1).float().cpu().numpy()
-            chunks = out.actions[:, : self.chunk_len].clamp(-1.0, 1.0).float().cpu().numpy()
-            return features, chunks
-
-        return in_fixed_batches(forward, observations, infos, BATCH_SIZE)
 
     def take(self, start: Start) -> Sequences:
         """Return an episode that has ended, and forget it."""
-        seen = self._seen.pop(start)
-        rows = {key: np.stack([step[key] for step in seen]) for key in seen[0]}
-        elapsed, count = rows.pop("elapsed"), len(seen)
-        executed, actions = np.zeros(count, np.int64), rows.pop("executed").reshape(count, -1)
-        executed[:-1] = np.diff(elapsed)
-        actions = np.concatenate([actions[1:], np.zeros_like(actions[:1])])
+        rows = self.kept(start)
+        elapsed, actions = rows.pop("elapsed"), rows.pop("executed")
+        count = len(elapsed)
+        actions = np.roll(actions.reshape(count, -1), -1, axis=0)  # the first row had none before
         rows.setdefault("agentview", np.zeros((0, FRAME_SIZE, FRAME_SIZE, 3), np.uint8))
         return Sequences(
             **rows,
             actions=actions,
-            executed=executed,
+            executed=np.diff(elapsed, append=elapsed[-1]),
             episode=np.zeros(count, np.int64),
-            behaviour=np.full(count, BEHAVIOURS.index(self._behaviour)),
+            behaviour=np.full(count, BEHAVIOURS.index(self.name)),
             task=np.zeros(count, np.int64),
             tokens=np.zeros((0, 0), np.int64),
             tasks=[get_task(start.suite, start.task_id).key],

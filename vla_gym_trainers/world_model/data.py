@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 from vla_gym.errors import WeightsError
 from vla_gym.files import replacing
 from vla_gym.suites import Task, get_task
-from vla_gym_trainers.rollout.episode_sets import join_episodes
 
 #: Who can have played an episode, and who of them a world model is first trained on.
 BEHAVIOURS = ("random", "vla", "expert", "explorer")
@@ -75,15 +73,6 @@ class Sequences:
         last[1:] = self.actions[:-1]
         last[self.bounds()[:, 0]] = 0.0
         return last
-
-    @classmethod
-    def joined(cls, parts: Sequence[Sequences]) -> Sequences:
-        """Join sets; tasks of the same name become one, episodes get new numbers.
-
-        Raises:
-            ConfigError: If there is none.
-        """
-        return join_episodes(parts, "No sequences: ask for at least one episode.")
 
     def since(self, row: int) -> Sequences:
         """Return the rows from an episode's first one on."""
