@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_gym.errors import WeightsError
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig
 from vla_gym_trainers.cloning.config import MiniConfig
-from vla_gym_trainers.runs.run_dir import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
 from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 
 
@@ -63,7 +62,7 @@ class CloningState:
             WeightsError: If it is corrupt.
         """
         plain = checkpoint.state
-        try:
+        with restoring(checkpoint.folder):
             model = MiniVLA(MiniVLAConfig.of(plain["model"], checkpoint.folder))
             state = cls.of(model, config)
             tensors = load_tensors(checkpoint.folder / "cloning.pt")
@@ -71,8 +70,6 @@ class CloningState:
                 getattr(state, name).load_state_dict(tensors[name])
             state.rng.bit_generator.state = plain["rng"]
             state.best, state.best_step = plain["best"], plain["best_step"]
-        except Exception as error:  # pickle, zip, key and shape errors alike
-            raise WeightsError(f"Cannot resume from {checkpoint.folder}: {error}") from error
         state.step = checkpoint.step
         return state
 

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_gym.errors import WeightsError
 from vla_gym_trainers.explorer.config import AdversarialConfig
 from vla_gym_trainers.rollout.episode_sets import join_episodes
-from vla_gym_trainers.runs.run_dir import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
 from vla_gym_trainers.runs.torch_helpers import save_tensors
 from vla_gym_trainers.world_model.behaviours import step_terms
 from vla_gym_trainers.world_model.checkpoint import F1_FILE, read_tensors
@@ -124,11 +123,9 @@ class WorldModelUpdates:
             WeightsError: If it is another phase's, or damaged.
         """
         tensors = read_tensors(checkpoint, phase)
-        try:
+        with restoring(checkpoint.folder):
             self.model.load_state_dict(tensors["model"])
             self._optimizer.load_state_dict(tensors["optimizer"])
-        except Exception as error:  # key and shape errors alike
-            raise WeightsError(f"Cannot resume from {checkpoint.folder}: {error}") from error
         path = checkpoint.folder / _REPLAY
         self.replay = Sequences.load(path) if path.is_file() else None
 

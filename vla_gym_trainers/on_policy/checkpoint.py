@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from vla_gym.errors import VlaGymError, WeightsError
+from vla_gym.errors import WeightsError
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import Policy
+from vla_gym_trainers.runs.run_dir import restoring
 from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 
 
@@ -54,16 +55,12 @@ def load_checkpoint(folder: Path, learner: Learner, reference: Policy | None) ->
         WeightsError: If a file is missing or damaged.
         ConfigError: If the parameters do not fit the policy.
     """
-    try:
+    with restoring(folder):
         numbers = load_tensors(folder / "learner.pt")
         learner.policy.load_state_dict(load_parameters(folder / "policy.safetensors"))
         if reference is not None:
             reference.load_state_dict(load_parameters(folder / "reference.safetensors"))
         learner.load_state_dict(numbers)
-    except VlaGymError:
-        raise
-    except Exception as error:  # OS, zip, pickle, key and shape errors alike
-        raise WeightsError(f"{folder} is no whole checkpoint: {error}") from error
 
 
 @dataclass

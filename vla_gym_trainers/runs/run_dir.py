@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError, VlaGymError, WeightsError
 from vla_gym.files import only_process, sync
 from vla_gym.outside import Count, Object, Text, read_json
 
@@ -55,6 +55,23 @@ class Checkpoint(Struct):
             )
         found.folder = folder
         return found
+
+
+@contextmanager
+def restoring(folder: Path) -> Iterator[None]:
+    """Bring a trainer back to what it wrote into a checkpoint's folder.
+
+    Raises:
+        WeightsError: In place of whatever is raised by what is damaged or of another version.
+    """
+    try:
+        yield
+    except VlaGymError:
+        raise
+    except Exception as error:  # OS, zip, pickle, key and shape errors alike
+        raise WeightsError(
+            f"{folder} is no whole checkpoint of this version and run: {error}"
+        ) from error
 
 
 class RunDir:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.errors import ConfigError, VlaGymError, WeightsError
+from vla_gym.errors import ConfigError, WeightsError
+from vla_gym_trainers.runs.run_dir import restoring
 from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 from vla_gym_trainers.td3.algorithm import TD3BC
 
@@ -70,7 +71,7 @@ def load_checkpoint(folder: Path, env: VecEnv, device: str = "cpu") -> tuple[TD3
         ConfigError: If it is of another VLA or of other adapters, or ``env`` has no states.
     """
     environments = _with_states(env)
-    try:
+    with restoring(folder):
         with open(folder / "loop.pkl", "rb") as file:
             loop = pickle.load(file)
         if loop["format"] != FORMAT:
@@ -90,12 +91,6 @@ def load_checkpoint(folder: Path, env: VecEnv, device: str = "cpu") -> tuple[TD3
             model.replay_buffer = pickle.load(file)
         if model.fine_tuner is not None:
             model.fine_tuner.load_state_dict(load_tensors(folder / "vla.pt"))
-    except VlaGymError:
-        raise
-    except Exception as error:  # OS, zip and whatever pickles of another version raise
-        raise WeightsError(
-            f"{folder} is no whole checkpoint of this version and run: {error}"
-        ) from error
     model.buffer_size = model.replay_buffer.buffer_size
     model.replay_buffer.device = model.device
     last_obs = copy.deepcopy(model._last_obs)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_gym.errors import WeightsError
-from vla_gym_trainers.runs.run_dir import Checkpoint
+from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
 from vla_gym_trainers.runs.torch_helpers import save_tensors, set_cosine_rate
 from vla_gym_trainers.world_model.checkpoint import F1_FILE, TEACHER, read_tensors
 from vla_gym_trainers.world_model.config import WorldModelConfig
@@ -148,7 +147,7 @@ class Teacher:
     def _restore(self, checkpoint: Checkpoint) -> None:
         tensors = read_tensors(checkpoint, TEACHER)
         self.steps = checkpoint.step
-        try:
+        with restoring(checkpoint.folder):
             self.metrics = checkpoint.state["metrics"]
             self.model.load_state_dict(tensors["model"])
             self._optimizer = self._new_optimizer()  # with the tokens of the weights just loaded
@@ -156,8 +155,6 @@ class Teacher:
             self._generator.set_state(tensors["generator"])
             if self.windows is not None:
                 self.windows.restore(checkpoint.state["windows"], tensors["windows"])
-        except Exception as error:  # key and shape errors alike
-            raise WeightsError(f"Cannot resume from {checkpoint.folder}: {error}") from error
 
 
 def tokenised(model: GRUWorldModel, data: Sequences) -> Any:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.errors import ConfigError
 from vla_gym.outside import to_type
 from vla_gym.suites import get_suite
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.stateful import is_stateful
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.run_dir import restoring
 from vla_gym_trainers.world_model.behaviours import by_behaviour
 from vla_gym_trainers.world_model.collect import FRAME_SIZE, collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
@@ -64,11 +65,9 @@ def _sequences(run: Run, config: WorldModelConfig) -> tuple[Sequences, Sequences
     paths = [run.dir.path / "data" / f"{name}.npz" for name in ("train", "validation")]
     if run.checkpoint is not None:
         train, held = map(Sequences.load, paths)
-        try:
-            sizes = run.checkpoint.state["sizes"]
-            return train, held, to_type(sizes, WorldModelSizes, str(run.checkpoint.folder))
-        except (KeyError, TypeError, ValueError) as error:
-            raise WeightsError(f"Cannot resume from {run.checkpoint.folder}: {error}") from error
+        with restoring(folder := run.checkpoint.folder):
+            sizes = to_type(run.checkpoint.state["sizes"], WorldModelSizes, str(folder))
+        return train, held, sizes
     vla = load(config.vla, device=config.device)
     if config.chunk_len > vla.horizon:
         raise ConfigError(
