@@ -108,7 +108,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
     teacher: Teacher
     if config.policy == "rl-token":
         size = 0 if world_model is None else world_model.state_size
-        policy, adapters = RLTokenPPOPolicy.make(config, vla, chunk_len, size), None
+        policy, adapters = RLTokenPPOPolicy(config, vla, chunk_len, size), None
         teacher = vla_chunks
     else:
         check_stateless(vla, f"with --policy {config.policy}")

@@ -35,7 +35,7 @@ from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 class FeatureValue(nn.Module):
     """Value of a state, read off what the actor sees and its memory by a normaliser and a head."""
 
-    def __init__(self, normalizer: FeatureNormalizer, memory_size: int = 0) -> None:
+    def __init__(self, normalizer: FeatureNormalizer, memory_size: int) -> None:
         super().__init__()
         self.normalizer = normalizer
         self.head = ValueHead(normalizer.state_dim + memory_size)
@@ -59,36 +59,8 @@ class RLTokenPPOPolicy(Policy):
     """
 
     def __init__(
-        self,
-        vla: Any,
-        encoder: Any,
-        actor: RLTokenActor,
-        *,
-        min_sigma: float = 0.01,
-        with_values: bool = True,
+        self, config: OnPolicyConfig, vla: Any, chunk_len: int, world_memory_size: int = 0
     ) -> None:
-        """Put a policy together; the networks are used as they are."""
-        self.vla, self.encoder, self.actor = vla, encoder, actor
-        self.min_log_std = math.log(min_sigma)
-        device = actor.log_std.device
-        self.memory_size = actor.memory_size
-        self.value_head = None
-        if with_values:
-            self.value_head = FeatureValue(actor.normalizer, self.memory_size).to(device)
-        chunk_shape = actor.action_space.shape
-        seen = actor.observation_space.items()
-        shapes = {name: box.shape or () for name, box in seen} | actor.carried
-        self.observation = {name: (shape, torch.float32) for name, shape in shapes.items()}
-        self.observation["task_id"] = (), torch.int64
-        self.factors = (len(actor.actor.basis), chunk_shape[1])
-        self.sample = self.factors, torch.float32
-        self.value_size = sum(actor.normalizer.sizes) + self.memory_size
-        self.image_size = vla.image_size
-
-    @classmethod
-    def make(
-        cls, config: OnPolicyConfig, vla: Any, chunk_len: int, world_memory_size: int = 0
-    ) -> RLTokenPPOPolicy:
         """Make an untrained one; ``world_memory_size`` 0: there is no world model.
 
         Raises:
@@ -97,11 +69,10 @@ class RLTokenPPOPolicy(Policy):
         from vla_gym.rl_token import choose_rl_token
 
         device = local_device(config.device)
-        encoder = choose_rl_token(config.rl_token, vla, device)
-        token_dim = vla.hidden_size if encoder is None else encoder.dim
+        self.vla, self.encoder = vla, choose_rl_token(config.rl_token, vla, device)
         suite = get_suite(config.suite)
         sizes = ActorSizes(
-            token_dim=token_dim,
+            token_dim=vla.hidden_size if self.encoder is None else self.encoder.dim,
             chunk_len=chunk_len,
             net_arch=list(config.net_arch),
             residual_scale=config.residual_scale,
@@ -111,9 +82,19 @@ class RLTokenPPOPolicy(Policy):
             memory_size=config.memory_size,
             world_memory_size=world_memory_size,
         )
-        actor = RLTokenActor(sizes, config.sigma).to(device)
-        with_values = isinstance(config, PPOConfig)
-        return cls(vla, encoder, actor, min_sigma=config.min_sigma, with_values=with_values)
+        self.actor = actor = RLTokenActor(sizes, config.sigma).to(device)
+        self.min_log_std, self.memory_size = math.log(config.min_sigma), actor.memory_size
+        self.value_head = None
+        if isinstance(config, PPOConfig):
+            self.value_head = FeatureValue(actor.normalizer, self.memory_size).to(device)
+        seen = actor.observation_space.items()
+        shapes = {name: box.shape or () for name, box in seen} | actor.carried
+        self.observation = {name: (shape, torch.float32) for name, shape in shapes.items()}
+        self.observation["task_id"] = (), torch.int64
+        self.factors = (len(actor.actor.basis), actor.action_space.shape[1])
+        self.sample = self.factors, torch.float32
+        self.value_size = sum(actor.normalizer.sizes) + self.memory_size
+        self.image_size = vla.image_size
 
     def observe(
         self,
