@@ -12,8 +12,9 @@ from vla_gym_trainers.on_policy.formulas import per_factor
 from vla_gym_trainers.on_policy.minibatches import micro_batches
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import Policy
-from vla_gym_trainers.on_policy.recurrence import starts, with_memory
+from vla_gym_trainers.on_policy.recurrence import recompute, with_memory
 from vla_gym_trainers.on_policy.rollout import Rollout
+from vla_gym_trainers.rollout.memory import MEMORY
 
 #: Losses; each is a sum divided by a count of its own over the minibatch of all processes.
 LOSSES = ("policy_loss", "entropy", "reference_kl", "value_loss", "cloning_loss")
@@ -42,7 +43,9 @@ def accumulate(
         What :data:`SUMS` names, of this process.
     """
     sums = dict.fromkeys(SUMS, 0.0)
-    start = starts(policy, rollout, recomputed=config.memory_start == "recomputed")
+    start = rollout.data[MEMORY] if policy.memory_size else None
+    if start is not None and config.memory_start == "recomputed":
+        start = recompute(policy, rollout.data)
     for micro in micro_batches(chunks, config.micro_batch_size):
         seen, value_input = policy.distribution(*with_memory(policy, rollout, micro, start))
         small = micro.to(policy.device)

@@ -23,8 +23,9 @@ def with_memory(
         policy: With or without a memory.
         rollout: Holds the observations.
         chunks: (n,) chunks of whole windows, as :func:`~.minibatches.gather` returns them.
-        start: [rows, chunks, S], see :func:`starts`; what is before the first chunk of a window
-            counts, without gradients.
+        start: [rows, chunks, S], of which what is before the first chunk of a window counts,
+            without gradients: what the policy that acted remembered, stale from the first gradient
+            step on, or what :func:`recompute` returns. None without a memory.
     """
     observation, texts = rollout.inputs(chunks)
     if start is not None:
@@ -33,21 +34,6 @@ def with_memory(
         memory: Any = _unrolled(policy, rollout.data, windows, start)
         observation[MEMORY] = memory  # a tensor, for the gradients
     return observation, texts
-
-
-def starts(policy: Policy, rollout: Rollout, *, recomputed: bool) -> Tensor | None:
-    """Return the memory [rows, chunks, S] that windows may start from; None without a memory.
-
-    Args:
-        policy: The policy that learns.
-        rollout: What was played.
-        recomputed: False takes what is stored: the memory of the policy that acted. From the first
-            gradient step on it is stale, for the policy would remember something else by now. True
-            runs the policy, as it is, from the first chunk of each episode.
-    """
-    if not policy.memory_size:
-        return None
-    return recompute(policy, rollout.data) if recomputed else rollout.data[MEMORY]
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.recurrence import recompute, starts, with_memory
+from vla_gym_trainers.on_policy.recurrence import recompute, with_memory
 from vla_gym_trainers.on_policy.recurrent_vla import FEATURES, ViewMemory
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
 
@@ -91,8 +91,7 @@ def test_what_is_learnt_from_is_what_was_collected():
     assert not first.any() and not rollout.data[PREVIOUS_ACTION][:, 0].any()
     assert rollout.data[MEMORY][:, 1].abs().max() > 0.0
     batch = gather(policy, rollout, torch.ones_like(again[..., 0]), valid, None, Phase(), length=4)
-    start = starts(policy, rollout, recomputed=False)
-    observation, texts = with_memory(policy, rollout, batch, start)
+    observation, texts = with_memory(policy, rollout, batch, rollout.data[MEMORY])
     found = policy.distribution(observation, texts)[0].log_prob(batch["sample"])
     torch.testing.assert_close(found, batch["log_probs"], atol=1e-3, rtol=1e-3)
 
