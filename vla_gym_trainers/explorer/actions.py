@@ -13,7 +13,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.rollout.policies import Info
 from vla_gym.wrappers.vector_base import Obs, Step, VectorEpisodeWrapper
 from vla_gym.wrappers.vla_state import heard
-from vla_gym_trainers.on_policy.validation import GreedyPlayer
+from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
 
 
@@ -28,7 +28,7 @@ class ExplorerActions(VectorEpisodeWrapper):
     def __init__(
         self,
         env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray],
-        explorer: GreedyPlayer,
+        explorer: PolicyPlayer,
         share: float = 1.0,
     ) -> None:
         """Wrap a vector of chunked environments.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vla_gym.errors import WeightsError
-from vla_gym.outside import Object, read_json
-from vla_gym.rollout.policies import BATCH_SIZE, Info, episode_key
+from vla_gym.outside import Object, file_sha256, read_json
+from vla_gym.rollout.policies import BATCH_SIZE
 from vla_gym.rollout.vla_policy import vla_identity
 from vla_gym.vla import load
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
@@ -20,26 +16,9 @@ from vla_gym_trainers.on_policy.checkpoint import load_parameters
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import local_device
 from vla_gym_trainers.on_policy.networks import make_networks
-from vla_gym_trainers.on_policy.policy import Observation, Policy
-from vla_gym_trainers.on_policy.validation import GreedyPlayer
+from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import read_settings
-
-
-class SamplingPlayer(GreedyPlayer):
-    """Plays a policy as it acts in training: drawn, by the seed, the start and the control step."""
-
-    def __init__(self, policy: Policy, chunk_len: int, seed: int) -> None:
-        """Name who acts, the rows of a chunk that are executed, and the seed of the draws."""
-        super().__init__(policy.act, policy, chunk_len)
-        self._seed = seed
-
-    def _act(self, seen: Observation, texts: Sequence[str], infos: Sequence[Info]) -> Any:
-        keys = [
-            np.random.SeedSequence(episode_key(self._seed, info)).generate_state(2)
-            for info in infos
-        ]
-        return self._policy.act(seen, texts, np.array(keys, np.int64))
 
 
 def load_player(
@@ -49,7 +28,7 @@ def load_player(
     vla: str | None = None,
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
-) -> GreedyPlayer:
+) -> PolicyPlayer:
     """Load what ``vla-gym-train explorer | adversarial | ppo | grpo`` has trained.
 
     It sees what it saw in training, and remembers as it did: nothing of the world model is needed.
@@ -71,14 +50,12 @@ def load_player(
     loaded = load(config.vla, device=local_device(device), allow_class=vla is not None)
     networks = make_networks(config, loaded)
     path = newest_parameters(run)
-    networks.policy.load_state_dict(load_parameters(path))
-    chunk_len = networks.chunk_len
-    player = GreedyPlayer(networks.policy.act, networks.policy, chunk_len)
-    if seed is not None:
-        player = SamplingPlayer(networks.policy, chunk_len, seed)
+    policy = networks.policy
+    policy.load_state_dict(load_parameters(path))
+    player = PolicyPlayer(policy.act, policy, networks.chunk_len, seed)
     player.name, player.batch_size = run.name, batch_size
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    player.identity = {"kind": "trained", "sha256": digest, "vla": vla_identity(config.vla)}
+    who = {"sha256": file_sha256(path), "vla": vla_identity(config.vla)}
+    player.identity = {"kind": "trained", **who}
     return player
 
 

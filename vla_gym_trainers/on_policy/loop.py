@@ -32,7 +32,7 @@ from vla_gym_trainers.on_policy.phases import Phase, phase_at
 from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_targets, rollout_metrics
-from vla_gym_trainers.on_policy.validation import GreedyPlayer, Validation
+from vla_gym_trainers.on_policy.validation import PolicyPlayer, Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import EVAL_SEED
@@ -136,7 +136,7 @@ class Loop:
     def _film(self, path: Path) -> None:
         """Film the policy, greedy, on a sampled layout of each task."""
         config = self.config
-        player = GreedyPlayer(self.policy.act, self.policy, self.networks.chunk_len)
+        player = PolicyPlayer(self.policy.act, self.policy, self.networks.chunk_len)
         player.name, player.wrap_envs = config.algorithm.upper(), self.networks.watched
         player.cameras = tuple(get_suite(config.suite).cameras)  # a world model may see more
         record_video(path, player, self._starts(1), **config.own_look())

@@ -12,9 +12,9 @@ from vla_gym.rollout.policies import Info
 from vla_gym.wrappers.vector import FrozenVLAObservation
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.explorer.actions import ExplorerActions
-from vla_gym_trainers.explorer.player import SamplingPlayer
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.networks import make_networks
+from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.config import TD3RunConfig
 
@@ -47,7 +47,7 @@ def explorer(seed=3):
     networks = make_networks(PPOConfig(**settings, **hidden), tiny_vla())
     # As if it had learnt: at the start what is remembered moves nothing.
     torch.nn.init.normal_(networks.policy.memory.out.weight, generator=torch.manual_seed(5))
-    return SamplingPlayer(networks.policy, networks.chunk_len, seed)
+    return PolicyPlayer(networks.policy.act, networks.policy, networks.chunk_len, seed)
 
 
 def exploring(share=1.0):

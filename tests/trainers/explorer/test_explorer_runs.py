@@ -225,7 +225,7 @@ def test_evaluation_plays_the_explorer_and_not_its_plain_vla(explorer, monkeypat
 
     monkeypatch.setattr(players, "load", lambda *_, **__: tiny_vla())
     played = PolicyConfig(policy=str(explorer.run_dir)).make_policy()
-    assert type(played) is players.GreedyPlayer and played.identity["kind"] == "trained"
+    assert isinstance(played, players.PolicyPlayer) and played.identity["kind"] == "trained"
     assert (explorer.run_dir / "vla").is_dir(), "which would be played without"
     with pytest.raises(ConfigError, match="acts in chunks of 4, not of 8"):
         PolicyConfig(policy=str(explorer.run_dir), chunk_len=8).make_policy()

@@ -18,7 +18,7 @@ from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.on_policy.checkpoint import load_checkpoint
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.on_policy.train import train
-from vla_gym_trainers.on_policy.validation import GreedyPlayer
+from vla_gym_trainers.on_policy.validation import PolicyPlayer
 
 LEARNING = {
     **SMALL,
@@ -106,7 +106,7 @@ def test_who_plays_carries_a_memory_for_each_episode(policy, tmp_path):
     assert len(chunks) == 2 * 12 * 3
     for player in (
         ActorPolicy(model, ProprioVLA(), None, 4),
-        GreedyPlayer(policy.act, policy, 4),
+        PolicyPlayer(policy.act, policy, 4),
     ):
         again, _ = played(player, num_envs=5)
         assert again.keys() == chunks.keys()
@@ -124,10 +124,10 @@ def test_who_plays_carries_a_memory_for_each_episode(policy, tmp_path):
 
 
 def test_an_episode_that_is_played_again_remembers_nothing(policy, tmp_path):
-    expected, won = played(GreedyPlayer(policy.act, policy, 4), num_envs=2, layouts=2)
+    expected, won = played(PolicyPlayer(policy.act, policy, 4), num_envs=2, layouts=2)
     with pytest.warns(WorkerRestartWarning):
         chunks, again = played(
-            GreedyPlayer(policy.act, policy, 4),
+            PolicyPlayer(policy.act, policy, 4),
             num_envs=2,
             layouts=2,
             workers=1,
@@ -140,7 +140,7 @@ def test_an_episode_that_is_played_again_remembers_nothing(policy, tmp_path):
 def test_a_teacher_plays_without_memory(policy):
     from vla_gym_trainers.on_policy.rl_token_policy import vla_chunks
 
-    chunks, _ = played(GreedyPlayer(vla_chunks, policy, 4), layouts=2)
+    chunks, _ = played(PolicyPlayer(vla_chunks, policy, 4), layouts=2)
     assert len(chunks) == 12 and not any(chunk.any() for chunk in chunks.values())
 
 

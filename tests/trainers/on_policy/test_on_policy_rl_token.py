@@ -21,7 +21,7 @@ from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.validation import GreedyPlayer
+from vla_gym_trainers.on_policy.validation import PolicyPlayer
 
 SMALL = {
     "policy": "rl-token",
@@ -120,7 +120,7 @@ def test_the_value_learns_alone_and_the_first_ratios_are_one(envs):
 def test_a_vla_of_one_view_is_shown_that_one(envs):
     policy = networks_of(OneView()).policy
     observed(policy, envs)  # its infer wants no other
-    assert GreedyPlayer(policy.act, policy, 4).cameras == ("agentview",)
+    assert PolicyPlayer(policy.act, policy, 4).cameras == ("agentview",)
 
 
 def test_copies_share_what_is_frozen(envs):

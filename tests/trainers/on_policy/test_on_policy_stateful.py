@@ -18,7 +18,7 @@ from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.on_policy.validation import GreedyPlayer
+from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.finetune import VLAFineTuner
 
@@ -85,7 +85,7 @@ def test_validation_plays_the_same_in_any_number_of_environments(policy):
     starts = [Start("goal", task, -1, seed) for task in (0, 1) for seed in range(3)]
     one, four = (
         chunks_of(
-            GreedyPlayer(policy.act, policy, 4), toy_envs(n, autoreset_mode="DISABLED"), starts
+            PolicyPlayer(policy.act, policy, 4), toy_envs(n, autoreset_mode="DISABLED"), starts
         )[0]
         for n in (1, 4)
     )
