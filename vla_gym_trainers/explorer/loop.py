@@ -36,7 +36,6 @@ class ExplorerLoop(Loop):
     """PPO whose films show what the world model predicts; see :class:`Loop`.
 
     Attributes:
-        metrics: Of the last iteration, beside PPO's.
         world_model: The world model.
     """
 
@@ -51,10 +50,8 @@ class ExplorerLoop(Loop):
             ConfigError: If the world model is of a class of its own, which is not filmed.
             WeightsError: If the checkpoint is another phase's.
         """
-        self.metrics: dict[str, float] = {}
         if run.checkpoint is not None:
             check_phase(run.checkpoint, config.phase)
-            self.metrics = run.checkpoint.state["metrics"]
         super().__init__(config, run, group, stack, **parts)
         model = self.networks.world_model
         if not isinstance(model, GRUWorldModel):
@@ -69,12 +66,11 @@ class ExplorerLoop(Loop):
         valid = rollout.data["valid"]
         positions = rollout.data["proprio"][valid][:, :3].numpy()
         cells = cells_visited(positions, np.asarray(rollout.data["task_id"][valid]))
-        self.metrics = {"rollout/coverage": cells / max(len(positions), 1)}
-        return self.metrics
+        return {"rollout/coverage": cells / max(len(positions), 1)}
 
     def plain(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is plain data."""
-        return {**super().plain(), "phase": self.config.phase, "metrics": self.metrics}
+        return {**super().plain(), "phase": self.config.phase}
 
     def _film(self, path: Path) -> None:
         """Film an episode: the scene, what the wrist camera shows, what was predicted."""
@@ -173,8 +169,7 @@ class AdversarialLoop(ExplorerLoop):
     def after_update(self, rollout: Rollout) -> dict[str, float]:
         """Let the world model learn from what was played; return what that was like."""
         found = self.updates.cycle(self._recorder.pop(), self.progress.iteration)
-        self.metrics = {**super().after_update(rollout), **found}
-        return self.metrics
+        return {**super().after_update(rollout), **found}
 
     def write(self, folder: Path) -> None:
         """Write the files of a checkpoint, and model/ beside it."""

@@ -1,9 +1,9 @@
 """One layout of checkpoints for F1's phases: plain data in state.json, tensors beside it.
 
 ``state.json`` holds under ``trainer``: ``phase``; counters, random generators and sizes, as the
-phase needs them; ``metrics``: the last validation's. ``f1.pt`` holds by name what of the world
-model a phase trains (``model``, ...), its ``optimizer`` and more tensors; ``policy.safetensors``
-and ``learner.pt`` are the explorer's, as PPO writes them. Schedules are functions of the step.
+phase needs them. ``f1.pt`` holds by name what of the world model a phase trains (``model``, ...),
+its ``optimizer`` and more tensors; ``policy.safetensors`` and ``learner.pt`` are the explorer's, as
+PPO writes them. Schedules are functions of the step.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ class Teacher:
         train: Training sequences.
         steps: Optimiser steps taken, the tokenizer's first.
         windows: What the model's batches are made of; None while the tokenizer trains.
-        metrics: Of the last validation.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Teacher:
             WeightsError: If the checkpoint is of another phase, or damaged.
         """
         self.config, self.train, self.steps = config, train, 0
-        self.metrics: dict[str, Any] = {}
         torch.manual_seed(config.seed)
         self.model = GRUWorldModel(sizes)
         self.model.fit_scale(train.features, train.proprio)
@@ -129,8 +127,7 @@ class Teacher:
     def plain(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is plain data."""
         windows = None if self.windows is None else self.windows.state()[0]
-        sizes = asdict(self.model.sizes)
-        return {"phase": TEACHER, "sizes": sizes, "windows": windows, "metrics": self.metrics}
+        return {"phase": TEACHER, "sizes": asdict(self.model.sizes), "windows": windows}
 
     def save(self, folder: Path) -> None:
         """Write the tensors into a checkpoint's folder."""
@@ -148,7 +145,6 @@ class Teacher:
         tensors = read_tensors(checkpoint, TEACHER)
         self.steps = checkpoint.step
         with restoring(checkpoint.folder):
-            self.metrics = checkpoint.state["metrics"]
             self.model.load_state_dict(tensors["model"])
             self._optimizer = self._new_optimizer()  # with the tokens of the weights just loaded
             self._optimizer.load_state_dict(tensors["optimizer"])

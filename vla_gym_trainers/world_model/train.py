@@ -126,8 +126,7 @@ def _loop(run: Run, teacher: Teacher, held: Sequences) -> None:
             run.film_if_due(teacher.windows.episodes, lambda path: _film(path, teacher, held))
         is_due = run.is_checkpoint_due(teacher.steps) or teacher.steps == run.total
         if is_due:
-            teacher.metrics = validate(teacher, held)
-            run.log(_flat(teacher.metrics), teacher.steps)
+            run.log(_flat(validate(teacher, held)), teacher.steps)
         if is_due or run.is_over(teacher.steps):
             with run.new_checkpoint(teacher.steps, teacher.plain()) as folder:
                 teacher.save(folder)
