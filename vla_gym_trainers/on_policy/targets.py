@@ -44,13 +44,8 @@ def ppo_targets(rollout: Rollout, gae_lambda: float, group: ProcessGroup | None 
     student = keep & ~data["by_teacher"]
     sums = group.sum(formulas.moments(advantages, student))
     advantages = formulas.standardize(advantages, student, sums)
-    mean, std = _mean_and_std(sums)
     explained = _explained_variance(returns, values, keep, group)
-    metrics = {
-        "rollout/advantage_mean": mean,
-        "rollout/advantage_std": std,
-        "rollout/explained_variance": explained,
-    }
+    metrics = _moments(sums) | {"rollout/explained_variance": explained}
     return Targets(advantages, keep, returns, metrics)
 
 
@@ -98,12 +93,9 @@ def grpo_targets(
         advantages = advantages * (kept_steps / max(kept, 1.0)) / steps.clamp(min=1)
     advantages = advantages[:, None].expand(data.shape)
     keep = data["valid"] & kept_rows[:, None]
-    mean, std = _mean_and_std(group.sum(formulas.moments(advantages, keep)))
-    metrics = {
+    metrics = _moments(group.sum(formulas.moments(advantages, keep))) | {
         "rollout/episodes_kept": kept,
         "rollout/groups_kept": contrast / max(all_groups, 1.0),
-        "rollout/advantage_mean": mean,
-        "rollout/advantage_std": std,
     }
     return Targets(advantages, keep, None, metrics)
 
@@ -144,11 +136,12 @@ def _gae(
     )
 
 
-def _mean_and_std(sums: Tensor) -> tuple[float, float]:
-    """Return both from :func:`~vla_gym_trainers.on_policy.formulas.moments`; 0 of nothing."""
+def _moments(sums: Tensor) -> dict[str, float]:
+    """Return the advantages' mean and deviation, 0 of nothing; see :func:`.formulas.moments`."""
     count, total, squares = sums.tolist()
     mean = total / max(count, 1.0)
-    return mean, max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
+    std = max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
+    return {"rollout/advantage_mean": mean, "rollout/advantage_std": std}
 
 
 def _explained_variance(

@@ -49,15 +49,8 @@ def fit_linear_probe(
     an episode is never divided.
 
     Raises:
-        ConfigError: If the shapes do not fit, there are fewer than two episodes, or a value is not
-            finite.
+        ConfigError: If there are fewer than two episodes, or a value is not finite.
     """
-    count = len(targets)
-    if features.ndim != 2 or targets.ndim != 2 or not len(features) == count == len(episodes):
-        raise ConfigError(
-            f"Expected features (N, F), targets (N, K) and episodes (N,), got {features.shape}, "
-            f"{targets.shape} and {episodes.shape}."
-        )
     numbers = np.unique(episodes)
     if len(numbers) < 2:
         raise ConfigError(f"A probe needs at least two episodes, got {len(numbers)}.")

@@ -94,8 +94,6 @@ def test_a_probe_that_learns_its_episodes_by_heart_is_penalised():
 
 def test_bad_probe_input_is_refused():
     x, y, episodes = scattered(8, 2), scattered(8, 1), np.arange(8)
-    with pytest.raises(ConfigError, match="Expected features"):
-        fit_linear_probe(x[:5], y, episodes)
     with pytest.raises(ConfigError, match="two episodes"):
         fit_linear_probe(x, y, np.zeros(8, int))
     with pytest.raises(ConfigError, match="finite"):
