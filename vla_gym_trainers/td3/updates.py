@@ -152,12 +152,11 @@ def actor_step(
 
 def clone_step(
     policy: RLTokenPolicy, batch: ChunkReplaySamples, config: TD3Config, rng: torch.Generator
-) -> float:
+) -> None:
     """Move the actor, not its target, towards the reference alone: its loss without Q.
 
-    Returns:
-        The loss, ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units, but for what
-        :func:`held_to` says of demonstrations.
+    ``mean_b ||mu(x_b, m a~_b, m) - a~_b||^2`` in scaled units, but for what :func:`held_to` says of
+    demonstrations.
     """
     _, reference, action = act(policy, batch.observations, config, rng)
     near, share = held_to(batch, reference, config.bc_beside_demos)
@@ -165,7 +164,6 @@ def clone_step(
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.backward()
     policy.actor_optimizer.step()
-    return loss.item()
 
 
 def act(

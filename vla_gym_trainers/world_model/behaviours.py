@@ -17,13 +17,13 @@ from vla_gym_trainers.world_model.protocol import WorldModel
 MOVED = 0.02
 
 
-def cells_visited(positions: np.ndarray, groups: np.ndarray, size: float = rewards.CELL) -> int:
+def cells_visited(positions: np.ndarray, groups: np.ndarray) -> int:
     """Return how many different cells positions (N, D) are in, in metres; NaN does not count.
 
     The same cell counts once for each of the groups (N,).
     """
     known = np.isfinite(positions).all(axis=1)
-    cells = rewards.cells(positions[known], size)
+    cells = rewards.cells(positions[known])
     return len(np.unique(np.column_stack([groups[known], cells]), axis=0))
 
 

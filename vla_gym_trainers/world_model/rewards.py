@@ -26,14 +26,8 @@ from torch import Tensor
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.world_model.losses import next_token_loss
 
-TASK, DIVERGENCE, UNCERTAINTY, ERROR, COVERAGE = (
-    "task",
-    "memory_divergence",
-    "uncertainty",
-    "prediction_error",
-    "coverage",
-)
-TERMS = (TASK, DIVERGENCE, UNCERTAINTY, ERROR, COVERAGE)
+TERMS = "task", "memory_divergence", "uncertainty", "prediction_error", "coverage"
+TASK, DIVERGENCE, UNCERTAINTY, ERROR, COVERAGE = TERMS
 
 #: Side of a cell of positions, in metres; smaller ones are new nearly every chunk of 4 steps.
 CELL = 0.05
@@ -67,9 +61,9 @@ def prediction_error(logits: Tensor, next_tokens: Tensor) -> Tensor:
     return next_token_loss(logits, next_tokens).mean(dim=1) / math.log(logits.shape[-1])
 
 
-def cells(positions: np.ndarray, size: float = CELL) -> np.ndarray:
+def cells(positions: np.ndarray) -> np.ndarray:
     """Return the cells (n, D) int64 of a grid that positions (n, D), in metres, are in."""
-    return np.floor(positions / size).astype(np.int64)
+    return np.floor(positions / CELL).astype(np.int64)
 
 
 def check_weights(weights: Mapping[str, float]) -> dict[str, float]:

@@ -19,10 +19,10 @@ from vla_gym_trainers.world_model.windows import Windows
 
 
 def test_cells_are_counted_once_for_each_group():
-    positions = np.array([[0.01, 0.0], [0.019, 0.019], [0.021, 0.0], [-0.001, 0.0], [np.nan, 0]])
-    assert cells_visited(positions, np.zeros(5, int), 0.02) == 3
-    assert cells_visited(positions, np.array([0, 1, 1, 0, 2]), 0.02) == 4
-    assert cells_visited(positions[:0], np.zeros(0, int), 0.02) == 0
+    positions = np.array([[0.02, 0.0], [0.04, 0.04], [0.06, 0.0], [-0.001, 0.0], [np.nan, 0]])
+    assert cells_visited(positions, np.zeros(5, int)) == 3
+    assert cells_visited(positions, np.array([0, 1, 1, 0, 2])) == 4
+    assert cells_visited(positions[:0], np.zeros(0, int)) == 0
 
 
 def test_coverage_counts_the_arm_and_the_objects_that_moved():
