@@ -59,24 +59,18 @@ def fit_linear_probe(
     # Drawn: every fourth would be a task by itself if four tasks took turns.
     share = max(1, round(VALIDATION_SHARE * len(numbers)))
     check = np.isin(episodes, np.random.default_rng(0).permutation(numbers)[:share])
-    errors = np.stack(
-        [
-            np.square(probe(features[check]) - targets[check]).mean(axis=0)
-            for probe in _path(features[~check], targets[~check])
-        ]
-    )
-    best = errors.argmin(axis=0)
-    probes = _path(features, targets)
-    columns = range(targets.shape[1])
-    return LinearProbe(
-        weights=np.stack([probes[best[k]].weights[:, k] for k in columns], axis=1),
-        bias=np.array([probes[best[k]].bias[k] for k in columns]),
-        penalties=np.array([PENALTIES[i] for i in best]),
-    )
+    errors = [
+        np.square(features[check] @ weights + bias - targets[check]).mean(axis=0)
+        for weights, bias in _path(features[~check], targets[~check])
+    ]
+    best, path = np.argmin(errors, axis=0), _path(features, targets)
+    weights = np.stack([path[i][0][:, k] for k, i in enumerate(best)], axis=1)
+    bias = np.array([path[i][1][k] for k, i in enumerate(best)])
+    return LinearProbe(weights, bias, np.array(PENALTIES)[best])
 
 
-def _path(features: np.ndarray, targets: np.ndarray) -> list[LinearProbe]:
-    """Return the ridge solution of every penalty; one decomposition serves all of them."""
+def _path(features: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return weights and bias of every penalty; one decomposition serves all of them."""
     limit = MAX_VALUES // max(1, features.shape[1])
     if min(features.shape) > MAX_UNKNOWNS:
         limit = min(limit, MAX_UNKNOWNS)
@@ -92,10 +86,9 @@ def _path(features: np.ndarray, targets: np.ndarray) -> list[LinearProbe]:
     gram = (x @ x.T if wide else x.T @ x) / count
     values, vectors = np.linalg.eigh(gram) if min(gram.shape) else (np.empty(0), gram)
     projected = vectors.T @ (y if wide else x.T @ y) / count
-    probes = []
+    path = []
     for penalty in PENALTIES:
         shrunk = vectors @ (projected / (np.maximum(values, 0.0) + penalty)[:, None])
         weights = (x.T @ shrunk if wide else shrunk) / scale[:, None]
-        bias = centre - mean @ weights
-        probes.append(LinearProbe(weights, bias, np.full(y.shape[1], penalty)))
-    return probes
+        path.append((weights, centre - mean @ weights))
+    return path
