@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 
+from vla_gym import __version__
 from vla_gym.cli.main import COMPLETION, EXIT_OK, EXIT_USAGE, run_command
 from vla_gym.cli.pipes import outlive_readers
 from vla_gym.errors import ConfigError
@@ -106,6 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(usage())
         return EXIT_OK if arguments else EXIT_USAGE
     command, rest = arguments[0], arguments[1:]
+    if command == "--version":
+        sys.stdout.write(f"vla-gym-train {__version__}\n")
+        return EXIT_OK
     if command == COMPLETION:
         from vla_gym.cli.completion import completion_script
 

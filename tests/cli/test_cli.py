@@ -8,7 +8,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from vla_gym import __version__
 from vla_gym.cli import main as cli
+from vla_gym_trainers.cli import main as train
 
 
 def test_usage_lists_every_command(capsys):
@@ -17,6 +19,12 @@ def test_usage_lists_every_command(capsys):
     for command in cli.COMMANDS:
         assert f"\n  {command} " in text
     assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize(("name", "main"), [("vla-gym", cli.main), ("vla-gym-train", train)])
+def test_both_programs_tell_their_version(name, main, capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{name} {__version__}\n"
 
 
 def test_a_broken_command_of_another_package_hides_no_other(monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from trees import assert_same
 
 import vla_gym  # noqa: F401
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.errors import ConfigError, VlaGymError
+from vla_gym.errors import ConfigError, RenderError, VlaGymError
 from vla_gym.vector import LiberoVectorEnv
 
 ONE = {"num_envs": 1, "workers": 0}
@@ -66,6 +67,33 @@ def test_a_flattened_environment_under_a_vla_is_told_of_flat():
 def test_wrong_arguments_of_a_vla_are_one_error(wrong, message):
     with pytest.raises(VlaGymError, match=message):
         gym.make_vec("LiberoVLA-goal-v0", **{**ONE, **VLA, **wrong})
+
+
+@pytest.mark.parametrize("env_id", ["Libero-goal-v0", "LiberoVLA-goal-v0"])
+def test_an_unknown_render_mode_is_told_all_of_them(env_id):
+    with pytest.raises(ConfigError, match="None, 'rgb_array', 'human'; got 'ansi'"):
+        gym.make(env_id, render_mode="ansi")
+
+
+def test_a_window_without_pygame_is_told_what_to_install(monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(RenderError, match=r"pip install 'vla-gym\[window\]'"):
+        gym.make("Libero-goal-v0", render_mode="human")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": 1}, "expected 'task_id', 'init_state_id', and .* 'reset_mask'"),
+        ({"task_id": [8]}, "task_id must be one number, or one for each of the 2 environments"),
+    ],
+)
+def test_wrong_reset_options_of_many_are_told_the_valid_ones(options, message):
+    envs = LiberoVectorEnv(2, "goal", workers=0, cameras=())
+    with pytest.raises(ConfigError, match=message):
+        envs.reset(options=options)
+    envs.close()
 
 
 def test_render_without_a_mode_says_so():

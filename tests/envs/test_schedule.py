@@ -10,7 +10,7 @@ import pytest
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.schedule import TASK_SAMPLINGS, TaskSchedule
-from vla_gym.errors import ConfigError
+from vla_gym.errors import ConfigError, UnknownTaskError
 
 LISTS = [[4], [7, 8], [0, 3, 5, 7, 9], list(range(10))]
 
@@ -147,6 +147,8 @@ def test_weights_hold_for_an_environment_that_plays_as_another() -> None:
     env.reset(seed=5)
     env.seek(9, 4, env_index=3)
     env.set_task_weights({2: 0.0, 7: 0.0})
+    with pytest.raises(UnknownTaskError, match="task_id 99 is out of range"):
+        env.set_task_weights({99: 2.0})
     assert [env.reset()[1]["task_id"] for _ in range(4)] == [8] * 4
     env.close()
 

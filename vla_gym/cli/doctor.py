@@ -235,4 +235,4 @@ def print_report(findings: Mapping[str, Finding]) -> None:
             console.print(line.append(finding.mend, style="default"), soft_wrap=True)
     failed, warned = (sum(f.status == s for f in findings.values()) for s in ("fail", "warn"))
     verdict = f"{failed} to mend" if failed else "vla-gym works here"
-    console.print(f"\n{verdict}; {warned} warnings.")
+    console.print(f"\n{verdict}; {warned} warning{'s' * (warned != 1)}.")

@@ -181,7 +181,8 @@ def parse_reset_options(
     unknown = options.keys() - {"task_id", "init_state_id"}
     if unknown:
         raise ConfigError(
-            f"Unknown reset options {sorted(unknown)}: expected 'task_id', 'init_state_id'."
+            f"Unknown reset options {sorted(unknown)}: expected 'task_id', 'init_state_id', and of "
+            "a vector environment 'reset_mask'."
         )
     task_id, init_state_id = options.get("task_id"), options.get("init_state_id")
     if task_id is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_gym.actions import as_action
 from vla_gym.envs.base import LiberoEnvBase
-from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, parse_reset_options
+from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, parse_reset_options, parse_tasks
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError
@@ -170,7 +170,10 @@ class LiberoEnv(LiberoEnvBase):
 
         Raises:
             ConfigError: If they are no weights, or tasks are not drawn.
+            UnknownTaskError: If there is no such task.
         """
+        if isinstance(weights, Mapping):
+            parse_tasks(self._suite, tuple(weights))
         self.schedule.set_weights(weights)
         if self._seed is not None:
             self._plays.set_weights(weights)

@@ -6,6 +6,7 @@ included; ``Libero-v0`` and ``LiberoVLA-v0`` take ``suite=...``, one name or sev
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import HumanRendering
 
-from vla_gym.envs.checks import check_keywords
+from vla_gym.envs.checks import check_choice, check_keywords
 from vla_gym.errors import RenderError
 from vla_gym.suites import BddlPath, choose_suite, suite_names
 
@@ -67,7 +68,7 @@ def make_libero(
 
     Raises:
         ConfigError: If an argument is unknown or out of range.
-        RenderError: If there is no display for the window.
+        RenderError: If there is no display for the window, or no pygame.
     """
     from vla_gym.envs.libero import LiberoEnv
 
@@ -78,6 +79,7 @@ def make_libero(
 
 def frames_mode(render_mode: str | None) -> str | None:
     """Return the environment's own render mode; a window shows its ``"rgb_array"``."""
+    check_choice(render_mode, "render_mode", (None, "rgb_array", "human"))
     if render_mode != "human":
         return render_mode
     names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
@@ -87,6 +89,8 @@ def frames_mode(render_mode: str | None) -> str | None:
             "use render_mode='rgb_array', record a video with 'vla-gym play', connect with "
             "'ssh -X', or run under 'xvfb-run -a'."
         )
+    if importlib.util.find_spec("pygame") is None:
+        raise RenderError("render_mode='human' needs pygame: pip install 'vla-gym[window]'")
     return "rgb_array"
 
 

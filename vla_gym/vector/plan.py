@@ -193,6 +193,11 @@ class EnvPlan:
             array = np.ndim(value) == 1 if isinstance(value, np.ndarray) else False
             listed = array or isinstance(value, list | tuple)
             each = key in _OPTIONS and listed and len(value) == self.num_envs
+            if self.plain and key in _OPTIONS and listed and not each:
+                raise ConfigError(
+                    f"{key} must be one number, or one for each of the {self.num_envs} "
+                    f"environments; got {len(value)}."
+                )
             for i, own in per_env.items():
                 one = value[i] if each else value
                 if key not in _OPTIONS or not np.array_equal(one, -1):

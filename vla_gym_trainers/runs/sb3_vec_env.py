@@ -6,7 +6,7 @@ Use::
     from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
 
     env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs=8, gamma=0.99)
-    model = TD3("MultiInputPolicy", env).learn(10_000)
+    model = TD3("MultiInputPolicy", env, gamma=0.99**8, buffer_size=20_000).learn(10_000)
 
 What differs from an environment of single control steps:
 

@@ -155,8 +155,9 @@ def load_preset(kind: type[Config], preset: str) -> Config:
         file = importlib.resources.files("vla_gym.configs") / f"{preset}.yaml"
     if not file.is_file():
         raise ConfigError(
-            f"There is no preset {preset!r}: expected one of {', '.join(preset_names())} or the "
-            "path of a file that ends in .yaml."
+            f"There is no preset {preset!r}: expected one of "
+            f"{', '.join(presets_of(kind) or preset_names())} or the path of a file that ends in "
+            ".yaml."
         )
     origin = f"Preset {preset}"
     values = read_yaml(file, Object, advice="A preset maps field names to values.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,6 +22,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from torch import Tensor
 
+from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
@@ -90,8 +94,13 @@ class TD3BC(TD3):
                 ``tensorboard_log``, ``stats_window_size``, ``verbose``.
 
         Raises:
-            ConfigError: If the spaces do not fit.
+            ConfigError: If the spaces do not fit, or a number of the config is given here.
         """
+        if numbers := sorted(sb3.keys() & {field.name for field in fields(TD3Config)}):
+            raise ConfigError(
+                f"The numbers of the algorithm stand in its config: TD3Config({numbers[0]}=...), "
+                f"not TD3BC({numbers[0]}=...); got {', '.join(numbers)}."
+            )
         self.config = config = config or TD3Config()
         self.rollout_device = rollout_device
         self.update_debt, self.vla_debt, self.max_staleness = 0.0, 0, 0
@@ -326,6 +335,8 @@ class TD3BC(TD3):
             self._update_info_buffer(infos, step.dones[counted])
             if self.task_sampler is not None:
                 self.task_sampler.add(step.obs["task_id"], step.dones, step.infos)
+            for info in step.infos:
+                self._check_gamma(info)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)
@@ -337,6 +348,19 @@ class TD3BC(TD3):
                 if log_interval and self._episode_num % log_interval == 0:
                     self.dump_logs()
         return go_on
+
+    def _check_gamma(self, info: Mapping[str, Any]) -> None:
+        """Warn if the environments' gamma, which counts, is not the config's."""
+        steps = info.get("executed_steps", 0)
+        if not steps or "discount" not in info:
+            return
+        theirs = info["discount"] ** (1 / steps)
+        if not math.isclose(theirs, self.config.gamma, rel_tol=1e-5):
+            warnings.warn(
+                f"The environments discount by gamma={theirs:.5g}, which is used, not by the "
+                f"config's {self.config.gamma:.5g}: give both the same.",
+                stacklevel=4,
+            )
 
     def dump_logs(self) -> None:
         """Write what was recorded, and the seconds that each part took since the last time."""

@@ -254,6 +254,8 @@ def test_options_come_after_a_preset_or_a_run(tmp_path: Path) -> None:
         parse_config(CountConfig, ["--resume", str(tmp_path / "run"), "--preset", str(preset)])
     with pytest.raises(ConfigError, match="config.json does not exist"):
         parse_config(CountConfig, ["--resume", str(tmp_path)])
+    with pytest.raises(ConfigError, match="one of td3_ablation, .*, td3_suite or the path"):
+        load_preset(TD3RunConfig, "td3_gaol")
     preset.write_text("vla: class:os:system\n")
     with pytest.raises(ConfigError, match="only the command line may"):
         parse_config(CountConfig, ["--preset", str(preset)])

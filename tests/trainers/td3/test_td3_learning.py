@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,19 @@ def test_actor_moves_only_after_warm_up() -> None:
     model.config.utd_ratio = 1.0
     model.learn(8, reset_num_timesteps=False)
     assert np.abs(greedy_actions(model) - reference).max() > 0
+
+
+def test_numbers_of_the_config_are_refused_elsewhere() -> None:
+    with pytest.raises(ConfigError, match=r"TD3Config\(batch_size=\.\.\.\).*got batch_size, gamma"):
+        TD3BC("RLTokenPolicy", ToyReach(), gamma=0.9, batch_size=8)
+
+
+def test_another_gamma_than_the_environments_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"gamma=0\.98, which is used, not by the config's 0\.9:"):
+        make(gamma=0.9).learn(8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The environments discount")
+        make(gamma=0.98).learn(8)
 
 
 def test_learns_beyond_the_reference() -> None:
