@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from vla_gym.envs.checks import check_flag
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import CAMERAS, FrozenVLA
+from vla_gym.vla.base import CAMERAS, FrozenVLA, check_output
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym.wrappers.vla_inputs import VLAInputs
 
@@ -198,13 +198,15 @@ def look(
     Returns:
         RL tokens (B, D) float32 and chunks (B, C, 7) float32 in [-1, 1]; new arrays.
     """
-    output = vla.infer(dict(views), instructions, proprio)
+    output = check_output(vla, vla.infer(dict(views), instructions, proprio), len(instructions))
     if rl_token is None:
         token = output.hidden.mean(dim=1)
     else:
         # The encoder may be on another device than the VLA.
         weight = next(rl_token.parameters())
         token = rl_token.encode(output.hidden.to(weight.device))
-    actions = output.actions[:, :chunk_len].detach().cpu().numpy().astype(np.float32)
-    tokens = token.detach().cpu().numpy().astype(np.float32)
+    actions = output.actions[:, :chunk_len].detach().float().cpu().numpy()
+    tokens = token.detach().float().cpu().numpy()
+    if not np.isfinite(tokens).all():
+        raise ConfigError(f"The VLA {vla.name!r} or its RL token made numbers that are not finite.")
     return tokens, np.clip(actions, -1.0, 1.0)

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from run_python import run_python
+from world_model_toys import OneView
 
 import vla_gym  # noqa: F401 - registers the ids
 from vla_gym.assets import cache_dir, resolve_asset_pack
@@ -31,6 +32,8 @@ from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.play import PlayConfig
 from vla_gym_trainers.on_policy.config import GRPOConfig
+from vla_gym_trainers.rl_token.collect_states import states_of_episodes
+from vla_gym_trainers.rl_token.vla_states import StatesConfig
 from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.train import train_td3
@@ -422,6 +425,16 @@ def test_td3_trains_on_files_and_goes_on(tmp_path: Path, file: Path) -> None:
     file.unlink()  # the run has its suite by now
     more = load_run_settings(run.run_dir, TD3RunConfig)
     assert train_td3(dataclasses.replace(more, total_timesteps=8)).card["results"]["training"]
+
+
+@pytest.mark.timeout(400, func_only=True)
+def test_the_rl_tokens_states_are_played_from_files(file: Path) -> None:
+    values: dict[str, Any] = {"rollout_episodes": 1, "assets": "lite", "progress": False}
+    config = StatesConfig(bddl_path=(file,), expert_episodes=0, **values)
+    config.check()
+    states = states_of_episodes(OneView(), config)
+    assert states.tasks == [f"{own_suite(file).name}_0"] and len(states) == 520 // 8
+    assert np.isnan(states.object_pos).all()  # the file does not say what the task is about
 
 
 def test_tasks_of_a_trainer_are_those_of_its_files(file: Path) -> None:

@@ -156,3 +156,12 @@ def test_a_vla_of_one_view_is_shown_that_one_for_the_rl_token():
     images, texts, proprio = random_inputs(3)
     stacked = np.stack([images["agentview"], images["wrist"]], axis=1)
     assert infer_hidden(OneView(), stacked, texts[0], proprio).shape == (3, 1, 32)  # it checks
+
+
+def test_hidden_states_that_float16_does_not_hold_are_refused(monkeypatch):
+    images, texts, proprio = random_inputs(3)
+    stacked = np.stack([images["agentview"], images["wrist"]], axis=1)
+    output = VLAOutput(torch.full((3, 1, 32), 1e6), torch.zeros(3, 8, 7))
+    monkeypatch.setattr(OneView, "infer", lambda *_: output)
+    with pytest.raises(ConfigError, match="'one' made hidden states .* beyond 65,504"):
+        infer_hidden(OneView(), stacked, texts[0], proprio)

@@ -115,8 +115,14 @@ def test_two_packages_with_one_name_are_refused(example_package, checkpoint):
 
 def test_a_class_that_derives_from_nothing_gets_the_defaults(tmp_path, monkeypatch):
     loads = "    from_pretrained = classmethod(lambda cls, folder, device, dtype, compile: cls())\n"
-    (tmp_path / "plain_vla.py").write_text(f"class PlainVLA:\n    head = 'token'\n{loads}")
+    sizes = "    name, horizon, num_hidden_tokens, hidden_size, image_size = 'plain', 8, 2, 4, 32\n"
+    looks = "    infer = None\n"
+    kinds = {"PlainVLA": sizes + looks, "Sizeless": looks}
+    parts = [f"class {k}:\n    head = 'token'\n{loads}{own}" for k, own in kinds.items()]
+    (tmp_path / "plain_vla.py").write_text("".join(parts))
     monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="Sizeless' lacks name, horizon, .* of vla_gym.vla"):
+        load(f"class:plain_vla:Sizeless:{tmp_path}")
     vla = load(f"class:plain_vla:PlainVLA:{tmp_path}")
     assert (vla.head, vla.heads, vla.input_size) == ("token", ("l1",), None)
     assert (vla.cameras, vla.action_size, vla.proprio_size) == (("agentview", "wrist"), 7, 8)
@@ -160,7 +166,7 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
         ("nonsense:/tmp", "No VLA backend is called 'nonsense'"),
         ("openvla-oft", "write 'openvla-oft:/path"),
         ("class:onlyone:/tmp", "package.module:Class"),
-        ("class:no_such_module_x:Class:/tmp", "Cannot import"),
+        ("class:no_such_module_x:Class:/tmp", "Cannot import.*into PYTHONPATH"),
         ("class:.backend:Mine:/tmp", "Cannot import"),
         ("mini?compile=fasle", "option compile: expected `bool | null`, got 'fasle'"),
         ("class:json:dumps:/tmp", "no classmethod from_pretrained"),

@@ -142,6 +142,32 @@ def test_frozen_vla_refuses_what_does_not_fit(chunked):
         FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token="mini")
 
 
+@pytest.mark.parametrize(
+    ("hidden", "actions", "problem"),
+    [
+        ((1, 2, 4), (1, 2, 7), r"\(1, 8, 7\)\) .*VLAOutput with tensors \(\(1, 2, 4\), \(1, 2, 7"),
+        ((1, 4), (1, 8, 7), "as its attributes say"),  # pooled: its mean would fill the token
+        ((2, 2, 4), (2, 8, 7), "as its attributes say"),
+        (None, (1, 8, 7), r"tensors \(\(1, 8, 7\),\)"),
+    ],
+)
+def test_what_a_vla_returns_is_checked(chunked, monkeypatch, hidden, actions, problem):
+    parts = [None if shape is None else torch.zeros(shape) for shape in (hidden, actions)]
+    monkeypatch.setattr(FakeVLA, "infer", lambda *_: VLAOutput(*parts))
+    with pytest.raises(ConfigError, match=problem):
+        FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token=None).reset(seed=0)
+
+
+def test_a_vla_may_return_bfloat16_but_no_nan(chunked, monkeypatch):
+    hidden, actions = torch.ones(1, 2, 4).bfloat16(), torch.zeros(1, 8, 7).bfloat16()
+    monkeypatch.setattr(FakeVLA, "infer", lambda *_: VLAOutput(hidden, actions))
+    env = FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token=None)
+    assert env.reset(seed=0)[0]["rl_token"].tolist() == [1.0] * 4
+    hidden[0, 1, 2] = torch.nan
+    with pytest.raises(ConfigError, match="'fake' or its RL token made numbers that are not"):
+        env.reset(seed=0)
+
+
 def test_frozen_vla_refuses_infos_without_an_instruction(chunked):
     class Silent(gym.Wrapper):
         def reset(self, **kwargs):

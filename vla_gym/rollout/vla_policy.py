@@ -19,7 +19,7 @@ from vla_gym.rollout.policies import (
     in_episodes,
     in_fixed_batches,
 )
-from vla_gym.vla.base import FrozenVLA, TokenVLA
+from vla_gym.vla.base import FrozenVLA, TokenVLA, check_output
 from vla_gym.vla.paraphrases import paraphrases
 from vla_gym.vla.stateful import VLAMemory
 
@@ -105,7 +105,8 @@ class VLAPolicy:
     def _infer(self, observations: dict[str, np.ndarray], infos: list[Info]) -> np.ndarray:
         images = {camera: observations[camera] for camera in self.cameras}
         vla, texts = in_episodes(self._vla_memory, infos), [info["instruction"] for info in infos]
-        return self._clipped(vla.infer(images, texts, observations["proprio"]).actions)
+        output = vla.infer(images, texts, observations["proprio"])
+        return self._clipped(check_output(vla, output, len(texts)).actions)
 
     def _sample(self, observations: Observations, row: int, info: Info) -> np.ndarray:
         """Sample one chunk by a generator of its own, so that no other row matters."""
@@ -124,7 +125,7 @@ class VLAPolicy:
         return self._clipped(self.vla.tokens_to_actions(tokens))[0]
 
     def _clipped(self, actions: Any) -> np.ndarray:
-        chunks = actions[:, : self.chunk_len].detach().cpu().numpy().astype(np.float32)
+        chunks = actions[:, : self.chunk_len].detach().float().cpu().numpy()
         return np.clip(chunks, -1.0, 1.0)
 
 

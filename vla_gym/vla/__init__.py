@@ -93,6 +93,11 @@ def _load(
     for name in ("cameras", "action_size", "proprio_size", "input_size", "heads", "head"):
         if not hasattr(vla, name):  # of a class that does not derive from FrozenVLA
             setattr(vla, name, getattr(FrozenVLA, name))
+    if lacking := [n for n in (*FrozenVLA.__annotations__, "infer") if not hasattr(vla, n)]:
+        raise ConfigError(
+            f"The VLA backend {spec.backend!r} lacks {', '.join(lacking)} of "
+            "vla_gym.vla.FrozenVLA; see docs/extending.md."
+        )
     if adapters is not None:
         from vla_gym.vla.lora import LoraAdapters
 

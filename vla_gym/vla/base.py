@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from vla_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,25 @@ class VLAOutput(NamedTuple):
 
     hidden: torch.Tensor
     actions: torch.Tensor
+
+
+def check_output(vla: Any, output: Any, count: int) -> VLAOutput:
+    """Return what a VLA made of ``count`` observations after a check of its shapes.
+
+    Raises:
+        ConfigError: If they are not what its attributes say: rows would be repeated or left out.
+    """
+    import torch
+
+    wanted = (count, vla.num_hidden_tokens, vla.hidden_size), (count, vla.horizon, vla.action_size)
+    parts = getattr(output, "hidden", None), getattr(output, "actions", None)
+    if (found := tuple(tuple(p.shape) for p in parts if isinstance(p, torch.Tensor))) != wanted:
+        raise ConfigError(
+            f"The VLA {vla.name!r} must return a VLAOutput of tensors of shapes {wanted} (hidden, "
+            f"actions), as its attributes say; got {type(output).__name__} with tensors {found}."
+        )
+    checked: VLAOutput = output
+    return checked
 
 
 class TokenOutput(NamedTuple):

@@ -183,7 +183,11 @@ def _import(path: str) -> Any:
     try:
         found = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"Cannot import the VLA backend {path!r}: {error}") from error
+        hint = "; install it, or put its folder into PYTHONPATH"
+        raise ConfigError(
+            f"Cannot import the VLA backend {path!r}: {error}"
+            f"{hint if isinstance(error, ImportError) else ''}."
+        ) from error
     if not callable(getattr(found, "from_pretrained", None)):
         raise ConfigError(f"The VLA backend {path!r} has no classmethod from_pretrained.")
     return found

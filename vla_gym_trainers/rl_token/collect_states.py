@@ -24,7 +24,12 @@ from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import demo_files
-from vla_gym_trainers.rl_token.vla_states import StatesConfig, VLAStates, infer_hidden
+from vla_gym_trainers.rl_token.vla_states import (
+    StatesConfig,
+    VLAStates,
+    infer_hidden,
+    kept_hidden,
+)
 from vla_gym_trainers.rollout.episode_sets import RecordingPolicy, join_episodes, play_set
 
 # Players see different layouts, and others than `vla-gym demos` with the same seed.
@@ -72,7 +77,7 @@ def states_of_episodes(vla: FrozenVLA, config: StatesConfig) -> VLAStates:
     """Play the episodes that the config, which was checked, asks for.
 
     Raises:
-        ConfigError: If no episode is asked for, or a task names no object of interest.
+        ConfigError: If no episode is asked for.
         WorkerError: If a worker fails again and again.
     """
     counts = {"expert": config.expert_episodes, "vla": config.rollout_episodes}
@@ -119,7 +124,7 @@ class StatesPolicy(RecordingPolicy):
             chunks = np.zeros((len(infos), self.chunk_len, 7), np.float32)
             seen = np.stack([observations[camera] for camera in CAMERAS], axis=1)
         else:
-            chunks, seen = self.look(observations, infos, torch.Tensor.half)
+            chunks, seen = self.look(observations, infos, functools.partial(kept_hidden, self.vla))
         shown = {name: observations[name] for name in ("proprio", "object_pos")}
         self.keep(infos, seen=seen, **shown)
         return chunks
@@ -148,12 +153,12 @@ class ShowObject(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, An
         self.observation_space = spaces.Dict({**env.observation_space.spaces, "object_pos": place})
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Add the position; raise ConfigError if the task does not say what it is about."""
+        """Add the position, NaN if the task does not say what it is about."""
         base = self.unwrapped
         assert isinstance(base, LiberoEnv)
         sim, task = base.sim, base.task_model.task
         if not task.problem.of_interest:
-            raise ConfigError(f"{task.bddl_file} names no object of interest.")
+            return {**observation, "object_pos": np.full(3, np.nan)}
         name = task.problem.of_interest[0]
         spec = sim.task_model.objects.get(name)
         position = sim.site_pos(name) if spec is None else sim.body_pos(spec.body)

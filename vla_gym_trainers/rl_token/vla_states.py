@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, Fraction, PositiveInt
+from vla_gym.suites import choose_suite
 from vla_gym.vla import FrozenVLA
-from vla_gym.vla.base import CAMERAS
+from vla_gym.vla.base import CAMERAS, check_output
 from vla_gym.vla.stateful import VLAMemory
 from vla_gym_trainers.runs.tasks import SuitesSettings
 
@@ -30,6 +33,9 @@ class StatesConfig(SuitesSettings):
 
     suites: tuple[str, ...] = ("spatial", "object", "goal")
     """Suites whose tasks are played."""
+    bddl_path: tuple[Path, ...] | None = None
+    """In place of suites: BDDL files of your own, or folders of them, which no expert plays
+    (expert_episodes 0); see docs/environments.md."""
     expert_episodes: Count = 6
     """Episodes a task of the scripted expert with noise, on sampled layouts."""
     expert_noise: Fraction = 0.15
@@ -52,6 +58,12 @@ class StatesConfig(SuitesSettings):
     """Torch threads."""
     progress: bool = True
     """Show progress bars."""
+
+    def __post_init__(self) -> None:
+        """Read the files of ``bddl_path``; they are the suite from then on."""
+        if self.bddl_path:
+            self.suites = (str(choose_suite(None, self.bddl_path)),)
+        self.bddl_path = None
 
 
 @dataclass
@@ -138,6 +150,21 @@ def infer_hidden(
         batch = {n: images[rows, camera] for camera, n in enumerate(CAMERAS) if n in vla.cameras}
         count = len(proprio[rows])
         at = memory.at([0] * count, [start == 0])
-        hidden = at.infer(batch, [instruction] * count, proprio[rows]).hidden
-        parts.append(hidden.to("cpu", torch.float16))
+        out = at.infer(batch, [instruction] * count, proprio[rows])
+        parts.append(kept_hidden(vla, check_output(vla, out, count).hidden))
     return torch.cat(parts)
+
+
+def kept_hidden(vla: FrozenVLA, hidden: torch.Tensor) -> torch.Tensor:
+    """Return a VLA's hidden states as float16 on the CPU.
+
+    Raises:
+        ConfigError: If they are no finite numbers in float16.
+    """
+    hidden = hidden.to("cpu", torch.float16)
+    if not hidden.isfinite().all():
+        raise ConfigError(
+            f"The VLA {vla.name!r} made hidden states that are not finite, or beyond 65,504, "
+            "float16's largest number, in which they are kept: let it scale them."
+        )
+    return hidden

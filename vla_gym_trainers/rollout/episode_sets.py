@@ -15,6 +15,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.rollout import Info, Start, play
 from vla_gym.rollout.policies import BATCH_SIZE, Observations, in_episodes, in_fixed_batches
 from vla_gym.vla import FrozenVLA
+from vla_gym.vla.base import check_output
 from vla_gym.vla.stateful import VLAMemory
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class RecordingPolicy:
             texts = [info["instruction"] for info in told]
             with torch.no_grad():
                 out = in_episodes(self._memory, told).infer(images, texts, batch["proprio"])
+            out = check_output(self.vla, out, len(texts))
             chunks = out.actions[:, : self.chunk_len].float().clamp(-1.0, 1.0)
             return chunks.cpu().numpy(), summary(out.hidden).cpu().numpy()
 

@@ -142,7 +142,7 @@ def test_a_policy_that_needs_a_world_model_tells_so(tmp_path, model_folder):
     sizes = ActorSizes(192, 4, [8], 1.0, 2, 8, [1.0] * 7, world_memory_size=8)
     RLTokenActor(sizes).save(tmp_path)
     with pytest.raises(ConfigError, match="was trained with a world model, which nothing names"):
-        load_trained(tmp_path)
+        load_trained(tmp_path, "mini")
     (tmp_path / "config.json").write_text(json.dumps({"world_model": "class:os:path:/x"}))
     with pytest.raises(ConfigError, match="class"):
         load_trained(tmp_path)

@@ -33,7 +33,7 @@ def known_objects() -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8")
         found += re.findall(r"^@register_object\s+(?:@\w+\s+)*class (\w+)", text, re.MULTILINE)
     # As upstream derives them: "FlatStove" -> "flat_stove".
-    return tuple(sorted(re.sub(r"(?<!^)([A-Z0-9])", r"_\1", name).lower() for name in found))
+    return tuple(sorted({re.sub(r"(?<!^)([A-Z0-9])", r"_\1", name).lower() for name in found}))
 
 
 def check_problem(problem: Problem) -> None:
