@@ -110,11 +110,19 @@ class _Child:
         upstream_env.prepare(assets_root, Path.cwd())
         self._make = upstream_env.make_env
         self.env: Any = None
+        self._built: tuple[Any, ...] = ()
 
     def build(self, suite: str, task_id: int, image_size: int | None = None) -> None:
-        """Make the env of a task, cameras only with an image size, and reset it once."""
+        """Make the env of a task, cameras only with an image size, and reset it once.
+
+        The one that there is stays if it is of that task: what plays in it begins with
+        :meth:`start` or :meth:`sync`.
+        """
         from vla_gym.suites import get_task
 
+        wanted = suite, task_id, image_size
+        if wanted == self._built:
+            return
         if self.env is not None:
             self.env.close()
             self.env = None
@@ -130,6 +138,7 @@ class _Child:
         self.env.seed(0)
         self.env.reset()
         self._keep_fresh_controller()
+        self._built = wanted
 
     @property
     def _domain(self) -> Any:

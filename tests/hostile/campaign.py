@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
@@ -26,6 +27,7 @@ import cases_vlas  # noqa: E402
 import matplotlib.pyplot  # noqa: E402, F401  (as much as possible is imported once, here)
 import torch  # noqa: E402
 from engine import VERDICTS, Case, Outcome, run_cases, table  # noqa: E402
+from vla_checkpoints import CHECKPOINTS, copied  # noqa: E402
 
 from vla_gym.rl_token import choose_rl_token  # noqa: E402
 from vla_gym.vector.preload import preload  # noqa: E402
@@ -47,8 +49,11 @@ def all_cases(count: int, seed: int, only: str = "") -> Iterator[Case]:
 def warm_up() -> None:
     """Load once what the processes of the cases would load each."""
     torch.set_num_threads(1)
-    preload([("goal", 8)], "lite", images=False)
+    preload([("goal", 8)], "lite")
     choose_rl_token("auto", load("mini"))
+    with TemporaryDirectory() as scratch:
+        for name, folder in CHECKPOINTS.items():
+            cases_vlas.loads(copied(folder, Path(scratch, name)), name)
 
 
 def lines(rows: list[dict[str, object]]) -> list[str]:

@@ -31,7 +31,8 @@ def acts(vla: Any) -> None:
         raise Nonsense(f"actions {actions.shape}, finite: {np.isfinite(actions).all()}")
 
 
-def _loads(bad: Path, name: str) -> None:
+def loads(bad: Path, name: str) -> None:
+    """Load a checkpoint, and let it act."""
     if name == "openvla-oft":
         write_tokenizer(bad)
     acts(load(f"{name}:{bad}"))
@@ -45,18 +46,18 @@ def cases(count: int, seed: int) -> Iterator[Case]:
     """Yield the cases of VLAs, about ``count``."""
     group = "checkpoints of VLAs"
     for name, folder in CHECKPOINTS.items():
-        loads = partial(_loads, name=name)
+        read = partial(loads, name=name)
         files = [path for path in sorted(folder.rglob("*.json")) if "golden" not in path.name]
         names = [str(path.relative_to(folder)) for path in files if path.stat().st_size < 200_000]
         each = max(1, count // (len(CHECKPOINTS) * len(names)))
         for number, file in enumerate(names):
             bad = texts((folder / file).read_text(), each, seed + number)
-            yield from damaged(group, folder, file, bad, loads)
+            yield from damaged(group, folder, file, bad, read)
         weights = sorted(folder.glob("*.safetensors"))[0]
         good = weights.read_bytes()
-        yield from damaged(group, folder, weights.name, [good], loads, "accepted")
+        yield from damaged(group, folder, weights.name, [good], read, "accepted")
         tensors = spoilt_tensors(good, max(1, count // 60), seed)
-        yield from damaged(group, folder, weights.name, tensors, loads)
+        yield from damaged(group, folder, weights.name, tensors, read)
     scratch = Path(tempfile.mkdtemp(prefix="hostile-good-"))
     try:
         vla: Any = load(f"mini:{CHECKPOINTS['mini']}")

@@ -61,6 +61,7 @@ def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
     config = TD3RunConfig(
         **{"total_timesteps": 16, "learning_starts": 8, "batch_size": 8, "eval_states": 1},
         **{"num_envs": 2, "workers": 0, "run_dir": tmp_path, "progress": False},
+        task_ids=(7,),  # whose episodes are the shortest
         critic_warmup_steps=2,
         net_arch=(16,),
         variation="mild",
@@ -77,7 +78,7 @@ def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
 
 def test_ppo_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
     config = PPOConfig(
-        **{"task_ids": (9,), "num_envs": 2, "workers": 0, "rollout_chunks": 2, "eval_every": 1000},
+        **{"task_ids": (7,), "num_envs": 2, "workers": 0, "rollout_chunks": 2, "eval_every": 1000},
         **{"episodes_per_env": None, "total_steps": 32, "eval_states": 0, "eval_layouts": 1},
         **{"eval_envs": 1, "trainable": "heads", "run_dir": tmp_path, "progress": False},
         variation="mild",
@@ -88,9 +89,8 @@ def test_ppo_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
     assert card["environment"]["variation"] == "mild"
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
-def test_environments_of_the_on_policy_trainers(kind: Any) -> None:
-    config = kind(num_envs=4, group_size=2, eval_envs=1, workers=0, variation="strong")
+def test_environments_of_the_on_policy_trainers() -> None:
+    config = GRPOConfig(num_envs=4, group_size=2, eval_envs=1, workers=0, variation="strong")
     networks: Any = SimpleNamespace(chunk_len=8, policy=SimpleNamespace(image_size=16))
     envs = libero_envs(config, networks)
     with closing(envs.train()) as training, closing(envs.evaluation()) as evaluation:

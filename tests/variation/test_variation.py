@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -77,6 +78,13 @@ def play(env, seed=5, episodes=2, steps=2):
     return found
 
 
+@functools.cache
+def played_plainly(suite, task):
+    """The same of an environment without variation."""
+    with contextlib.closing(LiberoEnv(suite, task_ids=task, **SMALL)) as env:
+        return play(env)
+
+
 def looks(env, episodes, seed=5):
     """The variation of each episode."""
     return [env.reset(seed=seed if k == 0 else None)[1]["variation"] for k in range(episodes)]
@@ -86,11 +94,10 @@ def looks(env, episodes, seed=5):
 def test_a_kind_changes_images_and_nothing_else(kind):
     # The agent's camera sees the floor where there is no table.
     suite, task = ("object", 0) if kind == "floor" else ("goal", 8)
-    plain = LiberoEnv(suite, task_ids=task, **SMALL)
     varied = LiberoEnv(suite, task_ids=task, variation=KINDS[kind], **SMALL)
     changed = {"agentview": 0, "wrist": 0}
     for (obs, info, qpos), (other, other_info, other_qpos) in zip(
-        play(plain), play(varied), strict=True
+        played_plainly(suite, task), play(varied), strict=True
     ):
         vector = other_info.pop("variation")
         assert vector.shape == (VARIATION_WIDTH,) and vector.dtype == np.float64
@@ -106,7 +113,7 @@ def test_a_kind_changes_images_and_nothing_else(kind):
         assert changed["wrist"] == 0 < changed["agentview"]
     else:
         assert changed["agentview"] > 0
-    plain.close(), varied.close()
+    varied.close()
 
 
 def test_off_is_off_whatever_others_in_the_thread_do():
@@ -270,20 +277,26 @@ VECTORS = [
 ]
 
 
+VARIED = {**SMALL, "task_ids": [2, 8], "variation": "strong", "scene_reset_interval": 2}
+
+
+@pytest.fixture(scope="module")
+def references():
+    """What single environments play, the same for all modes."""
+    envs = [LiberoEnv("goal", env_index=i, **VARIED) for i in range(3)]
+    yield [
+        Reference(env, 70 + i, partial(random_action, i, env.action_space.shape))
+        for i, env in enumerate(envs)
+    ]
+    for env in envs:
+        env.close()
+
+
 @pytest.mark.parametrize(("mode", "workers"), VECTORS)
-def test_vector_equals_single(mode, workers):
-    kwargs = {**SMALL, "variation": "strong", "scene_reset_interval": 2}
-    references = []
-    for i in range(3):
-        env = LiberoEnv("goal", task_ids=[2, 8], env_index=i, **kwargs)
-        references.append(Reference(env, 70 + i, partial(random_action, i, env.action_space.shape)))
-    envs = LiberoVectorEnv(
-        3, "goal", task_ids=[2, 8], workers=workers, autoreset_mode=mode, **kwargs
-    )
+def test_vector_equals_single(references, mode, workers):
+    envs = LiberoVectorEnv(3, "goal", workers=workers, autoreset_mode=mode, **VARIED)
     with contextlib.closing(envs):
         follow(envs, Follower(references, mode), 70, episodes=3)
-    for reference in references:
-        reference.env.close()
 
 
 def test_a_step_lost_with_its_worker_says_which_variation_it_had():

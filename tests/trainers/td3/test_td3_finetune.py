@@ -193,7 +193,7 @@ def test_rows_may_be_stale_by_so_many_versions(tmp_path: Path) -> None:
 
 def test_what_is_stored_several_times_is_shown_once(tmp_path: Path, monkeypatch: Any) -> None:
     env = make_env(tiny_vla(), save_token(tmp_path), stride=2)
-    model, tuner = learned(tmp_path, chunks=48, env=env)
+    model, tuner = learned(tmp_path, chunks=48, env=env, vla_update_freq=10**6)
     buffer, shown = model.replay_buffer, []
     look = tuner._look
 
@@ -216,7 +216,7 @@ def test_what_is_stored_several_times_is_shown_once(tmp_path: Path, monkeypatch:
 
 
 def test_what_the_vla_saw_is_kept_once_and_let_go(tmp_path: Path) -> None:
-    model, _ = learned(tmp_path, chunks=120)
+    model, _ = learned(tmp_path, chunks=120, vla_update_freq=10**6)
     buffer = model.replay_buffer
     assert buffer.size() == 60 < buffer.num_added
     every = np.arange(60)

@@ -17,8 +17,8 @@ from vla_gym_trainers.td3.train import TD3RunConfig, train_td3
 
 def test_short_run_on_libero(tmp_path: Path) -> None:
     config = TD3RunConfig(
-        task_ids=(9,),
-        total_timesteps=64,
+        task_ids=(7,),  # whose episodes are the shortest
+        total_timesteps=48,
         learning_starts=32,
         critic_warmup_steps=20,
         batch_size=32,
@@ -31,8 +31,8 @@ def test_short_run_on_libero(tmp_path: Path) -> None:
     assert card["environment"]["asset_pack"] == "lite"
     assert len(card["environment"]["asset_pack_digest"]) == 64
     assert card["environment"]["gl_renderer"]
-    assert card["results"]["training"]["chunks"] == 64
-    assert list(card["results"]["training"]["success_by_task"]) == ["9"]
+    assert card["results"]["training"]["chunks"] == 48
+    assert list(card["results"]["training"]["success_by_task"]) == ["7"]
     assert card["results"]["evaluation"]["policy"]["total"]["num_episodes"] == 1
 
 

@@ -23,10 +23,11 @@ from vla_gym.demos.starts import DemoStarts, read_starts
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 from vla_gym.vla.preprocess import area_downsample
-from vla_gym.wrappers.vla_features import look
+from vla_gym.wrappers.vla_features import VLAFeatures, look
 from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.td3.prior_data import _number, demo_replay, task_files
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.ring import ChunkReplaySamples
 from vla_gym_trainers.td3.train import TD3RunConfig, build_model, make_vec, train_td3
 from vla_gym_trainers.td3.updates import actor_step, clone_step, held_to
@@ -46,24 +47,30 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(demos: Path) -> TD3RunConfig:
     return TD3RunConfig(
         task_ids=(TASK, 9), gamma=GAMMA, workers=0, stride=2, prior_demos=demos, progress=False
     )
 
 
-def test_every_chunk_of_a_demonstration_is_a_transition(config: TD3RunConfig, demos: Path) -> None:
+@pytest.fixture(scope="module")
+def shown(config: TD3RunConfig) -> tuple[ChunkReplayBuffer, VLAFeatures]:
+    """The demonstrations as transitions, and who looked at them."""
     with closing(make_vec(config)) as env:
-        replay = demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
-        features = env.vector_env.features  # type: ignore[attr-defined]
-        with h5py.File(next(demos.rglob("*.hdf5")), "r") as file:
-            demo = file["data/demo_0"]
-            count = int(demo.attrs["success_step"]) + 1
-            others = int(file["data/demo_1"].attrs["success_step"]) + 1
-            executed, clean = demo["executed_actions"][()], demo["actions"][()]
-            frame = [demo[f"obs/{key}"][2][::-1] for key in ("agentview_rgb", "eye_in_hand_rgb")]
-            grip = demo["obs/ee_pos"][()]
+        envs = env.vector_env  # type: ignore[attr-defined]
+        return demo_replay(config, envs), envs.features
+
+
+def test_every_chunk_of_a_demonstration_is_a_transition(shown: Any, demos: Path) -> None:
+    replay, features = shown
+    with h5py.File(next(demos.rglob("*.hdf5")), "r") as file:
+        demo = file["data/demo_0"]
+        count = int(demo.attrs["success_step"]) + 1
+        others = int(file["data/demo_1"].attrs["success_step"]) + 1
+        executed, clean = demo["executed_actions"][()], demo["actions"][()]
+        frame = [demo[f"obs/{key}"][2][::-1] for key in ("agentview_rgb", "eye_in_hand_rgb")]
+        grip = demo["obs/ee_pos"][()]
     assert replay.size() == replay.num_added == count + others
     assert replay.task_counts == {TASK: count + others}
 
@@ -115,7 +122,7 @@ def test_a_folder_tells_suites_with_a_file_of_one_name_apart() -> None:
     assert _number(Path("mine", name), tasks) == 7
 
 
-def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
+def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig, shown: Any) -> None:
     with closing(make_vec(config)) as env:
         model = build_model(config, env)
         replay = model.replay_buffer
@@ -124,7 +131,7 @@ def test_half_of_a_batch_is_demonstrations(config: TD3RunConfig) -> None:
         one = np.zeros((1, C, 7)), np.zeros(1), np.array([False]), [{"discount": 0.9}]
         replay.add(zeros, zeros, *one)
         assert (replay.sample(7).observations["task_id"] == 9).all()
-        replay.prior = demo_replay(config, env.vector_env)  # type: ignore[attr-defined]
+        replay.prior, _ = shown
         batch = replay.sample(7)
         # Half of the rows of the one of two tasks that has demonstrations.
         assert batch.observations["task_id"].flatten().tolist() == [9] * 5 + [TASK] * 2
@@ -253,17 +260,19 @@ def test_a_run_with_demonstrations_goes_on_bit_for_bit(config, tmp_path):
 
     def run(folder: str, **changes: Any) -> bytes:
         short = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
-        settings = {**short, "total_timesteps": 64, "ahead": 0, "eval_states": 0}
+        short |= {"total_timesteps": 24, "ahead": 0, "eval_states": 0}
+        settings = {**short, "net_arch": (16,)}
         settings = {**settings, "run_dir": tmp_path / folder, **changes}
         return (
             train_td3(replace(config, **settings)).run_dir.joinpath("last.safetensors").read_bytes()
         )
 
-    whole = run("whole")
-    first = run("parts", total_timesteps=32)
-    assert first != whole == run("parts", resume=tmp_path / "parts", run_dir=None)
-    assert whole != run("without", prior_demos=None, demo_starts=0.0)
-    assert whole != run("as ever", demo_starts=0.0)
+    whole = run("whole", total_timesteps=40)
+    first = run("parts")
+    assert first != whole
+    assert whole == run("parts", resume=tmp_path / "parts", run_dir=None, total_timesteps=40)
+    assert first != run("without", prior_demos=None, demo_starts=0.0)
+    assert first != run("as ever", demo_starts=0.0)
 
 
 @pytest.mark.parametrize(
