@@ -67,8 +67,8 @@ def load_checkpoint(folder: Path, env: VecEnv, device: str = "cpu") -> tuple[TD3
         The algorithm, ready for ``learn(..., reset_num_timesteps=False)``, and ``run_state``.
 
     Raises:
-        WeightsError: If a file is missing, damaged, of another version or another VLA.
-        ConfigError: If ``env`` has no states.
+        WeightsError: If a file is missing, damaged or of another version.
+        ConfigError: If it is of another VLA or of other adapters, or ``env`` has no states.
     """
     environments = _with_states(env)
     with restoring(folder):

@@ -268,9 +268,20 @@ class VLAFineTuner:
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned, of the same VLA and adapters."""
+        """Go on from what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: If it is of another VLA or of other adapters.
+        """
+        mine = self._vla_parameters()
+        sizes = {name: p.shape for name, p in mine.items()}
+        if sizes != {name: value.shape for name, value in state["vla"].items()}:
+            raise ConfigError(
+                f"The saved parameters do not fit {type(self.vla.model).__name__}: go on with the "
+                "VLA, vla_trainable and lora_r that the run began with."
+            )
         with torch.no_grad():
-            for name, p in self._vla_parameters().items():
+            for name, p in mine.items():
                 p.copy_(state["vla"][name])
         if self.encoder is not None:
             self.encoder.load_state_dict(state["encoder"])
