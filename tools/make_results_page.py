@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from page_blocks import fill_blocks, markdown_table, rate
-from results_curves import write_all
+from results_curves import partner_of, write_all
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
@@ -222,10 +222,12 @@ def tasks_table(group: str) -> list[str]:
             suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
     lines: list[str] = []
     for suite, runs in sorted(suites.items()):
+        # Of two runs that are compared with the same one it is told once.
+        others = {partner_of(name): results["paired"]["tasks"] for name, results in runs}
         rows = []
         for place, task in enumerate(runs[0][1]["tasks"]):
             wins = [str(results["tasks"][place]["num_successes"]) for _, results in runs]
-            pairs = [results["paired"]["tasks"][place] for _, results in runs]
+            pairs = [tasks[place] for tasks in others.values()]
             before = [str(p["both"] + p["losses"]) for p in pairs]
             vla = " / ".join(before if group == "libero_token" else dict.fromkeys(before))
             name = f"{task['task_id']}: {task['instruction']}"

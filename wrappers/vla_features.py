@@ -206,7 +206,4 @@ def look(
         weight = next(rl_token.parameters())
         token = rl_token.encode(output.hidden.to(weight.device))
     actions = output.actions[:, :chunk_len].detach().float().cpu().numpy()
-    tokens = token.detach().float().cpu().numpy()
-    if not np.isfinite(tokens).all():
-        raise ConfigError(f"The VLA {vla.name!r} or its RL token made numbers that are not finite.")
-    return tokens, np.clip(actions, -1.0, 1.0)
+    return token.detach().float().cpu().numpy(), np.clip(actions, -1.0, 1.0)

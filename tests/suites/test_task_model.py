@@ -21,9 +21,10 @@ from vla_gym.outside import read_json
 from vla_gym.suites import disk_cache as cache
 from vla_gym.suites import get_task, suite_tasks
 from vla_gym.suites.disk_cache import FILES, MANIFEST, SceneRequest
-from vla_gym.suites.libero import load_task_model, requests
+from vla_gym.suites.libero import load_task_model, model, requests
 from vla_gym.suites.libero.requests import scene_request
 from vla_gym.suites.libero.scene_file import SceneFile
+from vla_gym.suites.libero.tasks import LiberoTask
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +53,21 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a verified scene was compiled again")
 
     monkeypatch.setattr(cache, "_run_compiler", fail)
+
+
+def test_damaged_official_states_are_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, file, refused = get_task("goal", 7), tmp_path / "states.npz", 0
+    good = task.init_states_file.read_bytes()
+    monkeypatch.setattr(LiberoTask, "init_states_file", property(lambda _: file))
+    for place in range(40, len(good), 50):  # inside and behind the compressed numbers
+        file.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        try:
+            model._official_states(task, 79)
+        except CompileError:
+            refused += 1
+    assert refused > 120
 
 
 def test_wrong_addresses_name_their_file(tmp_path: Path) -> None:

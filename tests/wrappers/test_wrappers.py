@@ -158,14 +158,11 @@ def test_what_a_vla_returns_is_checked(chunked, monkeypatch, hidden, actions, pr
         FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token=None).reset(seed=0)
 
 
-def test_a_vla_may_return_bfloat16_but_no_nan(chunked, monkeypatch):
+def test_a_vla_may_return_bfloat16(chunked, monkeypatch):
     hidden, actions = torch.ones(1, 2, 4).bfloat16(), torch.zeros(1, 8, 7).bfloat16()
     monkeypatch.setattr(FakeVLA, "infer", lambda *_: VLAOutput(hidden, actions))
     env = FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token=None)
     assert env.reset(seed=0)[0]["rl_token"].tolist() == [1.0] * 4
-    hidden[0, 1, 2] = torch.nan
-    with pytest.raises(ConfigError, match="'fake' or its RL token made numbers that are not"):
-        env.reset(seed=0)
 
 
 def test_frozen_vla_refuses_infos_without_an_instruction(chunked):

@@ -1,11 +1,11 @@
 """The on-disk cache of compiled scenes: keys, verification and the compile process.
 
-A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, whatever else its compiler
-writes, and manifest.json, which holds what the scene was made from (its digest is the key) and the
-SHA-256 of the other files. Nothing in it is used before it was verified (a damaged .mjb can abort
-the process that loads it); what does not verify is built anew. Folders appear by an atomic rename,
-under a lock that other processes respect. Building a scene removes those that nobody has loaded for
-long, such as those of old versions.
+A cached scene is a folder ``scenes/<key>`` with scene.mjb, scene.json, whatever other files its
+compiler writes, and manifest.json, which holds what the scene was made from (its digest is the key)
+and the SHA-256 of the other files. Nothing in it is used before it was verified (a damaged .mjb can
+abort the process that loads it); what does not verify is built anew. Folders appear by an atomic
+rename, under a lock that other processes respect. Building a scene removes those that nobody has
+loaded for long, such as those of old versions.
 """
 
 from __future__ import annotations

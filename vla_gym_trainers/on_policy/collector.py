@@ -42,9 +42,12 @@ class RolloutCollector:
         environments they take turns: while one simulates, the VLA works for another.
 
         Raises:
-            ConfigError: If they cannot be split so.
+            ConfigError: If they are not chunked, or cannot be split so.
         """
-        self.chunk_len = (envs.single_action_space.shape or (0,))[0]
+        size = envs.single_action_space.shape or ()
+        if len(size) != 2:
+            raise ConfigError(f"Expected chunks, got actions of shape {size}: give a chunk_len.")
+        self.chunk_len = size[0]
         self._envs = ChunkEnvs(envs)
         self._collector = Collector(self._envs, groups)
         n = envs.num_envs
@@ -65,8 +68,12 @@ class RolloutCollector:
         with rows of a fixed length, the first one counts, and the first one after :meth:`restart`.
 
         Raises:
-            ConfigError: If an episode is longer than a row.
+            ConfigError: If rollout and environments do not fit each other.
         """
+        if out.num_envs != self._envs.num_envs:
+            raise ConfigError(
+                f"Expected a rollout of {self._envs.num_envs} environments, got {out.num_envs}."
+            )
         out.clear()
         self._out, self._arrays, self._actor = out, out.arrays, actor
         self._policy = actor.policy if isinstance(actor, MixedActor) else actor

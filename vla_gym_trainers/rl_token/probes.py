@@ -147,7 +147,8 @@ def run_probes(states: VLAStates, encoder: RLTokenEncoder, test: np.ndarray) -> 
     if not test.any() or test.all():
         raise ConfigError(
             "Probes need episodes to fit and others to test, with known object positions: ask for "
-            "expert_episodes or rollout_episodes (two or more)."
+            "expert_episodes or rollout_episodes (two or more), of tasks that name what they are "
+            "about (:obj_of_interest)."
         )
     resting = _resting(states)
     distance = np.linalg.norm(states.proprio[:, :3] - states.object_pos, axis=1, keepdims=True)
