@@ -181,10 +181,12 @@ class GaussianPolicy(VLAPolicy):
             value_head: See the class.
 
         Raises:
-            ConfigError: If the VLA regresses no actions.
+            ConfigError: If the VLA regresses no actions, or a number is out of range.
         """
         super().__init__(vla, value_head)
         start = torch.tensor(sigmas, dtype=torch.float32)
+        if not bool((start > 0.0).all()) or not bool(start.isfinite().all()):
+            raise ConfigError(f"Standard deviations must be positive numbers, got {sigmas}.")
         device = next(vla.model.parameters()).device
         log_std = nn.Parameter(start.log(), requires_grad=learn_sigma)
         self.noise = nn.ParameterDict({"log_std": log_std}).to(device)

@@ -19,6 +19,7 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers import TD3BC, TD3Config
 
 FAST: dict[str, Any] = {
+    "gamma": 0.98,  # of ToyReach
     "learning_starts": 60,
     "critic_warmup_steps": 20,
     "batch_size": 32,
