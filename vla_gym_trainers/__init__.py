@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
+    from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
     from vla_gym_trainers.td3.algorithm import TD3BC
     from vla_gym_trainers.td3.algorithm_config import TD3Config
     from vla_gym_trainers.td3.policy import RLTokenPolicy
@@ -24,16 +24,8 @@ _EXPORTS = {
     "TD3BC": "td3.algorithm",
     "TD3Config": "td3.algorithm_config",
     "make_sb3_vec_env": "runs.sb3_vec_env",
-    "sb3_vec_env": "runs.sb3_vec_env",
 }
-__all__ = [
-    "TD3BC",
-    "ChunkReplayBuffer",
-    "RLTokenPolicy",
-    "TD3Config",
-    "make_sb3_vec_env",
-    "sb3_vec_env",
-]
+__all__ = ["TD3BC", "ChunkReplayBuffer", "RLTokenPolicy", "TD3Config", "make_sb3_vec_env"]
 
 
 def __getattr__(name: str) -> Any:

@@ -51,14 +51,11 @@ def test_phases_begin_anew_until_the_goal_is_reached() -> None:
 
 def test_a_part_is_repeated_until_its_own_condition_holds() -> None:
     outcomes = {0: iter([False, True]), 1: iter([True])}
-    conditions = [
-        SimpleNamespace(geometric=lambda _, i=i: next(outcomes[i]), contact=lambda _: True)
-        for i in range(2)
-    ]
+    conditions = [SimpleNamespace(holds=lambda _, i=i: next(outcomes[i])) for i in range(2)]
     sim = SimpleNamespace(
         eef_pose=lambda: (np.zeros(3), GRIPPER_DOWN),
         task_model=SimpleNamespace(goal=conditions),
-        data=SimpleNamespace(contact=SimpleNamespace(geom=np.empty((0, 2), dtype=int))),
+        data=None,
     )
     phases = [Phase("pick", lambda: np.ones(3), max_steps=2), Phase("put", lambda: np.zeros(3))]
     expert = Expert(sim, in_order(part(sim, "a", phases, 0), part(sim, "b", phases, 1)))

@@ -26,6 +26,7 @@ class ProprioVLA(FrozenVLA):
     """A VLA that shows proprio as it is, and does nothing: fast."""
 
     name, horizon, hidden_size, image_size = "proprio", 8, 8, 4
+    num_hidden_tokens = 1
 
     def infer(self, images, instructions, proprio):
         del images, instructions

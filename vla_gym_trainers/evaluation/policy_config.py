@@ -137,7 +137,6 @@ class PolicyConfig(EnvSettings):
         """Return what a run has trained: a policy on the VLA's features, or the VLA itself."""
         from vla_gym_trainers.evaluation.trained import (
             HEADS,
-            check_config,
             load_trained,
             policy_file,
             trained_on,
@@ -153,7 +152,6 @@ class PolicyConfig(EnvSettings):
 
             return load_player(path, vla=self.vla, device=self.device, batch_size=self.batch_size)
         if run is not None and (vla := trained_vla(path, self.vla or run.vla)):
-            check_config(path, f"play it with --vla '{vla}' and --head")
             policy = VLAPolicy(
                 vla,
                 head=HEADS.get(run.policy),

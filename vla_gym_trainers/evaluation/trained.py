@@ -62,25 +62,23 @@ def load_trained(
     Args:
         path: The policy's file, or the run directory that holds it and ``config.json``.
         vla: The VLA, as ``vla_gym.vla.load`` takes it; default: the one that the run has trained,
-            else that its configuration names.
+            else that its configuration names, else ``"mini"``.
         batch_size: Rows of a forward pass.
         rl_token: Folder of its encoder, ``"auto"`` or ``"mean"``; default: as in the run.
         device: Torch device of VLA and encoder.
 
     Raises:
         WeightsError: If a file is missing or damaged.
-        ConfigError: If policy and VLA do not fit each other, nothing names the VLA, or the run has
-            trained its VLA and not written it yet.
+        ConfigError: If policy and VLA do not fit each other, or the run has trained its VLA and
+            not written it yet.
     """
     from vla_gym.rl_token import choose_rl_token
     from vla_gym.vla import load
 
     model = load_policy(path)
     run = trained_on(path)
-    folder = path if path.is_dir() else path.parent
-    if vla is None:
-        check_config(folder, "name the VLA with --vla")
     given, vla = vla is not None, vla or run.vla
+    folder = path if path.is_dir() else path.parent
     if run.vla_update_freq and not given:  # the run has trained its VLA and encoder as well
         trained = trained_vla(folder, vla)
         if trained is None:
@@ -171,15 +169,6 @@ def trained_on(path: Path) -> TrainedOn:
     return read_json(
         config, TrainedOn, advice=f"Restore it, for it says what {path} was trained on."
     )
-
-
-def check_config(folder: Path, advice: str) -> None:
-    """Raise a ConfigError if a run has no configuration: not silently another VLA or head."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{folder} has no config.json, which says what was trained there: restore it, or "
-            f"{advice}."
-        )
 
 
 def trained_vla(run_dir: Path, vla: str) -> str | None:

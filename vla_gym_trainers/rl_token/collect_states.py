@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +153,13 @@ class ShowObject(gym.ObservationWrapper[dict[str, Any], np.ndarray, dict[str, An
         self.observation_space = spaces.Dict({**env.observation_space.spaces, "object_pos": place})
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Add the position, NaN if the task names no object or region that it is about."""
+        """Add the position, NaN if the task does not say what it is about."""
         base = self.unwrapped
         assert isinstance(base, LiberoEnv)
         sim, task = base.sim, base.task_model.task
-        position = np.full(3, np.nan)
-        if task.problem.of_interest:
-            name = str(task.problem.of_interest[0])
-            spec = sim.task_model.objects.get(name)
-            with suppress(KeyError):  # a file of one's own may name what is not there
-                position = sim.site_pos(name) if spec is None else sim.body_pos(spec.body)
+        if not task.problem.of_interest:
+            return {**observation, "object_pos": np.full(3, np.nan)}
+        name = task.problem.of_interest[0]
+        spec = sim.task_model.objects.get(name)
+        position = sim.site_pos(name) if spec is None else sim.body_pos(spec.body)
         return {**observation, "object_pos": np.array(position, np.float64)}

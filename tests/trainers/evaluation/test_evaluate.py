@@ -20,7 +20,6 @@ from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.policy_config import _numbered
 from vla_gym_trainers.evaluation.summary import summarize
 from vla_gym_trainers.evaluation.trained import TrainedOn, load_policy, trained_on, trained_vla
-from vla_gym_trainers.on_policy.rl_token_actor import ActorSizes, RLTokenActor
 from vla_gym_trainers.runs.result_card import make_card, software_versions, write_json
 from vla_gym_trainers.td3.train import TD3RunConfig
 
@@ -160,16 +159,6 @@ def test_a_run_names_its_vla_and_rl_token(tmp_path: Path) -> None:
     config.write_text("{")  # not silently another VLA
     with pytest.raises(ConfigError, match="config.json.*Restore it"):
         trained_on(tmp_path)
-
-
-@pytest.mark.parametrize("of", ["actor", "adapters", "vla"])
-def test_a_run_without_its_settings_is_not_played_on_another_vla(tmp_path: Path, of: str) -> None:
-    if of == "actor":
-        RLTokenActor(ActorSizes(256, 8, [8], 1.0, 2, 8, [1.0] * 7)).save(tmp_path)
-    else:
-        (tmp_path / of).mkdir()
-    with pytest.raises(ConfigError, match="has no config.json.*--vla"):
-        EvalConfig(policy=str(tmp_path)).make_policy()
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -62,6 +62,9 @@ def check_problem(problem: Problem) -> None:
         raise ValueError("it has no goal: (:goal (And ...)) is empty.")
     for predicate in problem.init + problem.goal:
         _check_predicate(predicate, things, regions, workspace)
+    for name in problem.of_interest:
+        if name not in (known := (*things, *regions)):
+            raise ValueError(f"(:obj_of_interest ...): {_unknown('name', name, known)}")
     _check_places(problem)
 
 
