@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 
 import numpy as np
@@ -121,6 +122,20 @@ def test_images_are_tensorflow_s():
     assert gap(pixels[0, :, ::32], IMAGES["pixel_values_0_rows"]) < 1e-6
     means = pixels.double().mean((2, 3))
     assert gap(means, IMAGES["pixel_values_checksum"][0]) < 1e-6
+
+
+def test_a_forked_process_goes_on_with_jpegs():
+    """Threads are not forked along: it would wait for those of its parent."""
+    frames = IMAGES["images"]
+    openvla_images.jpeg_roundtrip(frames)
+    child = multiprocessing.get_context("fork").Process(
+        target=openvla_images.jpeg_roundtrip, args=(frames,)
+    )
+    child.start()
+    child.join(60.0)
+    ended = child.exitcode
+    child.kill()
+    assert ended == 0
 
 
 # ---------------------------------------------------------------------- options

@@ -43,9 +43,10 @@ def jpeg_roundtrip(images: np.ndarray) -> np.ndarray:
     Returns:
         (N, H, W, 3) uint8.
     """
-    if len(images) > 1:
-        return np.stack(list(_threads().map(_jpeg_one, images)))
-    return np.stack([_jpeg_one(image) for image in images])
+    # Both libraries let other threads run meanwhile. Threads that outlived the call would be missing
+    # in a forked process, which would wait for them.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        return np.stack(list(threads.map(_jpeg_one, images)))
 
 
 def _jpeg_one(image: np.ndarray) -> np.ndarray:
@@ -55,12 +56,6 @@ def _jpeg_one(image: np.ndarray) -> np.ndarray:
         stream.getvalue(), fastdct=True, fastupsample=False
     )
     return decoded
-
-
-@lru_cache(1)
-def _threads() -> ThreadPoolExecutor:
-    # Both libraries let other threads run meanwhile.
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="vla-jpeg")
 
 
 def lanczos_resize(images: torch.Tensor, size: int) -> torch.Tensor:
