@@ -43,8 +43,8 @@ def jpeg_roundtrip(images: np.ndarray) -> np.ndarray:
     Returns:
         (N, H, W, 3) uint8.
     """
-    # Both libraries let other threads run meanwhile. Threads that outlived the call would be missing
-    # in a forked process, which would wait for them.
+    # Both libraries let other threads run meanwhile. Threads that outlived the call would not be in
+    # a forked process, which would wait for them.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         return np.stack(list(threads.map(_jpeg_one, images)))
 
