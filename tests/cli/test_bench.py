@@ -56,11 +56,9 @@ def test_every_system_has_the_same_number_of_workers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds: expected `int` >= 1, got 0"),
         ({"workers": 4, "num_envs": 2}, "at least the number of workers, 4"),
         ({"systems": ()}, "at least one"),
         ({"image_size": -1}, "image_size: expected `int` >= 0, got -1"),
-        ({"task_ids": (10,)}, "task_id 10 is out of range"),
         ({"peers": (), "image_size": 0}, "image_size must be at least 1"),
         ({"peers": (), "suite": "goal-swap"}, "LIBERO's suites goal, spatial"),
     ],
@@ -259,12 +257,11 @@ def test_a_run_beside_asyncs_writes_its_report(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["0", "32"])
-def test_upstream_plays_the_same_actions(tmp_path, size):
-    """LIBERO's own vector environment, with cameras and without, beside ours."""
+def test_upstream_plays_the_same_actions(tmp_path):
+    """LIBERO's own vector environment beside ours."""
     path = tmp_path / "report.json"
     options = ["--assets", "lite", "--rounds", "1", "--starts", "1", "--chunks", "1"]
-    options += ["--workers", "1", "--image-size", size, "--systems", "ours", "libero"]
+    options += ["--workers", "1", "--image-size", "32", "--systems", "ours", "libero"]
     assert cli.main(["bench", *options, "--json", str(path)]) == 0
     report = json.loads(path.read_text())
     assert not report["failed"]

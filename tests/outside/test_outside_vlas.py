@@ -32,50 +32,32 @@ CASES: list[tuple[str, str, str, Any]] = [
     ("openvla-oft", C, "text_config", []),
     ("openvla-oft", C, "text_config/num_attention_heads", 0),
     ("openvla-oft", C, "text_config/num_hidden_layers", 100_000),
-    ("openvla-oft", C, "text_config/hidden_size", "big"),
     ("openvla-oft", C, "text_config/hidden_size", 10**12),
     ("openvla-oft", C, "text_config/hidden_act", "nosuch"),
     ("openvla-oft", C, "text_config/pad_token_id", 10**6),
-    ("openvla-oft", C, "image_sizes", 5),
     ("openvla-oft", C, "image_sizes", [10**9, 10**9]),
-    ("openvla-oft", C, "_tiny_vit_num_heads", [0, 1]),
     ("openvla-oft", C, "pad_to_multiple_of", 10**5),
     ("openvla-oft", C, "text_config", DEEP),
-    ("openvla-oft", "model.safetensors.index.json", "weight_map", 5),
     ("openvla-oft", "model.safetensors.index.json", "weight_map", {"a": LONG}),
     ("qwen-oft", S, "franka/action/q01", ["a"] * 7),
-    ("qwen-oft", S, "franka/action/mask", "yes"),
     ("qwen-oft", V, "model_type", ["qwen3_vl"]),
     ("qwen-oft", V, "text_config/num_hidden_layers", 100_000),
-    ("qwen-oft", V, "vision_config/depth", 100_000),
     ("qwen-oft", V, "vision_config/num_heads", 0),
     ("qwen-oft", P, "patch_size", 0),
     ("qwen-oft", P, "image_std", [1, 2]),
-    *[
-        (name, C, place, value)
-        for name in ("pi0", "pi05", "smolvla")
-        for place, value in [
-            ("input_features", []),
-            ("input_features", {"observation.images.image": {"type": "VISUAL", "shape": 5}}),
-            ("chunk_size", 10**9),
-            ("max_action_dim", 10**9),
-            ("max_state_dim", 3),
-            ("tokenizer_max_length", -1),
-            ("max_period", -1),
-        ]
-    ],
+    # pi05 and smolvla are read by what reads pi0.
+    ("pi0", C, "input_features", []),
+    ("pi0", C, "input_features", {"observation.images.image": {"type": "VISUAL", "shape": 5}}),
+    ("pi0", C, "max_state_dim", 3),
+    ("pi05", C, "chunk_size", 10**9),
     ("pi0", C, "num_inference_steps", 10**9),
     ("pi0", C, "paligemma_variant/num_hidden_layers", 100_000),
-    ("pi0", C, "paligemma_variant/num_attention_heads", 0),
     ("pi0", C, "vision_config/patch_size", 0),
     ("pi0", PRE, "steps", [5]),
-    ("pi0", PRE, "steps/0/registry_name", [1]),
     ("smolvla", C, "num_steps", 0),
     ("smolvla", C, "num_vlm_layers", 100_000),
-    ("smolvla", C, "expert_width_multiplier", -1),
     ("smolvla", C, "resize_imgs_with_padding", [0, 0]),
     ("smolvla", "vlm/config.json", "text_config/num_hidden_layers", 100_000),
-    ("mini", C, "hidden_size", "a"),
     ("mini", C, "hidden_size", 10**12),
     ("mini", C, "num_layers", 100_000),
     ("mini", C, "num_heads", 7),
@@ -107,13 +89,12 @@ def test_a_spoilt_configuration_is_one_clear_error(
     refused(lambda: load(f"{name}:{folder}"), folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "[" * 50_000, "{", "5", '{"model_type": NaN}', "\0"])
-def test_a_file_that_is_no_object_is_one_clear_error(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_object_is_one_clear_error(tmp_path: Path) -> None:
     for name, source in CHECKPOINTS.items():
         folder = copied(source, tmp_path / name)
         for file in (C, S):
             if (folder / file).is_file():
-                (folder / file).write_text(text)
+                (folder / file).write_text("[]")
         refused(lambda: load(f"{name}:{folder}"), folder)  # noqa: B023
 
 
@@ -128,7 +109,6 @@ def mini(tmp_path: Path, change: Any) -> Path:
     ("change", "expected"),
     [
         (lambda t: t.to(torch.int8), "torch.int8: expected torch.float32"),
-        (lambda t: t.to(torch.bool), "torch.bool: expected torch.float32"),
         (lambda t: torch.full_like(t, torch.nan), "not finite"),
     ],
 )
@@ -138,14 +118,10 @@ def test_weights_of_another_kind_are_refused(change: Any, expected: str, tmp_pat
 
 
 ADAPTERS = [
-    ("r", 0),
     ("r", 10**9),
     ("peft_type", "EVIL"),
-    ("lora_alpha", -1),
-    ("lora_dropout", 7),
     ("target_modules", 5),
     ("base_model_name_or_path", LONG),
-    ("modules_to_save", "all"),
     ("rank_pattern", {"a": 10**9}),
 ]
 
@@ -167,14 +143,11 @@ def test_spoilt_adapters_are_one_clear_error(place: str, value: Any, adapters: P
     assert place in message
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, None])
+@pytest.mark.parametrize("value", [torch.full((), torch.nan), torch.ones((), dtype=torch.int8)])
 def test_adapters_that_are_not_finite_floats_are_refused(value: Any, adapters: Path) -> None:
     file = adapters / "adapter_model.safetensors"
-    tensors = {
-        n: t.to(torch.int8) if value is None else torch.full_like(t, value)
-        for n, t in load_file(file).items()
-    }
-    save_file(tensors, file)
+    tensors = load_file(file)
+    save_file({n: value.expand_as(t).contiguous() for n, t in tensors.items()}, file)
     fresh = mini(adapters.parent / "again", lambda t: t)
     assert "no finite floats" in refused(
         lambda: load(f"mini:{fresh}?adapters={adapters}"), adapters
@@ -184,13 +157,7 @@ def test_adapters_that_are_not_finite_floats_are_refused(value: Any, adapters: P
 @pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 @pytest.mark.parametrize(
     ("place", "value"),
-    [
-        ("hidden_size", 10**6),
-        ("dim", 2**24),
-        ("num_heads", 0),
-        ("width", [1]),
-        ("more", 1),
-    ],
+    [("dim", 2**24), ("num_heads", 0), ("width", [1])],
 )
 def test_a_spoilt_rl_token_is_one_clear_error(place: str, value: Any, tmp_path: Path) -> None:
     folder = copied(WEIGHTS_ROOT / "mini-rl-token", tmp_path / "token")

@@ -102,15 +102,10 @@ def test_the_command_leaves_everything(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "text"),
-    [
-        ([], 2, "commands:"),
-        (["nonsense"], 2, "Unknown command 'nonsense'"),
-        (["td3", "--preset", "nonsense"], 2, "nonsense"),
-    ],
+    ("arguments", "text"), [([], "commands:"), (["nonsense"], "Unknown command 'nonsense'")]
 )
-def test_command_line_mistakes(arguments, status, text, capsys):
-    assert main(arguments) == status
+def test_command_line_mistakes(arguments, text, capsys):
+    assert main(arguments) == 2
     assert text in "".join(capsys.readouterr())
 
 
