@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from report_runs import BEGAN, against_vla, eval_card, grpo_run, paired, td3_run, write_logs
 
 from vla_gym.cli import main as cli
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.video import write_video
 from vla_gym_trainers.evaluation.statistics import wilson_interval
+from vla_gym_trainers.report import plots
 from vla_gym_trainers.report.curves import metric, seconds_of
-from vla_gym_trainers.report.data import compact, read_rows, read_sources, short_names
+from vla_gym_trainers.report.data import read_rows, read_sources, short_names
 from vla_gym_trainers.report.learning import time_shares
 from vla_gym_trainers.report.page import make_page
 from vla_gym_trainers.runs.result_card import write_json
@@ -58,8 +60,17 @@ class Page(HTMLParser):
         (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
 
 
+def labels_of(figure: Figure) -> bytes:
+    """What a plot says at its y axis, in the place of the drawing."""
+    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    return " ".join(labels).encode()
+
+
 def page_of(*paths: Path, **options: Any) -> Page:
-    return Page(make_page(paths, **options))
+    """Return a page without drawings, which take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "svg_of", labels_of)
+        return Page(make_page(paths, **options))
 
 
 def films_of(page: Page) -> list[dict[str, str | None]]:
@@ -68,11 +79,11 @@ def films_of(page: Page) -> list[dict[str, str | None]]:
 
 
 def plots_of(page: Page) -> str:
-    """Return the SVG of all plots."""
+    """Return what all plots say."""
     begin = "data:image/svg+xml;base64,"
     sources = [attributes["src"] or "" for name, attributes in page.elements if name == "img"]
-    plots = [b64decode(src.removeprefix(begin)) for src in sources if src.startswith(begin)]
-    return b"".join(plots).decode()
+    found = [b64decode(src.removeprefix(begin)) for src in sources if src.startswith(begin)]
+    return b"".join(found).decode()
 
 
 def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
@@ -322,16 +333,8 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
         (_empty, "holds no config.json and no card.json"),
         (_only("card.rows.jsonl", ""), "has not ended: finish it with vla-gym eval --resume"),
         (_only("card.json", '{"kind": "rl-token"}'), "is a card of kind 'rl-token'"),
-        (_only("card.json", "[]"), "card.json: expected `object`, got array []"),
-        (_only("card.json", '{"kind": "eval"}'), "is no result card of vla-gym eval"),
         (_only("config.json", '{"model": "gpt"}'), "is of no trainer that the report knows"),
-        (
-            _only("config.json", '{"gae_lambda": 0.9, "teacher": "runs/f1"}'),
-            "is of no trainer that the report knows",
-        ),
-        (_only("config.json", "{"), "config.json is no valid JSON"),
         (_first_line(b"[1]"), "line 1, is no log of a training: expected `object`, got array [1]"),
-        (_first_line(b'{"loss": 1}'), "a training: object missing required field `step`"),
         (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "rate cannot be 40"),
         (_unpaired, "is damaged: results.evaluation.policy: object missing required field"),
     ],
@@ -384,7 +387,3 @@ def test_a_missing_number_is_left_out_of_a_curve(tmp_path, monkeypatch):
     assert curve is not None and curve.steps.tolist() == [16] and curve.values.tolist() == [0.5]
     assert metric(source, "train/nothing") is None
     assert source.rows[0]["wall_s"] == BEGAN
-
-
-def test_numbers_are_short():
-    assert [compact(v) for v in (0, 0.0123, 12_500, 3e6)] == ["0", "0.0123", "12.5k", "3M"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import make_results_page as tool
 import make_robustness_page as robustness
@@ -119,27 +118,3 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(monkeypatch, tmp_path):
     picture = curves.draw("on_policy").decode()
     assert picture.count("grpo, goal") == 1 and "td3, goal" in picture
     assert curves.draw("single") is None
-
-
-def test_official_states_of_each_task_are_drawn(monkeypatch, tmp_path):
-    monkeypatch.setattr(curves, "RESULTS", tmp_path)
-    assert curves.draw_tasks("libero") is None
-    tasks = [{"task_id": 4, "num_successes": 47}, {"task_id": 6, "num_successes": 31}]
-    paired = [{"task_id": 4, "both": 10, "losses": 3}, {"task_id": 6, "both": 0, "losses": 0}]
-    for suite, name in (("goal", "goal-s0"), ("goal", "goal-s0-x"), ("spatial", "spatial-s1")):
-        folder = tmp_path / "libero" / name
-        folder.mkdir(parents=True)
-        config = {"suite": suite, "task_ids": [4, 6]}
-        results = {"tasks": tasks, "paired": {"tasks": paired}}
-        cards = {"train": {"kind": "td3", "config": config}, "eval": {"results": results}}
-        for file, card in (cards | {"curve": []}).items():
-            (folder / f"{file}.json").write_text(json.dumps(card))
-    drawn: list[Any] = []
-    monkeypatch.setattr(curves, "svg_of", drawn.append)
-    curves.draw_tasks("libero")
-    goal, spatial = drawn[0].axes
-    assert [axes.get_title() for axes in (goal, spatial)] == ["goal", "spatial"]
-    dots = [line.get_xdata().tolist() for line in goal.lines]
-    assert dots == [[13, 0], [47, 31], [47, 31]] and len(spatial.lines) == 2
-    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert labels == ["VLA alone", "goal", "goal-x", "spatial"]
