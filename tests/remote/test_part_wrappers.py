@@ -89,7 +89,7 @@ def stacked() -> dict[str, Any]:
     return found | {"wrapper": lambda envs: found["wrapper"](History(envs, 3))}
 
 
-by_wrapper = pytest.mark.parametrize("given", [history, stateful_vla, world_model, stacked])
+by_wrapper = pytest.mark.parametrize("given", [world_model, stacked])
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_state_of_an_unwrapped_part_is_refused(make_both, given):
     plain.close()
 
 
-@pytest.mark.parametrize("given", [history, stateful_vla, stacked])
+@pytest.mark.parametrize("given", [history, stacked])
 def test_a_state_of_a_wrapped_part_is_refused_without_the_wrapper(make_both, given):
     """In parts and around one vector environment; what comes from without one still goes on."""
     wrapped = make_both(given, NEXT_STEP)

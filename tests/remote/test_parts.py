@@ -22,7 +22,6 @@ from part_hosts import BreakableHosts, BreakableShard
 from remote_play import play_groups, play_whoever_is_done
 from stub_envs import LIMIT, Fault, Gate, StubEnv, Unseekable, stub_factory
 from vector_reference import (
-    DISABLED,
     NEXT_STEP,
     SAME_STEP,
     advance,
@@ -208,10 +207,9 @@ def test_a_lost_step_has_the_infos_of_the_last_observation(mode):
     envs.close()
 
 
-@by_mode
-def test_a_restart_that_is_told_as_an_error_drops_no_other(make_vec, mode):
+def test_a_restart_that_is_told_as_an_error_drops_no_other(make_vec):
     hosts = BreakableHosts(2)
-    envs = make_vec(4, hosts, autoreset_mode=mode, script=[(9, LIMIT)])
+    envs = make_vec(4, hosts, script=[(9, LIMIT)])
     envs.reset(seed=0)
     for shard in list(hosts.shards.values()):
         shard.lose()
@@ -219,7 +217,7 @@ def test_a_restart_that_is_told_as_an_error_drops_no_other(make_vec, mode):
         warnings.simplefilter("error", WorkerRestartWarning)
         with pytest.raises(WorkerRestartWarning, match="restarted"):
             envs.step(np.zeros((4, 3), np.float32))
-    follow(envs, follower(4, 3, mode, script=[(9, LIMIT)]), 3, 1)
+    follow(envs, follower(4, 3, NEXT_STEP, script=[(9, LIMIT)]), 3, 1)
 
 
 def test_a_part_lost_while_some_are_sent(make_vec):
@@ -298,31 +296,19 @@ def test_a_worker_that_dies_in_a_part(make_vec, once, stub_server, mode):
     assert once.reached() == 1 and expected.lost == [0, 0, 0, 0, 1, 0]
 
 
-@by_mode
-def test_environments_that_cannot_seek_go_on_as_reproducibly(once, stub_server, mode):
+def test_environments_that_cannot_seek_go_on_as_reproducibly(once, stub_server):
     """After a worker of a part died: as they do without parts."""
     played = []
-    for hosts in (None, ThreadHosts(2)):
+    for make_envs in (LiberoVectorEnv, partial(RemoteVectorEnv, hosts=ThreadHosts(2))):
         faults = [once("SIGKILL", episode=1)]
 
         def make(index: int, faults=faults):
             return Unseekable(index, faults=faults if index == 3 else (), script=[(2, LIMIT)])
 
-        kwargs = {"env_factory": make, "workers": 2, "autoreset_mode": mode}
-        envs = (
-            LiberoVectorEnv(4, **kwargs)
-            if hosts is None
-            else RemoteVectorEnv(4, hosts=hosts, **kwargs)
-        )
+        envs = make_envs(4, env_factory=make, workers=2)
         envs.reset(seed=3)
-        shown = []
         with pytest.warns(WorkerRestartWarning):
-            for _ in range(8):
-                obs, _, terminated, truncated, _ = envs.step(np.zeros((4, 3), np.float32))
-                shown.append(obs)
-                over = terminated | truncated
-                if mode == DISABLED and over.any():
-                    shown.append(envs.reset(options={"reset_mask": over})[0])
+            shown = [envs.step(np.zeros((4, 3), np.float32))[0] for _ in range(8)]
         # Those of the killed worker: parts have others.
         played.append([obs["proprio"][3] for obs in shown])
         envs.close()
@@ -405,18 +391,13 @@ def test_bad_arguments(make_vec):
     ):
         with pytest.raises(ConfigError, match=match):
             make_vec(2, **wrong)
-    with pytest.raises(ConfigError, match="autoreset_mode"):
-        make_vec(2, autoreset_mode="LATER")
-    for ids in ([0, 1], np.arange(2), (), range(0, 4, 2), range(2, 2), range(3, 9)):
+    for ids in ([0, 1], range(0, 4, 2), range(3, 9)):
         with pytest.raises(ConfigError, match="env_ids must be a range of consecutive numbers"):
             LiberoVectorEnv(4, env_factory=stub_factory(), workers=0, env_ids=ids)
 
 
-WRONG = {"step_timeout": "60", "start_timeout": np.nan, "max_restarts": "a", "copy": "no"}
-
-
 @pytest.mark.parametrize(
-    ("name", "wrong"), [*WRONG.items(), ("vector_wrappers", 5), ("gpu", "yes"), ("nonsense", 1)]
+    ("name", "wrong"), [("start_timeout", np.nan), ("vector_wrappers", 5), ("nonsense", 1)]
 )
 def test_a_bad_argument_is_one_error_before_anything_is_placed(name, wrong):
     hosts = BreakableHosts(1)

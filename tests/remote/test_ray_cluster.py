@@ -165,11 +165,10 @@ def test_an_actor_may_die_twice_while_it_starts(make_vec):
         assert len(os.listdir(flags)) == 5
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_states_of_a_simulation_come_back(cluster, workers):
+def test_states_of_a_simulation_come_back(cluster):
     del cluster
     arguments = {"task_ids": 7, "assets": "lite", "image_size": 8, "chunk_len": 2}
-    envs = RemoteVectorEnv(2, "goal", hosts="ray", workers=workers, **arguments)
+    envs = RemoteVectorEnv(2, "goal", hosts="ray", workers=1, **arguments)
     try:
         envs.reset(seed=4)
         states, actions = envs.get_state(), np.full(envs.action_space.shape, 0.5, np.float32)
