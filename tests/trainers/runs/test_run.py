@@ -261,13 +261,11 @@ def test_options_come_after_a_preset_or_a_run(tmp_path: Path) -> None:
         parse_config(CountConfig, ["--preset", str(preset)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [(TD3RunConfig, "checkpoint_every", 0), (TD3RunConfig, "seed", -1), (MiniConfig, "seed", -1)],
-)
-def test_numbers_out_of_range_are_refused(kind: Any, name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: expected `int` >= {value + 1}"):
-        kind(**{name: value})
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="checkpoint_every: expected `int` >= 1"):
+        TD3RunConfig(checkpoint_every=0)
+    with pytest.raises(ConfigError, match="seed: expected `int` >= 0"):
+        MiniConfig(seed=-1)
 
 
 def test_run_directories_are_named_by_what_is_trained() -> None:

@@ -85,7 +85,7 @@ class Interrupted(train_td3_module.RunCallback):
         return super()._on_step()
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("ahead", [0, 3])
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys, ahead):
     use_toy(monkeypatch)
     arguments = ["--run-dir", str(tmp_path), *tiny_arguments(checkpoint_every=10_000, ahead=ahead)]

@@ -5,20 +5,15 @@ from pathlib import Path
 from run_python import run_python
 
 
-def test_on_policy_training_does_not_import_it() -> None:
-    code = (
-        "import sys, vla_gym_trainers.on_policy.train, vla_gym_trainers.rollout.collector, "
-        "vla_gym_trainers.rollout.pipeline; assert 'stable_baselines3' not in sys.modules"
-    )
-    run_python(code)
-
-
-def test_a_run_of_ppo_is_played_without_it_and_one_of_td3_asks_for_it(tmp_path: Path) -> None:
+def test_on_policy_training_and_a_run_of_ppo_do_without_it_and_one_of_td3_asks_for_it(
+    tmp_path: Path,
+) -> None:
     code = f"""
 import sys
 sys.modules["stable_baselines3"] = None  # as if it were not installed
 from pathlib import Path
 from vla_gym.cli.main import main
+import vla_gym_trainers.on_policy.train, vla_gym_trainers.rollout.pipeline
 from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.on_policy.rl_token_actor import ActorSizes, RLTokenActor
 folder = Path({str(tmp_path)!r})
