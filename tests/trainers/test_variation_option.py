@@ -20,9 +20,8 @@ from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.cards import read_card
 from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
-from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.config import GRPOConfig
 from vla_gym_trainers.on_policy.networks import libero_envs
-from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.rl_token.collect_states import states_of_episodes
 from vla_gym_trainers.rl_token.vla_states import StatesConfig
 from vla_gym_trainers.td3.config import TD3RunConfig
@@ -76,19 +75,6 @@ def test_td3_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
         train_td3(dataclasses.replace(config, variation=None, resume=tmp_path))
 
 
-def test_ppo_trains_on_varied_scenes(tmp_path: Path, looks: Looks) -> None:
-    config = PPOConfig(
-        **{"task_ids": (7,), "num_envs": 2, "workers": 0, "rollout_chunks": 2, "eval_every": 1000},
-        **{"episodes_per_env": None, "total_steps": 32, "eval_states": 0, "eval_layouts": 1},
-        **{"eval_envs": 1, "trainable": "heads", "run_dir": tmp_path, "progress": False},
-        variation="mild",
-        visual_profile="fast",
-    )
-    card = train(config).card
-    check_looks(looks)
-    assert card["environment"]["variation"] == "mild"
-
-
 def test_environments_of_the_on_policy_trainers() -> None:
     config = GRPOConfig(num_envs=4, group_size=2, eval_envs=1, workers=0, variation="strong")
     networks: Any = SimpleNamespace(chunk_len=8, policy=SimpleNamespace(image_size=16))
@@ -126,7 +112,7 @@ def test_eval_plays_looks_and_says_so(tmp_path: Path, looks: Looks) -> None:
         run_eval(dataclasses.replace(EVAL, paired=tmp_path))
 
 
-@pytest.mark.parametrize("command", ["td3", "ppo", "grpo", "rl-token", "eval"])
+@pytest.mark.parametrize("command", ["td3", "eval"])
 def test_a_wrong_level_is_one_error(command: str, capsys: Any) -> None:
     call = cli.main if command == "eval" else main
     try:
