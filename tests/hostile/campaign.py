@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,12 +39,18 @@ from vla_gym_trainers.report import page  # noqa: E402, F401
 MODULES = {cases_envs: 0.4, cases_files: 0.4, cases_vlas: 0.2}
 
 
-def all_cases(count: int, seed: int, only: str = "") -> Iterator[Case]:
-    """Yield about ``count`` cases, those whose group or name holds ``only``."""
+def all_cases(count: int, seed: int, only: str = "", every: int = 1) -> Iterator[Case]:
+    """Yield about ``count`` cases, those whose group or name holds ``only``.
+
+    Each file and preset has one at least; of each group only each ``every``-th one is yielded.
+    """
+    groups = Counter[str]()
     for module, share in MODULES.items():
         for case in module.cases(int(count * share), seed):
             if only in f"{case.group} {case.name}":
-                yield case
+                groups[case.group] += 1
+                if groups[case.group] % every == 1 % every:
+                    yield case
 
 
 def warm_up() -> None:
@@ -72,6 +79,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000, help="about so many (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="draws them (default 0)")
+    parser.add_argument(
+        "--every", type=int, default=1, help="of each group each such one (default 1)"
+    )
     parser.add_argument("--only", default="", help="groups or names that hold this text")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, help="the table as JSON")
@@ -81,7 +91,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     begun = time.monotonic()
     for outcome in run_cases(
-        all_cases(options.cases, options.seed, options.only), options.processes
+        all_cases(options.cases, options.seed, options.only, options.every), options.processes
     ):
         outcomes.append(outcome)
         if outcome.verdict in ("nonsense", "raw", "late"):
