@@ -10,6 +10,7 @@ import venv
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,10 +112,14 @@ def test_systems_take_turns_the_first_round_does_not_count_and_failures_stop_nob
         def close(self):
             log.append((self.spec.system, "close"))
 
+    def load(task, _):  # states of two scenes have different sizes
+        return SimpleNamespace(init_states=np.zeros((50, 60 + task.task_id)))
+
     monkeypatch.setattr(compare, "Child", FakeChild)
-    # Two scenes: their states have different sizes.
-    tasks = {"suite": "10", "task_ids": (0, 2)}
-    config = BenchConfig(**tasks, assets="lite", workers=2, num_envs=2, rounds=2, starts=1)
+    monkeypatch.setattr(compare, "machine", dict)
+    monkeypatch.setattr("vla_gym.suites.libero.load_task_model", load)
+    tasks = {"task_ids": (8, 9), "assets": "lite"}
+    config = BenchConfig(**tasks, workers=2, num_envs=2, rounds=2, starts=1)
     report = compare.measure(config)
     said = capfd.readouterr().err
     assert "round 2, ours: 90.0 control steps/s" in said

@@ -138,10 +138,6 @@ def test_settling_is_judged(monkeypatch, pack, cm, status):
     assert ("mujoco>=3.3,<3.4" in found.mend) is (status == "fail")
 
 
-def test_settle_probe_on_the_lite_pack():
-    assert doctor.ask("settle", "lite") < 0.01
-
-
 @pytest.mark.libero_assets
 def test_settle_probe_on_the_real_meshes(libero_assets_dir):
     assert doctor.ask("settle", str(libero_assets_dir)) == pytest.approx(1.46, abs=0.01)
