@@ -1,4 +1,4 @@
-"""Upstream's own predicates and placement samplers on given states, in a process of their own.
+"""Upstream's own predicates and placement samplers on given states: what Upstream.ask answers.
 
 A request holds
 
@@ -11,20 +11,9 @@ A request holds
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from upstream import Upstream
-
-
-def ask_upstream(
-    assets: Path, task_id: int = 0, suite: str = "goal", **request: Any
-) -> dict[str, Any]:
-    """Let a child process answer one request; return its arrays."""
-    with Upstream(assets, deadline_s=280) as child:
-        answers: dict[str, Any] = child.ask(suite, task_id, request)
-        return answers
 
 
 def _holds(env: Any, request: dict[str, Any]) -> np.ndarray:
@@ -109,4 +98,5 @@ def answer(suite: str, task_id: int, request: dict[str, Any]) -> dict[str, np.nd
         result |= _draws(env, request["draws"])
     if "resets" in request:
         result |= _resets(env, request["resets"])
+    env.close()
     return result

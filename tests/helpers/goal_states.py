@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import mujoco
 import numpy as np
-from _upstream_goals import ask_upstream
+from upstream import Upstream
 
 from vla_gym.suites.libero import TaskModel, evaluate_goal
 from vla_gym.suites.libero.goals import IN_SITE, JOINT, ON_OBJECT, Predicate
@@ -106,12 +105,12 @@ def _turn(rng: np.random.Generator) -> np.ndarray:
 
 
 def compare_with_upstream(
-    assets: Path, models: Sequence[TaskModel], own: Sequence[Sequence[State]]
+    upstream: Upstream, models: Sequence[TaskModel], own: Sequence[Sequence[State]]
 ) -> dict[str, tuple[int, int]]:
     """Judge states of all tasks of a scene by both codes, which must agree.
 
     Args:
-        assets: The pack's folder.
+        upstream: Its process, with the assets of the models.
         models: Of the scene's tasks.
         own: States around the goal of each task.
 
@@ -126,16 +125,14 @@ def compare_with_upstream(
         view = maker.show(state)
         ours.append([evaluate_goal((p,), view) for p in predicates.values()])
         goals.append([evaluate_goal(m.goal, view) for m in models])
-    theirs = ask_upstream(
-        assets,
-        models[0].task.task_id,
-        models[0].task.suite,
-        qpos=np.array([s.qpos for s in flat]),
-        fixture_pos=np.array([s.fixture_pos for s in flat]),
-        fixture_quat=np.array([s.fixture_quat for s in flat]),
-        fixtures=models[0].fixtures,
-        goals=[text.split() for text in predicates],
-    )["holds"]
+    request = {
+        "qpos": np.array([s.qpos for s in flat]),
+        "fixture_pos": np.array([s.fixture_pos for s in flat]),
+        "fixture_quat": np.array([s.fixture_quat for s in flat]),
+        "fixtures": models[0].fixtures,
+        "goals": [text.split() for text in predicates],
+    }
+    theirs = upstream.ask(models[0].task.suite, models[0].task.task_id, request)["holds"]
     differing = np.argwhere(np.array(ours) != theirs)
     texts = list(predicates)
     assert len(differing) == 0, [(int(s), texts[p]) for s, p in differing[:5]]

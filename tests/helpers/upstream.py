@@ -25,7 +25,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-START_DEADLINE_S = 240.0
+DEADLINE_S = 280.0
 
 
 class UpstreamError(RuntimeError):
@@ -35,8 +35,7 @@ class UpstreamError(RuntimeError):
 class Upstream:
     """Handle of the child process; every public method of :class:`_Child` is a method here."""
 
-    def __init__(self, assets_root: Path, deadline_s: float = START_DEADLINE_S) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, assets_root: Path) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vla-gym-upstream-")
         self._log = Path(self._folder.name) / "output.txt"
         child_in, self_out = os.pipe()
@@ -77,8 +76,8 @@ class Upstream:
         """Run one method in the child and return its result."""
         try:
             self._to_child.send((name, args, kwargs))
-            if not self._from_child.poll(self._deadline_s):
-                raise UpstreamError(f"{name}: no answer in {self._deadline_s} s.\n{self._tail()}")
+            if not self._from_child.poll(DEADLINE_S):
+                raise UpstreamError(f"{name}: no answer in {DEADLINE_S} s.\n{self._tail()}")
             ok, result = self._from_child.recv()
         except (EOFError, BrokenPipeError) as error:
             raise UpstreamError(f"{name}: upstream's process died.\n{self._tail()}") from error
@@ -254,7 +253,7 @@ class _Child:
         return {"images": images, "proprio": proprio}
 
     def ask(self, suite: str, task_id: int, request: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Answer a request of :func:`_upstream_goals.ask_upstream`."""
+        """Answer a request, see :mod:`_upstream_goals`."""
         import _upstream_goals
 
         return _upstream_goals.answer(suite, task_id, request)

@@ -121,7 +121,7 @@ def test_observations(upstream: Upstream) -> None:
 
 def test_observations_of_liberos_own_protocol(upstream: Upstream) -> None:
     """Five steps of zeros come before: the fingers stay where the official state has them."""
-    check_observations(upstream, "goal", 8, count=8, size=64, protocol="libero")
+    check_observations(upstream, "goal", 7, count=8, size=64, protocol="libero")
 
 
 @pytest.mark.parametrize("protocol", [pytest.param("openvla", marks=pytest.mark.slow), "libero"])

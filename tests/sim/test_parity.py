@@ -155,7 +155,7 @@ def test_fast_single_steps(upstream: Upstream) -> None:
 
 
 def test_settled_restore(upstream: Upstream) -> None:
-    check_settled_restore(upstream, 0, init_state_id=4)
+    check_settled_restore(upstream, 8, init_state_id=4)
 
 
 @pytest.mark.slow
