@@ -101,8 +101,8 @@ def test_the_page_in_docs_is_what_its_counts_say() -> None:
     [
         ("spatial", 0),
         ("object", 0),
-        *(("goal", i) for i in (0, 5, 7, 9)),
-        *(("10", i) for i in (1, 2, 3, 5, 9)),
+        *(("goal", i) for i in (0, 5, 9)),
+        *(("10", i) for i in (1, 2, 5, 9)),
     ],
 )
 def test_experts_solve_an_official_state(suite: str, task_id: int) -> None:

@@ -104,9 +104,8 @@ def test_all_tasks_of_the_real_pack(libero_assets_dir: Path, scene: str) -> None
 
 
 @pytest.mark.libero_assets
-@pytest.mark.parametrize(("suite", "task_id"), [("spatial", 4), ("10", 3)])
-def test_a_few_tasks_of_the_real_pack(libero_assets_dir: Path, suite: str, task_id: int) -> None:
-    check_task(get_task(suite, task_id), libero_assets_dir, states=1, chunks=3)
+def test_a_task_of_the_real_pack(libero_assets_dir: Path) -> None:
+    check_task(get_task("spatial", 4), libero_assets_dir, states=1, chunks=3)
 
 
 @pytest.mark.slow
@@ -118,8 +117,8 @@ def test_all_tasks_of_the_lite_pack(scene: str) -> None:
 
 @pytest.mark.parametrize(
     ("suite", "task_id"),
-    # Table, floor, kitchens (one with a microwave), living room, study.
-    [("goal", 8), ("spatial", 4), ("object", 7), ("10", 9), ("90", 34), ("90", 63), ("90", 73)],
+    # Table, floor, a kitchen with a microwave, living room, study: scenes that other tests have.
+    [("goal", 8), ("spatial", 4), ("object", 0), ("10", 9), ("90", 50), ("90", 73)],
 )
 def test_a_few_tasks_of_the_lite_pack(suite: str, task_id: int) -> None:
     check_task(get_task(suite, task_id), "lite", states=1, chunks=3)
@@ -147,7 +146,7 @@ def test_objects_rest_where_the_real_ones_do(libero_assets_dir: Path, scene: str
             np.testing.assert_allclose(position[:2], real[key][:2], atol=0.02, err_msg=where)
 
 
-@pytest.mark.parametrize(("suite", "task_id"), [("spatial", 5), ("object", 7), ("90", 34)])
+@pytest.mark.parametrize(("suite", "task_id"), [("spatial", 5), ("90", 34)])
 def test_the_embedded_vla_plays_suites_that_it_has_not_learned(suite: str, task_id: int) -> None:
     env = gym.make(f"LiberoVLA-{suite}-v0", task_ids=task_id, max_control_steps=16)
     obs, info = env.reset(seed=0)
