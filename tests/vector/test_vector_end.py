@@ -244,8 +244,7 @@ def test_a_trainer_that_is_ended_in_a_step_leaves_nothing(train, name):
         assert code == -getattr(signal, name)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_a_trainer_that_is_ended_while_workers_start_leaves_nothing(train, name):
+def test_ctrl_c_while_workers_start_leaves_nothing(train):
     trainer = train(
         """
 envs = make({"faults": [Fault("hang", "init", flag=os.path.join(folder, "hangs"))]})
@@ -253,22 +252,14 @@ envs.reset(seed=0)
 """
     )
     trainer.wait_for("hangs")
-    trainer.signal(getattr(signal, name))
-    assert trainer.check_end() == -getattr(signal, name), trainer.output
+    trainer.signal(signal.SIGINT)
+    assert trainer.check_end() == -signal.SIGINT, trainer.output
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [
-        ("envs.step_async(actions)\nraise RuntimeError('over')", 1),
-        ("envs.step_async(actions)\nos._exit(4)", 4),
-        ("held = [envs]; held.append(held)\ndel envs, held", 0),
-    ],
-    ids=["raise", "_exit", "cycle"],
-)
-def test_a_trainer_that_forgets_to_close_leaves_nothing(train, ending, code):
+def test_a_trainer_that_forgets_to_close_leaves_nothing(train):
+    ending = "held = [envs]; held.append(held)\nenvs.step_async(actions)\nraise RuntimeError"
     trainer = train(f"envs = make({{}})\nenvs.reset(seed=0)\nreport(envs)\n{ending}\n")
-    assert trainer.check_end() == code, trainer.output
+    assert trainer.check_end() == 1, trainer.output
     assert "Exception ignored" not in trainer.output and "leaked" not in trainer.output
     workers = json.loads((trainer.folder / "pids").read_text())["workers"]
     assert len(workers) == 2
