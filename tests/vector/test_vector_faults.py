@@ -10,12 +10,11 @@ import warnings
 import numpy as np
 import pytest
 from stub_envs import LIMIT, PAUSE_S, SUCCESS, Gate, stub_image
-from vector_processes import SOON, alive, wait_until
+from vector_processes import alive, wait_until
 from vector_reference import (
     CRASHES,
     DISABLED,
     HANG_S,
-    MODES,
     NEXT_STEP,
     SAME_STEP,
     advance,
@@ -30,8 +29,8 @@ from vla_gym.errors import WorkerError, WorkerRestartWarning
 
 pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
-HANGS = {"SIGSTOP": f"no progress for {HANG_S:g} s", "hang": f"no progress for {HANG_S:g} s"}
-slow = pytest.mark.slow
+#: The ways to fail, and what the warning says.
+FAULTS = {**CRASHES, "SIGSTOP": f"no progress for {HANG_S:g} s"}
 
 
 # The fault rule, to the letter: a table written by hand. Workers have envs 0 and 1, 2 and 3; env 0
@@ -103,41 +102,27 @@ def play_table(envs, table):
         check_cells(result, cells, stub_image)
 
 
-@pytest.mark.parametrize("kind", CRASHES)
-@by_mode
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [(NEXT_STEP, kind) for kind in FAULTS] + [(SAME_STEP, "raise"), (DISABLED, "SIGKILL")],
+    ids=str,
+)
 def test_fault_table(make_vec, once, mode, kind):
     per_env = {**SCRIPTS, 0: {**SCRIPTS[0], "faults": [once(kind, step=2)]}}
-    envs = make_vec(4, per_env, rich_info=True, autoreset_mode=mode)
+    limit = {"step_timeout": HANG_S} if kind == "SIGSTOP" else {}
+    envs = make_vec(4, per_env, rich_info=True, autoreset_mode=mode, **limit)
     assert envs.worker_of.tolist() == [0, 0, 1, 1]
-    pids = envs.worker_pids
+    pids, began = envs.worker_pids, time.monotonic()
     with pytest.warns(WorkerRestartWarning) as caught:
         play_table(envs, TABLES[mode])
     assert once.reached() == 1 and len(caught) == 1
+    assert time.monotonic() - began >= (HANG_S if limit else 0.0)
     text = str(caught[0].message)
-    assert CRASHES[kind] in text, text
+    assert FAULTS[kind] in text, text
     for part in ("orker 0", "0 (task 0", "step"):  # which worker, environments, tasks, command
         assert part in text, text
     assert envs.worker_pids[0] != pids[0] and envs.worker_pids[1] == pids[1]
     assert not alive(pids[0])
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind"),
-    [
-        pytest.param(mode, kind, id=f"{mode.name}-{kind}", marks=[] if first else [slow])
-        for mode in MODES
-        for kind in HANGS
-        for first in [(mode, kind) == (NEXT_STEP, "SIGSTOP")]
-    ],
-)
-def test_fault_table_of_a_worker_that_hangs(make_vec, once, mode, kind):
-    per_env = {**SCRIPTS, 0: {**SCRIPTS[0], "faults": [once(kind, step=2)]}}
-    envs = make_vec(4, per_env, rich_info=True, autoreset_mode=mode, step_timeout=HANG_S)
-    pids, began = envs.worker_pids, time.monotonic()
-    with pytest.warns(WorkerRestartWarning, match=HANGS[kind]):
-        play_table(envs, TABLES[mode])
-    assert HANG_S <= time.monotonic() - began < SOON
-    assert once.reached() == 1 and not alive(pids[0])
 
 
 def test_the_first_answer_has_the_time_of_a_start(make_vec, once):
