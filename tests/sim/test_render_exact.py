@@ -65,7 +65,7 @@ def test_every_kind_of_geom_from_everywhere(toy: SharedModel, fast: bool) -> Non
     pair, rng = PainterPair(toy, SIZE, fast=fast), np.random.default_rng(0)
     images = [compare(pair, data, fixed_camera(model, name)) for name in ("front", "hand")]
     drawn = []
-    for index in range(200):
+    for index in range(80):
         if index % 3 == 0:
             scatter(model, data, rng, np.array([0, 0, 0.5]))
         images.append(compare(pair, data, random_camera(rng, np.array([0, 0, 0.45]))))
@@ -92,7 +92,7 @@ def test_the_mirror_shows_the_scene(toy: SharedModel) -> None:
 @pytest.mark.parametrize("fast", [False, True])
 def test_lite_pack(fast: bool) -> None:
     model = load_task_model(get_task("goal", 7), assets="lite")
-    check_pack(model, PainterPair(load_shared(model), SIZE, fast=fast), images=60)
+    check_pack(model, PainterPair(load_shared(model), SIZE, fast=fast), images=24)
 
 
 def check_pack(model: TaskModel, pair: PainterPair, images: int) -> None:
