@@ -37,7 +37,7 @@ pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 NUM_ENVS = 4
-DRAWS = range(3, 3 + int(os.environ.get("OPTION_DRAWS", "3")))
+DRAWS = range(3, 3 + 7 * int(os.environ.get("OPTION_DRAWS", "2")), 7)
 #: Tasks by suite; those of several suites count on from one suite to the next.
 SUITES: list[tuple[Any, list[int]]] = [
     ("goal", [7, 8]),

@@ -25,7 +25,7 @@ from vector_reference import (
 )
 
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.errors import ConfigError, UnknownTaskError, WorkerRestartWarning
+from vla_gym.errors import WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
 
 TURN_ON_STOVE = 7
@@ -90,31 +90,25 @@ def make_vec():
 
 @pytest.mark.parametrize(
     ("mode", "workers"),
-    [(NEXT_STEP, 0), (NEXT_STEP, 2), (SAME_STEP, 4), (SAME_STEP, 0), (DISABLED, 1)],
+    [(NEXT_STEP, 2), (SAME_STEP, 0), (DISABLED, 1)],
     ids=str,
 )
 def test_every_mode_and_worker_count(make_vec, singles, mode, workers):
-    """Observations, rewards, flags, infos and statistics of three episodes an env, mixed tasks."""
+    """Observations, rewards, flags, infos and statistics of two episodes an env, mixed tasks."""
     envs = make_vec(workers=workers, autoreset_mode=mode, **IMAGES)
     assert np.bincount(envs.worker_of).tolist() == [4 // max(workers, 1)] * max(workers, 1)
-    follow(envs, singles.follower(mode, **IMAGES), SEED, episodes=3, stagger=[0, 3])
+    follow(envs, singles.follower(mode, **IMAGES), SEED, episodes=2, stagger=[0, 3])
 
 
-def test_official_states(make_vec, singles):
-    kwargs = {**IMAGES, "init_states": "official"}
-    envs = make_vec(workers=2, autoreset_mode=SAME_STEP, **kwargs)
-    expected = singles.follower(SAME_STEP, **kwargs)
-    follow(envs, expected, SEED, episodes=3)
-    official = expected.references[3][2][0].info["init_state_id"]
-    assert official == (SEED + 3 + 2) % 50
-
-
-def test_state_only_and_single_steps(make_vec, singles):
-    kwargs = {"cameras": (), "max_control_steps": 5}
+def test_official_states_without_images_in_single_steps(make_vec, singles):
+    kwargs = {"cameras": (), "max_control_steps": 5, "init_states": "official"}
     envs = make_vec(workers=3, autoreset_mode=NEXT_STEP, **kwargs)
     assert set(envs.single_observation_space) == {"proprio", "task_id"}
     assert envs.action_space.shape == (4, 7)
-    follow(envs, singles.follower(NEXT_STEP, **kwargs), SEED, episodes=3)
+    expected = singles.follower(NEXT_STEP, **kwargs)
+    follow(envs, expected, SEED, episodes=3)
+    official = expected.references[3][2][0].info["init_state_id"]
+    assert official == (SEED + 3 + 2) % 50
 
 
 @mostly_next_step
@@ -175,7 +169,6 @@ def test_wrappers_that_keep_images(make_vec, singles):
 # Success: random actions never succeed, so an expert's are played.
 
 
-@pytest.fixture(scope="module")
 def stove_chunks():
     """Chunks that turn the stove on from official state 0, and the length of the episode."""
     from vla_gym.experts import make_expert
@@ -193,9 +186,8 @@ def stove_chunks():
     return chunks, len(actions)
 
 
-@by_mode
-def test_success_in_one_env_while_another_goes_on(make_vec, mode, stove_chunks):
-    chunks, length = stove_chunks
+def test_success_in_one_env_while_another_goes_on(make_vec):
+    chunks, length = stove_chunks()
     kwargs = {"chunk_len": 8, "gamma": 0.99, "cameras": (), "max_control_steps": length + 24}
     tasks, options = [[8], [TURN_ON_STOVE]], {"init_state_id": 0}
 
@@ -207,8 +199,8 @@ def test_success_in_one_env_while_another_goes_on(make_vec, mode, stove_chunks):
         Reference(LiberoEnv("goal", task_ids=own, env_index=i, **kwargs), i, plays[i], options)
         for i, own in enumerate(tasks)
     ]
-    expected = Follower(references, mode)
-    envs = make_vec(tasks, workers=2, autoreset_mode=mode, **kwargs)
+    expected = Follower(references, SAME_STEP)
+    envs = make_vec(tasks, workers=2, autoreset_mode=SAME_STEP, **kwargs)
     expected.check_reset(envs.reset(seed=0, options=options))
     for _ in range(len(chunks)):
         result = envs.step(expected.actions())
@@ -297,16 +289,6 @@ def test_options_of_each_env(make_vec):
             info["init_state_id"],
         )
     assert infos["init_state_id"].tolist() == [3, -1, 5, 9] and infos["task_id"][3] == 0
-    for wrong, error in (
-        ({"init_state_id": 50}, ConfigError),
-        ({"init_state_id": [1, 2]}, ConfigError),
-        ({"task_id": [1, 2, 3, 10]}, (ConfigError, UnknownTaskError)),
-        ({"task_id": "stove"}, ConfigError),
-        ({"state": 1}, ConfigError),
-    ):
-        with pytest.raises(error):
-            envs.reset(options=wrong)
-    envs.step(np.zeros((4, 8, 7), np.float32))
     mine.close()
 
 
