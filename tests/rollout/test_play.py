@@ -123,8 +123,7 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["film.mp4", "film.gif"])
-@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize(("name", "count"), [("film.mp4", 1), ("film.gif", 300)])
 def test_a_full_disk_is_an_error_and_the_old_file_stays(
     name: str, count: int, tmp_path: Path
 ) -> None:

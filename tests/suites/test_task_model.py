@@ -47,14 +47,6 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-@pytest.fixture
-def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("a verified scene was compiled again")
-
-    monkeypatch.setattr(cache, "_run_compiler", fail)
-
-
 def test_damaged_official_states_are_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,19 +132,6 @@ def test_names_and_ids_agree_with_the_model(assets: str, request: pytest.Fixture
     assert task_model.joint_inits == []
     for name, address in task_model.free_qpos.items():
         assert model.joint(task_model.objects[name].joints[-1]).qposadr[0] == address
-
-
-@pytest.mark.parametrize("assets", ["lite", pytest.param("real", marks=pytest.mark.libero_assets)])
-def test_a_cached_task_loads_in_under_300_ms(
-    assets: str, request: pytest.FixtureRequest, no_compiling: None
-) -> None:
-    pack = assets if assets == "lite" else request.getfixturevalue("libero_assets_dir")
-    durations = []
-    for task in suite_tasks("goal")[:5]:
-        begin = time.perf_counter()
-        load_task_model(task, pack)
-        durations.append(time.perf_counter() - begin)
-    assert min(durations) < 0.3, durations
 
 
 def test_loading_imports_neither_libero_nor_robosuite_nor_mujoco() -> None:
@@ -250,9 +229,9 @@ assert cache.verify(cache.load_scene(request, Path({str(tmp_path)!r})), request.
 """
     processes = [
         subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(60) for process in processes] == [0, 0]
     assert (tmp_path / "log").read_text() == "compiled\n"
 
 

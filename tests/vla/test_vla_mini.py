@@ -9,7 +9,6 @@ from mini_vla import INSTRUCTIONS, random_inputs, small_config, write_demos
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import FrozenVLA, load
-from vla_gym.vla.base import FlowOutput
 from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA, load_model
@@ -294,28 +293,6 @@ def test_flow_loss_by_hand():
     noise = np.random.default_rng(0).standard_normal((15, 8, 7), np.float32)
     error = np.square(1.0 - noise)[np.tile(valid.numpy(), (5, 1))]
     assert float(loss) == pytest.approx(float(error.mean()), rel=1e-5)
-
-
-def test_the_flow_head_learns_what_it_is_shown():
-    """Two observations, an action each: the flow ends there from any noise."""
-    vla = tiny_flow()
-    head, hidden = vla.model.flow_head.requires_grad_(True), torch.randn(2, 8, 32)
-    target = torch.stack([torch.full((8, 7), 0.5), torch.full((8, 7), -0.5)])
-    valid, rng = torch.ones(2, 8, dtype=torch.bool), np.random.default_rng(0)
-    optimizer = torch.optim.Adam(head.parameters(), 3e-3)
-    for _ in range(300):
-        optimizer.zero_grad()
-        flow_loss(vla.model, hidden, target, valid, 16, rng).backward()
-        optimizer.step()
-
-    def velocity(x, time):
-        return hidden, head(hidden, x, x.new_full((2,), time))
-
-    with torch.no_grad():
-        for seed in range(3):
-            start = torch.randn(2, 8, 7, generator=torch.Generator().manual_seed(seed))
-            _, chunk = FlowOutput(velocity, start).integrate(10)
-            assert (chunk - target).abs().mean() < 0.1
 
 
 def test_flow_options_are_checked_and_change_what_they_say():
