@@ -1,5 +1,7 @@
 """What ``reset`` and ``step`` return equals what upstream's return: every pixel, every number.
 
+So do the states behind it, bit for bit, with ``physics="exact"``.
+
 Upstream takes the path of LIBERO's evaluations: ``reset``, ``set_init_state``, ten no-ops, actions.
 The default run plays a whole episode of one task; the ``slow`` test those of eighteen.
 """
@@ -82,27 +84,30 @@ def check_observations(
     theirs = upstream.steps(np.concatenate([settle, actions]), observe=True)
     shown, numbers = theirs["images"][steps - 1 :], theirs["proprio"][steps - 1 :]
 
-    def compare(found: dict[str, np.ndarray], step: int) -> None:
+    def compare(env: LiberoEnv, found: dict[str, np.ndarray], step: int) -> None:
         where = f"{suite} {task_id}, control step {step}"
+        for name in ("qpos", "qvel"):
+            state = getattr(env.sim, name)
+            np.testing.assert_array_equal(state, theirs[name][steps - 1 + step], err_msg=where)
         np.testing.assert_array_equal(images_of(found), shown[step], err_msg=where)
         np.testing.assert_array_equal(
             found["proprio"], numbers[step].astype(np.float32), err_msg=where
         )
 
-    compare(observation, 0)
+    compare(env, observation, 0)
     for step, action in enumerate(actions, 1):
         observation, _, success, *_ = env.step(action)
-        compare(observation, step)
+        compare(env, observation, step)
         assert success == theirs["success"][steps - 1 + step]
 
     chunked = LiberoEnv(suite, chunk_len=CHUNK, **kwargs)
     chunked.reset(seed=0, options=options)
     for end in range(CHUNK, len(actions) + 1, CHUNK):
-        compare(chunked.step(actions[end - CHUNK : end])[0], end)
+        compare(chunked, chunked.step(actions[end - CHUNK : end])[0], end)
     # A state that is saved and restored shows the same again.
     state = chunked.get_state()
     chunked.step(np.zeros((CHUNK, 7), np.float32)) if not state.needs_reset else None
-    compare(chunked.set_state(state), len(actions) // CHUNK * CHUNK)
+    compare(chunked, chunked.set_state(state), len(actions) // CHUNK * CHUNK)
 
     # And LIBERO's observation before it settles.
     env.sim.reset(layout, settle=False)
