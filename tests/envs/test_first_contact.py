@@ -114,8 +114,7 @@ def through_pickle(env):
     return pickle.loads(pickle.dumps(env))
 
 
-@pytest.mark.parametrize("twin", [through_pickle, copy.deepcopy])
-@pytest.mark.parametrize("variation", [None, "strong"])
+@pytest.mark.parametrize(("twin", "variation"), [(through_pickle, "strong"), (copy.deepcopy, None)])
 def test_a_pickled_environment_goes_on_with_its_episode_and_the_next(twin, variation):
     env = LiberoEnv("goal", task_ids=[7, 8], image_size=32, variation=variation)
     env.reset(seed=3)

@@ -44,8 +44,7 @@ def mujoco_geometry(env, camera):
     return found
 
 
-@pytest.mark.parametrize("variation", [None, "strong"])
-@pytest.mark.parametrize("task", [BOWL, STOVE])
+@pytest.mark.parametrize(("task", "variation"), [(BOWL, None), (STOVE, "strong")])
 def test_pixels_are_those_of_mujocos_renderer(task, variation):
     env = LiberoEnv("goal", task_ids=task, variation=variation, **GEOMETRY)
     obs, _ = env.reset(seed=0)

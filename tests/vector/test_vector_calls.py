@@ -146,7 +146,7 @@ def test_envs_must_share_their_spaces():
 # Sending and receiving
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@by_workers
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
 def test_send_and_recv_give_the_episodes_of_step(make_vec, mode, workers):
     envs = make_vec(4, workers=workers, autoreset_mode=mode)
