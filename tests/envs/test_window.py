@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.errors import ConfigError, RenderError
+from vla_gym.errors import RenderError
 
 pygame = pytest.importorskip("pygame")
 
@@ -42,8 +42,3 @@ def test_without_a_display_is_one_clear_error(env_id: str, monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RenderError, match="needs a display.*rgb_array.*vla-gym play"):
         gym.make(f"vla_gym:{env_id}", render_mode="human")
-
-
-def test_unknown_modes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="render_mode must be one of None, 'rgb_array'"):
-        LiberoEnv("goal", render_mode="ansi")
