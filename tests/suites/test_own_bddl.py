@@ -39,6 +39,7 @@ from vla_gym_trainers.runs.settings import load_run_settings
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.train import train_td3
 
+pytestmark = pytest.mark.timeout(400, func_only=True)  # scenes are compiled
 # No task of LIBERO has these things together, this goal or these words.
 OWN = """
 (define (problem LIBERO_Tabletop_Manipulation)
@@ -96,7 +97,6 @@ def test_the_file_in_the_docs_is_one(tmp_path: Path) -> None:
     assert task.goal == "on moka_pot_1 plate_1 and turnon flat_stove_1"
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_a_file_of_liberos_plays_what_its_suite_plays() -> None:
     suite, task_id = "10", 2
     task = get_task(suite, task_id)
@@ -127,7 +127,6 @@ def test_a_file_of_liberos_plays_what_its_suite_plays() -> None:
     theirs.close()
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_a_new_task_is_compiled_sampled_and_judged(file: Path) -> None:
     settings: dict[str, Any] = {"cameras": (), "reward": "staged", "variation": "strong"}
     env = gym.make("Libero-v0", bddl_path=file, **settings)
@@ -174,7 +173,6 @@ def test_a_new_task_is_compiled_sampled_and_judged(file: Path) -> None:
     env.close()
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_workers_and_the_vla_are_told_what_the_file_said(tmp_path: Path, file: Path) -> None:
     folder = tmp_path / "tasks"
     folder.mkdir()
@@ -200,7 +198,6 @@ def test_workers_and_the_vla_are_told_what_the_file_said(tmp_path: Path, file: P
         envs.close()
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_other_processes_find_a_suite_by_name(file: Path) -> None:
     name = own_suite([file]).name
     code = f"from vla_gym.suites import get_task; print(get_task({name!r}, 0).facts['bddl_file'])"
@@ -339,33 +336,15 @@ def test_there_are_no_official_states(file: Path) -> None:
         load_task_model(own_suite(file).tasks[0], "lite")
 
 
-@pytest.mark.timeout(400, func_only=True)
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("(Turnon flat_stove_1)", "(Open flat_stove_1)", "upstream has no rule for 'open'"),
-        (
-            "(pot (:target",
-            "(nook (:target flat_stove_1)) (pot (:target",
-            "names 'flat_stove_1_nook', which the scene does not have",
-        ),
-    ],
-)
-def test_what_only_liberos_classes_know_is_one_line(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    text = edited(old, new)
-    if "nook" in new:
-        text = text.replace("(On moka_pot_1 plate_1) (", "(On moka_pot_1 flat_stove_1_nook) (")
+def test_what_only_liberos_classes_know_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.bddl"
-    path.write_text(text)
+    path.write_text(edited("(Turnon flat_stove_1)", "(Open flat_stove_1)"))
     env = gym.make("Libero-v0", bddl_path=path, cameras=())
-    with pytest.raises(CompileError, match=f"mine.bddl: .*{message}") as caught:
+    with pytest.raises(CompileError, match="mine.bddl: .*upstream has no rule for") as caught:
         env.reset(seed=0)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
     # LIBERO's reader evaluates the numbers of a yaw_rotation; itertools is a name that it knows.
     evil = OWN.replace("((0.0 0.0))", "((itertools 0.0))", 1)
@@ -380,7 +359,6 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
         load_scene(request, tmp_path)
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_eval_names_file_and_digest(tmp_path: Path, file: Path) -> None:
     config = EvalConfig(
         bddl_path=(file,),
@@ -408,7 +386,6 @@ def test_eval_names_file_and_digest(tmp_path: Path, file: Path) -> None:
         PlayConfig(bddl_path=(tmp_path / "nope.bddl",))
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_td3_trains_on_files_and_goes_on(tmp_path: Path, file: Path) -> None:
     config = TD3RunConfig(
         bddl_path=(file,),
@@ -418,6 +395,7 @@ def test_td3_trains_on_files_and_goes_on(tmp_path: Path, file: Path) -> None:
         batch_size=2,
         train_freq=2,
         eval_states=1,
+        workers=0,
         run_dir=tmp_path / "run",
         progress=False,
     )
@@ -432,7 +410,6 @@ def test_td3_trains_on_files_and_goes_on(tmp_path: Path, file: Path) -> None:
     assert train_td3(more).card["results"]["training"]["chunks"] == 8
 
 
-@pytest.mark.timeout(400, func_only=True)
 def test_the_rl_tokens_states_are_played_from_files(file: Path) -> None:
     values: dict[str, Any] = {"rollout_episodes": 1, "assets": "lite", "progress": False}
     config = StatesConfig(bddl_path=(file,), expert_episodes=0, **values)
