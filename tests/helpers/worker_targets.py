@@ -171,11 +171,13 @@ def render_with_mujoco(payload: bytes, fds: list[int]) -> None:
 
 
 def draw(payload: bytes, fds: list[int]) -> None:
-    """Draw an official state with the renderers that are open, then with a new one."""
+    """Tell which renderers are open; draw an official state with them, then with a new one."""
     from vla_gym.envs.scene_cache import SceneCache, _pool, load_task
     from vla_gym.suites import get_task
 
     sizes = [size for *_, size, _ in _pool().renderers]
+    if not payload:
+        return _tell(fds[0], {"sizes": sizes})
     cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
     model = load_task(get_task("goal", 8), "lite")
     images = []
@@ -185,7 +187,7 @@ def draw(payload: bytes, fds: list[int]) -> None:
         renderer.close()
     cache.close()
     left = len(_pool().renderers)
-    _tell(fds[0], {"found": len(sizes), "left": left, "sizes": sizes, "images": images})
+    _tell(fds[0], {"left": left, "sizes": sizes, "images": images})
 
 
 def compile_shaders(payload: bytes, fds: list[int]) -> None:

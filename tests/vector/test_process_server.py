@@ -37,8 +37,11 @@ from vla_gym.suites.libero.tasks import scene_of
 from vla_gym.vector.processes.client import EXIT_S, ProcessServer, ServerDied, WorkerProcess
 from vla_gym.vector.processes.server import pickle_error
 
+pytest_plugins = ("vector_fixtures",)
+without_gpu = pytest.mark.skipif(painter.has_gpu(), reason="its contexts are not inherited")
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED_TASKS = [("goal", 7), ("goal", 8)]
+DRAWING: dict[str, Any] = {"image_size": 48, "visual_profile": "libero", "max_scenes": 1}
 
 
 def cpu_seconds(pid: int) -> float:
@@ -93,7 +96,9 @@ def tell(server: ProcessServer, target: str, payload: bytes = b"", **environ: st
 
 @contextlib.contextmanager
 def own_server() -> Iterator[ProcessServer]:
-    server = ProcessServer.acquire()
+    """A server that nobody has used before."""
+    server = ProcessServer()
+    server._users = 1
     try:
         yield server
     finally:
@@ -102,14 +107,21 @@ def own_server() -> Iterator[ProcessServer]:
 
 
 @pytest.fixture
-def server() -> Iterator[ProcessServer]:
+def fresh() -> Iterator[ProcessServer]:
     with own_server() as server:
         yield server
 
 
+@pytest.fixture
+def server(stub_server: Any) -> ProcessServer:
+    """The server of all tests of this file, or the next one if a test has killed it."""
+    server: ProcessServer = stub_server.current()
+    return server
+
+
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[ProcessServer]:
-    """A server that has loaded a scene; tests that kill servers get another one."""
+    """A server that has loaded a scene; tests that kill servers have another one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUJOCO_GL", "egl")
         patch.setenv("LIBGL_ALWAYS_SOFTWARE", "1")
@@ -144,43 +156,31 @@ def test_a_worker_sees_the_trainer_as_it_is_now_and_nothing_else(server, tmp_pat
     assert told["open"][str(fd)].startswith("pipe:") and told["inheritable"] == [False]
 
 
-def test_workers_draw_different_random_numbers(server):
-    first, second = (tell(server, "report")["random"] for _ in range(2))
-    assert all(a != b for a, b in zip(first, second, strict=True))
+def test_workers_draw_different_random_numbers_and_take_many_megabytes(server):
+    first, second = (tell(server, "report", bytes(size)) for size in (0, 30_000_000))
+    assert all(a != b for a, b in zip(first["random"], second["random"], strict=True))
+    assert second["payload"] == 30_000_000
 
 
-def test_a_payload_of_many_megabytes(server):
-    assert tell(server, "report", bytes(30_000_000))["payload"] == 30_000_000
-
-
-@pytest.mark.parametrize(
-    "how, code, error",
-    [
-        ("return", 0, ""),
-        ("exit", 3, ""),
-        ("message", 1, "a last word"),
-        ("raise", 1, "ValueError: thrown in a worker"),
-        ("interrupt", 1, "KeyboardInterrupt"),
-        ("abort", -signal.SIGABRT, "in leave"),
-    ],
-)
-def test_exit_codes_and_output(capfd, monkeypatch, how, code, error):
+def test_exit_codes_and_output(capfd, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with own_server() as server:  # pytest captures a fixture's output in another file
-        worker = spawn(server, "leave", how.encode())
-        assert worker.exit_code(LONG) == code
-        assert worker.exit_code(0) == code, "an exit code can be asked for again"
-        assert worker.kill(0) == code, "killing it then changes nothing"
-    out, err = capfd.readouterr()
-    assert "half a line" in out and error in err
-    assert bool(err) == bool(error)
-
-
-def test_a_target_that_does_not_exist_ends_its_worker_only(capfd):
-    with own_server() as server:
-        assert spawn(server, "nothing").exit_code(LONG) == 1
-        assert "has no attribute 'nothing'" in capfd.readouterr().err
-        assert tell(server, "report")["payload"] == ""
+        for target, how, code, error in (
+            ("leave", "return", 0, ""),
+            ("leave", "exit", 3, ""),
+            ("leave", "message", 1, "a last word"),
+            ("leave", "raise", 1, "ValueError: thrown in a worker"),
+            ("leave", "interrupt", 1, "KeyboardInterrupt"),
+            ("leave", "abort", -signal.SIGABRT, "in leave"),
+            ("nothing", "", 1, "has no attribute 'nothing'"),
+        ):
+            worker = spawn(server, target, how.encode())
+            assert worker.exit_code(LONG) == code
+            assert worker.exit_code(0) == code, "an exit code can be asked for again"
+            assert worker.kill(0) == code, "killing it then changes nothing"
+            out, err = capfd.readouterr()
+            assert ("half a line" in out) == bool(how) and error in err
+            assert bool(err) == bool(error)
 
 
 def test_abort_shows_where_a_worker_hangs(capfd):
@@ -229,7 +229,7 @@ def test_a_worker_that_nobody_holds_does_not_stay(server):
     until(lambda: not runs(pid), "it was killed")
 
 
-def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
+def test_a_killed_server_takes_its_workers_along(server):
     fds = len(descriptors())
     first, (second, pipe) = spawn(server, "say_and_sleep"), spawn_with_pipe(server, "say_and_sleep")
     os.read(pipe, 1)  # it has begun; the kernel knows that it shall end with its parent
@@ -245,10 +245,6 @@ def test_a_killed_server_takes_its_workers_along_and_is_replaced(server):
     ):
         with pytest.raises(ServerDied, match=r"exit code -9"):
             ask()
-    new = ProcessServer.acquire()
-    assert new.pid != server.pid
-    assert tell(new, "report")["parent"] == new.pid
-    new.release()
     assert len(descriptors()) < fds
 
 
@@ -263,12 +259,10 @@ def test_acquire_replaces_a_dead_server_that_nobody_has_asked_since(server):
 def test_a_server_that_cannot_start_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(WorkerError, match="/nowhere/python"):
-        ProcessServer.acquire()
+        ProcessServer()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    server = ProcessServer.acquire()
-    with pytest.raises(ServerDied, match="exit code 1"):
+    with own_server() as server, pytest.raises(ServerDied, match="exit code 1"):
         spawn(server, "leave")
-    server.release()
 
 
 def test_a_hanging_server_is_not_waited_for_for_ever(server):
@@ -484,17 +478,7 @@ def test_workers_share_what_the_server_has_loaded(loaded):
     threads = psutil.Process(loaded.pid).num_threads()
     assert threads == 1, "a fork of a process with threads is not safe"
     several = [tell(loaded, "simulation", b"%d" % task, ASSETS="lite") for task in (7, 8, 8)]
-    check_sharing(several)
     assert several[1]["qpos"] == several[2]["qpos"]
-
-
-@pytest.mark.libero_assets
-def test_workers_share_a_second_scene(loaded, libero_assets_dir):
-    preload(loaded, PRELOADED_TASKS, "libero", timeout=300)
-    check_sharing([tell(loaded, "simulation", b"7", ASSETS="libero")])
-
-
-def check_sharing(several: list[dict[str, Any]]) -> None:
     for told in several:
         forbidden = {"torch", "libero", "robosuite", "OpenGL", "glfw", "transformers", "gym"}
         assert not forbidden & set(told["modules"])
@@ -508,56 +492,62 @@ def check_sharing(several: list[dict[str, Any]]) -> None:
         assert told["can_draw"]
 
 
-def test_workers_that_never_draw_need_no_drawing_code(server):
-    preload(server, PRELOADED_TASKS, "lite", timeout=LONG, images=False)
-    assert not tell(server, "simulation", b"8", ASSETS="lite")["can_draw"]
+def test_workers_that_never_draw_need_no_drawing_code(fresh):
+    preload(fresh, PRELOADED_TASKS, "lite", timeout=LONG, images=False)
+    assert not tell(fresh, "simulation", b"8", ASSETS="lite")["can_draw"]
 
 
-@pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
-@pytest.mark.parametrize(
-    ("threads", "max_scenes", "inherited"), [("0", 1, 1), ("2", 1, 0), ("0", 0, 0)]
-)
-def test_workers_draw_with_the_servers_renderers(
-    server, monkeypatch, threads, max_scenes, inherited
-):
-    """Mesa's drawing threads, and more scenes than fit, forbid it; the pixels are the same."""
-    monkeypatch.setenv("LP_NUM_THREADS", threads)
-    drawing = {"image_size": 48, "visual_profile": "libero", "max_scenes": max_scenes}
-    preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
-    began = cpu_seconds(server.pid)
-    preload(server, PRELOADED_TASKS, "lite", timeout=5, drawing=drawing)
-    assert cpu_seconds(server.pid) - began < 0.3  # it does not try again what cannot be shared
-    assert psutil.Process(server.pid).num_threads() == 1
-    cache = SceneCache(image_size=48, visual_profile="libero", max_scenes=1)
+@without_gpu
+def test_workers_draw_with_the_servers_renderers(fresh, monkeypatch):
+    monkeypatch.setenv("LP_NUM_THREADS", "0")
+    preload(fresh, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=DRAWING)
+    assert psutil.Process(fresh.pid).num_threads() == 1
+    cache = SceneCache(**DRAWING)
     model = load_task(get_task("goal", 8), "lite")
-    for state_id in (0, 3, 0):
-        told = tell(server, "draw", b"%d" % state_id)
-        assert told["found"] == told["left"] == inherited
+    for state_id in (0, 3):
+        told = tell(fresh, "draw", b"%d" % state_id)
+        assert len(told["sizes"]) == told["left"] == 1
         expected = picture(cache, model, state_id)
         assert told["images"] == [expected, expected]
     cache.close()
 
 
-@pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
-@pytest.mark.parametrize(("cached", "inherited"), [(None, 1), ("false", 0)])
-def test_a_worker_may_compile_new_shaders(server, monkeypatch, tmp_path, cached, inherited):
+@without_gpu
+@pytest.mark.parametrize(
+    ("variable", "value", "max_scenes"),
+    [
+        ("LP_NUM_THREADS", "2", 1),  # Mesa's drawing threads are not forked along
+        ("MESA_SHADER_CACHE_DISABLE", "false", 1),  # nor is that of its cache, for who wants it
+        ("LP_NUM_THREADS", "0", 0),  # more scenes than fit
+    ],
+)
+def test_what_cannot_be_shared_is_not(fresh, monkeypatch, variable, value, max_scenes):
+    monkeypatch.setenv(variable, value)
+    drawing = {**DRAWING, "max_scenes": max_scenes}
+    preload(fresh, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
+    began = cpu_seconds(fresh.pid)
+    preload(fresh, PRELOADED_TASKS, "lite", timeout=5, drawing=drawing)
+    assert cpu_seconds(fresh.pid) - began < 0.3  # nor is it tried again
+    assert psutil.Process(fresh.pid).num_threads() == 1
+    assert tell(fresh, "draw")["sizes"] == []
+
+
+@without_gpu
+def test_a_worker_may_compile_new_shaders(fresh, monkeypatch, tmp_path):
     """With Mesa's cache on disk its third new shader would wait for ever for a lost thread."""
     monkeypatch.setenv("MESA_SHADER_CACHE_DIR", str(tmp_path))
-    if cached:  # who wants the cache has it, and no inherited renderers
-        monkeypatch.setenv("MESA_SHADER_CACHE_DISABLE", cached)
-    drawing = {"image_size": 48, "visual_profile": "libero", "max_scenes": 1}
-    preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
-    assert tell(server, "compile_shaders")["found"] == inherited
+    preload(fresh, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=DRAWING)
+    assert tell(fresh, "compile_shaders")["found"] == 1
 
 
-@pytest.mark.skipif(painter.has_gpu(), reason="a GPU's contexts are not inherited")
-def test_the_server_keeps_the_latest_renderers_alone(server, monkeypatch):
+@without_gpu
+def test_the_server_keeps_the_latest_renderers_alone(fresh, monkeypatch):
     """Two plans whose environments keep one scene each: neither evicts the other's renderer."""
     monkeypatch.setenv("LP_NUM_THREADS", "0")
     for size, found in ((32, [32]), (40, [32, 40]), (32, [32, 40]), (48, [32, 48])):
-        drawing = {"image_size": size, "visual_profile": "libero", "max_scenes": 1}
-        preload(server, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
-        assert tell(server, "draw", b"0")["sizes"] == found
+        drawing = {**DRAWING, "image_size": size}
+        preload(fresh, PRELOADED_TASKS, "lite", timeout=4 * LONG, drawing=drawing)
+        assert tell(fresh, "draw")["sizes"] == found
 
 
 def test_mujocos_warnings_reach_the_log_of_a_worker(loaded, tmp_path, monkeypatch):
@@ -642,8 +632,9 @@ def test_a_server_that_is_busy(server, endless_preload):
     assert not psutil.pid_exists(server.pid)
 
 
-@pytest.mark.parametrize("end", ["killed", "forked", "released"])
+@pytest.mark.parametrize("end", ["forked", "released"])
 def test_the_end_of_the_trainer_while_the_server_is_busy(endless_preload, end):
+    """It is killed, and a fork of it lives on; or it gives the server back."""
     code = (
         WITH_WORKERS
         + """
