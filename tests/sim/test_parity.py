@@ -1,15 +1,15 @@
 """Parity with upstream LIBERO on the real meshes: the model, the fast loop, success.
 
 Both sides use the same compiled model, fixture placement and null-space target. The default run
-looks at one task; the ``slow`` tests are the full comparison (all ten goal tasks). Exact physics,
-bit for bit: test_observation_parity.py.
+looks at one task; the ``slow`` tests are the full comparison (all ten goal tasks). Exact physics of
+whole episodes of all of them: test_observation_parity.py.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from upstream import Upstream, model_arrays, random_actions
+from upstream import Upstream, assert_same_steps, model_arrays, random_actions
 
 from vla_gym.experts import make_expert
 from vla_gym.sim import LiberoSim, Snapshot
@@ -109,6 +109,19 @@ def test_the_cached_model_is_upstreams(upstream: Upstream) -> None:
     fixtures = [model.objects[name].body for name in model.fixtures]
     allowed = {LiberoSim(model)._model.body(body).id for body in fixtures}
     assert set(moved) <= allowed
+
+
+def test_exact_episode(upstream: Upstream) -> None:
+    """A whole episode bit for bit; with images: test_observation_parity.py."""
+    model = load(8)
+    layout = model.official_layout(0)
+    actions = np.concatenate([SETTLE, expert_actions(model, 0)])
+    upstream.build("goal", 8)
+    upstream.start(layout, model.fixtures)
+    theirs = upstream.steps(actions)
+    sim = LiberoSim(model, physics="exact")
+    sim.reset(layout, settle=False)
+    assert_same_steps(sim, actions, theirs, "goal 8")
 
 
 def test_fast_single_steps(upstream: Upstream) -> None:
