@@ -11,11 +11,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from vla_gym.errors import WorkerError
@@ -81,41 +84,38 @@ class Pipeline(Generic[Weights, Block]):
             limit: Blocks to hand out; no more are collected. None: until the end.
             state: What :meth:`state` of a pipeline with the same ``ahead`` returned: go on there.
         """
-        self.ahead, self.version = ahead, 0
+        self.ahead, self.version, self._index = ahead, 0, 0
         self._collect, self._snapshot, self._deadline = collect, snapshot, deadline
-        self._limit, self._taken, self._index = limit, 0, 0
-        self._ready: deque[tuple[Block, int]] = deque()
+        #: Blocks that are not handed out, the oldest first, each with its weights' version.
+        self._blocks: deque[Future[tuple[Block, int]]] = deque()
         self._weights: tuple[Weights, int] | None = None  # of the next block, and their version
-        self._ordered, self._holds = 0, 0
-        self._is_collecting = self._is_stopped = False
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         if state is not None:
             self.version, self._index = state["version"], state["index"]
-            self._ready.extend(state["ready"])
             self._weights = state["weights"]
+            for ready in state["ready"]:
+                self._blocks.append(Future())
+                self._blocks[-1].set_result(ready)
+        self._left = math.inf if limit is None else limit - len(self._blocks)  # to be begun
+        self._orders: SimpleQueue[Future[tuple[Block, int]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Pipeline[Weights, Block]:
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         """End the thread after the block under way, which :meth:`state` holds then."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
+        self._withdraw()
+        self._orders.put(None)
         if self._thread is not None:
             self._thread.join(self._deadline)
             if self._thread.is_alive() and kind is None:
                 raise self._overdue()
 
-    # ------------------------------------------------------------------ learner's side
-
     @property
     def num_waiting(self) -> int:
         """Blocks that are collected, under way or begun, and not handed out."""
-        with self._changed:  # who holds it already may ask, too
-            return len(self._ready) + self._ordered + self._is_collecting
+        return len(self._blocks)
 
     def next(self, *, begin: bool = True) -> Collected[Block]:
         """Wait for the oldest block and let collecting go on.
@@ -130,41 +130,31 @@ class Pipeline(Generic[Weights, Block]):
         """
         if self.ahead == 0:
             self._take_snapshot()
-            self._ready.append(self._play())
-        if not self.num_waiting:
+            return Collected(self._play()[0], 0)
+        if not self._blocks:
             self.begin()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ready or self._error, self._deadline):
-                raise self._overdue()
-            if not self._ready:
-                assert self._error is not None
-                raise self._error
-            block, version = self._ready.popleft()
-            self._taken += 1
+        if wait([self._blocks[0]], self._deadline).not_done:
+            raise self._overdue()
+        block, version = self._blocks.popleft().result()
         if begin:
             self.begin()
         return Collected(block, self.version - version)
 
     def begin(self) -> None:
         """Let blocks begin until `ahead` are collected or under way; see :meth:`next`."""
-        with self._changed:
-            while self.num_waiting < self.ahead:
-                if self._weights is None:
-                    self._take_snapshot()
-                if self._limit is not None and self._taken + self.num_waiting >= self._limit:
-                    break
-                self._ordered += 1
-            if self._ordered and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        while len(self._blocks) < self.ahead:
+            if self._weights is None:
+                self._take_snapshot()  # also where none is left: a later pipeline goes on with it
+            if self._left <= 0:
+                break
+            self._left -= 1
+            self._order()
 
     def publish(self) -> None:
         """Say that the learner has finished an update."""
-        with self._changed:
-            self.version += 1
-            if self.ahead > 1:
-                self._take_snapshot()
+        self.version += 1
+        if self.ahead > 1:
+            self._take_snapshot()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -174,19 +164,16 @@ class Pipeline(Generic[Weights, Block]):
             WorkerError: If the block under way takes longer than the deadline.
             Exception: Whatever ended collecting.
         """
-        with self._changed:
-            self._holds += 1
+        withdrawn = self._withdraw()
         try:
-            with self._changed:
-                if not self._changed.wait_for(lambda: not self._is_collecting, self._deadline):
-                    raise self._overdue()
-                if self._error is not None:
-                    raise self._error
+            if wait(self._blocks, self._deadline).not_done:
+                raise self._overdue()
+            if self._error is not None:
+                raise self._error
             yield
         finally:
-            with self._changed:
-                self._holds -= 1
-                self._changed.notify_all()
+            for _ in range(withdrawn):
+                self._order()
 
     def state(self) -> dict[str, Any]:
         """Return what a pipeline needs to go on exactly: inside :meth:`paused`, or at the end.
@@ -194,10 +181,11 @@ class Pipeline(Generic[Weights, Block]):
         It holds the blocks that were collected and not handed out, and the weights of a block that
         was due and has not begun. It can be pickled if blocks and weights can.
         """
+        done = [block for block in self._blocks if block.done() and block.exception() is None]
         return {
             "version": self.version,
             "index": self._index,
-            "ready": list(self._ready),
+            "ready": [block.result() for block in done],
             "weights": self._weights if self.ahead == 1 else None,
         }
 
@@ -207,7 +195,20 @@ class Pipeline(Generic[Weights, Block]):
     def _overdue(self) -> WorkerError:
         return WorkerError(f"A block was not collected within {self._deadline:g} seconds.")
 
-    # -------------------------------------------------------------- the thread's side
+    def _order(self) -> None:
+        """Have the thread collect a block, after those that it was told to before."""
+        self._blocks.append(Future())
+        self._orders.put(self._blocks[-1])
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+            self._thread.start()
+
+    def _withdraw(self) -> int:
+        """Take back the orders of blocks that have not begun; return how many they were."""
+        before = len(self._blocks)
+        while self._blocks and self._blocks[-1].cancel():
+            self._blocks.pop()
+        return before - len(self._blocks)
 
     def _play(self) -> tuple[Block, int]:
         """Collect one block with the weights that are due."""
@@ -220,24 +221,13 @@ class Pipeline(Generic[Weights, Block]):
         return block, version
 
     def _run(self) -> None:
-        try:
-            while self._await_order():
-                ready = self._play()
-                with self._changed:
-                    self._ready.append(ready)
-                    self._is_collecting = False
-                    self._changed.notify_all()
-        except BaseException as error:  # raised again in the learner's thread
-            with self._changed:
-                self._error, self._is_collecting = error, False
-                self._changed.notify_all()
-
-    def _await_order(self) -> bool:
-        with self._changed:
-            # However long the learner takes: __exit__ ends this wait in any case.
-            self._changed.wait_for(lambda: self._is_stopped or (self._ordered and not self._holds))
-            if self._is_stopped:
-                return False
-            self._ordered -= 1
-            self._is_collecting = True
-            return True
+        while (block := self._orders.get()) is not None:
+            if not block.set_running_or_notify_cancel():
+                continue
+            try:
+                if self._error is not None:
+                    raise self._error
+                block.set_result(self._play())
+            except BaseException as error:  # raised again in the learner's thread
+                self._error = error
+                block.set_exception(error)
