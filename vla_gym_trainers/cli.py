@@ -17,8 +17,7 @@ from vla_gym import __version__
 from vla_gym.cli.main import COMPLETION, EXIT_OK, EXIT_USAGE, run_command
 from vla_gym.cli.pipes import outlive_readers
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.sb3_extra import import_sb3
-from vla_gym_trainers.runs.settings import parse_config
+from vla_gym_trainers.runs.settings import needs_trainers, parse_config
 
 #: Commands: what each is for, its settings and its function, imported when the command runs (torch
 #: alone takes seconds). A function takes the settings and returns what is printed.
@@ -126,8 +125,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, arguments: Sequence[str]) -> None:
     settings, function = _load_command(command)
     config = parse_config(settings, arguments, f"vla-gym-train {command}")
-    if command == "td3":
-        import_sb3()
     text: str | None = _load(function)(config) if isinstance(function, str) else function(config)
     if text:
         sys.stdout.write(f"{text}\n")
@@ -158,7 +155,8 @@ def _load_command(command: str) -> tuple[Any, Any]:
 
 def _load(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    return getattr(import_module(f"vla_gym_trainers.{module}"), attribute)
+    with needs_trainers():
+        return getattr(import_module(f"vla_gym_trainers.{module}"), attribute)
 
 
 if __name__ == "__main__":

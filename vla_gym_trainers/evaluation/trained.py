@@ -13,7 +13,7 @@ from vla_gym.rollout.policies import BATCH_SIZE
 from vla_gym.rollout.vla_policy import check_chunk_len, vla_identity
 from vla_gym.vla.spec_options import split_options, with_option
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
-from vla_gym_trainers.runs.sb3_extra import import_sb3
+from vla_gym_trainers.runs.settings import needs_trainers
 from vla_gym_trainers.world_model.protocol import load_world_model, model_folder, world_memory_size
 
 #: Files of a run that hold a policy over the RL token.
@@ -43,8 +43,8 @@ def load_policy(path: Path) -> Any:
         from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor
 
         return RLTokenActor.load(file.parent)
-    import_sb3()
-    from vla_gym_trainers.td3.policy import RLTokenPolicy
+    with needs_trainers():
+        from vla_gym_trainers.td3.policy import RLTokenPolicy
 
     return RLTokenPolicy.load(file)
 

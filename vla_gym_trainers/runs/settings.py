@@ -10,7 +10,8 @@ import dataclasses
 import datetime
 import importlib.resources
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -95,6 +96,17 @@ def default_run_dir(config: Any) -> Path:
 
 
 # The command line
+
+
+@contextmanager
+def needs_trainers() -> Iterator[None]:
+    """Import what the trainers' extra installs; a ConfigError says so where it is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"
+        ) from error
 
 
 @dataclass
