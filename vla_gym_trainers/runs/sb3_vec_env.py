@@ -98,7 +98,7 @@ def envs_of(env: VecEnv) -> Envs:
 
 @contextmanager
 def deferred_reset(env: VecEnv | None) -> Iterator[None]:
-    """Leave a reset inside to who steps the environments, in the thread that does."""
+    """Leave a reset inside, which observes nothing, to the thread that steps the environments."""
     if isinstance(env, SB3VecEnv):
         env.defers_reset = True
     try:
@@ -138,7 +138,7 @@ class SB3VecEnv(VecEnv):
     Attributes:
         vector_env: The vector environment.
         chunks: Steps it.
-        needs_reset: A reset was put off, see :func:`deferred_reset`.
+        defers_reset: See :func:`deferred_reset`.
     """
 
     def __init__(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
@@ -151,7 +151,7 @@ class SB3VecEnv(VecEnv):
         self.chunks = ChunkEnvs(vector_env)
         self.groups, self.begin = self.chunks.groups, self.chunks.begin
         self._running: RunningChunks | None = None
-        self.defers_reset = self.needs_reset = False
+        self.defers_reset = False
         super().__init__(
             vector_env.num_envs, vector_env.single_observation_space, self.chunks.action_space
         )
@@ -170,9 +170,7 @@ class SB3VecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         """Reset all environments with the seeds and options that were set for it."""
         if self.defers_reset:
-            self.needs_reset = True
             return {}
-        self.needs_reset = False
         seeds: Any = None if all(seed is None for seed in self._seeds) else list(self._seeds)
         obs: VecEnvObs = self.chunks.reset(seed=seeds, options=_join_options(self._options))
         self._reset_seeds()

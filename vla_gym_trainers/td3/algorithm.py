@@ -274,7 +274,7 @@ class TD3BC(TD3):
         waiting = 0 if state is None else len(state["ready"])
         begun = self.num_timesteps + waiting * self.config.train_freq * self.n_envs
         assert self.env is not None and self.exploration is not None
-        obs: Any = None if getattr(self.env, "needs_reset", False) else own(self._last_obs)
+        obs = own(self._last_obs) or None  # empty where the reset was put off
         self._collector = Collector(envs_of(self.env), self.config.groups, obs)
         # Of an ExplorerActions, if there is one around the environments.
         explore = getattr(getattr(self.env, "vector_env", None), "explore", None)
