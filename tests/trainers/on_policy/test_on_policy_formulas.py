@@ -1,4 +1,4 @@
-"""Formulas: known answers with their arithmetic, a plain loop, parts that add up."""
+"""Formulas: known answers with their arithmetic, a plain loop."""
 
 import math
 
@@ -65,7 +65,7 @@ def loop_gae(rewards, values, next_values, discounts, terminated, truncated, val
     return result
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_gae_equals_the_loop_for_random_shapes(seed):
     rng = np.random.default_rng(seed)
     shape = int(rng.integers(1, 7)), int(rng.integers(1, 30))
@@ -195,22 +195,3 @@ def test_masked_tokens_may_hold_anything():
     assert loss.item() == -3.0
     assert reference_kl(new, tokens(0.0, math.inf), mask, 1).item() == 0.0
     assert torch.autograd.grad(loss, new)[0][0, 0, 0] == -3.0
-
-
-@pytest.mark.parametrize("level", ["factor", "chunk", "chunk-mean"])
-def test_parts_add_up_to_the_whole(level):
-    torch.manual_seed(2)
-    new, old = torch.randn(6, 2, 7), torch.randn(6, 2, 7)
-    mask = torch.rand(6, 2, 7) < 0.6
-    mask[4] = False
-    advantages = torch.randn(6)
-    whole = ratio_of(new, old, mask, level)
-    count = int(whole[1].sum())
-    parts = [
-        ppo_loss(*ratio_of(new[s], old[s], mask[s], level), advantages[s], count)
-        for s in (slice(0, 1), slice(1, 5), slice(5, 6))
-    ]
-    expected = ppo_loss(*whole, advantages, count)
-    for name in ("loss", "clipped", "kl", "deviation"):
-        total = sum(getattr(part, name) for part in parts)
-        torch.testing.assert_close(total, getattr(expected, name))

@@ -34,7 +34,7 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
     assert rollout.data["valid"].sum() == 9
     reference = tiny_policy(value=True, seed=0)
     results = {}
-    for size in (1, 2, 8, 1000):
+    for size in (2, 8, 1000):
         policy = tiny_policy(value=True)
         settings = {"num_minibatches": 1, "entropy_coef": 0.01, "kl_coef": 0.1}
         learner = learner_of(policy, reference, micro_batch_size=size, **settings)
@@ -54,30 +54,6 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
             scale = gradient[name].abs().max()
             assert (other_gradient[name] - gradient[name]).abs().max() <= 1e-6 + 1e-5 * scale
             torch.testing.assert_close(other_state[name], state[name], atol=2e-5, rtol=1e-4)
-
-
-def test_the_gradient_is_that_of_the_formula(rollout):
-    """Vanilla case by hand: ratio 1, so the gradient is that of -mean(A log pi) over tokens."""
-    policy = tiny_policy(value=True)
-    learner = learner_of(policy)
-    advantages, keep, _ = random_targets(rollout)
-    weights = Phase(value=False)
-    batch = gather(policy, rollout, advantages, keep, None, weights)
-    sums, counts = learner.gradient(rollout, batch, weights)
-    got = {k: p.grad for k, p in policy.named_parameters().items() if k.startswith("vla.")}
-    data = rollout.data[rollout.data["valid"]]
-    observation = {key: data[key].numpy() for key in ("agentview", "wrist", "proprio")}
-    seen, _ = policy.distribution(observation, rollout.texts(data["instruction"]))
-    executed = data["executed"].clamp(max=8)
-    mask = (torch.arange(8) < executed[:, None])[..., None].expand(-1, 8, 7)
-    weighted = seen.log_prob(data["sample"]) * advantages[keep][:, None, None]
-    learner.optimizer.zero_grad()
-    (-weighted[mask].sum() / mask.sum()).backward()
-    assert counts["entropy"] == mask.sum() == 7 * executed.sum()
-    assert sums["clipped"] == 0 and sums["kl"] < 1e-4
-    for name, p in policy.named_parameters().items():
-        if name.startswith("vla."):
-            torch.testing.assert_close(got[name], p.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_teachers_chunks_and_dropped_rows_are_not_reinforced(rollout):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import collected, keys_of, tiny_policy, tiny_vla, toy_envs
+from on_policy_toys import keys_of, tiny_policy, tiny_vla, toy_envs
 
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
@@ -99,18 +99,6 @@ def test_noise_is_on_the_teachers_executed_actions_alone(inputs):
     inside = taught.actions[..., :6].abs() < 0.5
     assert difference[..., :6][inside].std().item() == pytest.approx(0.1, rel=0.1)
     assert torch.equal(act.teacher_sample, taught.sample)
-
-
-def test_a_collected_mixture_says_who_played():
-    policy, teacher = tiny_policy(), VLATeacher(tiny_vla())
-    actor = MixedActor(policy, teacher, 0.5)
-    data = collected(policy, actor, num_envs=3, episodes=1, seed=3).data
-    by_teacher = data["by_teacher"] & data["valid"]
-    assert 0 < by_teacher.sum() < data["valid"].sum()
-    assert torch.equal(data["sample"][by_teacher], data["teacher_sample"][by_teacher])
-    assert not data["log_probs"][by_teacher].any()
-    student = data["valid"] & ~by_teacher
-    assert (data["log_probs"][student] < 0).all()
 
 
 def moving(direction):
