@@ -59,10 +59,9 @@ def replayed(policy, rollout, row, memory=None, action=None):
     return torch.cat(before), after, torch.stack(values)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_rollout_holds_the_memory_before_each_chunk(groups):
+def test_a_rollout_holds_the_memory_before_each_chunk():
     policy = recurrent()
-    first, second = play(policy, times=2, groups=groups)
+    first, second = play(policy, times=2, groups=2)
     assert first.data["valid"].all() and first.ended.sum() >= 8 and first.ended.any(dim=1).all()
     for row in range(4):
         before, after, values = replayed(policy, first, row)
@@ -126,8 +125,9 @@ def learner_of(policy, reference=None, group=None, **settings):
     return Learner(policy, PPOConfig(**settings), reference=reference, group=group)
 
 
-@pytest.mark.parametrize("memory_start", ["stored", "recomputed"])
-@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize(
+    ("memory_start", "sequential"), [("stored", True), ("recomputed", True), ("stored", False)]
+)
 def test_the_first_ratios_are_one(memory_start, sequential):
     """To float32: acting sees 4 rows at once and learning more, so products may round apart."""
     policy = recurrent()
