@@ -85,14 +85,12 @@ def test_cloning_brings_the_actor_to_the_reference() -> None:
     assert all(actor[key].equal(target[key]) for key in actor)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_the_vla_acts_until_the_actor_is_cloned(ahead: int) -> None:
+def test_the_vla_acts_until_the_actor_is_cloned() -> None:
     """A block that is collected ahead of the cloning has no policy yet."""
-    model = make(ahead=ahead, utd_ratio=0.0, noise_white=0.0, noise_chunk=0.0)
+    model = make(ahead=1, utd_ratio=0.0, noise_white=0.0, noise_chunk=0.0)
     model.learn(64 + 8 * 4)
     buffer = model.replay_buffer
     reference = buffer.observations["vla_action"].reshape(-1, CHUNK_LEN * 7)
     away = np.abs(buffer.actions - reference)[:96].max(axis=1)
     assert (away[:72] == 0.0).all()  # the ninth block acts before the first gradient step
-    if ahead < 2:
-        assert (away[80:] > 0.0).all()
+    assert (away[80:] > 0.0).all()
