@@ -62,12 +62,8 @@ def test_what_is_left_out_has_no_influence(option: str, key: str) -> None:
 
 
 def test_pessimism_changes_what_the_actor_learns() -> None:
-    weights = []
-    for pessimism in (0.0, 0.0, 5.0):
-        model = make(pessimism=pessimism)
-        weights.append(model.policy.actor.head.weight.detach().numpy())
-    np.testing.assert_array_equal(weights[0], weights[1])
-    assert np.abs(weights[2] - weights[0]).max() > 1e-4
+    plain, wary = (make(pessimism=p).policy.actor.head.weight.detach() for p in (0.0, 5.0))
+    assert (wary - plain).abs().max() > 1e-4  # one seed gives the same (test_td3_learning.py)
 
 
 @pytest.mark.parametrize("actor", ["residual", "plain"])
@@ -84,7 +80,8 @@ def test_what_is_kept_is_a_running_average(actor, tmp_path, monkeypatch):
         return metrics
 
     monkeypatch.setattr("vla_gym_trainers.td3.updates.actor_step", record)
-    model = make(actor=actor, actor_ema=0.98)
+    model = make(actor=actor, actor_ema=0.98, noise_correlation=0.4)
+    assert model.exploration is not None and model.exploration.correlation == 0.4
     expected = newest[0]
     for weights in newest[1:]:
         expected = {key: 0.98 * mine + 0.02 * weights[key] for key, mine in expected.items()}
@@ -102,9 +99,3 @@ def test_what_is_kept_is_a_running_average(actor, tmp_path, monkeypatch):
     kept.actor.load_state_dict(expected)
     kept.actor_average = None
     np.testing.assert_allclose(kept.predict(obs)[0], chunk, atol=1e-5)
-    assert make(actor=actor).policy.actor_average is None
-
-
-def test_noise_is_as_correlated_as_the_config_says() -> None:
-    exploration = make(noise_correlation=0.4).exploration
-    assert exploration is not None and exploration.correlation == 0.4
