@@ -17,7 +17,7 @@ from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather, micro_batches, refer
 from vla_gym_trainers.on_policy.phases import Phase
-from vla_gym_trainers.on_policy.recurrence import recompute, with_memory
+from vla_gym_trainers.on_policy.recurrence import recompute
 
 SIZE = 6  # of the memory
 
@@ -202,24 +202,6 @@ def test_the_gradient_is_that_of_an_unrolled_loop_cut_off_at_windows(memory_star
     gru = "actor.gru.weight_hh"
     for a, b in ((1, 4), (4, 24)):  # the length of a window matters
         assert (found[a][gru] - found[b][gru]).abs().max() > 1e-2 * found[b][gru].abs().max()
-
-
-def test_no_gradient_crosses_the_start_of_a_window():
-    policy = recurrent()
-    (rollout,) = play(policy, goal=9.0)  # episodes of 10 chunks
-    batch = gather(policy, rollout, *random_targets(rollout), Phase(), length=4)
-    first = batch[batch["row"] == 0][:10]
-    assert first["window"].tolist() == [0] * 4 + [1] * 4 + [2] * 2
-    inputs = rollout.inputs(first)
-    rollout.inputs = lambda _: inputs
-    shown = rollout.data["rl_token"].clone().requires_grad_()
-    rollout.data["rl_token"] = shown
-    observation, texts = with_memory(policy, rollout, first, rollout.data["memory"])
-    log_probs = policy.distribution(observation, texts)[0].log_prob(first["sample"])
-    (gradient,) = torch.autograd.grad(log_probs[7].sum(), shown)
-    reached = gradient[0].abs().amax(dim=1) > 0
-    # Of chunk 7: through the memory to chunks 4 to 6, not to those of the window before.
-    assert reached.nonzero()[:, 0].tolist() == [4, 5, 6] and not gradient[1:].any()
 
 
 def test_minibatches_are_made_of_whole_windows():

@@ -43,14 +43,6 @@ def test_a_hidden_reference_reaches_only_the_residual_actor(plain: bool) -> None
     assert not actor(x, torch.zeros_like(one), seen).equal(actor(x, one, hidden))
 
 
-def test_a_residual_of_one_function_is_constant_in_time() -> None:
-    actor = ChunkActor(5, 4, (16,), torch.full((7,), 0.5), residual_basis=1)
-    torch.nn.init.normal_(actor.head.weight)
-    residual = actor(torch.randn(6, 5), torch.zeros(6, 28)).reshape(6, 4, 7)
-    assert residual.abs().max() > 0.0
-    torch.testing.assert_close(residual, residual[:, :1].expand(6, 4, 7))
-
-
 def test_a_plain_actor_gives_the_chunk_itself() -> None:
     actor, x, reference = random_actor(plain=True), torch.randn(6, 5), torch.rand(6, 28)
     f = actor.head(actor.body(torch.cat([x, reference, torch.ones(6, 1)], dim=1)))
