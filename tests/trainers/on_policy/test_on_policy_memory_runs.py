@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from on_policy_toys import chunks_of
 from run_logs import assert_goes_on, rows_of
 from safetensors.torch import load_file
@@ -11,12 +10,11 @@ from test_on_policy_rl_token import SMALL as RL_TOKEN
 from test_on_policy_train import SMALL
 from toy_memory_env import ProprioVLA, memory_envs, memory_factories
 
-from vla_gym.errors import ConfigError, WeightsError, WorkerRestartWarning
+from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.trained import load_policy
-from vla_gym_trainers.on_policy.checkpoint import load_checkpoint
-from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.train import train
 from vla_gym_trainers.on_policy.validation import PolicyPlayer
 
@@ -34,18 +32,9 @@ LEARNING = {
 }
 
 
-def run(folder, kind=PPOConfig, **changes):
-    settings = {**LEARNING, "run_dir": folder, **changes}
-    if kind is GRPOConfig:
-        del settings["value_clip"]
-    config = kind(**settings)
+def run(folder, **changes):
+    config = PPOConfig(**{**LEARNING, "run_dir": folder, **changes})
     return train(config, vla=ProprioVLA(), envs=memory_factories(config))
-
-
-def success_of(result):
-    """Success of the first and of the last three rollouts, played with draws."""
-    rates = [rate for _, rate in result.card["results"]["training"]["success"]]
-    return rates[0], sum(rates[-3:]) / 3
 
 
 def played(player, num_envs=3, layouts=12, **kwargs):
@@ -55,30 +44,19 @@ def played(player, num_envs=3, layouts=12, **kwargs):
     return chunks, [episode.success for episode in sorted(episodes, key=lambda e: e.start)]
 
 
-def test_ppo_solves_with_a_memory_what_it_cannot_without(tmp_path):
-    start, end = success_of(run(tmp_path / "with", memory_size=16, total_steps=12_000))
-    assert start < 0.65 and end > 0.8
-    player = ActorPolicy(load_policy(tmp_path / "with"), ProprioVLA(), None, 4)
+def test_ppo_solves_with_a_memory_what_nobody_can_without(tmp_path):
+    result = run(tmp_path / "run", memory_size=16, total_steps=12_000)
+    rates = [rate for _, rate in result.card["results"]["training"]["success"]]  # with draws
+    assert rates[0] < 0.65 and sum(rates[-3:]) / 3 > 0.8
+    player = ActorPolicy(load_policy(tmp_path / "run"), ProprioVLA(), None, 4)
     assert np.mean(played(player)[1]) > 0.95
-    _, end = success_of(run(tmp_path / "without", total_steps=6_000))
-    assert end < 0.65
-    player = ActorPolicy(load_policy(tmp_path / "without"), ProprioVLA(), None, 4)
-    assert np.mean(played(player)[1]) == 0.5
-
-
-def test_grpo_learns_with_a_memory_too(tmp_path):
-    settings = {"memory_size": 16, "bptt_length": 3, "episodes_per_env": 4, "group_size": 8}
-    settings |= {"num_envs": 32, "total_steps": 12_000}
-    start, end = success_of(run(tmp_path / "run", GRPOConfig, **settings))
-    assert start < 0.65 and end > 0.8
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"memory_start": "stored", "eval_every": 300},
-        {"memory_start": "recomputed", "value_epochs": 1, "kl_coef": 0.1},
-        {"sequential_training": False, "ahead": 1},
+        {"memory_start": "recomputed", "value_epochs": 1, "kl_coef": 0.1, "eval_every": 300},
+        {"memory_start": "stored", "sequential_training": False, "ahead": 1},
     ],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, changes):
@@ -189,18 +167,3 @@ def test_windows_longer_than_episodes_are_named_before_anything_is_played(tmp_pa
     # Without a memory, and with windows of one chunk, it does not matter.
     PPOConfig(**{**LEARNING, "bptt_length": 99})
     PPOConfig(**{**LEARNING, "memory_size": 4, "bptt_length": 99, "sequential_training": False})
-
-
-def test_an_actor_that_is_not_finite_is_refused(tmp_path):
-    actor = recurrent(chunk_len=4).actor
-    with torch.no_grad():
-        actor.log_std.mul_(float("nan"))
-    actor.save(tmp_path)
-    with pytest.raises(WeightsError, match="not finite"):
-        load_policy(tmp_path)
-
-
-def test_a_damaged_checkpoint_is_one_clear_error(tmp_path):
-    (tmp_path / "learner.pt").write_bytes(b"no file of torch, however long it may be")
-    with pytest.raises(WeightsError, match="is no whole file of tensors"):
-        load_checkpoint(tmp_path, None, None)

@@ -142,9 +142,8 @@ def test_copies_share_what_is_frozen(envs):
     assert torch.equal(twin.act(*inputs).values, mine.values)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path, ahead):
-    changes = {**SMALL, "ahead": ahead, "checkpoint_every": 240, "value_warmup_steps": 200}
+def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path):
+    changes = {**SMALL, "ahead": 1, "checkpoint_every": 240, "value_warmup_steps": 200}
     changes |= {"eval_every": 300, "sigma": 0.3}
     whole = assert_goes_on(partial(run, PPOConfig), tmp_path, total_steps=900, **changes)
     assert load_file(whole / "last.safetensors")["actor.actor.head.weight"].abs().max() > 0
@@ -159,14 +158,3 @@ def test_a_run_resumes_bit_for_bit_and_its_policy_loads(tmp_path, ahead):
     (tmp_path / "whole" / "rl_token_actor.safetensors").write_bytes(b"PK")
     with pytest.raises(WeightsError, match="Cannot read weights"):
         load_policy(tmp_path / "whole")
-
-
-def test_success_grows(tmp_path):
-    """GRPO's does in test_on_policy_memory_runs.py."""
-    options = {**SMALL, "gamma": 0.98, "value_warmup_steps": 500}
-    options |= {"num_envs": 16, "sigma": 0.2, "learning_rate": 3e-3}
-    options |= {"chunk_len": 4, "total_steps": 8000, "epochs": 5, "num_minibatches": 4}
-    toy = {"tasks": (0,), "goal": 0.3}
-    result = run(PPOConfig, tmp_path / "run", toy=toy, **options)
-    rates = [rate for _, rate in result.card["results"]["training"]["success"]]
-    assert sum(rates[:2]) / 2 < 0.6 and sum(rates[-3:]) / 3 > sum(rates[:2]) / 2 + 0.25
