@@ -13,9 +13,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 
-from vla_gym import __version__
-from vla_gym.cli.main import COMPLETION, EXIT_OK, EXIT_USAGE, run_command
-from vla_gym.cli.pipes import outlive_readers
+from vla_gym.cli.main import COMPLETION, run_program
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.settings import needs_trainers, parse_config
 
@@ -100,26 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 2 wrong usage or a mistake that the message explains, 130 stopped by
         Ctrl-C or SIGTERM.
     """
-    outlive_readers()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(usage())
-        return EXIT_OK if arguments else EXIT_USAGE
-    command, rest = arguments[0], arguments[1:]
-    if command == "--version":
-        sys.stdout.write(f"vla-gym-train {__version__}\n")
-        return EXIT_OK
-    if command == COMPLETION:
-        from vla_gym.cli.completion import completion_script
-
-        parsers = {name: partial(_run, name) for name in COMMANDS}
-        sys.stdout.write(completion_script("vla-gym-train", parsers))
-        return EXIT_OK
-    known = {**COMMANDS, **plugins()}
-    if command not in known:
-        sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(known)}.\n\n{usage()}")
-        return EXIT_USAGE
-    return run_command(partial(_run, command), rest)
+    commands = {name: partial(_run, name) for name in (*COMMANDS, *plugins())}
+    return run_program("vla-gym-train", commands, usage, arguments)
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -205,6 +205,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 1 the doctor found a problem or bench could measure nothing, 2 wrong
         usage or a mistake that the message explains, 130 stopped.
     """
+    return run_program("vla-gym", find_commands(), usage, arguments)
+
+
+def run_program(
+    program: str,
+    commands: Mapping[str, Callable[[Sequence[str]], int | None]],
+    usage: Callable[[], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run the command that a program's arguments name, or print what they ask about the program."""
     outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -214,13 +224,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "--version":
         from vla_gym import __version__
 
-        sys.stdout.write(f"vla-gym {__version__}\n")
+        sys.stdout.write(f"{program} {__version__}\n")
         return EXIT_OK
-    commands = find_commands()
     if command == COMPLETION:
         from vla_gym.cli.completion import completion_script
 
-        sys.stdout.write(completion_script("vla-gym", commands))
+        sys.stdout.write(completion_script(program, commands))
         return EXIT_OK
     if command not in commands:
         sys.stderr.write(f"Unknown command {command!r}: expected {', '.join(commands)}.\n")
