@@ -58,9 +58,9 @@ class RLTokenConfig(StatesConfig, RunSettings):
     256."""
     context_dropout: Fraction = 0.5
     """Share of examples whose decoder sees the token alone."""
-    compare_dropout: Fraction | None = 0.0
-    """Context dropout of a second token that is trained on the same states and then thrown away:
-    the card reports both. None: no second token, half the time."""
+    compare_dropout: Fraction | None = None
+    """Context dropout of a second token that is trained on the same states, for the card's report
+    alone. None: no second token."""
     steps: PositiveInt = 1200
     """Optimiser steps."""
     batch_size: PositiveInt = 64
