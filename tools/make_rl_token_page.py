@@ -46,12 +46,13 @@ def pretraining(rows: list[Row]) -> str:
         if row["kind"] == "rl-token":
             train, held = (row["results"]["states"][key] for key in ("train", "held_out"))
             seconds = row["results"]["seconds"]
+            both = " both" if len(row["results"]["tokens"]) > 1 else ""
             parts.append(
                 f"`{row['vla']}`: {train['states']} states of {train['episodes']} episodes "
                 f"({train['expert']} of experts, {train['vla']} of the VLA, {train['demos']} of "
                 f"demonstrations), {held['states']} states of {held['episodes']} other episodes "
                 f"to report on; {seconds['states']:.0f} s to collect, {seconds['training']:.0f} s "
-                f"to train both:\n\n{format_reports(row)}"
+                f"to train{both}:\n\n{format_reports(row)}"
             )
     return "\n\n".join(parts)
 

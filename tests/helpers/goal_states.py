@@ -105,7 +105,10 @@ def _turn(rng: np.random.Generator) -> np.ndarray:
 
 
 def compare_with_upstream(
-    upstream: Upstream, models: Sequence[TaskModel], own: Sequence[Sequence[State]]
+    upstream: Upstream,
+    models: Sequence[TaskModel],
+    own: Sequence[Sequence[State]],
+    further: Sequence[Predicate] = (),
 ) -> dict[str, tuple[int, int]]:
     """Judge states of all tasks of a scene by both codes, which must agree.
 
@@ -113,13 +116,14 @@ def compare_with_upstream(
         upstream: Its process, with the assets of the models.
         models: Of the scene's tasks.
         own: States around the goal of each task.
+        further: Predicates of no task's goal.
 
     Returns:
         For each task, how many of its own states meet its goal, and how many do not.
     """
     assert len({m.scene_key for m in models}) == 1
     maker, flat = StateMaker(models[0]), [state for states in own for state in states]
-    predicates = {p.text: p for m in models for p in m.goal}
+    predicates = {p.text: p for p in (*(p for m in models for p in m.goal), *further)}
     ours, goals = [], []
     for state in flat:
         view = maker.show(state)

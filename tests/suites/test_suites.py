@@ -18,7 +18,7 @@ from vla_gym.cli import main as cli
 from vla_gym.envs.base import LiberoEnvBase
 from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, suite_tasks
-from vla_gym.suites.libero import load_task_model
+from vla_gym.suites.libero import load_task_model, own
 from vla_gym.suites.libero.bddl import read_problem
 from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
 
@@ -58,6 +58,7 @@ def test_instructions_are_upstreams() -> None:
 def test_files_and_limits() -> None:
     assert len(TASKS) == 130 and list(SUITES) == ["goal", "spatial", "object", "10", "90"]
     assert [MAX_CONTROL_STEPS[suite] for suite in SUITES] == [300, 220, 280, 520, 400]
+    assert own.MAX_CONTROL_STEPS == 520  # of BDDL files of one's own
     for task in TASKS:
         assert task.bddl_file.is_file() and task.init_states_file.is_file()
         assert task.max_control_steps == MAX_CONTROL_STEPS[task.suite]

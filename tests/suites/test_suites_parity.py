@@ -6,6 +6,8 @@ all 130 tasks and of LIBERO-PRO's 160.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from distributions import same_distribution
@@ -16,6 +18,7 @@ from vla_gym.sim import LiberoSim
 from vla_gym.sim.libero_sim import NOOP
 from vla_gym.suites import SUITES, VARIANTS, get_task, suite_tasks
 from vla_gym.suites.libero import TaskModel, load_task_model
+from vla_gym.suites.libero.goals import compile_goal
 from vla_gym.suites.libero.tasks import NUM_INIT_STATES, scene_of
 
 pytestmark = pytest.mark.libero_assets
@@ -70,7 +73,11 @@ def official_and_played(model: TaskModel) -> list[State]:
 
 
 def compare_predicates(
-    upstream: Upstream, scene: str, states_a_task: int, played: bool = False
+    upstream: Upstream,
+    scene: str,
+    states_a_task: int,
+    played: bool = False,
+    further: Sequence[Sequence[str]] = (),
 ) -> dict[str, tuple[int, int]]:
     """Judge states around the goals of all tasks of a scene by both codes.
 
@@ -83,11 +90,14 @@ def compare_predicates(
     own = [[maker.near(m, rng) for _ in range(states_a_task)] for m in models]
     if played:
         own = [o + official_and_played(m) for o, m in zip(own, models, strict=True)]
-    return compare_with_upstream(upstream, models, own)
+    predicates = compile_goal(further, models[0].objects, {})
+    return compare_with_upstream(upstream, models, own, predicates)
 
 
 def test_predicates_of_one_scene(upstream: Upstream) -> None:
-    for task, (true, false) in compare_predicates(upstream, "goal", 30).items():
+    opposite = ("close", "wooden_cabinet_1"), ("turnoff", "flat_stove_1")
+    counts = compare_predicates(upstream, "goal", 30, further=opposite)
+    for task, (true, false) in counts.items():
         assert true >= 4 and false >= 4, (task, true, false)
 
 

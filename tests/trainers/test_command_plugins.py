@@ -44,6 +44,13 @@ def test_it_is_listed_and_runs_with_its_settings(plug_in, capsys):
     assert capsys.readouterr().out == "counted to 3\n"
 
 
+def test_its_options_are_completed(plug_in, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "COMMANDS", {})
+    assert cli.main(["--print-completion"]) == 0
+    script = capsys.readouterr().out
+    assert "--number" in script and 'untyped) words=""' in script
+
+
 @pytest.mark.parametrize("command", ["untyped", "lacking"])
 def test_one_that_is_no_function_of_settings_is_told(plug_in, capsys, command):
     assert cli.main([command]) == 2

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vla_gym.errors import VlaGymError
-
 _SCRIPT = """# Completion of {program}: bash; zsh after 'autoload bashcompinit; bashcompinit'.
 _{name}() {{
     local words=""
@@ -28,10 +26,10 @@ complete -o default -F _{name} {program}
 
 def completion_script(program: str, commands: Mapping[str, Callable[[Sequence[str]], Any]]) -> str:
     """Return a script that completes a program's commands and the options in their ``--help``."""
-    cases = []
+    cases = []  # one of a plug-in that cannot say its options is completed by its name
     for name, command in commands.items():
         text = io.StringIO()
-        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit, VlaGymError):
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit, Exception):
             command(["--help"])
         options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue()))
         cases.append(f'            {name}) words="{" ".join(options)}" ;;')

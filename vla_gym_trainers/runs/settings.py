@@ -103,7 +103,9 @@ def needs_trainers() -> Iterator[None]:
     """Import what the trainers' extra installs; a ConfigError says so where it is not there."""
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("vla_gym"):
+            raise
         raise ConfigError(
             f"This command needs the trainers ({error}): pip install 'vla-gym[trainers]'"
         ) from error

@@ -160,6 +160,8 @@ def test_phases_from_a_fresh_head(tmp_path):
     for row in learning:
         assert ("train/policy_loss" in row) == (row["phase/epsilon"] < 1.0)
         assert ("train/cloning_loss" in row) == (row["phase/cloning"] > 0.0)
+        assert row["phase/epsilon"] < 1.0 or row["rollout/teacher_share"] == 1.0
+    assert any(0 < row["rollout/teacher_share"] < 1 for row in learning)
     assert max(row.get("train/cloning_accuracy", 0) for row in learning) > 0.8
 
 

@@ -233,6 +233,7 @@ def test_pretraining_command_end_to_end(tmp_path, capsys):
         frame_stride=4,
         width=32,
         steps=20,
+        compare_dropout=0.0,
         progress=False,
     )
     card = train_rl_token(config)

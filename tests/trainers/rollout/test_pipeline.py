@@ -138,6 +138,8 @@ def test_errors_come_after_the_blocks_before(ahead: int) -> None:
     if ahead:
         with pytest.raises(RuntimeError, match="simulator broke"), pipeline.paused():
             raise AssertionError
+    state = pipeline.state()
+    assert state["ready"] == [] and state["index"] == 2
 
 
 def test_deadlines() -> None:

@@ -222,14 +222,15 @@ def test_networks_are_told_the_task(told: bool, tmp_path: Path) -> None:
             policy.predict({**obs, "task_id": np.array([0, num_tasks])})
 
 
-def test_what_depends_on_tasks_needs_them() -> None:
+@pytest.mark.parametrize("option", [{"task_sampling": "unsolved"}, {"use_task_id": True}])
+def test_what_depends_on_tasks_needs_them(option: dict[str, Any]) -> None:
     class NoTask(ToyReach):
         def __init__(self) -> None:
             super().__init__()
             del self.observation_space.spaces["task_id"]
 
     with pytest.raises(ConfigError, match="need to know an episode's task"):
-        TD3BC("RLTokenPolicy", NoTask(), TD3Config(use_task_id=True))
+        TD3BC("RLTokenPolicy", NoTask(), TD3Config(**option))
 
 
 def test_beta_halves_after_the_warm_up() -> None:

@@ -251,14 +251,24 @@ def test_starts_of_another_scene_or_in_damaged_files_are_refused(demos, tmp_path
         read_starts(dict.fromkeys(broken.rglob("*.hdf5"), TASK))
 
 
-def test_a_run_with_demonstrations_goes_on_bit_for_bit(config, tmp_path):
+def test_a_run_with_demonstrations_goes_on_bit_for_bit(config, tmp_path, monkeypatch):
+    sample, priors = ChunkReplayBuffer.sample, []
+
+    def spy(buffer: ChunkReplayBuffer, *args: Any, **kwargs: Any) -> Any:
+        priors.append(buffer.prior)
+        return sample(buffer, *args, **kwargs)
+
+    monkeypatch.setattr(ChunkReplayBuffer, "sample", spy)
     config = replace(config, task_ids=(TASK,), demo_starts=1.0)
 
     def run(folder: str, chunks: int, **changes: Any) -> bytes:
         short = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
         short |= {"ahead": 0, "eval_states": 0, "net_arch": (16,), "total_timesteps": chunks}
         settings = {**short, "run_dir": tmp_path / folder, **changes}
-        return (train_td3(replace(config, **settings)).run_dir / "last.safetensors").read_bytes()
+        priors.clear()
+        found = train_td3(replace(config, **settings)).run_dir
+        assert priors and None not in priors  # it learns from them
+        return (found / "last.safetensors").read_bytes()
 
     whole = run("whole", 40)
     assert run("parts", 24) != whole
