@@ -267,7 +267,7 @@ def test_a_run_with_demonstrations_goes_on_bit_for_bit(config, tmp_path, monkeyp
         settings = {**short, "run_dir": tmp_path / folder, **changes}
         priors.clear()
         found = train_td3(replace(config, **settings)).run_dir
-        assert priors and None not in priors  # it learns from them
+        assert any(prior is not None for prior in priors)  # it learns from them
         return (found / "last.safetensors").read_bytes()
 
     whole = run("whole", 40)
