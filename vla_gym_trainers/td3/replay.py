@@ -165,11 +165,16 @@ class ChunkReplayBuffer(ReplayBuffer):
         done: np.ndarray,
         infos: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Push one transition per environment, n in all, and what begins inside.
+        """Push one transition per environment, and what begins inside.
 
-        Observations (n, ...) are those before and after the chunks (n, C, 7) or (n, C * 7), at an
-        episode's end the terminal ones; it is ``done`` for whatever reason. Infos have ``discount``
-        or ``executed_steps``, ``TimeLimit.truncated``, ``worker_restarted``, ``pieces``.
+        Args:
+            obs: Key -> (n_envs, ...) observation before the chunk.
+            next_obs: Key -> (n_envs, ...) observation after it (the terminal one if it ended).
+            action: (n_envs, C, 7) or (n_envs, C * 7) executed chunks.
+            reward: (n_envs,) rewards.
+            done: (n_envs,) episode ended, for whatever reason.
+            infos: One per environment: ``discount`` or ``executed_steps``, ``TimeLimit.truncated``,
+                ``worker_restarted``, ``pieces``.
         """
         limit = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
         restarted = np.array([bool(info.get("worker_restarted", False)) for info in infos])
@@ -254,10 +259,9 @@ class ChunkReplayBuffer(ReplayBuffer):
         broken = info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen)
         if not broken:
             chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
-            stride = int(info["stride"])
-            for start, row in running.add(obs, chunk, pieces, stride, done, terminated):
-                self._begun[env].append((self.num_added, start))
-                self._push(self._pack(**row))
+            for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
+                self._begun[env].append((self.num_added, window.start))
+                self._push(self._pack(*window[1:]))
             if done:
                 returns, oldest = running.returns(), self.num_added - self.buffer_size
                 for number, start in self._begun[env]:
@@ -304,7 +308,11 @@ class ChunkReplayBuffer(ReplayBuffer):
         return self.inputs[self.observations["vla_input"][index].astype(np.int64)]
 
     def rows(self, index: np.ndarray) -> ChunkReplaySamples:
-        """Return the transitions in slots (B,), each below ``size()``."""
+        """Return the transitions in the given slots.
+
+        Args:
+            index: (B,) integer slots, each below ``size()``.
+        """
         batch = self._ring.gather(index, self.device)
         for name in self._integers:
             batch[name] = batch[name].long()

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from vla_gym_trainers.rollout.chunks import Piece, joined
+
+
+class Window(NamedTuple):
+    """A transition of C control steps that begins inside a chunk.
+
+    Attributes:
+        start: Number of its first piece in the episode.
+        obs: Observation before it.
+        next_obs: Observation after it.
+        action: (C, 7) the actions executed from there, of two chunks.
+        reward: Discounted sum inside it.
+        terminated: The episode ended in it by success.
+        discount: gamma ** executed_steps.
+        truncated: The episode ended in it by the step limit.
+    """
+
+    start: int
+    obs: Mapping[str, np.ndarray]
+    next_obs: Mapping[str, np.ndarray]
+    action: np.ndarray
+    reward: float
+    terminated: bool
+    discount: float
+    truncated: bool
 
 
 class Pieces:
@@ -32,15 +56,16 @@ class Pieces:
         stride: int,
         done: bool,
         terminated: bool,
-    ) -> list[tuple[int, dict[str, Any]]]:
+    ) -> list[Window]:
         """Append the pieces of a chunk; return the windows that it completes.
 
-        Of a chunk (C, 7) from an observation on, pieces of ``stride`` control steps: C / stride, or
-        fewer where the episode ends with the last one, then by success or not.
-
-        Returns:
-            Of each window the number of its first piece in the episode, and what the replay stores:
-            ``action`` (C, 7) are the actions executed from there, of two chunks.
+        Args:
+            obs: Observation before the chunk.
+            action: (C, 7) the chunk.
+            pieces: Those that were executed: C / stride, or fewer at the end of an episode.
+            stride: Control steps of a piece.
+            done: The episode ended with the last piece.
+            terminated: It ended by success.
         """
         before, whole = len(self.pieces), len(action) // stride
         for k, piece in enumerate(pieces):
@@ -66,21 +91,15 @@ class Pieces:
         rest: np.ndarray,
         done: bool,
         terminated: bool,
-    ) -> tuple[int, dict[str, Any]]:
+    ) -> Window:
         reward, discount = joined(self.pieces[start:end])
         rows = np.concatenate([*self.actions[start:end], rest])[:chunk_len]
         missing = chunk_len - len(rows)
         action = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
         is_last = end == len(self.pieces)
-        return start, {
-            "obs": self.obs[start],
-            "next_obs": self.pieces[end - 1].obs,
-            "action": action,
-            "reward": reward,
-            "done": is_last and terminated,
-            "discount": discount,
-            "truncated": is_last and done and not terminated,
-        }
+        won, cut = is_last and terminated, is_last and done and not terminated
+        next_obs = self.pieces[end - 1].obs
+        return Window(start, self.obs[start], next_obs, action, reward, won, discount, cut)
 
     def returns(self) -> np.ndarray:
         """Return the Monte-Carlo return from each piece to the end, ``G_j = r_j + d_j G_(j+1)``."""
