@@ -27,9 +27,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -53,6 +52,7 @@ from vla_gym_trainers.on_policy.student import (
 )
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.algorithm_config import TD3Config
+from vla_gym_trainers.td3.stale import Side, renew
 from vla_gym_trainers.td3.updates import actor_values, kept_references, polyak, tasks_of
 
 if TYPE_CHECKING:
@@ -238,40 +238,11 @@ class VLAFineTuner:
         self,
         buffer: ChunkReplayBuffer,
         index: np.ndarray,
-        sides: tuple[Literal["obs", "next"], ...] = ("obs", "next"),
+        prefixes: tuple[Side, ...] = ("obs", "next"),
     ) -> int:
-        """Show the VLA again what is stale in some slots (B,), and write down what it makes of it.
-
-        Of observations before the chunk, after it, or both. Each is shown once, and written
-        wherever it is stored: what ends a transition begins another, and with a stride it is in
-        several.
-
-        Returns:
-            How many stored observations were stale, of those in the slots.
-        """
+        """Show the VLA again what is stale in some slots; see :func:`.stale.renew`."""
         oldest, size = self.version - self.config.max_token_staleness, self.config.vla_batch_size
-        stored = {"obs": buffer.observations, "next": buffer.next_observations}
-        slots = np.unique(index)
-        stale = [(stored[side], stored[side]["vla_version"][slots, 0] < oldest) for side in sides]
-        count = sum(int(old.sum()) for _, old in stale)
-        if not count:
-            return 0
-        keys = np.concatenate([_keys(rows, slots[old]) for rows, old in stale])
-        distinct = np.unique(keys, axis=0)
-        places = {key.tobytes(): i for i, key in enumerate(distinct)}
-        found = []
-        for rows in stored.values():
-            near = np.flatnonzero(np.isin(rows["vla_input"][: buffer.size()], distinct[:, 0]))
-            at = np.array([places.get(key.tobytes(), -1) for key in _keys(rows, near)], np.int64)
-            found.append((rows, near[at >= 0], at[at >= 0]))
-        for first in range(0, len(distinct), size):
-            part = distinct[first : first + size]
-            made = self._look(buffer.inputs[part[:, 0].astype(np.int64)], part[:, 1:])
-            for rows, near, at in found:
-                mine = (first <= at) & (at < first + size)
-                for key, values in made.items():
-                    rows[key][near[mine]] = values[at[mine] - first] if np.ndim(values) else values
-        return count
+        return renew(buffer, index, prefixes, oldest, self._look, size)
 
     def refresh_observation(self, observation: dict[str, np.ndarray]) -> None:
         """Renew, in place, what is acted on next; every row was made by an earlier version."""
@@ -323,8 +294,3 @@ class VLAFineTuner:
         save_student(self.vla, self.adapters, folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder / "rl_token", self._decoder, half=False)
-
-
-def _keys(rows: Mapping[str, np.ndarray], slots: np.ndarray) -> np.ndarray:
-    """Return (n, 1 + P): all that tells the VLA one stored observation from another."""
-    return np.column_stack([rows["vla_input"][slots], rows["proprio"][slots]])
