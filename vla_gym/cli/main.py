@@ -214,7 +214,17 @@ def run_program(
     usage: Callable[[], str],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Run the command that a program's arguments name, or print what they ask about the program."""
+    """Run the command that a program's arguments name, or print what they ask about the program.
+
+    Args:
+        program: Its name, as it is typed.
+        commands: Each takes the arguments after its name and returns its exit status; None is 0.
+        usage: Returns the text of ``--help``.
+        arguments: Defaults to ``sys.argv[1:]``.
+
+    Returns:
+        The exit status, see :func:`main`.
+    """
     outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
