@@ -256,6 +256,7 @@ def test_the_cache_key_is_of_the_content(tmp_path: Path, file: Path) -> None:
         ("(define " + "(" * 60_000 + ")" * 60_000 + ")", "no BDDL of LIBERO's kind"),
         (edited(GOAL, ""), "no section ':goal'"),
         (edited(GOAL, "(:goal (And))"), "no goal"),
+        (edited(GOAL, GOAL.replace("(And ", "")[:-1]), "several expressions: put .And"),
         (edited(GOAL, f"(:obj_of_interest pot_9) {GOAL}"), "obj_of_interest .*pot_9"),
         (edited(GOAL, GOAL * 2), "section is there twice"),
         (edited("LIBERO_Tabletop", "LIBERO_Moon"), "unknown problem class 'libero_moon_man.*Known"),

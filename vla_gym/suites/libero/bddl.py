@@ -76,6 +76,8 @@ def parse_problem(text: str) -> Problem:
     sections = {section[0]: section[1:] for section in tree[1:]}
     if len(sections) < len(tree) - 1:
         raise ValueError("a section is there twice")
+    if len(sections[":goal"]) > 1:
+        raise ValueError("(:goal ...) holds several expressions: put (And ...) around them.")
     goal = sections[":goal"][0] if sections[":goal"] else ["and"]
     predicates = goal[1:] if goal[0] == "and" else [goal]
     scene_sections = (":fixtures", ":objects", ":regions", ":scene_properties")
