@@ -317,10 +317,16 @@ def test_missing_checkpoint_is_named():
         load("no-such-vla")
 
 
-def test_mini_by_name_and_by_path():
+def test_mini_by_name_and_by_path(tmp_path, monkeypatch):
     mini = load("mini")
     folder = parse_spec("mini").path
     assert load(folder) is load(f"mini:{folder}") is mini
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WeightsError, match="No checkpoint 'mini'"):
+        load(Path("mini"))
+    shutil.copytree(folder, "mini")
+    assert parse_spec(Path("mini")).path == tmp_path.resolve() / "mini"
+    assert parse_spec("mini").path == folder
     assert load("mini", head="token").head == "token"
     with pytest.raises(ConfigError, match="float32"):
         load("mini", dtype="bfloat16")

@@ -30,7 +30,8 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     """Return the folder of a shipped checkpoint or of a user's own.
 
     Args:
-        name_or_path: Name of a folder in ``vla_gym/weights``, or a path to a folder.
+        name_or_path: Name of a folder in ``vla_gym/weights``, or a path to a folder, which a
+            :class:`~pathlib.Path` always is.
         suffix: Appended to a name, not to a path (``"-rl-token"``).
 
     Raises:
@@ -38,7 +39,7 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     """
     outside.check_path(name_or_path)
     own = Path(name_or_path).expanduser()
-    is_name = str(name_or_path) == own.name
+    is_name = isinstance(name_or_path, str) and name_or_path == own.name
     for folder in (WEIGHTS_ROOT / f"{own}{suffix}", own) if is_name else (own,):
         if (folder / "config.json").is_file():
             return folder.resolve()
@@ -49,7 +50,7 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     )
     raise WeightsError(
         f"No checkpoint {str(name_or_path)!r}: expected a folder with config.json and "
-        f"model.safetensors, or one of the shipped names: {', '.join(known) or 'none'}."
+        f"model.safetensors, or, as a str, one of the shipped names: {', '.join(known) or 'none'}."
     )
 
 
