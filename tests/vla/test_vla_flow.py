@@ -172,6 +172,8 @@ def test_noise_options_differ_and_can_be_replaced(name):
     for options, words in (
         ({"noise": "random"}, "noise .*: expected 'fixed'"),
         ({"num_steps": 0}, "num_steps.*: expected `int` >= 1"),
+        ({"seed": -1}, "seed.*: expected `int` >= 0"),
+        ({"seed": 2**64}, "seed"),
         ({"image_size": -1}, "image_size.*: expected `int` >= 1"),
         ({"sead": 1}, "sead"),
     ):

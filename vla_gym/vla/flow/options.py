@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vla_gym.outside import ChunkLength, ImageSide
+from vla_gym.outside import ChunkLength, Count, ImageSide
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FlowOptions:
 
     vlm: str | Path | None = None
     noise: Literal["fixed", "zeros", "observation"] = "fixed"
-    seed: int = 0
+    seed: Count = 0
     num_steps: ChunkLength | None = None
     image_size: ImageSide | None = None
 
